@@ -1,4 +1,4 @@
-"""Streams that may be dropped before their end, at any moment and on any thread."""
+"""Streams whose reader may drop them before their end, at any moment and on any thread."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 
 class _Closer:
-    """A thread that closes what was dropped. It starts when the first stream does."""
+    """A thread that closes the streams that were dropped. It starts with the first stream."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        # A finaliser may call its put at any moment, even inside another put.
+        # A finalizer may call `put` inside another `put`, which only SimpleQueue allows.
         self._dropped: SimpleQueue[Generator[str, None, None]] = SimpleQueue()
         self._started = False
 
@@ -36,14 +36,14 @@ class _Closer:
 class TextStream(Generator[str, None, None]):
     """A generator that does not close its connection inside the garbage collector.
 
-    The collector runs wherever memory is allocated, and so inside the lock of the connection pool.
-    A generator that it closes there waits for that lock, which its own thread holds, for ever.
-    Another thread closes the generator instead; an explicit `close` does so at once.
+    The garbage collector may run while its thread holds the lock of the connection pool. Closing
+    the connection needs that lock, so it would wait forever. Therefore a stream that is dropped is
+    closed by another thread. An explicit `close` takes effect at once.
     """
 
     def __init__(self, source: Generator[str, None, None]) -> None:
         self._source = source
-        _OPEN[id(self)] = source  # else the collector would take it together with this object
+        _OPEN[id(self)] = source  # keeps the source alive when this object is collected
         _CLOSER.start()
 
     def send(self, value: None) -> str:
@@ -81,7 +81,7 @@ _CLOSER = _Closer()
 
 
 def _forget() -> None:
-    """In a forked process: it has no closer, and its streams belong to the parent."""
+    """Start afresh in a forked process: it has no closer thread, and no stream is its own."""
     global _CLOSER
     _CLOSER = _Closer()
 

@@ -42,12 +42,19 @@ from weftline.watching import Event, event_of
 
 
 class AsyncClient:
-    """A weftline server. Use it as a context manager, or call `close`.
+    """A connection to one weftline server. Use it with `async with`, or await `close`.
 
-    `base_url` defaults to WEFTLINE_BASE_URL, then to http://127.0.0.1:8600, and `api_key` to
-    WEFTLINE_API_KEY. `timeout_s` bounds the seconds for which a server that should answer may send
-    nothing; streams have pings. `headers` go with every request. Errors are those of
-    `weftline.errors`.
+    `base_url` is the server's address. It defaults to the environment variable WEFTLINE_BASE_URL,
+    and without that to http://127.0.0.1:8600. `api_key` defaults to WEFTLINE_API_KEY; without a
+    key, none is sent. `headers` are sent with every request. `transport` replaces httpx's
+    transport, for example in tests.
+
+    `timeout_s` is the longest silence of the server, in seconds, before a request raises Timeout.
+    None means no limit, except for a stream, where the server sends a ping every 15 seconds.
+    `max_retries` is how often a request is sent again after a broken connection or a refusal.
+
+    Any method that sends a request may raise ConnectionFailed, Unauthorized and Overloaded. All
+    errors are in `weftline.errors`.
     """
 
     def __init__(
@@ -86,7 +93,7 @@ class AsyncClient:
         await self._http.aclose()
 
     def session(self) -> AsyncSession:
-        """A session for one run of an application.
+        """A session for one run of an application. It is not open yet.
 
         Open it with `async with` or `await session.open()`.
         """
@@ -100,10 +107,12 @@ class AsyncClient:
         steps: Sequence[Step] = (),
         graph: bool = False,
     ) -> Answer:
-        """Run a whole application with one request: its calls and steps, and what to return.
+        """Run a whole application with one request, and return the values of some variables.
 
-        The request has its own session, which is closed at its end. Raises the error of the call
-        that failed first.
+        `calls` and `steps` are the application, and `get` names the variables to return. With
+        `graph`, the answer also has the session's graph. The server opens a session for the
+        request and closes it at the end. Raises the error of the call that failed first, and
+        GraphError if the calls do not make a graph.
         """
         body = Submit(
             calls=tuple(calls), steps=tuple(steps), get=tuple(get), graph=graph, close=True
@@ -115,7 +124,8 @@ class AsyncClient:
     ) -> AsyncGenerator[str, None]:
         """Run a whole application with one request, and stream the text of one variable.
 
-        `on_graph` is given the session's graph when the text has ended.
+        `on_graph` is a function. It is called with the session's graph when the text has ended.
+        Raises the error of the call that failed first.
         """
         graph = on_graph is not None
         body = Submit(calls=tuple(calls), stream=variable, graph=graph, close=True)
@@ -124,10 +134,11 @@ class AsyncClient:
     async def watch(
         self, submit: Submit, *, max_retries: int | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Send `submit`, and yield the events that the server pushes for its `watch`.
+        """Send `submit`, and yield what the server pushes for the variables in its `watch`.
 
-        A reader that closes the generator early stops waiting for the variables. The server
-        cancels the calls that no other reader waits for.
+        The events are those of `weftline.watching`. `max_retries` defaults to that of the client.
+        If you close the generator early, the server cancels the calls that no other reader waits
+        for.
         """
         async with aclosing(self._events("/v1/submit", submit, max_retries)) as events:
             async for event in events:
@@ -135,36 +146,46 @@ class AsyncClient:
                     yield said
 
     async def set(self, session: str, variable: str, body: SetVariable) -> None:
-        """Set or fail a variable of a session. Raises AlreadySet."""
+        """Set a variable of a session to a value, or make it fail with an error.
+
+        Raises AlreadySet if the variable has a value or a call that writes it, and UnknownSession.
+        """
         await self._request("PUT", f"/v1/session/{session}/variable/{variable}", body)
 
     async def models(self) -> list[str]:
-        """The served models, the default one first."""
+        """The names of the served models. The default model comes first."""
         return [model["id"] for model in (await self._request("GET", "/v1/models"))["data"]]
 
     async def sessions(self, *, limit: int = 100) -> list[dict[str, Any]]:
-        """Your open sessions and those closed a short time ago, the last opened first.
+        """The sessions of your API key: open ones, and those closed a short time ago.
 
-        A row names the session, its state, its calls by state, and its tokens so far.
+        The session that was opened last comes first. There are at most `limit` rows. A row has the
+        session's id, its state, how many calls are in each state, and its tokens so far.
         """
         answer = await self._request("GET", f"/v1/sessions?limit={limit}")
         found: list[dict[str, Any]] = answer["sessions"]
         return found
 
     async def context_limits(self) -> dict[str, int]:
-        """The number of tokens in the context of each served model, the default model first."""
+        """The context limit of each served model, in tokens. The default model comes first."""
         found = (await self._request("GET", "/v1/models"))["data"]
         return {model["id"]: model["max_model_len"] for model in found}
 
     async def openai(self, route: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a request of OpenAI's API: `chat/completions` or `completions`."""
+        """Send a request of OpenAI's API and return the response's JSON.
+
+        `route` is the path after `/v1/`: `chat/completions` or `completions`.
+        """
         answer: dict[str, Any] = await self._request("POST", f"/v1/{route}", request)
         return answer
 
     async def openai_stream(
         self, route: str, request: Mapping[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """The chunks of the answer to a request of OpenAI's API."""
+        """Send a request of OpenAI's API and yield the chunks of the response, as JSON objects.
+
+        `request` must have `"stream": true`. `route` is the path after `/v1/`.
+        """
         body = {**request, "stream": True}
         async with aclosing(self._events(f"/v1/{route}", body)) as events:
             async for event in events:
@@ -209,7 +230,7 @@ class AsyncClient:
         request = StreamedRequest(path, body, most, self._known)
         timeout = self._timeout
         if isinstance(body, Submit) and timeout.read is not None:
-            # What runs for long has nothing to say, but pings.
+            # A stream may have no event for a long time, but the server pings every 15 s.
             timeout = httpx.Timeout(max(timeout.read, PINGS_S), connect=CONNECT_S)
         while True:
             try:
@@ -240,7 +261,7 @@ class AsyncClient:
 
 
 class AsyncVariable(VariableBase):
-    """A future of the asynchronous client."""
+    """A variable of the asynchronous client."""
 
     _owner: AsyncSession
 
@@ -250,15 +271,20 @@ class AsyncVariable(VariableBase):
     async def get(
         self, criteria: Criterion | str | None = None, timeout_s: float | None = None
     ) -> Any:
-        """The value, once ready. Raises the error of the call that failed first, or Timeout."""
+        """Wait until the variable is ready, and return its value.
+
+        `criteria` says what matters to you: "latency", "throughput", "ttft" or "tpot". None means
+        latency. `timeout_s` is the longest wait in seconds, and None means no limit. Raises the
+        error of the call that failed first, or Timeout.
+        """
         return await self._owner.get(self.id, criteria, timeout_s)
 
     def stream(self, criteria: Criterion | str | None = None) -> AsyncGenerator[str, None]:
-        """The text as it is generated."""
+        """The text, in parts, while the model generates it. `criteria` is as in `get`."""
         return self._owner.stream(self.id, criteria)
 
     async def set(self, value: Any) -> None:
-        """Set the value. The calls that wait for it start."""
+        """Set the value. The calls that wait for it start. Raises AlreadySet."""
         await self._owner.set(self.id, value)
 
     async def cancel(self) -> None:
@@ -267,7 +293,10 @@ class AsyncVariable(VariableBase):
 
 
 class AsyncSession(SessionBase[AsyncVariable]):
-    """One run of an application. Inside its `async with` block, semantic functions join it."""
+    """One run of an application.
+
+    Inside its `async with` block, each semantic function that you call adds a call to this session.
+    """
 
     def __init__(self, client: AsyncClient) -> None:
         super().__init__("")
@@ -275,7 +304,7 @@ class AsyncSession(SessionBase[AsyncVariable]):
         self._steps = StepTasks(self)
 
     async def open(self) -> Self:
-        """Open the session on the server, which gives it its id."""
+        """Open the session on the server. The server chooses its `id`."""
         self.id = (await self._client._request("POST", "/v1/session"))["session_id"]
         return self
 
@@ -297,7 +326,7 @@ class AsyncSession(SessionBase[AsyncVariable]):
         return AsyncVariable(self, id)
 
     async def flush(self) -> None:
-        """Send the pending calls. A get does this by itself."""
+        """Send the calls that were added since the last submit. `get` and `stream` also do this."""
         submit, computations = self._take_pending(), self._take_computations()
         if submit is not None and computations is not None:
             await self._steps.start(submit, computations)
@@ -305,19 +334,26 @@ class AsyncSession(SessionBase[AsyncVariable]):
             await self._client._request("POST", "/v1/submit", submit)
 
     async def submit(self, calls: Sequence[Call], *, detach: bool = False) -> list[SubmittedCall]:
-        """Send `calls` at once, all or none. `detach` keeps calls running without a reader."""
+        """Send `calls` now. The server accepts all of them or none.
+
+        With `detach` the calls run to their end although nobody reads their outputs. Raises
+        GraphError if the calls do not make a graph.
+        """
         await self.flush()
         body = Submit(session_id=self.id, calls=tuple(calls), detach=detach)
         answer = await self._client._request("POST", "/v1/submit", body)
         return [SubmittedCall.of(call) for call in answer["calls"]]
 
     async def set(self, variable: str, value: Any) -> None:
-        """Set the value of a variable. Raises AlreadySet."""
+        """Set the value of the variable with this id. Raises AlreadySet.
+
+        A value is a text or any other JSON value except None.
+        """
         path = f"/v1/session/{self.id}/variable/{variable}"
         await self._client._request("PUT", path, SetVariable(value=value))
 
     async def cancel(self, variable: str) -> None:
-        """Cancel the call that generates a variable. A ready variable stays."""
+        """Cancel the call that generates a variable. A variable that is ready keeps its value."""
         await self.flush()
         await self._client._request("DELETE", f"/v1/session/{self.id}/variable/{variable}")
 
@@ -328,13 +364,16 @@ class AsyncSession(SessionBase[AsyncVariable]):
         timeout_s: float | None = None,
         wait: bool = False,
     ) -> Any:
-        """The value of a variable, once it is ready.
+        """Wait until the variable with this id is ready, and return its value.
 
-        `wait` waits even if no call produces it yet.
+        `criteria` says what matters to you: "latency", "throughput", "ttft" or "tpot". None means
+        latency. `timeout_s` is the longest wait in seconds, and None means no limit. With `wait`
+        the variable may be one that no call writes yet. Raises the error of the call that failed
+        first, NoProducer or Timeout.
         """
         if criteria is None and timeout_s is None and not wait and not self._computations:
             submit = self._take_pending(get=(variable,))
-            if submit is not None:  # calls and value in one round trip
+            if submit is not None:  # the calls go, and the value comes, in one round trip
                 answer = await self._client._request("POST", "/v1/submit", submit)
                 return answer["values"][variable]
         await self.flush()
@@ -345,7 +384,10 @@ class AsyncSession(SessionBase[AsyncVariable]):
     async def stream(
         self, variable: str, criteria: Criterion | str | None = None, wait: bool = False
     ) -> AsyncGenerator[str, None]:
-        """The text of a variable as it is generated."""
+        """The text of a variable, in parts, while the model generates it.
+
+        The parameters are those of `get`.
+        """
         await self.flush()
         body = get_body(self.id, variable, criteria, None, wait, stream=True)
         async for text in self._client._texts("/v1/get", body):
@@ -359,28 +401,37 @@ class AsyncSession(SessionBase[AsyncVariable]):
         system: str | None = None,
         **options: Any,
     ) -> AsyncAgentRun:
-        """Run an agent: the model's turns, and between and during them the tools that it calls.
+        """Run an agent: the model answers and calls tools in turns, until it calls none.
 
-        `prompt` is the user's message, or messages of OpenAI's API. `tools` are functions, which
-        run here, and names of the server's tools; without it the model gets all of the server's. A
-        function with `@tool(effects="none")` of `weftline.toolkit` starts while the model writes.
-        `options` are further fields of a chat completion, such as `model` and `max_tokens`.
+        `prompt` is the user's message, or a list of messages of OpenAI's API. `system` is the text
+        of a system message before them. `tools` has functions, which run in this process, and
+        names of tools that run in the server. None offers the model all tools of the server. A
+        function with `@tool(effects="none")` of `weftline.toolkit` starts as soon as its arguments
+        are complete, while the model still writes. `options` are further fields of a chat
+        completion, such as `model` and `max_tokens`.
         """
         return AsyncAgentRun(self, Agent(self.id, prompt, tools, system, options))
 
     async def graph(self) -> dict[str, Any]:
-        """Calls, variables, edges, and the times of each phase."""
+        """The session's graph as JSON: calls, variables, edges, and the seconds of each phase."""
         answer: dict[str, Any] = await self._client._request("GET", f"/v1/session/{self.id}/graph")
         return answer
 
     async def events(self) -> list[dict[str, Any]]:
-        """The newest events, oldest first: `n`, `t` in seconds, `event`, `about`, `text`."""
+        """The newest events of the session, the oldest of them first.
+
+        Each event has its number `n`, its time `t` in seconds, its kind `event`, what it is
+        `about`, and a `text`.
+        """
         answer = await self._client._request("GET", f"/v1/session/{self.id}/events")
         events: list[dict[str, Any]] = answer["events"]
         return events
 
     async def close(self) -> None:
-        """End the session and cancel its running calls. Closing it again does nothing."""
+        """Close the session on the server, which cancels its running calls.
+
+        A second `close` does nothing.
+        """
         if self.closed:
             return
         self.closed, self._pending, self._pending_steps, self._computations = True, [], [], []

@@ -1,7 +1,8 @@
-"""One run of an agent, without the network: its request, what the stream says, and its tools.
+"""One run of an agent, without the network: it builds the request and reads the stream.
 
 The model's turns and the server's tools run in the server. A function of the client that is given
-as a tool runs in the client: the stream tells of each call, and its result is set as a variable.
+as a tool runs in the client. The stream has an event for each call of it, and the client sets the
+call's variable to its result.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ AgentTool: TypeAlias = Callable[..., Any] | str
 
 @dataclass(frozen=True, slots=True)
 class AgentResult:
-    """The last answer, and the whole conversation with it, as messages of OpenAI's API.
+    """The result of an agent's run.
 
-    `finish_reason` is "tool_calls" if the run has ended with calls that nobody runs: it had too
-    many turns, or called a tool that was not given.
+    `text` is the last answer. `messages` is the whole conversation, as messages of OpenAI's API.
+    `finish_reason` is "tool_calls" if the run ended with tool calls that were not run, because it
+    had too many turns or called a tool that was not given. `usage` counts tokens, as in OpenAI's
+    API.
     """
 
     text: str
@@ -61,7 +64,7 @@ class DueCall:
     variable: str
 
     def bound(self) -> dict[str, Any]:
-        """The arguments by name. Raises ValueError."""
+        """The arguments by name. Raises ValueError if they are not a JSON object."""
         reader = ArgumentReader()
         reader.feed(self.arguments or "{}")
         if not reader.is_closed:
@@ -70,7 +73,7 @@ class DueCall:
 
     @property
     def timed_out(self) -> str:
-        """What the model is told of a call that takes too long."""
+        """The text that the model gets as the result of a call that takes too long."""
         spec = self.tool.spec
         unknown = "" if spec.effects == "none" else " It may have run."
         return f"the tool ran for more than {spec.timeout_s:g} s and was given up.{unknown}"
@@ -97,7 +100,7 @@ class Agent:
             if not isinstance(one, str)
             for spec in (spec_of(one),)
         }
-        self._called: set[str] = set()  # each call runs once, whatever the stream says
+        self._called: set[str] = set()  # a call runs once, even if the stream repeats its event
         self._finish = ""
         self._usage: Mapping[str, Any] = {}
         self._ours: Mapping[str, Any] | None = None
@@ -122,7 +125,7 @@ class Agent:
         }
 
     def hear(self, data: str) -> str | DueCall | None:
-        """What an event of the stream says. Raises the error that it tells of."""
+        """The text or the due call in an event of the stream. Raises the error in the event."""
         if data == "[DONE]":
             return None
         chunk: dict[str, Any] = json.loads(data)
@@ -147,7 +150,7 @@ class Agent:
 
     @property
     def result(self) -> AgentResult:
-        """The result. Raises ConnectionFailed if the stream has not ended as it should."""
+        """The result of the run. Raises ConnectionFailed if the stream ended before it."""
         if self._ours is None:
             raise ConnectionFailed("the run of the agent broke off: start it again")
         last = dict(self._ours["message"])
@@ -163,7 +166,7 @@ def _as_tool(function: Function) -> dict[str, Any]:
 
 
 def observation_of(value: object) -> SetVariable:
-    """What the model reads of a result."""
+    """A tool's result in the form that the model gets."""
     try:
         text = value
         if not isinstance(text, str):
@@ -177,5 +180,5 @@ def observation_of(value: object) -> SetVariable:
 
 
 def failure_of(error: BaseException) -> SetVariable:
-    """What the model reads of an error."""
+    """A tool's error in the form that the model gets."""
     return SetVariable(value=f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])

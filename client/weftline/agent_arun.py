@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class AsyncAgentRun:
-    """One run of an agent: `stream` for its text, `await` it for its result."""
+    """One run of an agent. Iterate over `stream` for its text, or `await` it for its result."""
 
     def __init__(self, session: AsyncSession, agent: Agent) -> None:
         self._session = session
@@ -27,13 +27,13 @@ class AsyncAgentRun:
         return self.get().__await__()
 
     def stream(self) -> AsyncGenerator[str, None]:
-        """What the model says, turn by turn, as it is generated."""
+        """The model's text in all its turns, in parts, as it is generated."""
         if self._texts is None:
             self._texts = self._read()
         return self._texts
 
     async def get(self) -> AgentResult:
-        """The result, when the run has ended."""
+        """Wait for the end of the run, and return its result."""
         async for _ in self.stream():
             pass
         return self._agent.result
@@ -52,7 +52,7 @@ class AsyncAgentRun:
                         task = asyncio.create_task(self._compute(said))
                         running.add(task)
                         task.add_done_callback(running.discard)
-        finally:  # when a run is given up, so are its coroutines
+        finally:  # cancel the tools when the reader leaves the run
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class AgentRun:
-    """One run of an agent: `stream` for its text, `get` for its result."""
+    """One run of an agent. Iterate over `stream` for its text, or call `get` for its result."""
 
     def __init__(self, session: Session, agent: Agent) -> None:
         self._session = session
@@ -25,13 +25,13 @@ class AgentRun:
         self._texts: Generator[str, None, None] | None = None
 
     def stream(self) -> Generator[str, None, None]:
-        """What the model says, turn by turn, as it is generated."""
+        """The model's text in all its turns, in parts, as it is generated."""
         if self._texts is None:
             self._texts = self._read()
         return self._texts
 
     def get(self) -> AgentResult:
-        """The result, when the run has ended."""
+        """Wait for the end of the run, and return its result."""
         for _ in self.stream():
             pass
         return self._agent.result
@@ -57,7 +57,7 @@ class AgentRun:
             if call.tool.is_async:
                 made = observation_of(asyncio.run(_within(call, timeout_s)))
             else:
-                timer.start()  # the thread cannot be ended, but it is not waited for
+                timer.start()  # a thread cannot be ended, so after this time nobody waits for it
                 made = observation_of(call.tool.function(**call.bound()))
         except TimeoutError:
             made = late
@@ -72,7 +72,7 @@ async def _within(call: DueCall, timeout_s: float) -> Any:
 
 
 class _Answer:
-    """Sends the first result of a call: its own, or that it took too long."""
+    """Sends one result for a call: the tool's, or that it took too long, whichever is first."""
 
     def __init__(self, session: Session, variable: str) -> None:
         self._session = session

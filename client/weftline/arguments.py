@@ -77,18 +77,18 @@ _PUNCTUATION = {
 
 
 class ArgumentReader:
-    """Takes the text of a JSON object piece by piece, and says what each piece completes.
+    """Reads the text of a JSON object in parts, and returns what each part completes.
 
-    It is strict: from the first error on, it says nothing more, and the object never closes. A key
-    that comes twice and half of a surrogate pair are errors too, because readers disagree on them.
+    It is strict: after the first error it returns nothing more, and the object never closes. A key
+    that occurs twice and half of a surrogate pair are errors, because JSON readers differ on them.
     """
 
     def __init__(self) -> None:
         self.value: dict[str, Any] = {}
         self._at = _At.START
-        self._held = ""  # the beginning of an escape
+        self._held = ""  # the beginning of an escape whose end has not arrived
         self._key = ""
-        self._pieces: list[str] = []  # of the key or value: decoded in a string, else JSON
+        self._pieces: list[str] = []  # the key or value so far: decoded in a string, else JSON
         self._depth = 0
         self._in_string = False  # in a string of a nested value
 
@@ -98,7 +98,7 @@ class ArgumentReader:
         return self._at is _At.CLOSED
 
     def feed(self, text: str) -> list[ReaderEvent]:
-        """Take more text, and return what it completes."""
+        """Read more text, and return what it completes."""
         text, self._held = self._held + text, ""
         events: list[ReaderEvent] = []
         place = 0

@@ -36,10 +36,14 @@ from weftline.variable import VariableBase
 
 
 class Client:
-    """A weftline server. Use it as a context manager, or call `close`.
+    """A connection to one weftline server. Use it as a context manager, or call `close`.
 
-    `base_url` defaults to WEFTLINE_BASE_URL, then to http://127.0.0.1:8600, and `api_key` to
-    WEFTLINE_API_KEY. Errors are those of `weftline.errors`.
+    `base_url` is the server's address. It defaults to the environment variable WEFTLINE_BASE_URL,
+    and without that to http://127.0.0.1:8600. `api_key` defaults to WEFTLINE_API_KEY; without a
+    key, none is sent. `transport` replaces httpx's transport, for example in tests.
+
+    Any method that sends a request may raise ConnectionFailed, Unauthorized and Overloaded. All
+    errors are in `weftline.errors`.
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class Client:
         self._http.close()
 
     def session(self) -> Session:
-        """Open a session for one run of an application."""
+        """Open a session for one run of an application. A `with` block closes it at its end."""
         return Session(self, self._request("POST", "/v1/session")["session_id"])
 
     def run(
@@ -81,10 +85,12 @@ class Client:
         steps: Sequence[Step] = (),
         graph: bool = False,
     ) -> Answer:
-        """Run a whole application with one request: its calls and steps, and what to return.
+        """Run a whole application with one request, and return the values of some variables.
 
-        The request has its own session, which is closed at its end. Raises the error of the call
-        that failed first.
+        `calls` and `steps` are the application, and `get` names the variables to return. With
+        `graph`, the answer also has the session's graph. The server opens a session for the
+        request and closes it at the end. Raises the error of the call that failed first, and
+        GraphError if the calls do not make a graph.
         """
         body = Submit(
             calls=tuple(calls), steps=tuple(steps), get=tuple(get), graph=graph, close=True
@@ -96,20 +102,22 @@ class Client:
     ) -> Generator[str, None, None]:
         """Run a whole application with one request, and stream the text of one variable.
 
-        `on_graph` is given the session's graph when the text has ended.
+        `on_graph` is a function. It is called with the session's graph when the text has ended.
+        Raises the error of the call that failed first.
         """
         graph = on_graph is not None
         body = Submit(calls=tuple(calls), stream=variable, graph=graph, close=True)
         return self._texts("/v1/submit", body, on_graph)
 
     def models(self) -> list[str]:
-        """The served models, the default one first."""
+        """The names of the served models. The default model comes first."""
         return [model["id"] for model in self._request("GET", "/v1/models")["data"]]
 
     def sessions(self, *, limit: int = 100) -> list[dict[str, Any]]:
-        """Your open sessions and those closed a short time ago, the last opened first.
+        """The sessions of your API key: open ones, and those closed a short time ago.
 
-        A row names the session, its state, its calls by state, and its tokens so far.
+        The session that was opened last comes first. There are at most `limit` rows. A row has the
+        session's id, its state, how many calls are in each state, and its tokens so far.
         """
         answer = self._request("GET", f"/v1/sessions?limit={limit}")
         found: list[dict[str, Any]] = answer["sessions"]
@@ -178,15 +186,20 @@ class Variable(VariableBase):
     _owner: Session
 
     def get(self, criteria: Criterion | str | None = None, timeout_s: float | None = None) -> Any:
-        """The value, once ready. Raises the error of the call that failed first, or Timeout."""
+        """Wait until the variable is ready, and return its value.
+
+        `criteria` says what matters to you: "latency", "throughput", "ttft" or "tpot". None means
+        latency. `timeout_s` is the longest wait in seconds, and None means no limit. Raises the
+        error of the call that failed first, or Timeout.
+        """
         return self._owner.get(self.id, criteria, timeout_s)
 
     def stream(self, criteria: Criterion | str | None = None) -> Generator[str, None, None]:
-        """The text as it is generated."""
+        """The text, in parts, while the model generates it. `criteria` is as in `get`."""
         return self._owner.stream(self.id, criteria)
 
     def set(self, value: Any) -> None:
-        """Set the value. The calls that wait for it start."""
+        """Set the value. The calls that wait for it start. Raises AlreadySet."""
         self._owner.set(self.id, value)
 
     def cancel(self) -> None:
@@ -195,7 +208,10 @@ class Variable(VariableBase):
 
 
 class Session(SessionBase[Variable]):
-    """One run of an application. Inside its `with` block, semantic functions join it."""
+    """One run of an application.
+
+    Inside its `with` block, each semantic function that you call adds a call to this session.
+    """
 
     def __init__(self, client: Client, id: str) -> None:
         super().__init__(id)
@@ -218,7 +234,7 @@ class Session(SessionBase[Variable]):
         return Variable(self, id)
 
     def flush(self) -> None:
-        """Send the pending calls. A get does this by itself."""
+        """Send the calls that were added since the last submit. `get` and `stream` also do this."""
         submit, computations = self._take_pending(), self._take_computations()
         if submit is not None and computations is not None:
             StepThreads(self, computations).start(submit)
@@ -226,19 +242,26 @@ class Session(SessionBase[Variable]):
             self._client._request("POST", "/v1/submit", submit)
 
     def submit(self, calls: Sequence[Call], *, detach: bool = False) -> list[SubmittedCall]:
-        """Send `calls` at once, all or none. `detach` keeps calls running without a reader."""
+        """Send `calls` now. The server accepts all of them or none.
+
+        With `detach` the calls run to their end although nobody reads their outputs. Raises
+        GraphError if the calls do not make a graph.
+        """
         self.flush()
         body = Submit(session_id=self.id, calls=tuple(calls), detach=detach)
         answer = self._client._request("POST", "/v1/submit", body)
         return [SubmittedCall.of(call) for call in answer["calls"]]
 
     def set(self, variable: str, value: Any) -> None:
-        """Set the value of a variable. Raises AlreadySet."""
+        """Set the value of the variable with this id. Raises AlreadySet.
+
+        A value is a text or any other JSON value except None.
+        """
         path = f"/v1/session/{self.id}/variable/{variable}"
         self._client._request("PUT", path, SetVariable(value=value))
 
     def cancel(self, variable: str) -> None:
-        """Cancel the call that generates a variable. A ready variable stays."""
+        """Cancel the call that generates a variable. A variable that is ready keeps its value."""
         self.flush()
         self._client._request("DELETE", f"/v1/session/{self.id}/variable/{variable}")
 
@@ -249,13 +272,16 @@ class Session(SessionBase[Variable]):
         timeout_s: float | None = None,
         wait: bool = False,
     ) -> Any:
-        """The value of a variable, once it is ready.
+        """Wait until the variable with this id is ready, and return its value.
 
-        `wait` waits even if no call produces it yet.
+        `criteria` says what matters to you: "latency", "throughput", "ttft" or "tpot". None means
+        latency. `timeout_s` is the longest wait in seconds, and None means no limit. With `wait`
+        the variable may be one that no call writes yet. Raises the error of the call that failed
+        first, NoProducer or Timeout.
         """
         if criteria is None and timeout_s is None and not wait and not self._computations:
             submit = self._take_pending(get=(variable,))
-            if submit is not None:  # calls and value in one round trip
+            if submit is not None:  # the calls go, and the value comes, in one round trip
                 answer = self._client._request("POST", "/v1/submit", submit)
                 return answer["values"][variable]
         self.flush()
@@ -266,7 +292,10 @@ class Session(SessionBase[Variable]):
     def stream(
         self, variable: str, criteria: Criterion | str | None = None, wait: bool = False
     ) -> Generator[str, None, None]:
-        """The text of a variable as it is generated."""
+        """The text of a variable, in parts, while the model generates it.
+
+        The parameters are those of `get`.
+        """
         self.flush()
         return self._client._texts(
             "/v1/get", get_body(self.id, variable, criteria, None, wait, stream=True)
@@ -280,28 +309,37 @@ class Session(SessionBase[Variable]):
         system: str | None = None,
         **options: Any,
     ) -> AgentRun:
-        """Run an agent: the model's turns, and between and during them the tools that it calls.
+        """Run an agent: the model answers and calls tools in turns, until it calls none.
 
-        `prompt` is the user's message, or messages of OpenAI's API. `tools` are functions, which
-        run here, and names of the server's tools; without it the model gets all of the server's. A
-        function with `@tool(effects="none")` of `weftline.toolkit` starts while the model writes.
-        `options` are further fields of a chat completion, such as `model` and `max_tokens`.
+        `prompt` is the user's message, or a list of messages of OpenAI's API. `system` is the text
+        of a system message before them. `tools` has functions, which run in this process, and
+        names of tools that run in the server. None offers the model all tools of the server. A
+        function with `@tool(effects="none")` of `weftline.toolkit` starts as soon as its arguments
+        are complete, while the model still writes. `options` are further fields of a chat
+        completion, such as `model` and `max_tokens`.
         """
         return AgentRun(self, Agent(self.id, prompt, tools, system, options))
 
     def graph(self) -> dict[str, Any]:
-        """Calls, variables, edges, and the times of each phase."""
+        """The session's graph as JSON: calls, variables, edges, and the seconds of each phase."""
         answer: dict[str, Any] = self._client._request("GET", f"/v1/session/{self.id}/graph")
         return answer
 
     def events(self) -> list[dict[str, Any]]:
-        """The newest events, oldest first: `n`, `t` in seconds, `event`, `about`, `text`."""
+        """The newest events of the session, the oldest of them first.
+
+        Each event has its number `n`, its time `t` in seconds, its kind `event`, what it is
+        `about`, and a `text`.
+        """
         answer = self._client._request("GET", f"/v1/session/{self.id}/events")
         events: list[dict[str, Any]] = answer["events"]
         return events
 
     def close(self) -> None:
-        """End the session and cancel its running calls. Closing it again does nothing."""
+        """Close the session on the server, which cancels its running calls.
+
+        A second `close` does nothing.
+        """
         if self.closed:
             return
         self.closed, self._pending, self._pending_steps, self._computations = True, [], [], []

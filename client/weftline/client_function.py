@@ -32,7 +32,7 @@ class ClientFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Add a step to the current session, and return the variable of its result.
 
-        Without a variable among the arguments it is the plain function.
+        If no argument is a variable, call the plain function and return its result instead.
         """
         if not any(isinstance(one, VariableBase) for one in (*args, *kwargs.values())):
             return self.function(*args, **kwargs)
@@ -57,11 +57,14 @@ def client_step(
     effects: Effects = "none",
     lease_s: float = 60.0,
 ) -> ClientFunction | Callable[[Callable[..., Any]], ClientFunction]:
-    """Make a function a step that the client computes, with variables as its arguments.
+    """Make a function a step that the client computes. Its arguments may be variables.
 
-    It may be a coroutine function. Its result is a JSON value; an exception fails what depends on
-    it. `effects` says what running it twice would do. The step fails after `lease_s` seconds in
-    which the server does not hear from this client.
+    The function may be a coroutine function. It must return a JSON value other than None. If it
+    raises an exception, the step fails, and with it everything that reads its result.
+
+    `name` is shown in the graph and defaults to the function's name. `effects` says what running
+    the function twice would do: "none", "idempotent" or "once". `lease_s` is in seconds. The step
+    fails when this client has had no request open at the server for so long.
     """
 
     def make(function: Callable[..., Any]) -> ClientFunction:

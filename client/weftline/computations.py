@@ -1,4 +1,4 @@
-"""The client steps that a session has sent: what each waits for, and how to compute it."""
+"""The client steps that a session has sent, with the variables for which each one waits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Computation:
         return self.step.out
 
     def bound(self, values: Mapping[str, Any]) -> Callable[[], Any]:
-        """The function with its arguments; `values` holds those of its variables."""
+        """The function with its arguments. `values` has the value of each variable among them."""
 
         def value(given: Any) -> Any:
             return values[given.id] if isinstance(given, VariableBase) else given
@@ -42,8 +42,8 @@ class Computation:
 class Waiting:
     """Client steps that were sent with one submit, and the values that have come for them.
 
-    A step is computed once its values are here and the server has said that it is due: a step on
-    a side of a branch that is not taken never is.
+    A step is computed when its values are here and the server has said that the step is due. A
+    step that only an untaken side of a branch needs never becomes due.
     """
 
     def __init__(self, computations: Iterable[Computation]) -> None:
@@ -54,21 +54,23 @@ class Waiting:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """What to watch: the steps' inputs, and their outputs, so that the server sees that this
-        client is here until the last of them is settled.
+        """The variables to watch: the inputs and the outputs of the steps.
+
+        The open watch of the outputs tells the server that this client is still there, until the
+        last output is ready or has failed.
         """
         inputs = (variable for one in self._left for variable in (*one.step.reads, *one.step.after))
         return tuple(dict.fromkeys((*inputs, *self.by_out)))
 
     def take_ready(self) -> list[tuple[Computation, Callable[[], Any]]]:
-        """The steps that can be computed now; each is given once."""
+        """The steps that can be computed now. Each step is returned once."""
         ready = [one for one, left in self._left.items() if not left and one.out in self._due]
         for one in ready:
             del self._left[one]
         return [(one, one.bound(self._values)) for one in ready]
 
     def hear(self, event: Event) -> None:
-        """A watched variable has its value, or its step is due."""
+        """Note that a watched variable has a value, or that a step is due."""
         if isinstance(event, Due):
             self._due.add(event.variable)
         elif isinstance(event, Value):

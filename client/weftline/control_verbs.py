@@ -1,4 +1,4 @@
-"""The verbs of a session for steps of the client, and for steps that decide what runs."""
+"""The methods of a session that add functions, branches and loops to its graph."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class ControlVerbs(ABC, Generic[V]):
-    """Adds steps to the next submit of a session. Each verb returns the variable of its result."""
+    """Adds steps to the next submit of a session. Each method returns the variable of its step."""
 
     def __init__(self) -> None:
         self._pending: list[Call] = []
@@ -47,15 +47,16 @@ class ControlVerbs(ABC, Generic[V]):
         """A variable of the class that this session uses."""
 
     def variable(self, id: str | None = None) -> V:
-        """A variable of this session, with the given id or a new one."""
+        """A variable of this session. Without an `id` the client makes a new one."""
         return self._variable(f"v_{uuid.uuid4().hex[:16]}" if id is None else id)
 
     def client(
         self, function: ClientFunction, *args: Any, after: Sequence[V] = (), **kwargs: Any
     ) -> V:
-        """Run a function of this client when the variables among its arguments are ready.
+        """Run a function in this process when the variables among its arguments are ready.
 
-        Make the function with `client_step`. Its result is a JSON value.
+        Make the function with `client_step`. It must return a JSON value other than None. The step
+        also waits for the variables of `after`, but does not read them.
         """
         made = self.variable()
         given = [one for one in (*args, *kwargs.values()) if isinstance(one, VariableBase)]
@@ -81,7 +82,12 @@ class ControlVerbs(ABC, Generic[V]):
         after: Sequence[V] = (),
         **args: Any,
     ) -> V:
-        """The result of a function of the server's operator, given values or variables."""
+        """Run a function that the server's operator has configured under `name`.
+
+        `args` are the function's arguments by name: values, or variables of this session.
+        `effects` says what running the function twice would do: "none", "idempotent" or "once". A
+        step with "once" is never repeated. The step also waits for the variables of `after`.
+        """
         made = self.variable()
         for one in args.values():
             if isinstance(one, VariableBase):
@@ -109,11 +115,13 @@ class ControlVerbs(ABC, Generic[V]):
         after: Sequence[V] = (),
         **args: Any,
     ) -> V:
-        """The result of Python code that runs in the server's sandbox, given values or variables.
+        """Run Python code in the server's sandbox.
 
-        The code is a text that defines a function, or a function whose source is sent: nothing
-        around it goes along. The server's operator allows this in a table `[[function]]`, whose
-        name is `function`.
+        `code` is a text that defines a function, or a function of yours. Of a function only its own
+        source is sent, so it must contain its imports and cannot use other names of its module.
+        `args` are its arguments by name: values, or variables of this session. The server's
+        operator allows such code with a table `[[function]]`, whose name is `function`. The step
+        also waits for the variables of `after`. Raises InvalidRequest for an argument named `code`.
         """
         if "code" in args:
             raise InvalidRequest("'code' names the code itself: rename the argument", param="code")
@@ -128,10 +136,12 @@ class ControlVerbs(ABC, Generic[V]):
         *,
         transforms: Sequence[Mapping[str, Any]] = (),
     ) -> V:
-        """The variable of the first case whose predicate holds for `on`, else `default`.
+        """Choose one of several variables by the value of `on`.
 
-        Of the other sides only that runs which something else needs. A predicate is data, such as
-        `{"op": "contains", "value": "number"}`. It looks at `on` after `transforms`.
+        `cases` are pairs of a predicate and a variable. The result has the value of the first case
+        whose predicate holds for `on`, or else the value of `default`. The calls and steps that
+        only the other cases need are skipped. A predicate is data, such as
+        `{"op": "contains", "value": "number"}`. It is applied to `on` after `transforms`.
         """
         for one in (on, default, *(side for _, side in cases)):
             self._check_own(one)
@@ -157,11 +167,14 @@ class ControlVerbs(ABC, Generic[V]):
         transforms: Sequence[Mapping[str, Any]] = (),
         name: str = "each",
     ) -> V:
-        """The list of what `body` makes of each item of a list, all at the same time.
+        """Run `body` for each item of a list, for all items at the same time.
 
-        `body` is called once, with a variable that stands for an item. Its calls and steps run for
-        every item. With `on_error` an item that fails fails all, is left out, or counts as
-        `otherwise`.
+        `over` is a list, or a variable whose value after `transforms` is a list. `body` is called
+        once, with a variable that stands for an item, and returns the variable of the item's
+        result. The server runs its calls and steps for every item. The value of the step is the
+        list of results in the order of the items. The step fails if the list has more than
+        `max_items` items. `on_error` says what happens when an item fails: "fail" fails the step,
+        "skip" leaves the item out, and "value" puts `otherwise` in its place.
         """
         if isinstance(over, VariableBase):
             self._check_own(over)
@@ -193,11 +206,12 @@ class ControlVerbs(ABC, Generic[V]):
         transforms: Sequence[Mapping[str, Any]] = (),
         name: str = "loop",
     ) -> V:
-        """What `body` makes of `carry`, again and again, `most` times at most.
+        """Run `body` in rounds: it turns a value, at first that of `carry`, into the next value.
 
         `body` is called once, with a variable that stands for the value of the round before. It
-        returns the variable of the next value, and the one that `until` looks at after
-        `transforms`. When the predicate holds the loop has that next value.
+        returns two variables: the next value, and the value that the predicate `until` is applied
+        to after `transforms`. The loop ends when the predicate holds, or after `most` rounds. Its
+        value is the next value of the last round.
         """
         self._check_own(carry)
         before, made = self.variable(), self.variable()
@@ -223,7 +237,10 @@ class ControlVerbs(ABC, Generic[V]):
         """Undo `_enter`."""
 
     def _record(self, build: Callable[[], T]) -> tuple[Body, T]:
-        """What `build` adds to this session, as a body instead of a part of the next submit."""
+        """Call `build`, and return the calls and steps that it adds to this session as a body.
+
+        They do not become part of the next submit.
+        """
         calls, steps, sent = self._pending, self._pending_steps, len(self._computations)
         self._pending, self._pending_steps = [], []
         self._enter()

@@ -1,4 +1,4 @@
-"""Put a server far away: a proxy on loopback that holds all bytes back by half a round trip.
+"""A delaying proxy on loopback: it adds half a round trip to all bytes in each direction.
 
     python -m weftline.delay --to http://127.0.0.1:8600 --rtt-ms 250 --jitter 0.2
 
@@ -19,15 +19,15 @@ from threading import Thread
 from urllib.parse import urlsplit
 
 PIECE = 1 << 16  # bytes that are read at a time
-PIECES = 1024  # pieces under way in each direction; beyond these, reading stops
+PIECES = 1024  # pieces held in each direction; the proxy stops reading when there are more
 
 
 @contextmanager
 def delayed(target: str, rtt_s: float, jitter: float = 0.0) -> Iterator[str]:
     """The address of a proxy to `target`, an http URL with a port, that runs inside the block.
 
-    Each piece of data arrives half of `rtt_s` later, give or take the share `jitter` of it, and
-    never before the piece that was sent before it.
+    `rtt_s` is the round trip in seconds. Each piece of data arrives half of it later, plus or minus
+    a random part of it, at most the share `jitter`. Pieces stay in order.
     """
     started: Future[tuple[str, Callable[[], object]]] = Future()
 
@@ -63,7 +63,7 @@ async def proxy(target: str, rtt_s: float, jitter: float = 0.0) -> asyncio.Serve
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             away, to = await asyncio.open_connection(host, port)
-        except OSError:  # the target is gone, and so is this connection
+        except OSError:  # the target has ended, so this connection ends too
             writer.close()
             return
         # Leaving the block cancels open connections; asyncio would report that as an error.
@@ -87,7 +87,7 @@ async def _pump(
             due, piece = await line.get()
             await asyncio.sleep(due - loop.time())
             if not piece:
-                writer.write_eof()  # the other direction may go on
+                writer.write_eof()  # the other direction may still send
                 return
             writer.write(piece)
             await writer.drain()
@@ -100,7 +100,7 @@ async def _pump(
             await line.put((last, piece))
         await line.put((max(last, loop.time() + one_way()), b""))
         await delivering
-    except OSError:  # one side is gone, so the other ends, too
+    except OSError:  # one side has closed, so the other one is closed too
         delivering.cancel()
         writer.transport.abort()
 

@@ -45,9 +45,10 @@ from typing import Any, ClassVar
 
 
 class WeftlineError(Exception):
-    """The root.
+    """The base class of all errors.
 
-    `param` is the field or variable at fault, and `call` the call that failed first.
+    `param` is the field or variable at fault. `call` is the name of the call that failed first.
+    `retry_after_s` is how many seconds to wait before a retry. Each may be None.
     """
 
     status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
@@ -73,11 +74,11 @@ class WeftlineError(Exception):
 
     @property
     def code(self) -> str | None:
-        """A code for programs: OpenAI's where it has one, or that of the client's own step."""
+        """A code for programs: the one of OpenAI's API, or the one that a client step gave."""
         return _CODES.get(self.type)
 
     def to_body(self) -> dict[str, Any]:
-        """The JSON body in the shape that OpenAI clients read, with two more fields."""
+        """The JSON body as OpenAI clients read it, with the fields `call` and `retry_after_s`."""
         error: dict[str, Any] = {
             "message": self.message,
             "type": self.type,
@@ -93,7 +94,7 @@ class WeftlineError(Exception):
     def from_body(body: object, status: int) -> WeftlineError:
         """The error that `body` describes.
 
-        An unknown type or shape gives the nearest class by status.
+        For a body of an unknown type or shape, the class is chosen by the HTTP status.
         """
         error = body.get("error") if isinstance(body, dict) else None
         if not isinstance(error, dict):
@@ -101,7 +102,7 @@ class WeftlineError(Exception):
             return _nearest(status)(f"the server answered {status} without an error body: {text}")
         cls = _BY_NAME.get(str(error.get("type"))) or _nearest(status)
         if cls is InvalidRequest and status == HTTPStatus.NOT_FOUND:
-            cls = UnknownRoute  # the web framework answered, and no route of ours
+            cls = UnknownRoute  # the web framework responded, because no route matched
         made = cls(
             str(error.get("message", "")),
             param=error.get("param"),
@@ -122,8 +123,8 @@ class WeftlineError(Exception):
 class InvalidRequest(WeftlineError):
     """A field is missing, malformed or out of range. `param` names it.
 
-    It is no ValueError. Frameworks take a ValueError for an answer of the model that cannot be
-    parsed, and go on without the answer. LlamaIndex's Refine does.
+    It is not a ValueError, because frameworks treat a ValueError as an answer that cannot be
+    parsed, and go on without the answer. LlamaIndex's Refine is one that does so.
     """
 
     status = HTTPStatus.BAD_REQUEST
@@ -228,7 +229,7 @@ class AlreadySet(WeftlineError):
 
 
 class KeyReused(WeftlineError):
-    """The Idempotency-Key was used for another request, or for one whose answer is gone."""
+    """The Idempotency-Key was used for another request, or its response is not kept any more."""
 
     status = HTTPStatus.CONFLICT
 
@@ -242,7 +243,7 @@ class Timeout(WeftlineError):
 class TransformFailed(WeftlineError):
     """An output is not what its transform expects.
 
-    The message is that of the framework's parser.
+    The message is the one that the framework's own parser would give.
     """
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
@@ -251,8 +252,8 @@ class TransformFailed(WeftlineError):
 class ClientStepFailed(WeftlineError):
     """The client could not compute one of its steps.
 
-    The message is the client's. `code` names the kind of failure, such as the exception's class,
-    and `param` is the variable of the step's output.
+    The message is that of the client's exception. `code` names the failure, such as the class of
+    the exception. `param` is the variable of the step's output.
     """
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
@@ -265,13 +266,16 @@ class ClientStepFailed(WeftlineError):
 
 
 class ClientGone(WeftlineError):
-    """The client had no request open for the lease of its step, and so cannot compute it."""
+    """The client had no request open for `lease_s` seconds, so it cannot compute its step."""
 
     status = HTTPStatus.GONE
 
 
 class BudgetExceeded(WeftlineError):
-    """The session has used up the budget that `param` names. A retry does not help."""
+    """The session has used up its budget of calls, tokens or another resource, named by `param`.
+
+    A retry does not help.
+    """
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
 
@@ -321,7 +325,7 @@ class StorageFull(WeftlineError):
 class ConnectionFailed(WeftlineError):
     """The client cannot reach the server, or lost the connection.
 
-    `began` says that an answer had begun.
+    `began` is True if a response had begun.
     """
 
     status = HTTPStatus.SERVICE_UNAVAILABLE

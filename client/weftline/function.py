@@ -1,7 +1,8 @@
-"""Semantic functions: a docstring with inputs and outputs, called like a function (Parrot 4.1).
+"""Semantic functions: functions whose docstring is a prompt (Parrot section 4.1).
 
-Inside a session a call does not run at once. It is added to the session's graph, and returns the
-variables of its outputs. The graph is sent, in one submit, when the first value is asked for.
+Calling a semantic function does not run it at once. The call is added to the session's graph, and
+you get the variables of its outputs. The client sends the calls, in one submit, when you ask for
+the first value.
 """
 
 from __future__ import annotations
@@ -19,17 +20,23 @@ from weftline.template import from_docstring
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Marks a parameter as an input. `transforms` run on its value before it enters the prompt."""
+    """Marks a parameter as an input of the prompt.
+
+    `transforms` are data, such as `{"op": "strip"}`. The server applies them to the value, in
+    order, before the value enters the prompt.
+    """
 
     transforms: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Output:
-    """Marks a parameter as an output, with its sampling and its transforms.
+    """Marks a parameter as an output of the prompt, which the model generates.
 
-    `transforms` are data, such as `{"op": "json"}`, and run in the server. The keywords are those
-    of `Sampling`: max_tokens, temperature, top_p, top_k, seed, stop, ….
+    `transforms` are data, such as `{"op": "json"}`. The server applies them to the generated text,
+    in order. The other keywords are those of `Sampling`: max_tokens, temperature, top_p, top_k,
+    seed, stop and so on. `stop` may be one text or several. Raises InvalidRequest for a value out
+    of range.
     """
 
     sampling: Sampling
@@ -46,7 +53,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class SemanticFunction:
-    """A function whose body is a prompt. Make one with `semantic_function`."""
+    """A function whose docstring is a prompt. Make one with `semantic_function`."""
 
     name: str
     prompt: Prompt
@@ -58,12 +65,14 @@ class SemanticFunction:
     doc: str = field(default="", repr=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Add a call to the current session.
+        """Add a call of this function to the current session.
 
-        Returns the variable of its output, or a tuple of them.
+        Returns the variable of its output, or a tuple of variables if it has several outputs.
 
-        Inputs are values or variables of the session. An output may be given a variable. Raises
-        MissingInput, UnknownPlaceholder, and RuntimeError outside of a session.
+        An input is a value, or a variable of the session. For an output you may give a variable
+        that the call is to write. Raises MissingInput for an input without a value,
+        UnknownPlaceholder for an argument that is not a parameter, and RuntimeError outside of a
+        session.
         """
         if len(args) > len(self.parameters):
             raise UnknownPlaceholder(
@@ -108,9 +117,15 @@ def semantic_function(
 ) -> SemanticFunction | Callable[[Callable[..., Any]], SemanticFunction]:
     """Make a semantic function of a function whose docstring is a prompt.
 
+    The docstring has its inputs and outputs as `{{input:name}}` and `{{output:name}}`. The function
+    itself is never run.
+
     With `chat`, the text before an output is a user's message, and the output is the assistant's
-    answer. The model's chat template is applied. Without `chat` the text goes to the model
-    unchanged. Raises UnknownPlaceholder when docstring and parameters do not agree.
+    answer. The server applies the model's chat template. Without `chat` the text goes to the model
+    unchanged. `system` is the text of a system message, and implies `chat`. `model` is a served
+    model; None means the default model. `criteria` says what matters to the readers of the outputs;
+    None means that the server deduces it from the graph. Raises UnknownPlaceholder when docstring
+    and parameters do not agree.
     """
 
     def make(function: Callable[..., Any]) -> SemanticFunction:
@@ -135,7 +150,7 @@ def _build(
         raise UnknownPlaceholder(
             f"the docstring of {name} has no {{{{output:…}}}}: add one", param=name
         )
-    # eval_str: a module with postponed annotations holds them as text.
+    # eval_str: with `from __future__ import annotations`, annotations are text.
     parameters = inspect.signature(function, eval_str=True).parameters
     for parameter in parameters.values():
         found = parameter.name in inputs or parameter.name in outputs
@@ -165,7 +180,10 @@ def _build(
 
 
 def as_chat(segments: tuple[Segment, ...], system: str | None = None) -> tuple[Message, ...]:
-    """Chat messages: text and inputs between outputs are the user's, outputs the assistant's."""
+    """The segments as chat messages.
+
+    Each output is an assistant's message. The text and inputs before it are a user's message.
+    """
     messages = []
     if system is not None:
         messages.append(Message(role="system", content=(Segment(text=system),)))
@@ -182,7 +200,7 @@ def as_chat(segments: tuple[Segment, ...], system: str | None = None) -> tuple[M
 
 
 def _stripped(segments: list[Segment]) -> tuple[Segment, ...]:
-    """The segments without the white space that separates the text from the outputs around it."""
+    """The segments of one message, without the white space at its start and end."""
     texts = [s.text for s in segments]
     if texts and texts[0] is not None:
         texts[0] = texts[0].lstrip()

@@ -1,4 +1,4 @@
-"""The HTTP code that both clients share: the server's address, retries, and answers as values."""
+"""The HTTP code that both clients share: the server's address, retries, and reading responses."""
 
 from __future__ import annotations
 
@@ -20,29 +20,32 @@ from weftline.protocol import Criterion, Get
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8600"
 
-# Connecting is quick or fails. Reading may take as long as the application runs.
+# A connection opens soon or never. A response may take as long as the application runs.
 CONNECT_S = 5.0
-PINGS_S = 45.0  # a stream without anything for so long is dead: the server pings every 15 s
+PINGS_S = 45.0  # a stream that is silent for this long has broken: the server pings every 15 s
 TIMEOUT = httpx.Timeout(None, connect=CONNECT_S)
-# A request waits as long as its application runs, so each one needs a connection of its own.
+# A request lasts as long as its application runs, so each open request needs its own connection.
 LIMITS = httpx.Limits(max_connections=2000, max_keepalive_connections=100)
 
 
 def without_v1(url: str) -> str:
-    """The address of a server that may be written as OpenAI's clients need it, with /v1."""
+    """The address of a server without the `/v1` that OpenAI's clients need at its end."""
     return url.rstrip("/").removesuffix("/v1")
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """`base_url` of the server, without /v1, and the API key to send."""
+    """The server's `base_url`, without /v1, and the API key to send."""
 
     base_url: str
     api_key: str | None
 
     @staticmethod
     def find(base_url: str | None, api_key: str | None) -> Endpoint:
-        """The given values, or WEFTLINE_BASE_URL and WEFTLINE_API_KEY, or this machine."""
+        """The endpoint with these values. Their defaults come from the environment.
+
+        The variables are WEFTLINE_BASE_URL and WEFTLINE_API_KEY.
+        """
         url = base_url or os.environ.get("WEFTLINE_BASE_URL") or DEFAULT_BASE_URL
         key = api_key or os.environ.get("WEFTLINE_API_KEY")
         return Endpoint(without_v1(url), key)
@@ -52,9 +55,9 @@ class Endpoint:
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
     def unreachable(self, error: httpx.TransportError, *, began: bool = False) -> WeftlineError:
-        """The error for a server that cannot be reached, or Timeout for one that says nothing.
+        """ConnectionFailed for a server that cannot be reached, or Timeout for a silent one.
 
-        `began` says that an answer had begun.
+        `began` is True if a response had begun.
         """
         if isinstance(error, httpx.ReadTimeout):
             return Timeout(
@@ -72,25 +75,25 @@ class Endpoint:
 MAX_RETRIES = 2
 MAX_PAUSE_S = 30.0  # a request is not retried if the server asks for a longer pause
 FIRST_PAUSE_S = 0.1  # well below the 1 s for which a server waits for a client to come back
-# Pauses after a refusal that names no time: those of the openai client, up to a quarter shorter.
+# Pauses after a refusal without Retry-After: those of the openai client, up to a quarter shorter.
 FIRST_BACKOFF_S, MAX_BACKOFF_S, JITTER = 0.5, 8.0, 0.25
 
 _KEYED = frozenset({"/v1/session", "/v1/submit"})
 
 
 def idempotency(method: str, path: str) -> dict[str, str]:
-    """The headers that allow a request to be sent again: a new key, for routes that take one."""
+    """The Idempotency-Key that allows a request to be sent again, for routes that accept one."""
     return {"Idempotency-Key": uuid.uuid4().hex} if method == "POST" and path in _KEYED else {}
 
 
-DURABLE = "weftline-durable"  # the header of a server that goes on with its sessions
-RETURNS = 64  # attempts to reach such a server: for about a minute
+DURABLE = "weftline-durable"  # the header of a server that continues its sessions after a restart
+RETURNS = 64  # attempts to reach such a server, which take about a minute
 MAX_RETURN_S = 1.0  # the longest pause between two of them
 
 
 @dataclass(slots=True)
 class Known:
-    """What a client has learnt of its server: whether it goes on with its sessions when it ends."""
+    """What a client has learnt about its server: whether its sessions survive a restart."""
 
     durable: bool = False
 
@@ -99,8 +102,9 @@ class Known:
 
 
 def returning(attempt: int, result: httpx.Response | httpx.TransportError) -> float | None:
-    """Seconds to wait for a server that was reached and goes on with its sessions; None if `result`
-    says nothing of its end.
+    """Seconds to wait for a durable server that may be restarting.
+
+    None if `result` does not show that the server has ended, or after too many attempts.
     """
     if attempt >= RETURNS or isinstance(result, httpx.ReadTimeout):
         return None
@@ -121,10 +125,10 @@ def pause(
 ) -> float | None:
     """Seconds to wait before the request is sent again, or None if `result` is final.
 
-    `attempt` is 0 for the first. After a broken connection a request is sent again only where
-    sending it twice does no harm. After a refusal it is always sent again, after the seconds that
-    the refusal names, or after increasing pauses. A server that is `known` to go on with its
-    sessions is waited for, for about a minute, also by a client that does not retry.
+    `attempt` is 0 for the first one. After a broken connection a request is sent again only where
+    sending it twice does no harm. After a refusal it is always sent again: after the seconds in
+    Retry-After, or after growing pauses. If the server is `known` to continue its sessions after a
+    restart, the client tries for about a minute, even with `max_retries` 0.
     """
     unsent = isinstance(result, (httpx.ConnectError, httpx.ConnectTimeout))
     harmless = method == "GET" or path in _KEYED or path == "/v1/get"
@@ -139,7 +143,7 @@ def pause(
         wanted = result.headers.get("retry-after", "")
         if result.status_code not in (429, 503) or _is_of_a_call(result):
             return None
-        if not wanted.isdecimal():  # a proxy's refusal may have no time, or a date
+        if not wanted.isdecimal():  # a proxy's Retry-After may be missing, or a date
             backoff = min(FIRST_BACKOFF_S * (1 << min(attempt, 10)), MAX_BACKOFF_S)
             return backoff * random.uniform(1 - JITTER, 1)
         return float(wanted) if float(wanted) <= MAX_PAUSE_S else None
@@ -147,7 +151,7 @@ def pause(
 
 
 def _is_of_a_call(response: httpx.Response) -> bool:
-    """Whether the error is that of a call: the server took the request, so it is not sent again."""
+    """Whether a call has failed: the server had accepted the request, so it is not sent again."""
     try:
         return response.json()["error"]["call"] is not None
     except (ValueError, KeyError, TypeError, httpx.ResponseNotRead):
@@ -155,7 +159,7 @@ def _is_of_a_call(response: httpx.Response) -> bool:
 
 
 def body_of(response: httpx.Response) -> Any:
-    """The JSON of a successful answer. Raises the WeftlineError that any other answer describes."""
+    """The JSON of a successful response. Raises the WeftlineError that another one describes."""
     try:
         body = response.json()
     except ValueError:
@@ -188,9 +192,9 @@ OnGraph = Callable[[dict[str, Any]], None]
 
 
 def text_of_event(event: ServerSentEvent, on_graph: OnGraph | None) -> str:
-    """The text of a `part`, empty for any other event. A `graph` goes to `on_graph`.
+    """The text of a `part` event. It is empty for any other event.
 
-    Raises the error of an `error` event.
+    `on_graph` is called with a `graph` event. Raises the error of an `error` event.
     """
     if not event.data:  # a ping, which keeps the connection open
         return ""
@@ -206,5 +210,5 @@ def text_of_event(event: ServerSentEvent, on_graph: OnGraph | None) -> str:
 
 @lru_cache(maxsize=1)
 def certificates() -> SSLContext:
-    """The machine's certificates, read once, because reading takes 40 ms for each client."""
+    """The machine's certificates. They are read once, because reading them takes 40 ms."""
     return httpx.create_ssl_context()

@@ -1,4 +1,6 @@
-"""The ids of sessions and variables: parts of URL paths and logs, so their alphabet is plain."""
+"""Checks the ids of sessions and variables. They stand in URL paths and logs, so few characters
+are allowed.
+"""
 
 from __future__ import annotations
 

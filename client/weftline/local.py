@@ -1,4 +1,4 @@
-"""Starts a weftline server for the length of a block."""
+"""Starts a weftline server that runs as long as a `with` block."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ STOP_S = 15.0  # a server drains for at most 10 s
 
 @contextmanager
 def local_server(*arguments: str, port: int = 0) -> Iterator[str]:
-    """The base URL of `weftline serve *arguments`, on a free port unless one is given.
+    """Run `weftline serve *arguments` for the length of a `with` block, and return its base URL.
 
-    The server runs until the block ends, by an exception or Ctrl-C too. Raises EngineUnavailable
-    when it does not start. Its own error message goes to this process's standard error.
+    `port` 0 means a free port. The server ends with the block, also after an exception or Ctrl-C.
+    Raises EngineUnavailable if the server does not start. Its own error message goes to this
+    process's standard error.
     """
     process = subprocess.Popen(
         [

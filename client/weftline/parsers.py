@@ -1,7 +1,7 @@
 """The transform that replaces a LangChain parser, by the full name of the parser's exact class.
 
-A subclass has none, because it may override anything. Classes are known by name, so that LangChain
-is not imported here.
+A subclass has no transform, because it may override anything. Classes are compared by name, so that
+LangChain is not imported here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Spec = dict[str, Any]
 
 
 class NoTransform(ValueError):
-    """A parser that the server cannot run, and why."""
+    """The server cannot run a parser. The message says why."""
 
     def __init__(self, parser: object, reason: str) -> None:
         self.parser = parser
@@ -29,7 +29,7 @@ class NoTransform(ValueError):
 def parser_spec(parser: Any) -> Spec | None:
     """The transform that replaces `parser`, or None if it needs none.
 
-    Raises NoTransform where no transform does what its class or settings ask for.
+    Raises NoTransform if no transform does the same as its class with these settings.
     """
     make = _PARSERS.get(_full_name(type(parser)))
     if make is None:
@@ -70,7 +70,7 @@ def _xml(parser: Any) -> Spec:
 
 
 def _fields(op: str, *names: str) -> Callable[[Any], Spec]:
-    """A transform `op` with those of the parser's settings that have these names."""
+    """A function from a parser to a transform `op` with these settings of the parser."""
     return lambda parser: {"op": op, **{name: getattr(parser, name) for name in names}}
 
 
@@ -91,7 +91,7 @@ def _combining(parser: Any) -> Spec:
     return {"op": "combining", "parsers": specs}
 
 
-# Parsers whose values are Python objects (an enum's member, a datetime) are not here.
+# Parsers whose values are Python objects (such as an enum's member or a datetime) are not listed.
 _PARSERS: Mapping[str, Callable[[Any], Spec | None]] = MappingProxyType(
     {
         f"langchain_{name}": make

@@ -1,7 +1,7 @@
-"""Predicates: questions about a value as data, which the server can answer for branches and loops.
+"""Predicates: conditions as data, which the server evaluates for branches and loops.
 
-A predicate is a JSON object such as `{"op": "contains", "value": "number"}`. `check` looks at one,
-and `holds` answers it. A value of a type that the question does not fit is an error, not a no.
+A predicate is a JSON object such as `{"op": "contains", "value": "number"}`. `check` validates one,
+and `holds` evaluates it for a value. A value of the wrong type is an error, not False.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weftline.transforms.patterns import MAX_READ_CHARS, search_for
 Predicate = Mapping[str, Any]
 
 MAX_DEPTH = 8
-MAX_PARTS = 64  # predicates inside one, it included
+MAX_PARTS = 64  # predicates in one predicate, itself included
 MAX_VALUES = 1024
 MAX_CHARS = 4096
 
@@ -34,7 +34,7 @@ def check(spec: object) -> None:
 
 
 def is_slow(spec: Predicate) -> bool:
-    """Whether an answer may take milliseconds: it runs transforms or a pattern."""
+    """Whether evaluating it may take milliseconds, because it runs transforms or a pattern."""
     return any("transforms" in part or part["op"] == "matches" for part in _parts(spec, MAX_DEPTH))
 
 
@@ -167,7 +167,7 @@ def _check_value(op: str, spec: Predicate) -> None:
 
 
 def _kind(value: Any) -> str:
-    """The JSON type of a value. A boolean is no number."""
+    """The JSON type of a value. A boolean does not count as a number."""
     for name, types in _KINDS:
         if isinstance(value, types):
             return name

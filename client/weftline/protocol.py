@@ -1,8 +1,8 @@
 """The wire: the requests of a client to the server, as frozen dataclasses of the standard library.
 
-The SDK builds these types, the server validates them (pydantic reads the dataclasses as they are),
-and the session reads them without pydantic or HTTP. General rules are checked in `__post_init__`,
-so a client meets them before it sends a request.
+The SDK builds these types. The server validates them with pydantic, which reads the dataclasses as
+they are. The session reads them without pydantic or HTTP. `__post_init__` checks the general rules,
+so a client gets an error before it sends a request.
 """
 
 from __future__ import annotations
@@ -26,13 +26,17 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 MAX_PRIORITY = 100
 MAX_ITEMS = 10_000  # messages or segments of a prompt, placeholders of a call, variables of a read
-MAX_ERROR_CHARS = 4096  # of a message of the client
+MAX_ERROR_CHARS = 4096  # of an error message that a client sends
 
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
 
 
 class Criterion(StrEnum):
-    """The aim that a reader of a variable states (Parrot section 5.1)."""
+    """What matters to a reader of a variable (Parrot section 5.1).
+
+    `latency` is the time until the value is ready, and `throughput` the work per second of the
+    whole server. `ttft` is the time to the first token, and `tpot` the time per output token.
+    """
 
     LATENCY = "latency"
     THROUGHPUT = "throughput"
@@ -49,9 +53,9 @@ class InOut(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A piece of a prompt: exactly one of constant text, an input or an output.
+    """A part of a prompt: exactly one of constant text, an input or an output.
 
-    `from_var` says that the text came from that variable, which the client has read.
+    `from_var` names the variable that the text was read from.
     """
 
     text: str | None = None
@@ -77,10 +81,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One chat message of segments. An assistant message that is one output is generated.
+    """One chat message, as segments. An assistant message that is one output is generated.
 
-    `tool_calls` are the calls that an assistant made. `tool_call_id` is the call that a tool
-    answers.
+    `tool_calls` are the calls of tools in an assistant's message. `tool_call_id` is the id of the
+    call whose result a tool's message has.
     """
 
     role: str
@@ -113,7 +117,7 @@ class Message:
             )
 
 
-# A segment among messages is an input whose value is messages: a whole history, or one message.
+# A segment among messages is an input whose value is one message or a list of messages.
 Prompt = tuple[Segment, ...] | tuple[Message | Segment, ...]
 
 
@@ -121,10 +125,11 @@ Prompt = tuple[Segment, ...] | tuple[Message | Segment, ...]
 class Placeholder:
     """Binds a name in the prompt to a variable or, for an input, to a value in the request.
 
-    An input has `value` or `semantic_var_id`. An output's `semantic_var_id` is chosen by the
-    client, and unique in its session; without it the server makes one. `from_var` with a `value`
-    names the variable that the value was read from. Transforms of an output run on the generated
-    text, in order. Those of an input run on the variable's value before it enters the prompt.
+    An input has `value` or `semantic_var_id`. The client chooses the `semantic_var_id` of an
+    output, which must be unique in its session. Without it the server makes one. `from_var` with a
+    `value` names the variable that the value was read from. The transforms of an output are applied
+    to the generated text, in order. Those of an input are applied to its value before it enters the
+    prompt.
     """
 
     name: str
@@ -163,14 +168,14 @@ class Call:
     """One application of a semantic function: a prompt, its placeholders, and how to run it.
 
     `prompt` is template text (`{{input:x}}`, `{{output:y}}`), segments, or messages of segments.
-    The server parses template text once. Segments are never scanned for placeholders.
+    The server parses template text once. It never looks for placeholders in segments.
 
     With `tools` the value of an output is the assistant's message as JSON, in OpenAI's shape:
     `role`, `content` (None where there are only tool calls) and `tool_calls`. `tool_choice` is
-    `auto`, `none`, `required` or one function by name. Without `parallel_tool_calls` there is at
-    most one call.
+    `auto`, `none`, `required` or one function by name. Without `parallel_tool_calls` the model
+    makes at most one tool call.
 
-    Waiting calls with a lower `priority` go first. One step of priority equals ten seconds of
+    Waiting calls with a lower `priority` go first. One unit of priority equals ten seconds of
     waiting, so that no call starves.
     """
 
@@ -223,18 +228,22 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
-    """The body of POST /v1/submit: calls, and steps of other kinds, which may read each other.
-    `detach` keeps them running although nobody waits for them.
+    """The body of POST /v1/submit: calls, and steps of other kinds. They may read each other.
 
-    A whole application can be one request. Without `session_id` a session is opened. With `open`
-    the id may be one that the client chose for its run: the first request that names it opens a
-    session, and later ones join it, OpenAI's requests too. The answer
-    waits for the variables named in `get` and holds their values, and with `graph` the session's
-    graph. With `close` the session is closed after the answer, even a failed one. With `stream` the
-    answer is server-sent events instead: what was submitted, then that variable's text. With
-    `watch` the events are the value or failure of each variable named, as soon as it is known, and
-    with `parts` also their texts as they are generated. With `wait` a watched variable may have no
-    producer yet.
+    A whole application can be one request.
+
+    - `session_id` is the session. Without it the server opens one.
+    - `open` allows a `session_id` that the client has chosen. The first request that names it opens
+      the session, and later ones join it. So do requests of OpenAI's API.
+    - `detach` keeps the calls running although nobody reads their outputs.
+    - `get` names variables. The response waits for them and has their values.
+    - `stream` names one variable. The response is then server-sent events: what was submitted, and
+      the variable's text.
+    - `watch` names variables. The response is then server-sent events: the value or the failure of
+      each variable, as soon as it is known. With `parts` there are also events with their texts
+      while they are generated. With `wait` a watched variable may be one that no call writes yet.
+    - `graph` adds the session's graph to the end of the response.
+    - `close` closes the session after the response, even after a failure.
     """
 
     calls: tuple[Call, ...] = ()
@@ -284,8 +293,9 @@ class Submit:
 class Get:
     """The body of POST /v1/get.
 
-    `timeout_s` bounds the wait, in seconds. `wait` waits even for a variable that no call produces
-    yet. `stream` asks for server-sent events, as does the header `Accept: text/event-stream`.
+    `timeout_s` is the longest wait in seconds; None means no limit. With `wait` the variable may be
+    one that no call writes yet. `stream` asks for server-sent events, as does the header
+    `Accept: text/event-stream`.
     """
 
     session_id: str
@@ -340,7 +350,7 @@ class SetVariable:
 
 
 def to_wire(value: Any) -> Any:
-    """`value` as JSON data. Fields with their default are left out."""
+    """`value` as JSON data. Fields that have their default value are left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         body = {}
         for field in dataclasses.fields(value):

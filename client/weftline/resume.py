@@ -12,16 +12,17 @@ from httpx_sse import ServerSentEvent
 from weftline.http import MAX_RETRIES, Known, idempotency, pause
 from weftline.protocol import Get, Submit, to_wire
 
-RESUMED = "weftline-resumed"  # the header of a stream that another run of the server goes on with
+RESUMED = "weftline-resumed"  # the header of a stream that the restarted server continues
 
 
 class StreamedRequest:
-    """How a request is sent and sent again, and which events the caller has already received.
+    """A request that is sent again after a break, and the events that the caller has received.
 
     The stream of a variable continues after `Last-Event-ID`. A submit is sent again with the same
-    idempotency key, and gives all its events again. Those that the caller has had are skipped.
-    After a restart the server divides texts in another way, so they are skipped by what they carry.
-    OpenAI's routes can do neither, so a broken stream of theirs stays broken.
+    idempotency key, and the server sends all its events again. Those that the caller has received
+    are skipped by their number. After a restart the server cuts texts into other parts, so events
+    are then skipped by their offsets. OpenAI's routes can do neither, so their streams are not
+    continued.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class StreamedRequest:
     ) -> None:
         self.path = path
         self.content: Any = to_wire(body)
-        self.began = False  # an answer has begun, perhaps without an event so far
+        self.began = False  # a response has begun, perhaps without an event so far
         self._key = idempotency("POST", path)
         self._max_retries = max_retries
         self._known = known
@@ -50,10 +51,10 @@ class StreamedRequest:
         return dict(self._key)  # the caller adds to them
 
     def goes_on(self, response: httpx.Response) -> bool:
-        """Whether events follow; False for a refusal.
+        """Whether events follow. False if the server refused the request.
 
-        Raises RemoteProtocolError if the events belong to another run than the earlier ones: the
-        server has forgotten the first run, and two halves of different texts must not be joined.
+        Raises RemoteProtocolError if the server does not know the first attempt and has run the
+        request again. Its new text must not be joined to the part that the caller has.
         """
         if self._known is not None:
             self._known.hear(response)
@@ -69,10 +70,10 @@ class StreamedRequest:
         return True
 
     def new(self, event: ServerSentEvent) -> ServerSentEvent | None:
-        """What the caller has not had yet of `event`; None for nothing.
+        """The part of `event` that the caller has not received, or None if there is none.
 
-        A ping carries nothing, so it is never new. Raises RemoteProtocolError for a text of which
-        the caller has had a part, and which was made anew.
+        A ping has no data, so its result is None. Raises RemoteProtocolError if the caller has
+        received a part of a text that the server has generated again.
         """
         if not event.data:
             return None
@@ -98,7 +99,7 @@ class StreamedRequest:
     def check_whole(self) -> None:
         """Raise RemoteProtocolError if the stream ended before its last event.
 
-        A proxy that gives up ends a stream in the same way as a server that is done.
+        Without this check, a stream that a proxy cuts off would look complete.
         """
         if self._left > 0:
             raise httpx.RemoteProtocolError("the stream ended before its last event")
@@ -114,22 +115,23 @@ class StreamedRequest:
 
 
 class Had:
-    """What the caller has had of a stream, by variable: how far its text, and which values.
+    """What the caller has received of a stream: the end of each text, and which values.
 
-    The id of an event names the variable, the attempt that made its text, and the offset after it.
+    The id of an event has the variable, the attempt that generated the text, and the offset in
+    characters after the event's text.
     """
 
     def __init__(self) -> None:
-        self.again = False  # the server was restarted, and gives all of it again
-        self.is_lost = False  # it cannot be continued
-        self.seen = 0  # events that the caller has had
-        self.passed = 0  # those of them that came again in this attempt
+        self.again = False  # the server was restarted, and sends the whole stream again
+        self.is_lost = False  # the stream cannot be continued
+        self.seen = 0  # events that the caller has received
+        self.passed = 0  # how many of them were sent again in this attempt
         self._begun = False
         self._texts: dict[str, tuple[str, int]] = {}  # variable → attempt, end
         self._ended: set[str] = set()
 
     def note(self, event: ServerSentEvent) -> None:
-        """The caller gets `event`."""
+        """Note that the caller receives `event`."""
         self._begun |= event.event == "submitted"
         variable, attempt, end = _place(event.id)
         if event.event == "part":
@@ -138,13 +140,13 @@ class Had:
             self._ended.add(variable)
 
     def is_anew(self, event: ServerSentEvent) -> bool:
-        """Whether the caller has had a part of a text that `event` does not go on with."""
+        """Whether the caller has a part of a text of another attempt than that of `event`."""
         variable, attempt, _ = _place(event.id)
         had, end = self._texts.get(variable, (attempt, 0))
         return event.event == "part" and end > 0 and had != attempt
 
     def left_of(self, event: ServerSentEvent) -> ServerSentEvent | None:
-        """The part of `event` that the caller has not had."""
+        """The part of `event` that the caller has not received, or None."""
         variable, attempt, end = _place(event.id)
         if (event.event == "submitted" and self._begun) or variable in self._ended:
             return None
@@ -160,7 +162,7 @@ class Had:
 
 
 def _place(id: str) -> tuple[str, str, int]:
-    """The variable, the attempt and the offset that the id of an event names."""
+    """The variable, the attempt and the offset in the id of an event."""
     variable, _, place = id.rpartition(" ")
     attempt, _, end = place.rpartition(".")
     return variable, attempt, int(end) if end.isdecimal() else 0

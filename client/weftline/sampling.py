@@ -24,12 +24,21 @@ _FORM = 'a constraint is {"json_schema": ...}, {"regex": "..."} or {"choice": ["
 class Sampling:
     """How one output is generated. None leaves the choice to the model's defaults.
 
-    `max_tokens` and `min_tokens` count generated tokens. `temperature` 0 is greedy. `min_p`
-    excludes tokens that are less likely than this share of the likeliest token. The presence and
-    frequency penalties count the output. The repetition penalty also counts the prompt, and
-    divides, so 1 turns it off. `logprobs` asks for each token's log probability and for this many
-    alternatives. `constraint` is the form of the output: one of `json_schema`, `regex` and
-    `choice`.
+    - `max_tokens` and `min_tokens` count generated tokens.
+    - `temperature` 0 always takes the likeliest token (greedy decoding).
+    - `top_p` samples from the likeliest tokens whose probabilities add up to this share.
+    - `top_k` samples from this many of the likeliest tokens.
+    - `min_p` excludes tokens that are less likely than this share of the likeliest token.
+    - `presence_penalty` and `frequency_penalty` lower the logits of tokens in the output.
+    - `repetition_penalty` divides the logits of tokens in the prompt or output. 1 turns it off.
+    - `seed` makes sampling repeatable. It must fit in 64 bits.
+    - `stop` are texts at which generation ends. The output does not contain them.
+    - `ignore_eos` generates on after the model's end token.
+    - `logprobs` asks for each token's log probability, and for this many alternatives to it.
+    - `constraint` is the form of the output: `{"json_schema": ...}`, `{"regex": "..."}` or
+      `{"choice": ["...", ...]}`.
+
+    Raises InvalidRequest for a value out of range.
     """
 
     max_tokens: int | None = None

@@ -1,4 +1,4 @@
-"""The part of a session that needs no network: the pending calls and their variables."""
+"""The part of a session that needs no network: it collects calls and steps until they are sent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SubmittedCall:
-    """The server's answer for one call: its id, and the variable of each output by name."""
+    """What the server returned for one submitted call.
+
+    It has the call's name and id. `outputs` maps the name of each output to its variable's id.
+    """
 
     name: str
     call_id: str
@@ -45,7 +48,11 @@ class SubmittedCall:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to an application in one request: values by variable, and the session's graph."""
+    """The result of an application that was run with one request.
+
+    `values` maps the ids of the requested variables to their values. `graph` is the session's
+    graph as JSON, or None where it was not asked for.
+    """
 
     values: Mapping[str, Any]
     graph: Mapping[str, Any] | None
@@ -80,7 +87,11 @@ class SessionBase(ControlVerbs[V]):
         self._tokens: list[Token[SessionBase[Any] | None]] = []
 
     def add_call(self, function: SemanticFunction, given: Mapping[str, Any]) -> list[V]:
-        """Add a call of `function` to the next submit. Returns the variables of its outputs."""
+        """Add a call of `function` to the next submit. Returns the variables of its outputs.
+
+        `given` maps parameters to values or variables. Raises InvalidRequest for a variable of
+        another session, and for an output that is given a value.
+        """
         placeholders = [
             self._input(name, given[name], mark.transforms)
             for name, mark in function.inputs.items()
@@ -132,11 +143,20 @@ class SessionBase(ControlVerbs[V]):
         transforms: Sequence[Mapping[str, Any]] = (),
         after: Sequence[V] = (),
     ) -> V:
-        """Embed a text, or a list of texts or items; an item has a `text`, `id` and `metadata`."""
+        """Embed a text, or a list of texts or items.
+
+        An item is an object with a `text`, and may have an `id` and `metadata`. A variable's value
+        goes through `transforms` first. `engine` names an embedder of the server; None means the
+        first one. The step also waits for the variables of `after`, but does not read them.
+        """
         return self._add_step(Embed, texts, transforms, after, engine=engine)
 
     def ingest(self, embedded: V, *, store: str, after: Sequence[V] = ()) -> V:
-        """Add embedded texts to a store. The value counts them, and names their ids."""
+        """Add embedded texts to the server's store of this name.
+
+        A text replaces the one with the same id. The value is `{"ids": [...], "count": n}`. The
+        step also waits for the variables of `after`.
+        """
         return self._add_step(Ingest, embedded, (), after, store=store)
 
     def search(
@@ -148,16 +168,22 @@ class SessionBase(ControlVerbs[V]):
         filter: Mapping[str, Any] | None = None,
         after: Sequence[V] = (),
     ) -> V:
-        """The `k` documents that are nearest to an embedded text: a list of hits, best first.
+        """Find the `k` documents of a store that are nearest to an embedded text.
 
-        For embedded lists of texts it is a list of such lists. `filter` names metadata that a
-        document must have.
+        The value is a list of hits, the best first. A hit is an item with a `score`. If a list of
+        texts was embedded, the value is one such list for each text. `filter` has metadata that a
+        document must have. The step also waits for the variables of `after`, such as that of an
+        `ingest`. Raises InvalidRequest for a `k` outside of 1 to 1,000.
         """
         kept = dict(filter or {})
         return self._add_step(Search, embedded, (), after, store=store, k=k, filter=kept)
 
     def merge(self, hits: V, *, by: Literal["id", "text"] = "id", limit: int | None = None) -> V:
-        """Lists of hits as one list in which each document stands once, the best first."""
+        """Merge lists of hits into one list, the best hit first, that has each document once.
+
+        Two hits are the same document if they have equal ids, or with `by="text"` equal texts. At
+        most `limit` hits are kept; None keeps all.
+        """
         return self._add_step(Merge, hits, (), (), by=by, limit=limit)
 
     def rerank(
@@ -169,7 +195,11 @@ class SessionBase(ControlVerbs[V]):
         engine: str | None = None,
         transforms: Sequence[Mapping[str, Any]] = (),
     ) -> V:
-        """The `k` texts or hits that fit `query` best, the best first; without `k` all of them."""
+        """Order texts or hits by how well they fit `query`, and keep the best `k`.
+
+        `k` None keeps all of them. `engine` names a reranker of the server; None means the first
+        one. A variable's value goes through `transforms` before it is reranked.
+        """
         source = self._source(query, ())
         return self._add_step(Rerank, texts, transforms, (), query=source, k=k, engine=engine)
 
@@ -181,7 +211,10 @@ class SessionBase(ControlVerbs[V]):
         filter: Mapping[str, Any] | None = None,
         after: Sequence[V] = (),
     ) -> V:
-        """Delete documents by their ids, and those whose metadata matches `filter`; count them."""
+        """Delete the documents of a store that have one of `ids` or whose metadata match `filter`.
+
+        The value is `{"count": n}`. The step also waits for the variables of `after`.
+        """
         return self._add_step(Delete, ids, (), after, store=store, filter=dict(filter or {}))
 
     def fetch(
@@ -192,7 +225,11 @@ class SessionBase(ControlVerbs[V]):
         filter: Mapping[str, Any] | None = None,
         after: Sequence[V] = (),
     ) -> V:
-        """The documents with these ids, in their order, then those that match `filter`."""
+        """Read documents of a store: those with these ids, then those that match `filter`.
+
+        The first are in the order of `ids`. An unknown id is left out. The step also waits for the
+        variables of `after`.
+        """
         return self._add_step(Fetch, ids, (), after, store=store, filter=dict(filter or {}))
 
     def _add_step(
@@ -218,7 +255,10 @@ class SessionBase(ControlVerbs[V]):
         return Source(var=read.id, transforms=tuple(dict(one) for one in transforms))
 
     def _take_pending(self, get: tuple[str, ...] = ()) -> Submit | None:
-        """The submit of the pending calls, if any. Its answer shall hold the variables of `get`."""
+        """Remove the pending calls and return them as a submit, or None if there are none.
+
+        The response to the submit will have the values of the variables in `get`.
+        """
         if not self._pending and not self._pending_steps:
             return None
         calls, self._pending = tuple(self._pending), []
@@ -226,13 +266,13 @@ class SessionBase(ControlVerbs[V]):
         return Submit(session_id=self.id, calls=calls, steps=steps, get=get)
 
     def _take_computations(self) -> Waiting | None:
-        """The client steps of the submit that was taken, if any."""
+        """The client steps of the submit that `_take_pending` returned, or None."""
         taken, self._computations = self._computations, []
         return Waiting(taken) if taken else None
 
     @contextmanager
     def _own_failures(self) -> Iterator[None]:
-        """Name the exception of this client as the cause of the failure of its step."""
+        """Chain a ClientStepFailed to the exception that the step raised in this process."""
         try:
             yield
         except ClientStepFailed as error:

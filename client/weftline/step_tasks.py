@@ -24,7 +24,7 @@ MOST_SENDS = 3  # of one result, over broken connections
 
 
 class StepTasks:
-    """Sends submits with client steps, watches for the values that they need, and runs them.
+    """Sends submits with client steps, watches the variables that they read, and runs them.
 
     A coroutine function runs on the loop, any other function in a thread.
     """
@@ -34,14 +34,14 @@ class StepTasks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, submit: Submit, waiting: Waiting) -> None:
-        """Send `submit`. Returns when the server has accepted it, and raises what it refuses."""
+        """Send `submit`. Returns when the server has accepted it. Raises its error otherwise."""
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         body = replace(submit, watch=waiting.variables, wait=True)
         self._spawn(self._watch(body, waiting, accepted))
         await accepted
 
     async def close(self) -> None:
-        """Stop what runs."""
+        """Cancel the watches and the steps that are running."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -84,13 +84,13 @@ class StepTasks:
 
 
 async def send(session: AsyncSession, out: str, body: SetVariable) -> None:
-    """Send the result of what this client computes. One that comes too late is dropped."""
+    """Send the result of a step. It is dropped if the variable is set or the session closed."""
     path = f"/v1/session/{session.id}/variable/{out}"
     for left in reversed(range(MOST_SENDS)):
         try:
             await session._client._request("PUT", path, body)
         except ConnectionFailed as error:
-            if not left:  # the get that waits for it fails in the same way
+            if not left:  # a get of the variable fails in the same way
                 log.warning("the result of %s cannot be sent: %s", out, error)
         except (AlreadySet, UnknownSession) as error:
             log.debug("the result of %s comes too late: %s", out, error)

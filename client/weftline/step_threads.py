@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weftline.steps")
 
-MOST_AT_ONCE = 32  # functions that run at the same time; more only compete for the interpreter
+MOST_AT_ONCE = 32  # functions that run at the same time; more would compete for Python's lock
 MOST_SENDS = 3  # of one result, over broken connections
 
 
 class StepThreads:
-    """Sends a submit with client steps. One thread watches for the values that they need."""
+    """Sends a submit with client steps. One thread watches the variables that they read."""
 
     def __init__(self, session: Session, waiting: Waiting) -> None:
         self._session = session
@@ -36,7 +36,7 @@ class StepThreads:
         self._accepted: Future[None] = Future()
 
     def start(self, submit: Submit) -> None:
-        """Send `submit`. Returns when the server has accepted it, and raises what it refuses."""
+        """Send `submit`. Returns when the server has accepted it. Raises its error otherwise."""
         body = replace(submit, watch=self._waiting.variables, wait=True)
         Thread(target=self._watch, args=(body,), name="weftline-steps", daemon=True).start()
         self._accepted.result()
@@ -85,13 +85,13 @@ class StepThreads:
 
 
 def send(session: Session, out: str, body: SetVariable) -> None:
-    """Send the result of what this client computes. One that comes too late is dropped."""
+    """Send the result of a step. It is dropped if the variable is set or the session closed."""
     path = f"/v1/session/{session.id}/variable/{out}"
     for left in reversed(range(MOST_SENDS)):
         try:
             session._client._request("PUT", path, body)
         except ConnectionFailed as error:
-            if not left:  # the get that waits for it fails in the same way
+            if not left:  # a get of the variable fails in the same way
                 log.warning("the result of %s cannot be sent: %s", out, error)
         except (AlreadySet, UnknownSession) as error:
             log.debug("the result of %s comes too late: %s", out, error)

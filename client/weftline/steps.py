@@ -1,8 +1,9 @@
 """The steps of a graph beside calls, such as embed and search, as frozen dataclasses.
 
-A step reads variables and writes one. Texts are one text, or a list of texts or items. An item is
-an object with a `text`; its `id` and `metadata` may be left out. Embedded texts travel as one
-value: the items with their vectors. A search turns it into hits, which are items with a `score`.
+A step reads variables and writes one. "Texts" means one text, or a list of texts or items. An item
+is an object with a `text`, and may have an `id` and `metadata`. "Embedded texts" is one value: the
+items with their vectors. A search reads that value and returns hits, which are items with a
+`score`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from weftline.ids import check_id
 MAX_K = 1000  # hits of a search, and items that a rerank keeps
 MAX_NAME = 128  # characters
 MAX_CASES = 64
-MAX_ITEMS = 10_000  # of an each: as many as a submit may have calls
+MAX_ITEMS = 10_000  # of an `each`; a submit may have as many calls
 MAX_ROUNDS = 1000
-MAX_NESTED = 4  # bodies in bodies
-MAX_LEASE_S = 3600  # a client that is gone longer has lost its session, too
+MAX_NESTED = 4  # levels of bodies in bodies
+MAX_LEASE_S = 3600  # after a longer absence of the client, its session has expired too
 
 
 def _in_json(name: str) -> str:
@@ -59,8 +60,8 @@ class Source:
 class StepBase:
     """The fields of every step.
 
-    `out` is the variable that it writes; without it the server makes one. The step also waits for
-    the variables of `after`, without reading them.
+    `out` is the variable that the step writes. Without it the server makes one. The step also waits
+    for the variables of `after`, but does not read them.
     """
 
     name: str = ""
@@ -86,7 +87,7 @@ class StepBase:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The variables that it reads, without those of `after`."""
+        """The variables that the step reads, without those of `after`."""
         return tuple(one.var for one in self.sources.values() if one.var is not None)
 
 
@@ -104,7 +105,7 @@ class Reading(StepBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embed(Reading):
-    """Texts to vectors, by the embedder `engine`; None means the first one."""
+    """Embeds texts with the embedder `engine`. None means the first one."""
 
     kind: Literal["embed"] = field(default_factory=lambda: "embed")
     engine: str | None = None
@@ -112,7 +113,9 @@ class Embed(Reading):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingest(Reading):
-    """Adds embedded texts to `store`, or replaces those with equal ids. It may run again.
+    """Adds embedded texts to `store`, or replaces those with equal ids.
+
+    It may run again, because a second run has no further effect.
 
     An item without an id gets the hash of its content. The value is {"ids": [...], "count": n}.
     """
@@ -125,8 +128,8 @@ class Ingest(Reading):
 class Search(Reading):
     """Finds the `k` documents of `store` that are nearest to an embedded text, best first.
 
-    The value is a list of hits; for a list of texts it is a list of such lists. `filter` names
-    metadata that a document must have.
+    The value is a list of hits. If a list of texts was embedded, it is one such list for each text.
+    `filter` has metadata that a document must have.
     """
 
     store: str
@@ -137,9 +140,10 @@ class Search(Reading):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge(Reading):
-    """Lists of hits to one list in which each document stands once, with its best score.
+    """Merges lists of hits into one list that has each document once, with its best score.
 
-    Equal documents have equal ids, or equal texts with `by` = "text". `limit` cuts the list.
+    Two hits are the same document if they have equal ids, or with `by` "text" equal texts. At most
+    `limit` hits are kept.
     """
 
     kind: Literal["merge"] = field(default_factory=lambda: "merge")
@@ -149,7 +153,7 @@ class Merge(Reading):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerank(Reading):
-    """The `k` hits or texts that fit `query` best, by the reranker `engine`, best first."""
+    """Keeps the `k` hits or texts that the reranker `engine` scores best for `query`."""
 
     query: Source
     kind: Literal["rerank"] = field(default_factory=lambda: "rerank")
@@ -166,7 +170,7 @@ class Rerank(Reading):
 class Delete(Reading):
     """Deletes documents of `store` by their ids. The value is {"count": n}.
 
-    With a `filter` it also deletes those whose metadata matches it.
+    With a `filter` it also deletes the documents whose metadata matches the filter.
     """
 
     store: str
@@ -176,9 +180,9 @@ class Delete(Reading):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch(Reading):
-    """The documents of `store` with the given ids, in their order. Unknown ids are left out.
+    """Reads the documents of `store` with the given ids, in that order. Unknown ids are left out.
 
-    With a `filter` those whose metadata matches it follow, in the order of their ids.
+    With a `filter` the documents whose metadata matches follow, in the order of their ids.
     """
 
     store: str
@@ -188,10 +192,10 @@ class Fetch(Reading):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientStep(StepBase):
-    """A step that the client computes. It sets `out` when the variables of `reads` are ready.
+    """A step that the client computes. It reads the variables `reads` and sets `out`.
 
-    `effects` says what a repetition would do. The step fails when the client has had no request
-    open for `lease_s` seconds since the step could begin.
+    `effects` says what running it twice would do. The step fails when it could run and the client
+    has had no request open for `lease_s` seconds.
     """
 
     kind: Literal["client"] = field(default_factory=lambda: "client")
@@ -200,7 +204,7 @@ class ClientStep(StepBase):
     lease_s: float = 60.0
 
     def __post_init__(self) -> None:
-        StepBase.__post_init__(self)  # a slotted dataclass is a new class, which super() misses
+        StepBase.__post_init__(self)  # super() fails here: slots=True makes a new class
         for variable in self.reads:
             check_id(variable, "reads")
         if not 0 < self.lease_s <= MAX_LEASE_S:
@@ -216,9 +220,9 @@ class ClientStep(StepBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionStep(StepBase):
-    """Calls a function that the operator has named, with values by the names of its parameters.
+    """Calls a function that the server's operator has configured. Its arguments are by name.
 
-    `effects` says what a repetition would do; one with `once` is not tried again.
+    `effects` says what running it twice would do. A step with `once` is not tried again.
     """
 
     function: str
@@ -299,9 +303,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch(StepBase):
-    """Takes the value of the first case that holds for `on`, else that of `default`.
+    """Takes the value of the first case whose predicate holds for `on`, or that of `default`.
 
-    What only the other cases need is skipped, and stopped if it has begun.
+    The calls and steps that only the other cases need are skipped, or stopped if they are running.
     """
 
     on: Source
@@ -317,7 +321,7 @@ class Branch(StepBase):
 
     @property
     def sources(self) -> Mapping[str, Source]:
-        """What decides."""
+        """The value that the predicates are applied to."""
         return {"on": self.on}
 
     @property
@@ -330,9 +334,10 @@ class Branch(StepBase):
 class Each(StepBase):
     """Runs the body for each item of the list `over`, all of them at the same time.
 
-    The body reads an item by the name `item`. `collect` maps variables of the body to variables
-    that get the list of their values, in the order of the items. With `on_error` an item that fails
-    fails the step, is left out, or counts as `otherwise`.
+    The body reads its item as the variable `item`. `collect` maps variables of the body to new
+    variables, whose values are the lists of the items' values in the order of the items. `on_error`
+    says what happens when an item fails: "fail" fails the step, "skip" leaves the item out, and
+    "value" puts `otherwise` in its place.
     """
 
     over: Source
@@ -366,7 +371,7 @@ class Each(StepBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Until:
-    """The end of a loop: the predicate holds for the variable `on` of the body."""
+    """The condition that ends a loop: the predicate holds for the body's variable `on`."""
 
     on: str
     when: dict[str, Any]
@@ -381,11 +386,12 @@ class Until:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop(StepBase):
-    """Runs the body again and again, until the predicate holds, `most` times at most.
+    """Runs the body in rounds, until the predicate holds, and at most `most` times.
 
-    The body reads each name of `carry`: in the first round that variable, afterwards the variable
-    of the body that `next` gives for the name. `out` has the last value of the carry `result`,
-    which may be left out if there is only one.
+    `carry` maps names to variables, and the body reads the names. In the first round a name has the
+    value of that variable. In each later round it has the value that the round before gave to the
+    body's variable in `next`. `out` gets the last value of the name `result`, which may be left out
+    if `carry` has one name.
     """
 
     carry: dict[str, str] = field(hash=False)
@@ -411,7 +417,7 @@ class Loop(StepBase):
 
     @property
     def carried(self) -> str:
-        """The carry whose last value is the loop's."""
+        """The name in `carry` whose last value is the loop's value."""
         return self.result or next(iter(self.carry))
 
 
@@ -434,7 +440,7 @@ STEPS: Mapping[str, type[StepBase]] = MappingProxyType(
 
 
 class _ByKind:
-    """Tells pydantic, which the client need not have, to choose the class by the field `kind`."""
+    """Tells pydantic to choose the class by the field `kind`. The client works without pydantic."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
         return {

@@ -1,6 +1,6 @@
 """Draws the times of a session's calls: as a Gantt chart in SVG, and as text for a terminal.
 
-Both read only the JSON of GET /v1/session/{id}/graph.
+Both charts are made from the JSON of GET /v1/session/{id}/graph.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def bars(graph: Graph) -> list[Bar]:
             phases = tuple((phase, float(step[f"{phase}_s"] or 0)) for phase in _OF_CALLS)
             computed = step["prompt_tokens"] - step["cached_tokens"]
             note = f"{step['cached_tokens']} cached, {computed} filled, {step['output_tokens']} out"
-            # An older server does not say how many tokens were drafted.
+            # An older server does not report how many tokens were drafted.
             if drafted := step.get("drafted_tokens"):
                 note += f", {step['accepted_tokens']} of {drafted} drafts"
             found.append(Bar(name, step["queued_s"], phases, note))
@@ -92,7 +92,7 @@ def svg(graphs: Mapping[str, Graph]) -> str:
 
 
 def text(graph: Graph, width: int = 48) -> str:
-    """The same for a terminal: `·` waits, `░` fills, `█` generates, `▒` is a step."""
+    """The same chart for a terminal: `·` is waiting, `░` fill, `█` generate, `▒` a step."""
     chart = bars(graph)
     if not chart:
         return "(nothing has run)"

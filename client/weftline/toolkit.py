@@ -39,17 +39,17 @@ _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 class Reject(Exception):
-    """Raised by a tool: the call must not go on. The model is told why."""
+    """Raised by a tool to stop the call. The model gets the message."""
 
 
 class StreamingTool:
-    """A tool that takes its call piece by piece, while the model writes it.
+    """A tool that reads its call in parts, while the model writes it.
 
-    `parameters` names the arguments and their types; those in `optional` may be left out. Each call
-    gets an object of its own, in a process of its own. Every method may raise `Reject`, which stops
+    `parameters` maps the arguments to their types. Those in `optional` may be left out. Each call
+    has an object of its own, in a process of its own. Every method may raise `Reject`, which stops
     the model's turn. `effects` says what running the tool twice would do: "none", "idempotent" (it
-    may run again after a failure) or "once". A tool of "once" gets its call when the model's turn
-    has ended.
+    may run again after a failure) or "once". The methods of a tool with "once" are called only when
+    the model's turn has ended.
     """
 
     name: ClassVar[str] = ""
@@ -65,22 +65,22 @@ class StreamingTool:
         """Called when the model has written the tool's name: open connections here."""
 
     def argument(self, name: str, value: Any) -> None:
-        """Called when an argument is complete."""
+        """Called when the argument `name` is complete, with its value."""
 
     def line(self, name: str, line: str) -> None:
-        """Called for each complete line of an argument that is a string, without its end."""
+        """Called for each complete line of a string argument. `line` has no newline at its end."""
 
     def statement(self, name: str, code: str) -> None:
         """Called for each top-level Python statement of an argument, when the next one begins."""
 
     def finish(self) -> Any:
-        """Called when the call is complete, with its `arguments`. Returns the result."""
+        """Called when the call is complete: `self.arguments` has all. Returns the result."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """What the server knows of a tool: the function that models see, and how it may run."""
+    """A tool as the server knows it: the function that models see, and how it may run."""
 
     function: Function
     effects: Effects
@@ -94,7 +94,7 @@ class ToolSpec:
             raise ValueError(f"timeout_s must be in 0 to 3600, got {self.timeout_s}")
 
     def told(self) -> dict[str, Any]:
-        """The tool as an engine announces it."""
+        """The tool as JSON, in the form in which an engine announces it."""
         return {
             "name": self.function.name,
             "description": self.function.description,
@@ -107,7 +107,7 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class _Marked:
-    """What the decorator was told about a function."""
+    """The settings that `@tool` was given for a function."""
 
     name: str | None
     effects: Effects
@@ -122,7 +122,12 @@ def tool(
     effects: Effects = "once",
     timeout_s: float = TIMEOUT_S,
 ) -> Any:
-    """Make a function a tool. Its name, docstring and annotations are what the model sees."""
+    """Make a function a tool. The model sees its name, docstring and annotations.
+
+    `name` defaults to the function's name. `effects` says what running the tool twice would do:
+    "none", "idempotent" or "once". A tool with "none" may start before the model's turn has ended.
+    `timeout_s` is the longest time of one call, in seconds.
+    """
 
     def mark(function: F) -> F:
         setattr(function, _MARK, _Marked(name, effects, timeout_s))
@@ -133,7 +138,7 @@ def tool(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A tool of a module: its description, and what makes an object for one call."""
+    """A tool of a module: its description, and the class or function that runs one call."""
 
     spec: ToolSpec
     make: Callable[[], StreamingTool]
@@ -168,7 +173,11 @@ def _found(function: Callable[..., Any], marked: _Marked) -> Found:
 
 
 def spec_of(function: Callable[..., Any]) -> ToolSpec:
-    """A function as a tool. Without `@tool` it has effects "once", and TIMEOUT_S."""
+    """The description of a function as a tool.
+
+    A function without `@tool` has effects "once" and the timeout TIMEOUT_S. Raises TypeError for
+    anything but a function.
+    """
     if not inspect.isroutine(function):
         raise TypeError(f"a tool is a function, not {function!r}: streaming tools run in a server")
     marked = getattr(function, _MARK, None)
@@ -200,7 +209,7 @@ def _spec_of_class(cls: type[StreamingTool]) -> ToolSpec:
 
 
 def _schema(types: Mapping[str, Any], required: list[str]) -> dict[str, Any]:
-    """The JSON schema of arguments with these types. A dict instead of a type is a schema."""
+    """The JSON schema of arguments with these types. A dict in place of a type is a schema."""
     properties = {name: _schema_of(one) for name, one in types.items()}
     return {"type": "object", "properties": properties, "required": required}
 

@@ -1,4 +1,4 @@
-"""Tools in OpenAI's shape: those that a call may use, and those that an assistant called."""
+"""Tools in OpenAI's JSON shape: those that a call may use, and those that an assistant called."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOOSE = {"extra": "ignore", "allow_inf_nan": False}
 class Function:
     """A function that the model may call. `parameters` is a JSON schema of its arguments.
 
-    `strict` holds the arguments to the schema even where the model is free not to call.
+    `strict` constrains the arguments to the schema, also where the model may choose not to call.
     """
 
     name: str
@@ -64,9 +64,10 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTool:
-    """A tool of a run that the client computes: what running it twice would do.
+    """A tool of an agent's run that the client computes.
 
-    The run fails when the client has had no request open for `lease_s` seconds of a call.
+    `effects` says what running it twice would do. The run fails when a call of the tool is due and
+    the client has had no request open for `lease_s` seconds.
     """
 
     name: str
@@ -116,7 +117,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedFunction:
-    """The name of the function of a tool that must be called."""
+    """The name of a function that the model must call."""
 
     name: str
 
@@ -125,7 +126,7 @@ class NamedFunction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedTool:
-    """The tool that must be called."""
+    """The tool that the model must call."""
 
     function: NamedFunction
     type: Literal["function"] = field(default="function")
@@ -147,7 +148,7 @@ def check_tools(tools: tuple[Tool, ...]) -> None:
 
 
 def check_choice(choice: ToolChoice, tools: tuple[Tool, ...]) -> None:
-    """Raise InvalidRequest for a choice that these tools do not allow."""
+    """Raise InvalidRequest if `choice` needs a tool that is not among `tools`."""
     if isinstance(choice, NamedTool):
         if choice.function.name not in {tool.function.name for tool in tools}:
             raise InvalidRequest(

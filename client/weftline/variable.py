@@ -1,4 +1,4 @@
-"""The futures of a session: variables by id, without a value of their own."""
+"""The variables of a session, as the client holds them: an id, and no value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class VariableBase:
-    """A named value of a session. It is a future until its call has run."""
+    """A named value of a session. The value is in the server, and is read with `get`."""
 
     def __init__(self, session: SessionBase[Any], id: str) -> None:
         self.id = id

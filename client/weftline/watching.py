@@ -1,4 +1,4 @@
-"""The events that a watched submit pushes, as plain data."""
+"""The events that the server pushes for a submit with `watch`, as plain data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weftline.errors import WeftlineError
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The calls were accepted into this session."""
+    """The server has accepted the calls into this session."""
 
     session_id: str
 
@@ -42,7 +42,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """The client may compute the step that makes the variable, once it has the step's inputs."""
+    """The client step that writes the variable may run, once the client has the step's inputs."""
 
     variable: str
 
@@ -57,7 +57,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The session's graph. It is the last event, where it was asked for."""
+    """The session's graph. If the submit asked for it, it is the last event."""
 
     graph: Mapping[str, Any]
 

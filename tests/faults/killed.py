@@ -45,6 +45,12 @@ class Killed:
         self._arguments = [*own, *arguments]
         self._process: ForkServerProcess | None = None
 
+    @property
+    def pid(self) -> int:
+        """Of the server, which must run."""
+        assert self._process is not None and self._process.pid is not None
+        return self._process.pid
+
     async def start(self) -> None:
         """Start it, and wait until it is ready."""
         assert self._process is None

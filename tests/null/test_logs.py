@@ -79,6 +79,21 @@ async def test_no_line_holds_texts(serve: Serve, capsys: pytest.CaptureFixture[s
     assert "secret" not in said
 
 
+async def test_no_line_holds_a_key(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    """A right key, a wrong one, and one in a place where it does not belong; at every level."""
+    configure(LogFormat.JSON, "debug")
+    server = await serve(config=ServerConfig(keys={"secret-key": "a"}))
+    right, wrong = ({"Authorization": f"Bearer {key}"} for key in ("secret-key", "secret-guess"))
+    assert (await server.http.get("/v1/models", headers=right)).status_code == 200
+    assert (await server.http.get("/v1/models", headers=wrong)).status_code == 401
+    assert (await server.http.get("/v1/models?key=secret-key")).status_code == 401
+    both = capsys.readouterr()
+    lines = [json.loads(line) for line in both.err.splitlines()]
+    assert lines and not any(line["logger"].startswith("uvicorn.access") for line in lines)
+    ours = [line for line in lines if not line["logger"].startswith(("httpx", "httpcore"))]
+    assert "secret" not in json.dumps(ours) + both.out  # httpx is the test's own client
+
+
 async def test_lines_hold_texts_when_the_operator_asks(
     serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,16 +1,16 @@
 """The kit that the LangChain and the LlamaIndex adapter share. It imports neither framework.
 
 server      Server: where models are served, and the environment's settings
-background  Background: one event loop in a thread, on which adapters wait for servers
-feed        Feed: submits the calls of a run, and follows their values as the server pushes them
-ahead       Claims: matches requests with the calls that were submitted ahead of them
+background  Background: one event loop in a thread of its own, which sends all requests
+feed        Feed: submits the calls of a run, and receives their values as the server pushes them
+ahead       Claims: finds, for a request, the equal call that was sent ahead
 early       EarlyTurn: starts tools while a model still writes its answer
 pieces      Piece: a part of a prompt, with the name of the value that it came from
 sessions    RunSession: the server's session for one run of an application, and its end
-promises    Promises: the texts that steps of the client still owe to submitted calls
+promises    Promises: the inputs of submitted calls that the client itself must still set
 calls       Inputs: the input placeholders of one call
 retrieval   Retrieval: embeds, adds, finds and reranks, each with one submit
-openai      values as the answers of OpenAI's API
+openai      turns values into responses of OpenAI's API
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls that were submitted ahead, and how requests that ask the same find them."""
+"""Calls that were sent ahead, and how a request of the application finds the equal call."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(eq=False)
 class Planned(Generic[K]):
-    """A call that was submitted ahead, and its result.
+    """A call that was sent ahead, and its result.
 
-    `reads` has the results that its prompt needs, by variable. `key_of` makes the request's key
-    from their values: two requests have equal keys only if they ask the same. It gives None where
-    the application would fail before it makes the request.
+    `reads` maps the variables in the call's prompt to their results. `key_of` makes a key from
+    their values. Two requests have equal keys only if their prompts and parameters are equal. The
+    key is None where the application would fail before it makes the request.
     """
 
     result: Result
@@ -29,7 +29,7 @@ class Planned(Generic[K]):
 
     @property
     def is_running(self) -> bool:
-        """Whether its result is still to come."""
+        """Whether the result has not arrived yet."""
         return not self.result.value.done()
 
 
@@ -39,7 +39,7 @@ class Claims(Generic[K]):
     def __init__(self, planned: Sequence[Planned[K]]) -> None:
         self.planned = tuple(planned)
         self._lock = Lock()
-        self._unknown = list(planned)  # their prompts still wait for values
+        self._unknown = list(planned)  # their prompts read values that have not arrived
         self._known: defaultdict[K, deque[Planned[K]]] = defaultdict(deque)
 
     def claim(self, key: K) -> Planned[K] | None:
@@ -59,7 +59,7 @@ class Claims(Generic[K]):
         return not all(planned.is_claimed for planned in self.planned)
 
     def _file(self) -> None:
-        """File by key the calls whose prompts have become known."""
+        """Index by key the calls whose prompts have become complete."""
         unknown = []
         for planned in self._unknown:
             if any(not result.value.done() for result in planned.reads.values()):

@@ -1,8 +1,8 @@
-"""One event loop in a thread of its own, on which the adapters wait for servers.
+"""One event loop in a thread of its own, which sends the requests of all adapters.
 
-A framework may call a model from any thread and any event loop. Work on this loop outlives the
-caller's loop, and so do its connections. A caller that wants a result waits for a future, so no
-caller can block another caller's answer.
+A framework may call a model from any thread and any event loop. Work on this loop and its
+connections outlive the caller's loop. A caller waits for a future, so that no caller can block the
+result of another one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_CLIENTS = 64
 
 
 class Background:
-    """The loop, and one client for each server. Each is made when it is first needed."""
+    """The event loop, and one client for each server. Each one is made when it is first needed."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -71,7 +71,7 @@ class Background:
         return client
 
     def forget(self) -> None:
-        """Start afresh after a fork: the child has the memory of the loop, but not its thread."""
+        """Start afresh after a fork: the child process has a copy of the loop, but no thread."""
         self._lock, self._loop, self._clients = Lock(), None, {}
 
 
@@ -81,13 +81,13 @@ async def awaited(future: Future[T], timeout_s: float | None = None) -> T:
     Raises TimeoutError after `timeout_s` seconds.
     """
     inner = asyncio.wrap_future(future)
-    # If this wait is cancelled, a later error has no reader, and asyncio would log it.
+    # If this wait is cancelled, nobody reads a later error, and asyncio would log it.
     inner.add_done_callback(lambda done: done.cancelled() or done.exception())
     reader = asyncio.shield(inner)
     if timeout_s is None:
         return await reader
-    # asyncio.timeout would keep the caller's context, and all that it names, until the time is
-    # over: a loop drops a cancelled timer only when no earlier one is before it.
+    # asyncio.timeout would keep the caller's context variables alive until the time is over,
+    # because a loop removes a cancelled timer only when it is the next one due.
     timer = inner.get_loop().call_later(timeout_s, _expire, reader, context=Context())
     try:
         return await reader
@@ -102,14 +102,14 @@ def _expire(reader: asyncio.Future[Any]) -> None:
 
 @dataclass(slots=True)
 class _Link(Generic[T]):
-    """An item, and the link after it once that is known. None ends the chain."""
+    """An item of a chain, and the next link once it exists. None ends the chain."""
 
     item: T
     next: Future[_Link[T] | None] = field(default_factory=Future)
 
 
 class Chain(Generic[T]):
-    """Items that arrive one by one. Readers on any thread or loop each start at the first item."""
+    """A list of items that grows. Each reader gets all items, on any thread or event loop."""
 
     def __init__(self) -> None:
         self._first: Future[_Link[T] | None] = Future()
@@ -122,7 +122,7 @@ class Chain(Generic[T]):
         self._last = link.next
 
     def end(self, error: BaseException | None = None) -> None:
-        """Say that no more items follow. A reader that reaches the end raises `error`, if given."""
+        """End the chain. A reader that reaches the end raises `error`, if there is one."""
         if self._last.done():
             return
         if error is None:
@@ -131,7 +131,7 @@ class Chain(Generic[T]):
             self._last.set_exception(error)
 
     def read(self, timeout_s: float | None = None) -> Generator[T, None, None]:
-        """The items as they arrive. Raises the error that ended them.
+        """The items as they arrive. Raises the error that ended the chain.
 
         Raises TimeoutError when the next item takes longer than `timeout_s` seconds.
         """

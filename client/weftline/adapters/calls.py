@@ -17,7 +17,7 @@ class Inputs:
         self._by_name: dict[str, Placeholder] = {}
 
     def bind(self, name: str, bound: Placeholder) -> str:
-        """The name of the placeholder for `bound`: `name`, or with a number if that is taken."""
+        """The name of the placeholder for `bound`: `name`, with a number if `name` is taken."""
         number, free = 1, name
         while free == OUTPUT or self._is_another(free, bound):
             number += 1

@@ -19,10 +19,10 @@ T = TypeVar("T")
 # Starts a tool for a call's name and arguments; None if the call has to wait for its turn.
 Start = Callable[[str, dict[str, Any]], T | None]
 
-# The most results that wait to be taken. A run that breaks off leaves its results here.
+# The most results that are kept for their calls. A run that breaks off leaves its results here.
 MOST_WAITING = 1024
-# The most functions that run ahead at a time. Those beyond wait for their turn. Python's own pools
-# of threads stop at 32 too.
+# The most tools that run before their turn at the same time. Further tools start when the framework
+# calls them. Python's own thread pools have at most 32 threads too.
 MOST_RUNNING = 32
 
 
@@ -37,10 +37,10 @@ class _Call:
 
 
 class StartedTools(Generic[T]):
-    """The tools that have started ahead of their turn, by the ids of their calls.
+    """The tools that have started before the model's turn ended, by the ids of their calls.
 
-    A result is handed over once, and only to a call with the same name and arguments. Another
-    attempt at an answer may have written another call under the same id.
+    Each result is given to one call, and only to a call with the same name and arguments. Another
+    attempt of the same turn may have written another call with the same id.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class StartedTools(Generic[T]):
                 self._waiting.popitem(last=False)
 
     def claim(self, id: str | None, name: str, arguments: Mapping[str, Any]) -> T | None:
-        """The result of the tool that was started for this very call; None if there is none."""
+        """The result of the tool that was started for exactly this call, or None."""
         with self._lock:
             found = self._waiting.pop(id or "", None)
         if found is None or found[:2] != (name, arguments):
@@ -64,10 +64,10 @@ class StartedTools(Generic[T]):
 
 
 class EarlyTurn(Generic[T]):
-    """One answer of a model. A call's tool starts when the call's arguments are complete.
+    """One turn of a model. The tool of a call starts when the call's arguments are complete.
 
-    It takes the parts of calls as OpenAI's stream has them. The server sends the text of a call's
-    arguments only up to their end, so an object that closes is what the call is made with.
+    It receives the parts of calls as they stand in OpenAI's stream. The server sends nothing after
+    the end of a call's arguments, so the arguments are complete when their JSON object closes.
     """
 
     def __init__(self, start: Start[T], started: StartedTools[T]) -> None:
@@ -76,7 +76,7 @@ class EarlyTurn(Generic[T]):
         self._calls: dict[int, _Call] = {}
 
     def see(self, index: int, id: str | None, name: str | None, arguments: str | None) -> None:
-        """Take a part of call number `index`, and start the tool if the part completes the call."""
+        """Read a part of call number `index`. If it completes the call, start the call's tool."""
         call = self._calls.setdefault(index, _Call())
         call.id = id or call.id
         call.name += name or ""
@@ -111,7 +111,10 @@ _running = BoundedSemaphore(MOST_RUNNING)
 
 
 def in_thread(run: Callable[[], T]) -> Future[T] | None:
-    """Start `run` in a thread, with a copy of the context variables; None if too many run now."""
+    """Start `run` in a thread, with a copy of the context variables.
+
+    Returns None, and starts nothing, if MOST_RUNNING functions are running now.
+    """
     if not _running.acquire(blocking=False):
         return None
     context = contextvars.copy_context()

@@ -1,4 +1,4 @@
-"""The feed of a run: submits its calls, and follows their values as the server pushes them."""
+"""The feed of a run: submits its calls, and receives their values as the server pushes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from weftline.steps import Step
 from weftline.watching import Event, Failed, Graph, Part, Submitted, Value
 
 OnSettled = Callable[[Value | Failed], None]
-"""Called on the background loop when a variable becomes ready or fails, before its readers know."""
+"""Called on the background loop when a variable is ready or has failed, before its readers."""
 
 
 class Result:
@@ -56,7 +56,7 @@ class Result:
 NO_LIMITS: Mapping[str, float] = MappingProxyType({})
 
 
-# The server answers a submit with these where one of its calls cannot run. The others could.
+# The server responds with these where one call of a submit cannot run. The other calls could run.
 _REFUSALS = frozenset(
     {
         HTTPStatus.BAD_REQUEST,
@@ -69,9 +69,11 @@ _REFUSALS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Draft:
-    """A submit before its session is known, and its terms; `within` has seconds by variable.
+    """A submit whose session is not known yet.
 
-    One that `joins` a session opens it by that id, unless it is open.
+    `joins` is the id of a session to join; the server opens the session if it is not open.
+    `follows` says that it is not the first submit of its run. `within` maps variables to the
+    longest wait for them, in seconds.
     """
 
     calls: tuple[Call, ...]
@@ -98,9 +100,10 @@ class _Draft:
         )
 
     def alone(self, call: Call, made: Set[str]) -> _Draft:
-        """A submit of one of the calls, which follows all that the call makes.
+        """A submit of one of the calls, which watches all outputs of the call.
 
-        The steps that it needs go with it, unless they have `made` their output before.
+        It includes the steps that the call needs, except those in `made`, which were
+        submitted before.
         """
         watch = tuple(_variables(call, InOut.OUT))
         steps = self.steps_for(_variables(call, InOut.IN), made)
@@ -118,7 +121,7 @@ class _Draft:
 
 
 class _Limit:
-    """A timer that calls a function, unless it is restarted or stopped before."""
+    """A timer that calls a function, unless it is restarted or stopped first."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -136,9 +139,9 @@ class _Limit:
 class Feed:
     """The submits of one run to one session, and the results of their variables.
 
-    Its methods may be called from any thread. `results` holds the result of each watched variable,
-    and `session` the server's id of the session, once the server has named it.
-    A feed that `joins` a session, by the id that the run chose for it, does not end it.
+    Its methods may be called from any thread. `results` has the result of each watched variable.
+    `session` has the server's id of the session, when the server has sent it. With `joins`, the
+    feed uses the session with this id, which the run has chosen, and does not close it.
     """
 
     def __init__(
@@ -166,12 +169,12 @@ class Feed:
         max_retries: int = MAX_RETRIES,
         within: Mapping[str, float] = NO_LIMITS,
     ) -> None:
-        """Submit `calls` and `steps`, and follow the variables of `watch`.
+        """Submit `calls` and `steps`, and watch the variables of `watch`.
 
-        `parts` asks for texts as they are generated, and `graph` for the session's graph at the
-        end. A submit with `close` is the run's last one: the server then closes the session.
-        A variable of `within` fails with Timeout when its value, or the next part of its text,
-        takes longer than that many seconds.
+        `parts` asks for texts as they are generated. `graph` asks for the session's graph at the
+        end. `close` says that this is the run's last submit, after which the server closes the
+        session. `within` maps variables to seconds: a variable fails with Timeout when its value,
+        or the next part of its text, takes longer.
         """
         assert not self._is_last, "nothing follows the last submit"
         assert not (close and self._joins), "the run ends its session"
@@ -195,25 +198,31 @@ class Feed:
         self._work.append(BACKGROUND.start(self._follow(draft)))
 
     def fetch_graph(self) -> Future[dict[str, Any]]:
-        """The session's graph: the one that the last submit brings, or else the present one."""
+        """The session's graph: that at the end of the last submit, or else the present one."""
         return self.graph if self._is_last else BACKGROUND.start(self._fetch_graph())
 
     def show_graph(self, on_graph: OnGraph) -> None:
-        """Call `on_graph` when the last submit brings the graph; never, if the run ends before."""
+        """Call `on_graph` with the graph when the last submit ends.
+
+        It is not called if the run ends before that.
+        """
         self.graph.add_done_callback(partial(_pass_on, on_graph))
 
     def when_opened(self, then: Callable[[str], None]) -> None:
-        """Call `then` with the server's id of the session, once the server has named it."""
+        """Call `then` with the server's id of the session, when the server has sent it."""
         self.session.add_done_callback(
             lambda named: then(named.result()) if named.exception() is None else None
         )
 
     def when_over(self, then: Callable[[], None]) -> None:
-        """Call `then` when the last submit so far has been answered in full, or was cancelled."""
+        """Call `then` when the stream of the last submit so far has ended or was cancelled."""
         self._work[-1].add_done_callback(lambda _: then())
 
     def close(self) -> None:
-        """End the session, or this feed's part of it. The server cancels what still runs."""
+        """Close the session, or stop reading in a session that this feed has joined.
+
+        The server cancels the calls that nobody else reads.
+        """
         if not self._work:
             return
         done = all(result.value.done() for result in self.results.values())
@@ -221,11 +230,12 @@ class Feed:
         if ends and done and not self._is_overdue:
             return  # it ends by itself, and its connection can be used again
         if self._joins is None and (self.session.done() or not self._is_last):
-            # For a connection that only breaks off, the server waits a second for its client.
+            # Closing the session is faster than breaking the connection: then the server waits a
+            # second for the client to come back.
             BACKGROUND.start(self._end())
         if ends:
             for work in self._work:
-                work.cancel()  # the connection closes, and with it the session or its readers
+                work.cancel()  # closes the connection, which ends the session or its readers
 
     async def _follow(self, draft: _Draft) -> None:
         limits = {variable: _Limit(draft.within[variable]) for variable in draft.within}
@@ -243,16 +253,17 @@ class Feed:
         finally:
             for limit in limits.values():
                 limit.stop()
-            # The stream was cancelled or ended early: no reader may wait forever.
+            # If the stream was cancelled or ended early, its readers must not wait forever.
             ended = Cancelled("the answer ended before this value")
             self._fail(draft.watch, ended)
             if draft.close and not self.graph.done():
                 self.graph.set_exception(ended)
 
     async def _join(self, draft: _Draft) -> str | None:
-        """The run's session, or None if no earlier submit was accepted: this one then opens it.
+        """Wait for the id of the run's session. None if no earlier submit was accepted.
 
-        Raises the earlier error where `draft` only reads what those calls would have made.
+        With None, `draft` opens the session. Raises the error of the earlier submit if `draft` has
+        no calls, because it then only reads variables that the earlier calls would have written.
         """
         while draft.joins is None:
             opening = self.session
@@ -273,9 +284,10 @@ class Feed:
         limits: Mapping[str, _Limit],
         accepted: asyncio.Event | None = None,
     ) -> WeftlineError | None:
-        """Submit, and take what the server pushes. Returns the error of a submit that is refused.
+        """Submit, and settle the results with the events that the server pushes.
 
-        Raises the error of a stream that breaks off.
+        Returns the error if the server refuses the submit. Raises the error of a stream that breaks
+        off.
         """
         client = await BACKGROUND.client(self.server)
         began = False
@@ -296,9 +308,9 @@ class Feed:
         return None
 
     async def _push_separately(self, draft: _Draft, limits: Mapping[str, _Limit]) -> None:
-        """Submit each call of a refused submit alone, producers first.
+        """Submit each call of a refused submit by itself, producers before their consumers.
 
-        So only the calls at fault fail, and those that read their outputs.
+        Then only the calls at fault fail, and the calls that read their outputs.
         """
         refused: dict[str, WeftlineError] = {}
         made: set[str] = set()
@@ -337,7 +349,7 @@ class Feed:
     async def _accepted(
         self, draft: _Draft, limits: Mapping[str, _Limit], pushes: asyncio.TaskGroup
     ) -> WeftlineError | None:
-        """Submit, and go on when the server has accepted it. Returns the error of a refusal."""
+        """Submit, and return when the server has accepted it. Returns the error of a refusal."""
         accepted = asyncio.Event()
         session = self.session.result() if self.session.done() else None
 
@@ -365,7 +377,7 @@ class Feed:
                 if not self.session.done():
                     self.session.set_result(session)
             case Part(variable, text):
-                if not self.results[variable].value.done():  # a part may come after its limit
+                if not self.results[variable].value.done():  # a part may arrive after its limit
                     self.results[variable].add(text)
             case Value(variable, value, facts) if self.session.done():
                 told = {**facts, "session_id": self.session.result()}
@@ -385,7 +397,10 @@ class Feed:
     def _fail(
         self, variables: Sequence[str], error: WeftlineError, *, opened: bool = False
     ) -> None:
-        """Fail what has not settled. Unless `opened`, no further submit waits for the session."""
+        """Fail the variables that have not settled.
+
+        Unless `opened`, also fail the session's id, so that no further submit waits for it.
+        """
         if not opened and not self.session.done():
             self.session.set_exception(error)
         for variable in variables:
@@ -405,7 +420,7 @@ class Feed:
 
 
 def _variables(call: Call, side: InOut) -> list[str]:
-    """The variables that `call` reads or makes."""
+    """The variables that `call` reads or writes."""
     found = (p.semantic_var_id for p in call.placeholders if p.in_out is side)
     return [name for name in found if name is not None]
 

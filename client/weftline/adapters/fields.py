@@ -1,6 +1,7 @@
-"""The server of an adapter's class, as fields of a pydantic model: its address, key and time limit.
+"""The fields of an adapter's pydantic models that name a server: its address, key and time limit.
 
-Both frameworks bring pydantic. The client does not need it, and imports this file nowhere else.
+Only the adapters import this file. Both frameworks install pydantic, which the client does not
+need.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ def api_key_of_environment() -> SecretStr | None:
 
 
 class ServerFields(BaseModel):
-    """Where requests go. `base_url` may end in `/v1`, as it does for the chat models."""
+    """The server to which requests go. `base_url` may end in `/v1`, as for the chat models."""
 
     base_url: str = Field(default_factory=default_base_url, validate_default=True)
     api_key: SecretStr | None = Field(default_factory=api_key_of_environment, exclude=True)
     timeout: float | None = Field(default=600.0, gt=0)
-    """Seconds for which the server may be silent; None waits for ever."""
+    """The longest silence of the server, in seconds, before Timeout is raised. None: no limit."""
 
     @field_validator("base_url", mode="before")
     @classmethod

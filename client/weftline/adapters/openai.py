@@ -1,4 +1,4 @@
-"""Values of a graph in the shapes of OpenAI's answers."""
+"""Turns the values of a graph into responses of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def usage(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The `usage` of an answer, from the facts of a value."""
+    """The `usage` of a response, from the facts that came with a value."""
     prompt, output = facts["prompt_tokens"], facts["output_tokens"]
     return {
         "prompt_tokens": prompt,
@@ -18,18 +18,18 @@ def usage(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def finish_reason(value: Any, reason: str) -> str:
-    """The `finish_reason` of an answer: one that calls tools and was not cut off ends with them."""
+    """The `finish_reason` of a response: "tool_calls" for a complete message that calls tools."""
     calls = isinstance(value, dict) and value.get("tool_calls")
     return "tool_calls" if calls and reason == "stop" else reason
 
 
 def message(value: Any) -> dict[str, Any]:
-    """The assistant's message: with tools a value is the message itself, otherwise its text."""
+    """The assistant's message. The value of a call with tools is the message, else its text."""
     return value if isinstance(value, dict) else {"role": "assistant", "content": value}
 
 
 def whole_delta(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A complete message as the `delta` of one chunk; its tool calls get their index."""
+    """A complete message as the `delta` of one chunk. Each tool call gets its index."""
     calls = message.get("tool_calls") or ()
     indexed = [{**call, "index": index} for index, call in enumerate(calls)]
     return {**message, "tool_calls": indexed}

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-# From this length on, a value that occurs inside a longer word still counts as the value.
+# A value of at least this many characters is also found inside a longer word.
 MIN_DISTINCT = 8
-MAX_SEARCHES = 64 << 20  # characters searched for one text, which takes some 10 ms
+MAX_SEARCHES = 64 << 20  # characters searched for the values of one text: about 10 ms of work
 
 
-class Piece(NamedTuple):  # a call makes several, and a frozen dataclass takes 1 µs to make
-    """A part of a message. `from_var` is the variable of an earlier call that holds `text`.
+class Piece(NamedTuple):  # each call makes several; making a frozen dataclass takes 1 µs
+    """A segment of a message. `from_var` is the variable of an earlier call that has `text`.
 
-    Without text it says that the tool calls of its message came from that variable.
+    With an empty `text` it says that the tool calls of the message came from that variable.
     """
 
     text: str
@@ -60,7 +60,9 @@ def to_wire(messages: Sequence[Pieces | None]) -> list[list[dict[str, str]] | No
 
 
 def by_search(text: str, values: Iterable[tuple[str, str]], shortest: int) -> Pieces:
-    """Find named `values` in `text`: the longest first, and none inside another.
+    """Cut `text` at the named `values` in it. Longer values are searched first.
+
+    A value is not searched for inside another one that was found.
 
     Values with fewer than `shortest` characters are not searched for, because they also occur by
     chance.

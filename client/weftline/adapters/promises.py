@@ -1,4 +1,7 @@
-"""The texts that a client owes the calls of its run, because its own steps make them."""
+"""The inputs of submitted calls that the client itself must set, because its own steps make them.
+
+Such an input is called owed until the client has set it.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from weftline.protocol import Call, InOut, SetVariable
 from weftline.steps import MAX_NAME, ClientStep
 
 Origin = Callable[[str], tuple[str, tuple[str, ...]]]
-"""Gives the step that makes a variable: its name, and the server's variables that it reads."""
+"""Returns, for a variable, the name of the step that makes it, and the variables that it reads."""
 
 
 class Promises:
-    """The submitted calls, and the variables among their inputs that the client has to set."""
+    """The submitted calls, and those of their inputs that the client must set."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[frozenset[str], tuple[str, ...]]] = []  # inputs and outputs
@@ -25,9 +28,10 @@ class Promises:
         self._declared: set[str] = set()
 
     def owe(self, calls: Sequence[Call], own: Iterable[str], origin: Origin) -> list[ClientStep]:
-        """Note `calls`, which are about to be submitted. `own` are the variables of the client.
+        """Note `calls`, which are about to be submitted. `own` are the variables to set here.
 
-        Returns the steps to submit with the calls: one for each variable that has none yet.
+        Returns the client steps to submit with the calls: one for each variable of `own` for which
+        no step was submitted before.
         """
         for call in calls:
             inputs = frozenset(_names(call, InOut.IN))
@@ -38,14 +42,14 @@ class Promises:
         return [_step(name, *origin(name)) for name in new]
 
     def due(self, known: Mapping[str, object]) -> list[str]:
-        """The variables that have become known and are to be set. Each is returned once."""
+        """The owed variables that have a value in `known`. Each one is returned once."""
         due = [name for name in self._owed if name in known]
         for name in due:
             del self._owed[name]
         return due
 
     def readers(self, name: str) -> Iterator[str]:
-        """The variables that submitted calls make of `name`, directly or by others in between."""
+        """The variables that depend on `name`: outputs of calls that read it, and so on."""
         found = {name}
         for inputs, outputs in self._calls:  # producers come first
             if inputs & found:
@@ -59,7 +63,7 @@ def keep(feed: Feed, variable: str, value: Any) -> Future[None]:
 
 
 def fail(feed: Feed, variable: str, error: BaseException) -> Future[None]:
-    """Fail the output of a step of the client, and with it what reads it."""
+    """Fail the output of a step of the client. The calls that read it fail, too."""
     return BACKGROUND.start(_set(feed, variable, outcome_of(error)))
 
 
@@ -75,7 +79,7 @@ def own_inputs(calls: Iterable[Call]) -> Iterator[str]:
 
 def _step(out: str, name: str, reads: tuple[str, ...]) -> ClientStep:
     shown = "".join(char if char.isprintable() else " " for char in name)[:MAX_NAME]
-    # It runs once, whatever happens: nobody knows what a repetition would do.
+    # The adapter does not know what running the step twice would do, so it runs once.
     return ClientStep(name=shown, reads=reads, out=out, effects="once")
 
 

@@ -1,6 +1,6 @@
-"""What the adapters' embedders, vector stores and rerankers ask of a server: one submit each.
+"""The requests of the adapters' embedders, vector stores and rerankers. Each is one submit.
 
-Each request has a session of its own, which the server closes after the answer.
+Each request has a session of its own, which the server closes after its response.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ T = TypeVar("T")
 
 EMBEDDED, ANSWER = "embedded", "answer"  # the variables of a submit
 
-# One submit holds at most this many characters or numbers of a vector, because the server refuses
-# bodies of more than 8 MiB. A number takes 6 characters of base64, and a character up to 4 bytes.
+# One submit has at most this many characters or numbers of vectors, because the server refuses
+# bodies of more than 8 MiB. A number is 6 characters of base64. A character of text is up to 4
+# bytes.
 MAX_CHARS = 1_000_000
 MAX_NUMBERS = 1_000_000
 
@@ -36,7 +37,7 @@ class Asked:
 
 
 def embed(texts: Sequence[str], engine: str | None) -> Asked:
-    """The vectors of texts; `vectors_of` reads the answer."""
+    """Embeds texts. `vectors_of` reads the vectors from the value."""
     return Asked((Embed(in_=Source(value=list(texts)), out=ANSWER, engine=engine),))
 
 
@@ -115,9 +116,9 @@ def vectors_of(value: Mapping[str, Any]) -> list[list[float]]:
 
 
 def portions(texts: Sequence[str], width: int = 0) -> list[slice]:
-    """Slices of `texts`, each small enough for one submit; one slice where all of them fit.
+    """Slices of `texts` that are small enough for one submit each.
 
-    `width` counts the numbers of each text's vector, where the client sends it.
+    `width` is how many numbers each text's vector has, or 0 where the client sends no vectors.
     """
     found, start, chars = [], 0, 0
     most_items = MAX_NUMBERS // width if width else len(texts)
@@ -150,7 +151,7 @@ class Retrieval:
 
 
 async def _result(work: Coroutine[Any, Any, T]) -> T:
-    """The result of work on the background loop, which is cancelled with this wait."""
+    """Wait for `work` on the background loop. Cancelling this wait cancels the work."""
     future = BACKGROUND.start(work)
     try:
         return await awaited(future)

@@ -1,4 +1,4 @@
-"""Where an adapter's models are served, and what the environment says about it."""
+"""The server that an adapter uses, and its defaults from environment variables."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ NO_KEY = "none"  # what a client that requires a key sends where there is none
 class Server:
     """The address of a server, without /v1, and how requests are sent to it.
 
-    `timeout_s` bounds the silence of a server that should answer, and `headers` go with every
-    request, beside the API key.
+    `timeout_s` is the longest silence of the server, in seconds, before Timeout is raised.
+    `headers` are sent with every request, beside the API key.
     """
 
     base_url: str
@@ -28,12 +28,12 @@ class Server:
 
     @property
     def place(self) -> tuple[str, str | None]:
-        """Equal for two that share their sessions: the address and the key."""
+        """The address and the key. Two servers with equal places share their sessions."""
         return self.base_url, None if self.api_key in ("", NO_KEY) else self.api_key
 
 
 def default_base_url() -> str:
-    """WEFTLINE_BASE_URL, or a server on this machine."""
+    """The address in WEFTLINE_BASE_URL, or else that of a server on this machine."""
     return os.environ.get("WEFTLINE_BASE_URL") or DEFAULT_BASE_URL
 
 

@@ -1,7 +1,8 @@
-"""The server's session for one run of an application: its name, its answers, and its end.
+"""The server's session for one run of an application: its id, its answers, and its end.
 
-Opening a session costs no request: its name travels with the run's calls. Closing one costs at most
-one request: the ids of ended sessions travel with the next request, or go soon after by themselves.
+Opening a session needs no request of its own, because the run's calls carry the session's id.
+Closing one needs at most one request: the next request carries the ids of ended sessions. If no
+request follows soon, a thread closes them.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ OURS = "weftline"
 """The field of OpenAI's requests and answers that holds ours."""
 
 MAX_NAME = 128  # characters of a call's name
-MAX_CLOSED = 64  # the server takes as many with one request
+MAX_CLOSED = 64  # the server closes at most this many sessions with one request
 FLUSH_S = 0.5
 
 Delete = Callable[[str], Any]
 
 
 class Closer:
-    """Closes the ended sessions of one server: with the next request, or soon in its own thread.
+    """Closes the ended sessions of one server, with the next request or soon in its own thread.
 
-    The user never waits for it. A session that it cannot close expires in the server.
+    No user waits for this. A session that cannot be closed expires in the server.
     """
 
     def __init__(self, delete: Delete) -> None:
@@ -64,8 +65,8 @@ class Closer:
                 try:
                     self.delete(id)
                 except Exception as error:
-                    # Any error at all: no caller waits for this thread, and a patched HTTP client
-                    # (VCR, a proxy) raises errors of its own. The server cleans up.
+                    # Every error is caught, because a patched HTTP client (VCR, a proxy) raises
+                    # errors of its own, and no caller waits for this thread. The session expires.
                     log.debug("session %s was left to expire: %r", id, error)
 
     def _run(self) -> None:
@@ -91,7 +92,7 @@ class Closers:
             closer = self._by_server.get(server)
             if closer is None:
                 closer = self._by_server[server] = Closer(delete)
-            closer.delete = delete  # the model that gave the one before may be gone
+            closer.delete = delete  # the model whose `delete` was used before may be closed
             return closer
 
     def flush(self) -> None:
@@ -102,9 +103,10 @@ class Closers:
 
 @dataclass(eq=False)
 class RunSession(ABC):
-    """One run's session at one server. Threads share it.
+    """One run's session at one server. Several threads may use it.
 
-    `on_over` is called with the session's id when the run is over; by default it is closed then.
+    `on_over` is called with the session's id when the run is over. By default the session is
+    closed.
     """
 
     max_answers: ClassVar[int]
@@ -112,9 +114,9 @@ class RunSession(ABC):
     closer: Closer
     on_over: Callable[[str], Any] | None = None
     alias: str = field(default_factory=lambda: f"r_{secrets.token_hex(16)}")
-    id: str | None = None  # the server's name for it, known from the first answer on
+    id: str | None = None  # the server's id of the session, known after the first response
     over: bool = False
-    under_way: int = 0  # requests
+    under_way: int = 0  # requests whose response has not ended
     answers: deque[tuple[str, str]] = field(init=False)  # variable and text of each answer
     callers: OrderedDict[str, str] = field(default_factory=OrderedDict)  # variables by tool call
     lock: Lock = field(default_factory=Lock)
@@ -132,12 +134,12 @@ class RunSession(ABC):
             self.under_way += 1
 
     def opened(self, id: str) -> None:
-        """Note the server's name for the session."""
+        """Note the server's id of the session."""
         with self.lock:
             self.id = id
 
     def opened_by_alias(self) -> None:
-        """Note that the server has opened the session, and that its own name was not heard."""
+        """Note that the server has opened the session, but that its id did not arrive here."""
         with self.lock:
             self.id = self.id or self.alias
 
@@ -177,7 +179,7 @@ class RunSession(ABC):
                     self.callers.popitem(last=False)
 
     def trace_calls(self, pieces: Pieces | None, called: Iterable[str]) -> Pieces | None:
-        """`pieces` of a message that calls tools by these ids, with the answer that they are."""
+        """`pieces` of a message with tool calls of these ids, and the variable they came from."""
         with self.lock:
             variable = next((self.callers[id] for id in called if id in self.callers), None)
         if variable is None or any(piece.from_var == variable for piece in pieces or ()):
@@ -215,14 +217,14 @@ class RunSessions(Generic[S]):
 
 
 class Nested:
-    """A part of an application under way; `parent` is the part that contains it."""
+    """A part of a running application, such as a chain. `parent` is the part that contains it."""
 
     __slots__ = ()
 
     parent: Self | None
 
     def ancestry(self) -> Iterator[Self]:
-        """This part and those that contain it, the nearest first."""
+        """This part and the parts that contain it, the innermost first."""
         part: Self | None = self
         while part is not None:
             yield part
@@ -230,10 +232,10 @@ class Nested:
 
 
 class Request:
-    """One request of a run. Enter it before sending, and leave it when the answer is over.
+    """One request of a run. Enter it before sending, and leave it when the response has ended.
 
-    `said` is what the request tells the server under the field `weftline`: its session, its name
-    and the pieces of its messages. It is None for a request that tells nothing.
+    `said` is the value of the request's field `weftline`: its session, its name and the pieces of
+    its messages. It is None for a request without that field.
     """
 
     def __init__(self, said: dict[str, Any] | None, session: RunSession | None = None) -> None:
@@ -254,20 +256,20 @@ class Request:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.session is not None:
-            if self._variable is None:  # without an answer the server may not have read it
+            if self._variable is None:  # without a response, the server may not have read it
                 self.session.closer.add(*self._closed)
                 if error is not None and self.was_answered(error):
                     self.session.opened_by_alias()
             self.session.end()
 
     def was_answered(self, error: BaseException) -> bool:
-        """Whether a request that ended with `error` had been answered with success."""
+        """Whether the server had accepted a request that ended with `error`."""
         return False
 
     def hear(
         self, ids: Mapping[str, str] | None, text: str, called: Iterable[str | None] = ()
     ) -> None:
-        """Note an answer or a chunk of one.
+        """Note a response or a chunk of one.
 
         `ids` names the session and the call's variable, and `called` has the ids of tool calls.
         """
@@ -278,13 +280,13 @@ class Request:
         self._called.update((id, None) for id in called if id)
 
     def finish(self) -> None:
-        """Note that the answer is complete: later prompts are searched for it."""
+        """Note that the answer is complete. Later prompts of the run are searched for its text."""
         if self.session is not None and self._variable is not None:
             self.session.answered(self._variable, self._text, self._called)
 
 
 def said_of(session: RunSession, name: str, messages: Sequence[Pieces | None]) -> dict[str, Any]:
-    """The field `weftline` of a request of `session`; `messages` are in pieces."""
+    """The field `weftline` of a request of `session`. `messages` has the pieces of each message."""
     return {
         "session_id": session.alias,
         "open": True,

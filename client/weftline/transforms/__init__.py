@@ -1,8 +1,8 @@
-"""Transforms: what an output parser or a template does to a value, as data that the server can run.
+"""Transforms: the work of an output parser or a template, as data that the server can run.
 
-A spec is a JSON object such as `{"op": "path", "keys": ["title"]}`. `parse` checks one, and `run`
-applies a list of them in order. `read` checks one without compiling its patterns. The server's
-session imports this package where only the standard library is installed.
+A spec is a JSON object such as `{"op": "path", "keys": ["title"]}`. `parse` checks one. `read`
+checks one without compiling its patterns. `run` applies a list of them in order. The server's
+session imports this package, so it needs only the standard library.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The base of every transform: frozen options, the way it treats a stream, and one function."""
+"""The base class of transforms: frozen options, how a stream passes through, and `apply`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_CHOICES = 1024
 MAX_OPTION_CHARS = 1024
 MAX_DEPTH = 128
 MAX_TEXT_CHARS = 1 << 24
-# Bounds a text that a pattern or a markup parser reads: 64 answers of 4,096 tokens.
+# The longest text that a pattern or a markup parser reads, about 64 answers of 4,096 tokens.
 MAX_PARSED_CHARS = 1 << 20
 
 
@@ -29,7 +29,7 @@ class Flow(Enum):
 
     WHOLE = "whole"  # the complete value
     STREAM = "stream"  # each part passes through as it arrives
-    ITEMS = "items"  # the text of one item: items are passed on one by one
+    ITEMS = "items"  # one complete item: items are passed on one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +46,20 @@ class Transform(ABC):
 
     @abstractmethod
     def apply(self, value: Any) -> Any:
-        """The transformed value. Raises TransformFailed with the reason where there is none."""
+        """The transformed value. Raises TransformFailed, with the reason, if there is none."""
 
     def closed(self, text: str) -> list[Any]:
-        """The first items of the result, of a text that is not complete: those that no later text
-        can change. A transform that does not make a list of a text has none.
+        """The first items of the result that no later text can change, for an incomplete text.
+
+        A transform whose result is not a list has none.
         """
         return []
 
     def joined(self, items: Sequence[Any]) -> str:
-        """The beginning of the result for a list that begins with `items`: what no later item can
-        change. It is empty for a transform that does not join items.
+        """The beginning of the result that no later item can change, for the first `items`.
 
-        Raises TransformFailed where the whole list would.
+        It is empty for a transform that does not join items. Raises TransformFailed if these items
+        make the transform of the whole list fail.
         """
         return ""
 

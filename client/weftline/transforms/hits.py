@@ -1,4 +1,4 @@
-"""The transforms of retrieved documents: their texts as one."""
+"""The transforms of retrieved documents: their texts, joined into one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weftline.transforms.base import MAX_OPTION_CHARS, Transform, refuse
 class Texts(Transform):
     """The texts of hits or items, in their order, joined by `separator`.
 
-    Lists of hits, as several queries give them, follow one another.
+    Several queries give a list of lists. Their hits are joined in the order of the lists.
     """
 
     op: ClassVar[str] = "texts"
@@ -30,7 +30,7 @@ class Texts(Transform):
         return self.separator.join(_texts(value, nested=True))
 
     def joined(self, items: Sequence[Any]) -> str:
-        """The texts so far; a separator follows if another one does."""
+        """The texts so far. There is no separator at the end."""
         return str(self.apply(list(items)))
 
 

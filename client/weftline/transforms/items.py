@@ -1,6 +1,4 @@
-"""The items of a list that is still being generated: those that no later text can change, and the
-text that they make together.
-"""
+"""Reads the complete items of a list that is still being generated, and joins their texts."""
 
 from __future__ import annotations
 
@@ -12,18 +10,19 @@ from weftline.errors import WeftlineError
 from weftline.transforms.base import Flow, Transform
 from weftline.transforms.specs import parse
 
-# The text is read again for each line that ends. A longer one gives no more items early.
+# The whole text is read again for each line that ends. A longer text gives no more items early.
 MOST_CHARS = 1 << 15
 
 
 def gives_items(specs: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a text through these transforms is a list whose items can be told one by one."""
+    """Whether these transforms make a list of a text, whose items are known one by one."""
     return _last(specs) is not None
 
 
 def closed_items(specs: Sequence[Mapping[str, Any]], text: str) -> list[Any]:
-    """The first items of the list that `text` and what follows it will give, as far as they are
-    complete. Advice: the whole text's transforms decide what the list is.
+    """The complete items at the beginning of the list, for a `text` that is not complete.
+
+    They are a prediction. The final list is what the transforms make of the whole text.
     """
     last = _last(specs)
     if last is None or len(text) > MOST_CHARS:
@@ -35,17 +34,18 @@ def closed_items(specs: Sequence[Mapping[str, Any]], text: str) -> list[Any]:
 
 
 def joins_items(specs: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether these transforms of a list make a text of its items, one behind the other, so that
-    the text of the first items is known before the list is complete.
+    """Whether these transforms join the items of a list into a text, in order.
 
-    Without transforms a list enters a prompt as JSON, which is such a text.
+    If so, the text of the first items is known before the list is complete. Without transforms a
+    list enters a prompt as JSON, which is such a text.
     """
     return not specs or type(parse(specs[-1])).joined is not Transform.joined
 
 
 def joined_items(spec: Mapping[str, Any] | None, items: Sequence[Any]) -> str:
-    """The beginning of the text that a list makes which begins with `items`; None is JSON. Advice:
-    the text of the whole list decides.
+    """The beginning of the text of a list that begins with `items`. A `spec` of None means JSON.
+
+    It is a prediction. The final text is made from the whole list.
     """
     if not items:
         return ""

@@ -27,12 +27,12 @@ class CommaList(Transform):
             return [item.strip() for item in text.split(",")]
 
     def closed(self, text: str) -> list[Any]:
-        """All but the last, which may go on."""
+        """All items but the last, which may continue."""
         return list(self.apply(text))[:-1]
 
 
-# These find the same items as LangChain's patterns, but take linear time on long runs of digits or
-# newlines. A match starts only at the start of such a run or of a line.
+# These patterns find the same items as LangChain's, but take linear time on long runs of digits or
+# newlines, because a match can start only at the start of such a run or of a line.
 _NUMBERED = re.compile(r"(?<!\d)\d+\.\s([^\n]+)")
 _BULLETED = re.compile(r"^[^\S\n]*[-*]\s([^\n]+)", re.MULTILINE)
 
@@ -78,7 +78,7 @@ class LineList(Transform):
         return [line for line in as_text(value, self.op).strip().split("\n") if line]
 
     def closed(self, text: str) -> list[Any]:
-        """The lines before another one: white space at the end of the last one is cut off."""
+        """All lines but the last, whose end may still be cut off as white space."""
         return [line for line in text.strip().split("\n")[:-1] if line]
 
 

@@ -40,11 +40,12 @@ class JsonObject(Transform):
 
 @dataclass(frozen=True, slots=True)
 class JsonOrYaml(Transform):
-    """The JSON between the outermost brackets, or YAML if it is not JSON.
+    """The JSON between the outermost brackets, or YAML if that is not JSON.
 
-    LlamaIndex's parsers of sub-questions and of vector store queries read this. Its parser of
-    selections reads it without `fenced`, because it does not know ```json. YAML that JSON cannot
-    carry fails: dates, keys that are not text, anchors that multiply.
+    This is how LlamaIndex's parsers of sub-questions and of vector store queries read. `fenced`
+    looks inside a ```json fence first, which LlamaIndex's parser of selections does not do. YAML
+    that cannot be written as JSON fails: dates, keys that are not text, and anchors whose expansion
+    is too large.
     """
 
     op: ClassVar[str] = "json_or_yaml"
@@ -79,7 +80,7 @@ def _between_brackets(text: str) -> str:
     square, brace = text.find("["), text.find("{")
     is_list = 0 <= square < brace or brace < 0
     start, end = (square, text.rfind("]")) if is_list else (brace, text.rfind("}"))
-    # Where one of the two brackets is missing, Python's slice gives the same as LlamaIndex.
+    # If one of the two brackets is missing, Python's slice gives the same text as LlamaIndex does.
     return text[start : end + 1]
 
 

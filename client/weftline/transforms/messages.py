@@ -14,9 +14,10 @@ from weftline.transforms.base import Transform, check_json, check_text, refuse
 class ToolCalls(Transform):
     """The tool calls of a message as `args` and `type`, and with `return_id` also `id`.
 
-    `key_name` selects the calls of one tool, and without `return_id` gives only their arguments.
-    `first_tool_only` gives the first call (JsonOutputToolsParser, JsonOutputKeyToolsParser). Calls
-    whose arguments are not JSON, as in an answer that was cut off, are ignored.
+    `key_name` selects the calls of one tool. With it and without `return_id`, the value has only
+    the calls' arguments. `first_tool_only` gives the first call alone. A call whose arguments are
+    not JSON, because the answer was cut off, is ignored. The transform replaces
+    JsonOutputToolsParser and JsonOutputKeyToolsParser.
     """
 
     op: ClassVar[str] = "tool_calls"

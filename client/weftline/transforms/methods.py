@@ -16,8 +16,8 @@ from weftline.transforms.base import (
     refuse,
 )
 
-# The methods, and how many arguments each takes: at least and at most. Their values depend on
-# nothing but the text. A list and a dict have none of them, so what has one is a text.
+# The least and the greatest number of arguments of each method. The results depend only on the text
+# and the arguments. Lists and dicts have none of these methods, so they fail as in Python.
 METHODS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         "strip": (0, 1),

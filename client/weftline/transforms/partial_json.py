@@ -1,9 +1,9 @@
 """JSON as models write it: in code fences, cut off in the middle, with raw newlines in strings.
 
-For every text this gives the same result as langchain_core.utils.json, in time linear in its
-length. LangChain drops one character after another from the end, until the rest with its brackets
-closed is JSON. That takes minutes for a megabyte. Here the error's position says how many
-characters to drop at once.
+For every text the result is the same as that of langchain_core.utils.json, but takes time linear in
+the text's length. LangChain drops characters from the end, one by one, until the rest is JSON when
+its brackets are closed. That takes minutes for a megabyte. Here the position of the JSON error says
+how many characters to drop at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FENCE = re.compile(r"```(?:json)?(.*)", re.DOTALL)
 _STRIPPED = " \n\r\t`"
 _SPACE = " \n\r\t"
 
-# Agents answer with this key, and its text may hold raw newlines and tabs.
+# Agents write their answer under this key. Its text may have raw newlines and tabs.
 _ACTION_INPUT = re.compile(r'("action_input":\s*")(.*?)"', re.DOTALL)
 _CONTROL = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
@@ -95,8 +95,8 @@ def parse_partial_json(text: str) -> Any:
         try:
             return json.loads(prefix + scan.closers, strict=False)
         except JSONDecodeError as error:
-            # The character at error.pos is wrong, whatever follows it. Only if it is one of our
-            # closers, the prefix is correct but unfinished. Trailing space does not matter.
+            # No JSON has this character at error.pos, whatever follows. If the position lies in the
+            # added closers, the prefix is correct but incomplete. Trailing space is ignored.
             at = error.pos if error.pos < len(prefix) else len(prefix.rstrip(_SPACE)) - 1
             end = bisect_right(scan.ends, at) - 1
     raise whole
@@ -161,7 +161,7 @@ def _scan(text: str) -> _Scan | None:
             return None
         opened.append(_IN_STRING if in_string else stack.top)
     if in_string:
-        if escaped:  # half an escape cannot be closed
+        if escaped:  # a string that ends in half an escape cannot be closed
             pieces.pop()
             opened.pop()
         pieces.append('"')

@@ -1,4 +1,4 @@
-"""Transforms of any value: as an f-string shows it, one entry of it, or its items joined."""
+"""Transforms of any value: its text, one entry of it, or its items joined."""
 
 from __future__ import annotations
 
@@ -98,5 +98,5 @@ class Join(Transform):
             raise TransformFailed(f"TypeError: {error}") from error
 
     def joined(self, items: Sequence[Any]) -> str:
-        """The items so far; a separator follows if another one does."""
+        """The items so far. There is no separator at the end."""
         return str(self.apply(items))

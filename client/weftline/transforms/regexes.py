@@ -119,7 +119,7 @@ class RegexDict(Transform):
 
     def _matches(self, label: str, text: str) -> list[str]:
         pattern = self._pattern_of(label)
-        # LangChain's own pattern takes linear time in `re`: after the label it always matches.
+        # LangChain's default pattern always matches after the label, so `re` takes linear time.
         if self.regex_pattern == _LABELLED:
             return re.findall(pattern, text)
         return search_for(pattern).every(text)

@@ -21,9 +21,9 @@ from weftline.transforms.plain import Join, Path, Repr, Str, String, Strip
 from weftline.transforms.regexes import Regex, RegexDict
 from weftline.transforms.yaml_text import Yaml
 
-# Bounds the cost of one list of specs: repr can double its input, and join multiplies it.
+# Limits the cost of one list of specs: repr can double the length of a text, join multiply it.
 MAX_SPECS = 16
-# These give objects. LangChain's combining parser refuses lists, and fails on other values.
+# These give objects. LangChain's combining parser refuses lists and fails for other values.
 COMBINED = ("json", "structured", "xml", "regex", "regex_dict")
 
 
@@ -104,8 +104,9 @@ OPS: Mapping[str, type[Transform]] = MappingProxyType({cls.op: cls for cls in _A
 
 
 def parse(spec: Mapping[str, Any]) -> Transform:
-    """The transform that `spec` describes, ready to be applied. Raises InvalidRequest for an
-    unknown op or option, and for a pattern that cannot be compiled.
+    """The transform that `spec` describes, ready to be applied.
+
+    Raises InvalidRequest for an unknown op or option, and for a pattern that cannot be compiled.
     """
     transform = read(spec)
     transform.prepare()
@@ -113,7 +114,7 @@ def parse(spec: Mapping[str, Any]) -> Transform:
 
 
 def read(spec: Mapping[str, Any]) -> Transform:
-    """The transform that `spec` describes, of which nothing is compiled: that may take a second.
+    """The transform that `spec` describes, without compiling it, which may take a second.
 
     Raises InvalidRequest for an unknown op or option.
     """
@@ -148,8 +149,8 @@ def _apply(transform: Transform, value: Any) -> Any:
 def run(specs: Sequence[Mapping[str, Any]], value: Any) -> Any:
     """`value` after each of `specs`, in order.
 
-    Raises TransformFailed. Its message is that of the framework's own parser, or for example
-    "KeyError: 'x'" where the parser raises Python's error. Its `param` is the transform's op.
+    Raises TransformFailed, whose `param` is the transform's op. Its message is the one of the
+    framework's own parser. Where that parser raises a Python error, it is like "KeyError: 'x'".
     """
     if len(specs) > MAX_SPECS:
         refuse(f"at most {MAX_SPECS} transforms in a row, got {len(specs)}")

@@ -1,7 +1,8 @@
 """FunctionEngine: runs one function of the operator in worker processes.
 
 A worker serves one op at a time, and stays for the next one. One that is too slow, says too much or
-dies is killed with its process group, and its op fails. A worker in a sandbox serves one op only:
+dies is killed with its process group, and its op fails. The server runs the op again if its worker
+has died, unless it may run once only. A worker in a sandbox serves one op only:
 no run finds what another one has left.
 """
 
@@ -27,6 +28,10 @@ START_S = 30.0  # to import the function and what it needs
 
 class FunctionFailed(Exception):
     """A run failed; the message is for the user."""
+
+
+class ProcessEnded(FunctionFailed):
+    """The process ended before its answer. It may have been killed, so another run may succeed."""
 
 
 class FunctionEngine:
@@ -88,7 +93,12 @@ class FunctionEngine:
                 value = await self._answer(op.inputs.get("arguments", {}))
             except FunctionFailed as error:
                 event: api.Event = api.Failed(
-                    **ended, time=time.monotonic(), error="EngineFailed", message=str(error)
+                    **ended,
+                    time=time.monotonic(),
+                    error="EngineFailed",
+                    message=str(error),
+                    # In a sandbox the limits end a process, and they would end the next one too.
+                    retryable=isinstance(error, ProcessEnded) and not self._config.sandbox,
                 )
             else:
                 usage = api.Usage(
@@ -108,7 +118,7 @@ class FunctionEngine:
 
     async def _answer(self, arguments: object) -> Any:
         """The result of one run. Raises FunctionFailed; then its worker is gone."""
-        worker = self._idle.pop() if self._idle else await self._spawned()
+        worker = await self._idle_worker() or await self._spawned()
         kept = False
         try:
             assert worker.stdin is not None
@@ -116,7 +126,7 @@ class FunctionEngine:
             answer = await self._line(worker, self._config.timeout_s)
             kept = not self._config.sandbox
         except ConnectionError:
-            raise FunctionFailed(f"function {self._config.name!r} ended its process") from None
+            raise ProcessEnded(f"function {self._config.name!r} ended its process") from None
         finally:
             if kept:
                 self._idle.append(worker)
@@ -125,6 +135,15 @@ class FunctionEngine:
         if "error" in answer:
             raise FunctionFailed(f"function {self._config.name!r} failed: {answer['error']}")
         return answer["value"]
+
+    async def _idle_worker(self) -> Process | None:
+        """A worker that waits for a run; one may have been killed while it waited."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.returncode is None:
+                return worker
+            await _kill(worker)
+        return None
 
     async def _spawned(self) -> Process:
         assert self._start is not None, "the engine has been started"
@@ -158,7 +177,7 @@ class FunctionEngine:
                 f"function {name!r} took longer than {within_s:g} s: it was stopped"
             ) from None
         except json.JSONDecodeError:
-            raise FunctionFailed(
+            raise ProcessEnded(
                 f"function {name!r} ended its process: the server's log has its messages"
             ) from None
         except ValueError:  # asyncio's: the line is longer than the limit
