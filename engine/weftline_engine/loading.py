@@ -81,8 +81,7 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         default_sampling=default_sampling(directory),
         step_profile=step_profile(decoder, core.cache, config),
         drafts=costs is not None,
-        # On the CPU the KV cache is in host memory already, so copying it there would free nothing.
-        kv_costs=kv_costs(measured, core.cache, config),
+        kv_costs=kv_costs(measured, core.cache, config, options.host_kv_tokens),
     )
     return core, description
 

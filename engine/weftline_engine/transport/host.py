@@ -185,6 +185,7 @@ def _options() -> argparse.Namespace:
     add("--device", default="auto", help="auto, cpu or cuda")
     add("--kv-tokens", type=int, help="size of the KV cache in tokens")
     add("--kv-fraction", type=float, help="size of the KV cache as a share of the free memory")
+    add("--host-kv-tokens", type=int, default=0, help="tokens whose copies fit into host memory")
     add("--block-size", type=int, default=16, help="tokens of a KV block")
     add("--max-running", type=int, default=64, help="most sequences in a batch")
     add("--step-tokens", type=int, help="most tokens that one step computes")

@@ -39,7 +39,7 @@ from langchain_weftline.model.transport import async_client
 from langchain_weftline.run.ahead import take
 from langchain_weftline.trace.provenance import listen
 from weftline.adapters.early import EarlyTurn, early_turn
-from weftline.adapters.server import Server, default_api_key, default_base_url, is_on
+from weftline.adapters.server import NO_KEY, Server, default_api_key, default_base_url, is_on
 from weftline.adapters.sessions import OURS
 
 # If the user sets one of these, the model uses the user's connections.
@@ -56,7 +56,7 @@ DELETE_TIMEOUT_S = 2.0
 
 def _api_key() -> SecretStr:
     # The openai client requires a key. A server on loopback does not read it.
-    return SecretStr(default_api_key() or "none")
+    return SecretStr(default_api_key() or NO_KEY)
 
 
 def _provenance() -> bool:

@@ -20,6 +20,7 @@ from langchain_weftline.lower.prompts import (
     render,
     text_of,
 )
+from langchain_weftline.lower.searches import Searches
 from langchain_weftline.lower.steps import Fetch, Handler, Lowerer, Mode, Run, Step, Steps
 from langchain_weftline.lower.symbols import (
     UNKNOWN,
@@ -36,7 +37,6 @@ from langchain_weftline.lower.symbols import (
     is_symbolic,
     string_pieces,
 )
-from langchain_weftline.model.answers import new_variable
 from langchain_weftline.model.patience import Patience
 from langchain_weftline.model.sampling import call_options
 from weftline.adapters import Server
@@ -62,9 +62,10 @@ class Calls:
     makes it. `models` are all models that were lowered.
     """
 
-    def __init__(self, lowering: Lowerer, mint: Callable[[], str] = new_variable) -> None:
+    def __init__(self, lowering: Lowerer, mint: Callable[[], str], searches: Searches) -> None:
         self._lowering = lowering
         self._mint = mint
+        self._searches = searches
         self.drafts: list[Draft] = []
         self.server: Server | None = None
         self.patience: dict[str, Patience] = {}
@@ -163,6 +164,8 @@ class Calls:
         server = model.server
         if self.server not in (None, server):
             raise CannotCompile(model, "another model of the chain has another server")
+        if self._searches.server is not None and self._searches.server.place != server.place:
+            raise CannotCompile(model, "a store of the chain has another server")
         self.server = server
         name = self._call_name(step.path, prompt, model.name)
         draft = Draft(name, prompt.turns, self._mint(), options)

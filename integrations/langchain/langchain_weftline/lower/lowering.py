@@ -20,6 +20,7 @@ from langchain_weftline.lower.classic import Classic
 from langchain_weftline.lower.control import Control
 from langchain_weftline.lower.flow import Flow
 from langchain_weftline.lower.parsers import has_transform
+from langchain_weftline.lower.searches import Searches
 from langchain_weftline.lower.source import place_of
 from langchain_weftline.lower.steps import Fetch, Handler, Mode, Note, Noting, Run, Step, Steps
 from langchain_weftline.lower.symbols import (
@@ -33,7 +34,11 @@ from langchain_weftline.model.answers import new_variable
 
 
 class Lowering:
+<<<<<<< HEAD
     """One lowering. `calls` collects the calls that it finds. `note` is called for each step."""
+=======
+    """One lowering. `calls` and `searches` collect what it finds; `note` is told of each step."""
+>>>>>>> 98fd50fc7227893b57c8142c3529e1b2699f4276
 
     def __init__(
         self,
@@ -43,11 +48,17 @@ class Lowering:
     ) -> None:
         self._note = note
         self.mode = mode
-        self.calls = Calls(self, mint)
+        self.searches = Searches(self, mint)
+        self.calls = Calls(self, mint, self.searches)
         self._classic = Classic(self)
         flow = Flow(self)
         # By exact class, because a subclass may override anything.
-        self._handlers = {**flow.handlers, **Control(self).handlers, **self.calls.handlers}
+        self._handlers = {
+            **flow.handlers,
+            **Control(self).handlers,
+            **self.calls.handlers,
+            **self.searches.handlers,
+        }
         self._take_options = (flow.sequence, self.calls.model)
 
     def step(self, step: Step, value: Any) -> Steps:

@@ -16,6 +16,7 @@ from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import SecretStr
 
 from langchain_weftline.lower.lowered import Tree, specs_of
+from langchain_weftline.lower.searches import is_of_search
 from langchain_weftline.lower.symbols import Spec
 from langchain_weftline.model.transport import httpx
 from weftline import transforms
@@ -58,6 +59,8 @@ def own_failures(
     except TransformFailed as failure:
         raise as_step(failure, [*specs_of(tree), *_specs(calls)]) from failure
     except WeftlineError as failure:
+        if is_of_search(failure):
+            raise
         raise as_model(failure, streamed=streamed) from failure
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.documents import Document
@@ -10,10 +11,19 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 
 from langchain_weftline.retrieval.embeddings import WeftlineEmbeddings
-from weftline.adapters import retrieval
+from weftline.adapters import Server, retrieval
 from weftline.adapters.retrieval import Asked, Item
 
 Filter = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreInServer:
+    """A store of a server, by its name, and the embedder of its queries; None is the first one."""
+
+    server: Server
+    name: str
+    embedder: str | None
 
 
 class WeftlineVectorStore(VectorStore):
@@ -242,6 +252,18 @@ def _without_vectors(items: Sequence[Item], store: str, model: str | None) -> li
 
 def _document(item: Item) -> Document:
     return Document(id=item["id"], page_content=item["text"], metadata=item["metadata"])
+
+
+def in_server(store: WeftlineVectorStore) -> StoreInServer | None:
+    """The store, where the server embeds its queries. None where the client embeds them."""
+    if not isinstance(store._embedding, WeftlineEmbeddings):
+        return None
+    return StoreInServer(store._place.server.server, store._store, store._embedding.model)
+
+
+def documents_of(hits: Sequence[Item]) -> list[Document]:
+    """The documents of a search's hits, the best first."""
+    return [_document(hit) for hit in hits]
 
 
 def _scored(hits: Sequence[Item]) -> list[tuple[Document, float]]:

@@ -17,6 +17,7 @@ from langchain_weftline.lower.classic import combining
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.planning import plan
 from langchain_weftline.lower.steps import Mode
+from langchain_weftline.lower.symbols import has_unknown
 from langchain_weftline.run.ahead import Ahead
 from langchain_weftline.run.explanation import Explanation, explain
 from langchain_weftline.run.nodes import Combined, Nodes
@@ -196,16 +197,17 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
         """The configuration of a run whose calls have been submitted."""
         config = ensure_config(config)  # adds the configuration of the surrounding run
         lowering = Lowering(mode=Mode.AHEAD_OF_STREAM if parts else Mode.AHEAD)
-        plan(lowering, self.bound, input, config, options)
-        if not lowering.calls.drafts:
+        result = plan(lowering, self.bound, input, config, options)
+        drafts = lowering.calls.drafts
+        # A call that is alone begins at once in the plain chain, too, and costs the client less.
+        is_alone = len(drafts) == 1 and not has_unknown(result) and self.on_graph is None
+        if not drafts or is_alone:
             combine = combining(self.bound)
             more: Config = {} if combine is None else {"callbacks": [Combined(combine)]}
             yield merge_configs(config, more)
             return
         assert lowering.calls.server is not None, "a call has a model"
-        ahead = Ahead(
-            lowering.calls.server, lowering.calls.drafts, parts=parts, on_graph=self.on_graph
-        )
+        ahead = Ahead(lowering.calls.server, drafts, parts=parts, on_graph=self.on_graph)
         try:
             yield merge_configs(config, {"callbacks": [ahead]})
         finally:

@@ -30,6 +30,7 @@ class Submits:
     ) -> None:
         self._graph = graph  # whether the last submit asks for the session's graph
         self._calls = lowering.calls
+        self._searches = lowering.searches
         self._program = program
         self._telling = telling
         self._told_of: tuple[str, ...] = ()  # variables that callbacks need
@@ -56,7 +57,9 @@ class Submits:
     def rest(self, outcome: Outcome) -> Lowered:
         """The calls that are not submitted yet, and the chain's result."""
         drafts = self._with_texts(self._calls.drafts)
-        wanted = self._program.wanted()
+        # What a search reads stays raw, as it is for a step of the client.
+        reads = (name for search in self._searches.drafts for name in search.reads)
+        wanted = [*self._program.wanted(), *reads]
         return finish(drafts, outcome.get(), self._calls.server, self._heard, wanted)
 
     def last(self, lowered: Lowered, tell: OnMessage, *, parts: bool = False) -> None:
@@ -123,11 +126,15 @@ class Submits:
     ) -> None:
         self._watched.update(watch)
         if self.feed is None:
-            server = self._calls.server
-            assert server is not None, "a variable has a call, and a call has a model"
+            server = self._calls.server or self._searches.server
+            assert server is not None, "a variable has a call or a search, which has a server"
             self.feed = Feed(server, tell)
         own = [name for name in own_inputs(calls) if self._program.is_own(name)]
-        steps = self._promises.owe(calls, own, self._program.origin)
+        searches = self._searches.taken()
+        steps = [
+            *(step for search in searches for step in search.steps()),
+            *self._promises.owe(calls, own, self._program.origin),
+        ]
         patience, now = self._calls.patience, time.monotonic()
         self._deadlines.submitted(calls, patience, now, later=own)
         outputs = [p.semantic_var_id for call in calls for p in call.placeholders]
