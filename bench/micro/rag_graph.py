@@ -61,6 +61,10 @@ PATHS: Mapping[App, tuple[tuple[str, ...], ...]] = {
         ("expanded", "queries", "top", "answer0", "answer1", "final"),
     ),
     App.SEARCH: (("draft", "verdict", "searched"), ("found", "searched")),
+    App.SUB_QUESTIONS: (
+        ("chunks", "answers", "final"),
+        ("plan", "queries", "answers", "final"),
+    ),
 }
 
 System = Callable[[Task], Awaitable[str | float]]  # the answer; or seconds, if it says them
