@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.simulator.lamps.lengths import exactness
 from bench.simulator.lamps.policies import POLICIES
 from bench.simulator.lamps.replay import Arrivals, replay
 from bench.simulator.lamps.trace import MOST_TOKENS, Agent, Turn, drawn, read
@@ -109,6 +110,17 @@ def test_the_mix_is_that_of_the_published_figures() -> None:
 CROWD = [Agent("slow", 300, (Turn(20, "walk", 60.0, 10), Turn(20)))] + [
     Agent("fast", 300 + n, (Turn(20, "clock", 0.01, 10), Turn(20))) for n in range(8)
 ]
+
+
+def test_lengths_are_foretold_by_what_came_before() -> None:
+    """The third output of a class is the first that is foretold, by the mean of those before."""
+    turns = (Turn(10, "clock", 0.1, 5), Turn(20, "clock", 0.1, 5), Turn(30, "clock", 0.1, 5))
+    agents = [Agent("math", 40, (*turns, Turn(40))), Agent("qa", 40, (Turn(9),))]
+    found = exactness(agents)
+    # 10, 20 and 30 foretell 20, and 40 came. Nothing foretells the first outputs of a class.
+    assert (found.count, found.acc_5, found.acc_15, found.mean_error) == (1, 0.0, 0.0, 20.0)
+    usual = exactness([drawn(seed) for seed in range(200)])
+    assert usual.count > 900 and usual.acc_5 < usual.acc_15 and usual.mean_error < 120
 
 
 @pytest.mark.parametrize("policy", ["discard", "preserve", "InferCept", "LAMPS", "app"])

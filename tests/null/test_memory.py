@@ -149,6 +149,7 @@ def test_another_session_of_the_tenant_is_expected_alike() -> None:
 
 
 def test_a_closed_application_leaves_nothing() -> None:
+    """Its contexts are freed once."""
     world = World()
     world.wants["x"] = Want()
     world.call("a", "x", 100, 0.0)
@@ -218,30 +219,6 @@ def test_a_context_whose_tokens_are_not_all_known_is_continued_by_content() -> N
     )
     longer = make_op("a", "goes on", 130)
     assert world.memory.continuing("e", longer) == longer
-
-
-def test_paused_contexts_go_to_host_memory_where_others_wait_for_room() -> None:
-    """The copies have the size of the pool at most: the oldest are dropped first. One that is
-    larger than the pool may just be evicted, as all may where nobody waits."""
-    world = World()
-    assert pause(world, "a", "p", 100, 1.0)[-1] == Retain("e", "p", Retention.EVICTABLE)
-    world.memory.gate.leave("a")
-    world.memory.queued(make_op("waits", "w", 100), "m", True, 2.0)
-
-    def paused(name: str, size: int) -> list[Verb]:
-        op = make_op("a", name, size)
-        return world.memory.paused("e", PrimitiveId("a", name), op, make_usage(size), 3.0)[-2:]
-
-    advice = [Advise("e", name, UNKNOWN_PAUSE_S, None) for name in "tqr"]
-    assert paused("t", 1000) == [advice[0], Retain("e", "t", Retention.EVICTABLE)]
-    assert paused("q", 490) == [advice[1], Retain("e", "q", Retention.SWAP)]
-    assert paused("r", 390) == [advice[2], Retain("e", "r", Retention.SWAP)]
-    assert paused("s", 290) == [
-        Retain("e", "s", Retention.SWAP),
-        Retain("e", "q", Retention.DROP),
-    ]
-    assert world.memory.abandoned("r") == [Free("e", "r")]
-    assert paused("u", 590)[-1] == Retain("e", "u", Retention.SWAP)
 
 
 def test_retention_can_be_switched_off() -> None:
@@ -350,6 +327,7 @@ _QUEUE = (("d", 4.0, 50), ("c", 3.0, 600), ("b", 2.0, 300), ("a", 1.0, 300))
 
 
 def test_one_always_enters_an_empty_cache() -> None:
+    """An application that needs more than the whole cache is admitted if it is alone."""
     assert names(admit([app("a", 0.0, 5000, 5000)], [], SATED, 1.0).enter) == ["a"]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bench.harness.results import write
 
+from .lengths import exactness
 from .policies import POLICIES
 from .replay import Arrivals, Outcome, replay
 from .trace import drawn, read
@@ -42,6 +43,11 @@ def main(words: Sequence[str]) -> int:
     if args.quick:
         rates, window_s = [rates[len(rates) // 2]], 20.0
     agents = read(args.trace) if args.trace else [drawn(seed) for seed in range(MIX_SIZE)]
+    lengths = exactness(agents)
+    print(
+        f"lengths by class: {lengths.count} outputs, {lengths.acc_5:.0%} within 5 tokens, "
+        f"{lengths.acc_15:.0%} within 15, mean error {lengths.mean_error:.1f} tokens"
+    )
     names = args.policies.split(",") if args.policies else [*POLICIES, *SERVER]
     rows: list[dict[str, object]] = []
 

@@ -26,6 +26,7 @@ class EmbeddedSpec:
     device: str = "auto"
     load_format: str = "auto"
     kv_fraction: float | None = None
+    host_kv_tokens: int = 0
     cores: tuple[int, ...] = ()
     tree_attention: bool = True
     drafting: bool = True

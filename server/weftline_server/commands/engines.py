@@ -88,6 +88,7 @@ def _torch(spec: EngineSpec) -> Callable[[], Engine]:
             load_format=spec.embedded.load_format,
             kv_tokens=spec.kv_tokens,
             kv_fraction=spec.embedded.kv_fraction,
+            host_kv_tokens=spec.embedded.host_kv_tokens,
             max_running=spec.max_running or 64,
             cores=spec.embedded.cores,
             tree_attention=spec.embedded.tree_attention,
@@ -196,6 +197,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="share of the memory, free after the model is loaded, that the KV cache takes "
         "(default: 0.85 on a GPU; a third on the CPU, at most 65,536 tokens)",
+    )
+    torch.add_argument(
+        "--host-kv-tokens",
+        type=int,
+        metavar="TOKENS",
+        help="tokens of contexts that are copied to host memory while a tool runs and others wait "
+        "for room (default: 0)",
     )
     parser.add_argument(
         "--call-it", metavar="NAME", help="the model's name for clients (default: its own name)"

@@ -251,6 +251,30 @@ def _identity(segment: Segment, holders: dict[str, Placeholder]) -> str:
     return value_text(holder.value)
 
 
+# Characters of the beginning of a prompt that tell templates apart.
+TEMPLATE_CHARS = 4096
+
+
+def template_of(body: PromptBody) -> str:
+    """What an output has in common with those of other calls: 16 hex digits.
+
+    The call's name, the output's place, the tools, and the text before the first input.
+    """
+    first = next((one.text or "" for one in body.before), "")
+    tools = [tool.function.name for tool in body.call.offered_tools]
+    told = repr((body.call.name, body.index, tools, first[:TEMPLATE_CHARS]))
+    return hashlib.blake2b(told.encode(errors="replace"), digest_size=8).hexdigest()
+
+
+def with_length(primitive: Primitive, tokens: int) -> Primitive:
+    """The primitive with the work of an output of `tokens` tokens, in place of the bound."""
+    body = primitive.body
+    assert isinstance(body, PromptBody), "only a prompt has an output whose length is told"
+    sampling = body.output.sampling
+    asked = (sampling.max_tokens if sampling else None) or GUESSED_OUTPUT
+    return replace(primitive, work=primitive.work - asked + tokens)
+
+
 def call_of(task: Task) -> Call:
     """The call that a task was lowered from."""
     assert task.call is not None, f"{task.name} is no call"

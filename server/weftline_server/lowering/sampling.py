@@ -17,6 +17,11 @@ def asked(output: Placeholder) -> int:
     return wish or DEFAULT_MAX_TOKENS
 
 
+def is_free(output: Placeholder) -> bool:
+    """Whether the model ends the output itself. With `ignore_eos` its length is its bound."""
+    return output.sampling is None or not output.sampling.ignore_eos
+
+
 def sampling_params(body: PromptBody, prompt_tokens: int, prompter: Prompter) -> api.SamplingParams:
     """How to decode an output behind a prompt of `prompt_tokens`, within the model's context."""
     description = prompter.description

@@ -85,7 +85,7 @@ class Driver:
         self.readers = Readers(self.apply, clock, registry.kept)
         self.observers: tuple[TaskObserver, ...] = ()
         self._now = clock
-        self._kinds = Kinds(dispatcher.prompter, registry.salt, without)
+        self._kinds = Kinds(dispatcher.prompter, registry.salt, without, dispatcher.lengths)
         self._early = _Early(
             EarlyFill(dispatcher, self._kinds.prompts, clock),
             EarlyItems(dispatcher, self._kinds.steps, clock, self.apply),
@@ -158,7 +158,7 @@ class Driver:
         await self._kinds.workers.check(session.tenant, specs)
         tasks: list[Task] = []
         begun = 0
-        for task in lowered(session, submit, self.dispatcher):
+        for task in lowered(session, submit, self.dispatcher, self.registry.salt(session.tenant)):
             tasks.append(task)
             parts = 0 if task.call is None else len(task.call.placeholders)
             begun += TURN_PARTS // TURN_CALLS + parts

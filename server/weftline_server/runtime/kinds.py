@@ -17,10 +17,10 @@ from weftline.transforms import run
 from weftline_engine import api
 from weftline_server.graph.primitive import Effects, Flow, Primitive, PrimitiveId, ValueBody
 from weftline_server.lowering.bounds import is_large, is_small
-from weftline_server.lowering.call import PromptBody
+from weftline_server.lowering.call import PromptBody, template_of
 from weftline_server.lowering.control import ControlBody
 from weftline_server.lowering.results import Transformed, said, token_logprobs, transformed
-from weftline_server.lowering.sampling import asked, sampling_params
+from weftline_server.lowering.sampling import asked, is_free, sampling_params
 from weftline_server.lowering.step import (
     CHARS_PER_TOKEN,
     StepBody,
@@ -34,6 +34,7 @@ from weftline_server.prompt.tool_format import ToolFormat, triggers
 from weftline_server.runtime.prompting import body_of, parts_before, tokenised
 from weftline_server.runtime.workers import Workers
 from weftline_server.schedule.engines.member import Work
+from weftline_server.schedule.memory.lengths import Lengths
 from weftline_server.session import events as ev
 from weftline_server.session.origin import handed_on
 from weftline_server.session.session import Session
@@ -337,8 +338,10 @@ class PromptKind:
         salt: Callable[[str], str],
         without: frozenset[str],
         workers: Workers,
+        lengths: Lengths | None = None,
     ) -> None:
         self.prompter = prompter
+        self._lengths = lengths
         self._workers = workers
         self._salt = salt
         self._affinity = "affinity" not in without
@@ -377,10 +380,25 @@ class PromptKind:
             hints=hints(session, primitive),
         )
         queued = queued_at(session, primitive, attempt, now)
-        size = payload.size + sampling.max_tokens
+        template, expected = "", None
+        if self._lengths is not None and is_free(body_of(primitive).output):
+            template = template_of(body_of(primitive))
+            expected = self._lengths.expect(salt, template, sampling.max_tokens)
+        most = sampling.max_tokens if expected is None else expected.most
         shared = prefixes(payload.tokens, salt) if self._affinity else ()
         means = meanings(session, primitive) if self._affinity else ()
-        return Work(id, primitive.resource, op, queued, size, shared, means, session.stays)
+        return Work(
+            id,
+            primitive.resource,
+            op,
+            queued,
+            payload.size + most,
+            shared,
+            means,
+            session.stays,
+            template=template,
+            expected=None if expected is None else expected.most,
+        )
 
     def part(self, primitive: Primitive, part: api.Part, now: float) -> ev.TextGenerated:
         """The event of a generated part of an output."""
@@ -420,9 +438,10 @@ class Kinds:
         prompter: Callable[[str], Prompter],
         salt: Callable[[str], str],
         without: frozenset[str],
+        lengths: Lengths | None = None,
     ) -> None:
         self.workers = Workers()
-        self.prompts = PromptKind(prompter, salt, without, self.workers)
+        self.prompts = PromptKind(prompter, salt, without, self.workers, lengths)
         self.steps = StepKind(salt, self.workers)
         self._values = ValueKind(salt)
         self._elsewhere: Mapping[str, Kind] = {

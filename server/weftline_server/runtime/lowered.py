@@ -10,21 +10,27 @@ from weftline.errors import WeftlineError
 from weftline.protocol import Call, Submit
 from weftline.steps import Each, Loop, Step
 from weftline_server.graph.primitive import Task
-from weftline_server.lowering.call import lower_call
+from weftline_server.lowering.call import lower_call, template_of, with_length
 from weftline_server.lowering.control import resolved
 from weftline_server.lowering.control.body import resource_of
 from weftline_server.lowering.provenance import Sources
+from weftline_server.lowering.sampling import asked, is_free
 from weftline_server.lowering.step import NO_ENGINE, lower_step
+from weftline_server.runtime.prompting import body_of
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.engines.member import efficient_batch
+from weftline_server.schedule.memory.lengths import Lengths
 from weftline_server.session.session import Session
 
 
-def lowered(session: Session, submit: Submit, dispatcher: Dispatcher) -> Iterator[Task]:
+def lowered(
+    session: Session, submit: Submit, dispatcher: Dispatcher, salt: str = ""
+) -> Iterator[Task]:
     """The tasks of all calls and steps, one after the other.
 
     Raises UnknownModel, UnknownStore and what lowering does, with the step's name. The model is
-    decided here, so that the graph names it and equal prompts hash alike.
+    decided here, so that the graph names it and equal prompts hash alike. Lengths are foreseen for
+    the tenant's `salt`.
     """
     sources = Sources(session)
 
@@ -41,12 +47,25 @@ def lowered(session: Session, submit: Submit, dispatcher: Dispatcher) -> Iterato
         return replace(lower_step(step, found, batch=batch), step=step)
 
     for call in submit.calls:
-        yield lower_call(sources.verified(call), dispatcher.model(call.model))
+        task = lower_call(sources.verified(call), dispatcher.model(call.model))
+        yield task if dispatcher.lengths is None else _foreseen(task, dispatcher.lengths, salt)
     for step in submit.steps:
         try:
             yield step_of(step)
         except WeftlineError as error:
             raise error.of_call(step.name or step.out or step.kind) from None
+
+
+def _foreseen(task: Task, lengths: Lengths, salt: str) -> Task:
+    """The task with the work that outputs of its templates have been, where that is known."""
+    found = []
+    for one in task.primitives:
+        output = body_of(one).output
+        told = None
+        if is_free(output):
+            told = lengths.expect(salt, template_of(body_of(one)), asked(output))
+        found.append(one if told is None else with_length(one, told.mean))
+    return replace(task, primitives=tuple(found))
 
 
 def _resource(dispatcher: Dispatcher, step: Step) -> str:

@@ -32,6 +32,7 @@ class Delivery:
         sessions: Sessions,
         place_soon: Callable[[], None],
         clock: Callable[[], float],
+        learn: Callable[[str, str, int], None] | None = None,
     ) -> None:
         self._fleet = fleet
         self._queue = queue
@@ -39,6 +40,7 @@ class Delivery:
         self._sessions = sessions
         self._place_soon = place_soon
         self._now = clock
+        self._learn = learn  # told of the tenant, the template and the tokens of each output
 
     def ready(self, member: Member) -> None:
         """Take note of an engine that takes work."""
@@ -120,6 +122,8 @@ class Delivery:
         written = member.ops.written(work.op.id)
         member.ops.totals.ended(work.op.id, event.usage)
         member.release(work.op.id)
+        if self._learn is not None and work.template:
+            self._learn(work.op.salt, work.template, event.usage.output_tokens)
         tokens = event.usage.prompt_tokens + event.usage.output_tokens
         # This holds until the engine reports the context itself.
         member.prefixes.moved(work.op.context, api.Residency.RESIDENT, tokens)

@@ -16,6 +16,7 @@ from weftline_server.schedule.delivery import Delivery
 from weftline_server.schedule.engines.fleet import Fleet
 from weftline_server.schedule.engines.member import EngineState, Member, Work
 from weftline_server.schedule.memory.keeper import Memory, Occupancy
+from weftline_server.schedule.memory.lengths import Lengths
 from weftline_server.schedule.memory.verbs import perform
 from weftline_server.schedule.queue import UNAVAILABLE_S, Queue
 from weftline_server.schedule.rounds import Rounds
@@ -58,6 +59,7 @@ class Dispatcher:
         self._policy = policy
         self._now = clock
         self._without = without
+        self.lengths = None if "length_prediction" in without else Lengths()
         self._queue = Queue()
         self._sessions: Sessions  # this and the next three are set by `start`
         self.memory: Memory
@@ -76,7 +78,8 @@ class Dispatcher:
         self.memory = memory = Memory(sessions.outlook, self._without)
         self.occupancy = memory.occupancy
         self._rounds = rounds = Rounds(fleet, queue, memory, sessions, self._policy, now)
-        self._delivery = Delivery(fleet, queue, memory, sessions, rounds.soon, now)
+        learn = None if self.lengths is None else self.lengths.learn
+        self._delivery = Delivery(fleet, queue, memory, sessions, rounds.soon, now, learn)
         await fleet.start(self._delivery)
         self._expiring = asyncio.create_task(self._expire_forever())
 
@@ -171,7 +174,8 @@ class Dispatcher:
         """Queue a primitive. It is sent in this turn of the loop if an engine has room."""
         self._queue.add(work)
         self._fleet.wake(work.model, work.item.kind)
-        verbs = self.memory.queued(work.op, work.model, work.stays, self._now())
+        now = self._now()
+        verbs = self.memory.queued(work.op, work.model, work.stays, now, work.expected)
         perform(verbs, self._fleet.members)
         self._rounds.soon()
 

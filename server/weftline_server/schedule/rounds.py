@@ -11,6 +11,7 @@ from weftline_server.graph.considered import Considered
 from weftline_server.schedule.engines.fleet import Fleet
 from weftline_server.schedule.engines.member import EngineState, Member, Work
 from weftline_server.schedule.memory.keeper import Memory
+from weftline_server.schedule.memory.verbs import perform
 from weftline_server.schedule.placement import Served, place
 from weftline_server.schedule.queue import Queue
 from weftline_server.schedule.sessions import Sent, Sessions
@@ -104,7 +105,9 @@ class Rounds:
         sent = member.op(work, self._now())
         if self._policy == "request":
             sent = replace(sent, hints=_plain(sent.hints))
-        member.engine.submit(self._memory.continuing(member.name, sent))
+        sent = self._memory.continuing(member.name, sent)
+        perform(self._memory.restoring(member.name, sent), self._fleet.members)
+        member.engine.submit(sent)
         if not work.op.open or not work.item.has_prompt:
             admitted = self._held.pop(op, None)
             news = Sent(member.name, self._now(), member.node, why, admitted)

@@ -1,8 +1,8 @@
 """Evaluates small pure functions, such as a chain's lambdas, over symbolic values.
 
-It reads their syntax tree, and never calls the user's code. A function is pure if it consists of
-the nodes in `_NODES`: literals, subscripts, f-strings, `+`, `%`, conditions on the client's values,
-comprehensions, methods of texts and dicts, messages, and a few builtins.
+It reads the syntax tree of a function, and never calls the user's code. A function is pure if it
+has only the nodes in `_NODES`: literals, subscripts, f-strings, `+`, `%`, conditions on the
+client's values, comprehensions, methods of texts and dicts, messages, and a few builtins.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from weftline.transforms.base import MAX_OPTION_CHARS
 _BUILTINS = (dict, enumerate, len, list, range, str, tuple, zip)
 _CONSTANTS = (str, int, float, bool, type(None))
 
-# Bounds a comprehension over the client's own values, which may be endless.
+# The most items of a comprehension over the client's own values, which may be an endless iterator.
 MAX_ITEMS = 100_000
 
 
@@ -104,7 +104,7 @@ class _Evaluation:
         return value
 
     def plain(self, node: ast.expr) -> Any:
-        """A value that decides: the client must have it, and no code of the user may look at it."""
+        """A value that a condition needs. The client must have it, of a class without user code."""
         value = self.value(node)
         if is_symbolic(value):
             raise CannotCompile(self.step, "a condition looks at a value of the server")
@@ -348,7 +348,7 @@ def _each(on: _Evaluation, generators: list[ast.comprehension]) -> Iterator[None
 
 
 def _items(on: _Evaluation, node: ast.expr) -> Any:
-    """What a loop goes over. The views of a dict occur only here."""
+    """The items that a loop iterates over. Views of a dict are allowed only here."""
     match node:
         case ast.Call(
             func=ast.Attribute(value=of, attr="items" | "keys" | "values" as view),

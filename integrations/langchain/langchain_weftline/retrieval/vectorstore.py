@@ -36,8 +36,8 @@ class WeftlineVectorStore(VectorStore):
         store.similarity_search("What carries the weft?", k=1)
 
     Adding and searching each take one request, in which the server also embeds. With embeddings of
-    another class the client embeds, and the server stores and searches. A text without an id gets
-    the hash of its text and metadata as its id, so adding it again changes nothing. `filter` names
+    another class the client embeds, and the server only stores and searches. A text without an id
+    gets a hash of its text and metadata as its id, so adding it again changes nothing. `filter` has
     metadata that a document must have.
     """
 
@@ -55,7 +55,7 @@ class WeftlineVectorStore(VectorStore):
 
     @property
     def embeddings(self) -> Embeddings:
-        """What embeds texts."""
+        """The embeddings that this store uses."""
         return self._embedding
 
     @classmethod
@@ -198,7 +198,7 @@ class WeftlineVectorStore(VectorStore):
         return [one for one, _ in _scored(await self._place.server.aask(asked))]
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
-        # A cosine similarity is 1 for equal vectors; relevance is 0 where it is negative.
+        # A cosine similarity is 1 for equal vectors. Relevance is 0 for a negative similarity.
         return lambda similarity: max(0.0, min(1.0, similarity))
 
     def _deleted(self, ids: Sequence[str] | None, filter: Filter | None) -> Asked:

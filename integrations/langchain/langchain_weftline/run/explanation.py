@@ -22,9 +22,9 @@ _FUNCTION = (
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """The requests of a run, and how many of them follow one another.
+    """The number of requests of a run, and how many of them must follow one another.
 
-    `is_least` says that there may be more: some calls are known only in the run.
+    `is_least` says that there may be more, because some calls are known only in the run.
     """
 
     count: int
@@ -39,16 +39,16 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Where each step runs and why, in the order of the chain. `str` gives a table and what follows
-    from it.
+    """Where each step runs and why, in the order of the chain.
 
-    `before` has the requests of the plain chain, and `after` those of this one.
+    `str` of it is a table of the steps, with conclusions below. `before` has the requests of the
+    plain chain, and `after` those of this one.
     """
 
     steps: tuple[Note, ...]
     before: Requests
     after: Requests
-    streams: bool = True  # the result as it is generated, out of the graph
+    streams: bool = True  # whether the result is streamed from the graph
 
     @property
     def in_server(self) -> tuple[Note, ...]:

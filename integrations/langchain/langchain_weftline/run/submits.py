@@ -23,7 +23,7 @@ OnMessage = Callable[[Message], None]
 
 
 class Submits:
-    """The submits of one run. What the server answers goes to `tell`, from any thread."""
+    """The submits of one run. `tell` is called with what the server sends, from any thread."""
 
     def __init__(
         self, lowering: Lowering, program: Program, telling: Telling, *, graph: bool
@@ -80,7 +80,7 @@ class Submits:
         return self.feed.results[final.var]
 
     def keep(self, tell: OnMessage) -> None:
-        """Send the texts that the client's steps have made, and that submitted calls wait for."""
+        """Send the texts of the client's steps that submitted calls wait for."""
         known = self._program.known
         for name in self._promises.due(known):
             assert self.feed is not None, "a submitted call waits for the text"
@@ -92,11 +92,11 @@ class Submits:
                 keep(self.feed, name, event.value).add_done_callback(self._kept(name, tell))
 
     def _kept(self, name: str, tell: OnMessage) -> Callable[[Future[None]], None]:
-        """What to do when the server has answered: nobody waits for a text that it refuses."""
+        """The function to call when the server has responded: it reports a refused text."""
 
         def answered(keeping: Future[None]) -> None:
             error = None if keeping.cancelled() else keeping.exception()
-            # A message that was sent again, because its answer was lost, finds the text set.
+            # If the response was lost and the text sent again, the text is already set.
             if error is not None and not isinstance(error, AlreadySet):
                 self._lose(name, error, tell)
 
@@ -107,7 +107,7 @@ class Submits:
             tell(Lost(reader, error))
 
     def _heard(self, drafts: Sequence[Draft]) -> tuple[str, ...]:
-        """The variables that callbacks need to hear of `drafts`, which are about to be sent."""
+        """The variables to watch, so that callbacks can be told of `drafts`, the next submit."""
         heard = self._telling.add(drafts, self._calls.asked)
         self._told_of = (*heard, *self._telling.reads())
         return self._told_of

@@ -58,7 +58,8 @@ class Work:
     `tokens` bounds the KV cache that the op will hold. For an op without a prompt it estimates its
     work. `prefixes` and `meanings` are the hashes and lengths of the prompt's prefixes, by token
     ids and by variables. `stays` says that its session may send more calls later. Work to do `once`
-    gets no second attempt. `deaths` counts the engines that died while they ran it.
+    gets no second attempt. `deaths` counts the engines that died while they ran it. Lengths are
+    learned for its `template`, by which its output is `expected` to have so many tokens.
     """
 
     primitive: PrimitiveId
@@ -72,6 +73,8 @@ class Work:
     once: bool = False
     deaths: int = 0
     why: tuple[Considered, ...] = ()  # of an open op that was placed
+    template: str = ""  # "" where nothing is learned
+    expected: int | None = None
     item: Queued = field(init=False)  # placement's view of it, made once and not in each round
 
     def __post_init__(self) -> None:

@@ -29,6 +29,10 @@ class HostCopies:
         copies[context] = tokens
         return gone
 
+    def has(self, engine: str, context: str) -> bool:
+        """Whether there is a copy of the context."""
+        return context in self._tokens.get(engine, {})
+
     def forget(self, engine: str, context: str) -> None:
         """The context was freed, and its copy with it."""
         self._tokens.get(engine, {}).pop(context, None)

@@ -165,11 +165,17 @@ class Memory:
                 self._made.pop(context, None)
                 self._pausing.freed(engine, context)
 
-    def queued(self, op: Op, model: str, stays: bool, now: float) -> list[Verb]:
-        """Take note of a call that waits. The context that it continues is pinned until it ends."""
+    def queued(
+        self, op: Op, model: str, stays: bool, now: float, expected: int | None = None
+    ) -> list[Verb]:
+        """Take note of a call that waits. The context that it continues is pinned until it ends.
+
+        Its output has `expected` tokens; without a prediction it counts with the bound.
+        """
         if op.kind not in PROMPT_KINDS:
             return []
-        tokens = len(op.tokens or ()) + (op.sampling.max_tokens if op.sampling else 0)
+        output = op.sampling.max_tokens if op.sampling and expected is None else expected or 0
+        tokens = len(op.tokens or ()) + output
         one = self._applications.enter(op.hints.application, model, op.salt, stays, now, tokens)
         if not one.busy:
             one.since = now
@@ -279,6 +285,23 @@ class Memory:
             if is_longer and kept.engine == engine and op.tokens[:count] == kept.ids:
                 return replace(op, parent=context, tokens=op.tokens[count:])
         return op
+
+    def restoring(self, engine: str, op: Op) -> list[Verb]:
+        """Copy back the contexts whose prompts `op` begins with, before `engine` gets it.
+
+        A client sends a call back as text, which may become other tokens than the model wrote. Then
+        the op continues no context, and the engine looks for its prompt in the KV cache alone.
+        """
+        one = self._applications.find(op.hints.application)
+        if one is None or op.parent is not None or op.tokens is None:
+            return []
+        return [
+            Retain(engine, context, Retention.KEEP)
+            for context, kept in one.kept.items()
+            if kept.engine == engine
+            and self._pausing.is_copied(engine, context)
+            and kept.begins(op.tokens)
+        ]
 
     def abandoned(self, context: str) -> list[Verb]:
         """Free the context of a paused call that was cancelled; nothing if there is none."""

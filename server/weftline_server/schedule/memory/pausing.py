@@ -113,6 +113,10 @@ class Pausing:
                 true.of(true.best),
             )
 
+    def is_copied(self, engine: str, context: str) -> bool:
+        """Whether the context is in host memory."""
+        return self._host.has(engine, context)
+
     def freed(self, engine: str, context: str) -> None:
         """The context was freed, and its copy with it."""
         self._open.pop(context, None)

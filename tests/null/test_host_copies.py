@@ -1,0 +1,56 @@
+"""Contexts of paused calls that are copied to host memory, and when they come back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.null.test_memory import World, make_op, make_usage, pause
+from weftline_engine.api import Retention
+from weftline_server.graph.primitive import PrimitiveId
+from weftline_server.schedule.memory.applications import UNKNOWN_PAUSE_S
+from weftline_server.schedule.memory.verbs import Advise, Free, Retain, Verb
+
+
+def test_paused_contexts_go_to_host_memory_where_others_wait_for_room() -> None:
+    """The copies have the size of the pool at most: the oldest are dropped first. One that is
+    larger than the pool may just be evicted, as all may where nobody waits."""
+    world = World()
+    assert pause(world, "a", "p", 100, 1.0)[-1] == Retain("e", "p", Retention.EVICTABLE)
+    world.memory.gate.leave("a")
+    world.memory.queued(make_op("waits", "w", 100), "m", True, 2.0)
+
+    def paused(name: str, size: int) -> list[Verb]:
+        op = make_op("a", name, size)
+        return world.memory.paused("e", PrimitiveId("a", name), op, make_usage(size), 3.0)[-2:]
+
+    advice = [Advise("e", name, UNKNOWN_PAUSE_S, None) for name in "tqr"]
+    assert paused("t", 1000) == [advice[0], Retain("e", "t", Retention.EVICTABLE)]
+    assert paused("q", 490) == [advice[1], Retain("e", "q", Retention.SWAP)]
+    assert paused("r", 390) == [advice[2], Retain("e", "r", Retention.SWAP)]
+    assert paused("s", 290) == [
+        Retain("e", "s", Retention.SWAP),
+        Retain("e", "q", Retention.DROP),
+    ]
+    assert world.memory.abandoned("r") == [Free("e", "r")]
+    assert paused("u", 590)[-1] == Retain("e", "u", Retention.SWAP)
+
+
+def test_a_copy_comes_back_for_a_prompt_that_begins_with_its_own() -> None:
+    """The client has sent the model's call back as text, which became other tokens. The copy holds
+    the prompt before it. An op that continues the context brings the copy back by itself."""
+    world = World()
+    pause(world, "a", "p", 100, 1.0)
+    other = replace(make_op("a", "goes on", 130), tokens=(*range(105), *range(500, 530)))
+    assert world.memory.restoring("e", other) == [], "nothing was copied"
+    world = World()
+    world.memory.queued(make_op("a", "p", 100), "m", True, 0.0)
+    world.memory.gate.admit("m", 1000, 0.0)
+    world.memory.queued(make_op("waits", "w", 950), "m", True, 0.5)
+    pause(world, "a", "p", 100, 1.0)
+    assert world.memory.restoring("e", other) == [Retain("e", "p", Retention.KEEP)]
+    assert world.memory.restoring("f", other) == []
+    longer = make_op("a", "goes on", 130)
+    assert world.memory.restoring("e", world.memory.continuing("e", longer)) == []
+    assert world.memory.restoring("e", make_op("b", "stranger", 130)) == []
+    assert world.memory.abandoned("p") == [Free("e", "p")]
+    assert world.memory.restoring("e", other) == []
