@@ -23,6 +23,11 @@ ANSWER = DEFAULT_TEXT_QA_PROMPT_TMPL
 REFINE = DEFAULT_REFINE_PROMPT_TMPL
 SUMMARY = DEFAULT_TREE_SUMMARIZE_TMPL
 EXPAND = "Write three other questions about the same thing, as a JSON list of texts.\n{query_str}"
+PAIR = "Sub question: {question}\nResponse: {answer}"  # SubQuestionQueryEngine's own
+PLAN = (
+    "Split this question into four questions about parts of it, as a JSON list of texts.\n"
+    "{query_str}"
+)
 DRAFT = "Answer in one sentence.\n{query_str}"
 JUDGE = (
     "Does this answer need a search? Say SEARCH or KEEP.\nQuestion: {query_str}\nAnswer: {draft}"
@@ -36,25 +41,31 @@ HITS = 16  # of each query, or all chunks if there are fewer
 TOP = 3  # chunks that the answer reads
 OUTPUT = 32  # tokens of an answer
 QUERY_CHARS = 72  # of each expanded query
+PARTS = 4  # questions into which a question is split
 # Held to one word, so that all systems do the same work.
 VERDICT: dict[str, Any] = {"choice": [NEEDS]}
+
+
 # Letters only: with any character the queries took 75 to 160 tokens, by the question's number.
-QUERIES: dict[str, Any] = {
-    "json_schema": {
-        "type": "array",
-        "items": {"type": "string", "pattern": f"^[A-Z][a-z ]{{{QUERY_CHARS - 2}}}[?]$"},
-        "minItems": 3,
-        "maxItems": 3,
+def questions(count: int) -> dict[str, Any]:
+    """The constraint of a list of so many questions."""
+    question = {"type": "string", "pattern": f"^[A-Z][a-z ]{{{QUERY_CHARS - 2}}}[?]$"}
+    return {
+        "json_schema": {"type": "array", "items": question, "minItems": count, "maxItems": count}
     }
-}
+
+
+QUERIES = questions(3)
+PLANNED = questions(PARTS)
 
 
 class App(StrEnum):
-    """The applications, by Teola's names for them."""
+    """The applications, by Teola's names for them, and one of LlamaIndex's."""
 
     NAIVE = "naive"
     ADVANCED = "advanced"
     SEARCH = "search"
+    SUB_QUESTIONS = "sub_questions"  # LlamaIndex's SubQuestionQueryEngine, of four parts
 
 
 @dataclass(frozen=True, slots=True)

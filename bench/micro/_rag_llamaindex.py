@@ -6,14 +6,19 @@ ahead.
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from llama_index.core import VectorStoreIndex
+from llama_index.core import PromptTemplate, VectorStoreIndex
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.llms import ChatMessage
+from llama_index.core.query_engine import SubQuestionQueryEngine
+from llama_index.core.question_gen.types import BaseQuestionGenerator, SubQuestion
 from llama_index.core.response_synthesizers import ResponseMode, get_response_synthesizer
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.tools import QueryEngineTool, ToolMetadata
 from llama_index.embeddings.weftline import WeftlineEmbedding
 from llama_index.llms.weftline import Weftline
 from llama_index.postprocessor.weftline import WeftlineRerank
@@ -23,6 +28,12 @@ from bench.micro import _rag_web
 from bench.micro._rag_apps import App, Task
 
 WINDOW = 4096
+# For a chat model LlamaIndex would take longer prompts of its own, with a system message.
+PROMPTS: dict[str, Any] = {
+    "text_qa_template": PromptTemplate(apps.ANSWER),
+    "refine_template": PromptTemplate(apps.REFINE),
+    "summary_template": PromptTemplate(apps.SUMMARY),
+}
 
 
 def llm(url: str, tokens: int, **more: Any) -> Weftline:
@@ -44,7 +55,7 @@ def synthesized(url: str, task: Task, nodes: list[NodeWithScore], mode: Response
     # A chunk has at most 1.2 times as many of LlamaIndex's tokens, and two do not fit.
     longest = max(len(one.node.get_content().split()) for one in nodes) * 2
     helper = PromptHelper(context_window=WINDOW, num_output=apps.OUTPUT, chunk_size_limit=longest)
-    made = get_response_synthesizer(llm=model, response_mode=mode, prompt_helper=helper)
+    made = get_response_synthesizer(llm=model, response_mode=mode, prompt_helper=helper, **PROMPTS)
     return str(made.synthesize(task.question, nodes))
 
 
@@ -92,7 +103,55 @@ def _messages(text: str) -> list[ChatMessage]:
     return [ChatMessage(role="user", content=text)]
 
 
-PROGRAMS = {App.NAIVE: naive, App.ADVANCED: advanced, App.SEARCH: search}
+class Planner(BaseQuestionGenerator):
+    """The plan of all systems: four questions, for the one tool that there is."""
+
+    def __init__(self, model: Weftline) -> None:
+        self._model = model
+
+    def generate(self, tools: Sequence[ToolMetadata], query: QueryBundle) -> list[SubQuestion]:
+        asked = apps.PLAN.format(query_str=query.query_str)
+        planned = json.loads(self._model.chat(_messages(asked)).message.content or "")
+        name = tools[0].name or ""
+        return [SubQuestion(sub_question=one, tool_name=name) for one in planned]
+
+    async def agenerate(
+        self, tools: Sequence[ToolMetadata], query: QueryBundle
+    ) -> list[SubQuestion]:
+        return await asyncio.to_thread(self.generate, tools, query)
+
+    def _get_prompts(self) -> dict[str, Any]:
+        return {}
+
+    def _update_prompts(self, prompts: dict[str, Any]) -> None:
+        """It has none that can be changed."""
+
+
+def sub_questions(url: str, task: Task) -> str:
+    """SubQuestionQueryEngine with its parts at once, as it is by default."""
+    model = llm(url, apps.OUTPUT, ignore_eos=True)
+    engine = index(url, task).as_query_engine(
+        llm=model, similarity_top_k=1, response_mode=ResponseMode.COMPACT, **PROMPTS
+    )
+    tool = QueryEngineTool.from_defaults(engine, name="text", description="The text.")
+    whole = SubQuestionQueryEngine.from_defaults(
+        [tool],
+        llm=model,
+        question_gen=Planner(llm(url, 220, constraint=apps.PLANNED)),
+        response_synthesizer=get_response_synthesizer(
+            llm=model, response_mode=ResponseMode.COMPACT, **PROMPTS
+        ),
+        verbose=False,
+    )
+    return str(whole.query(task.question))
+
+
+PROGRAMS = {
+    App.NAIVE: naive,
+    App.ADVANCED: advanced,
+    App.SEARCH: search,
+    App.SUB_QUESTIONS: sub_questions,
+}
 
 
 def run(url: str, task: Task) -> str:

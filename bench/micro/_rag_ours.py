@@ -13,12 +13,25 @@ from bench.micro import _rag_apps as apps
 from bench.micro._rag_apps import App, Task
 from weftline.protocol import Call, InOut, Message, Placeholder, Segment, Submit, to_wire
 from weftline.sampling import Sampling
-from weftline.steps import Branch, Case, Embed, FunctionStep, Ingest, Rerank, Search, Source, Step
+from weftline.steps import (
+    Body,
+    Branch,
+    Case,
+    Each,
+    Embed,
+    FunctionStep,
+    Ingest,
+    Rerank,
+    Search,
+    Source,
+    Step,
+)
 from weftline.steps import Merge as MergeStep
 
 STORE = "docs"
 FIXED = Sampling(temperature=0, max_tokens=apps.OUTPUT, ignore_eos=True)
 LISTED = Sampling(temperature=0, max_tokens=160, constraint=apps.QUERIES)
+PLANNED = Sampling(temperature=0, max_tokens=220, constraint=apps.PLANNED)
 JUDGED = Sampling(temperature=0, max_tokens=8, constraint=apps.VERDICT)
 Given = Mapping[str, "str | Placeholder"]
 
@@ -153,7 +166,47 @@ def search(task: Task) -> Graph:
     return calls, (web, decided)
 
 
-GRAPHS = {App.NAIVE: naive, App.ADVANCED: advanced, App.SEARCH: search}
+def sub_questions(task: Task) -> Graph:
+    """Each of the four questions is embedded, searched and answered when its text is complete."""
+    answer: Given = {
+        "context_str": read("context", "found", {"op": "texts"}),
+        "query_str": read("part", "part"),
+    }
+    about = {"of": str(task.number)}
+    find = Search(
+        in_=Source(var="vector"), store=STORE, k=1, filter=about, after=("indexed",), out="found"
+    )
+    body = Body(
+        calls=(ask("answer", apps.ANSWER, answer),),
+        steps=(Embed(in_=Source(var="part"), out="vector"), find),
+    )
+    parts = Each(
+        over=Source(var="plan", transforms=({"op": "json"},)),
+        item="part",
+        body=body,
+        collect={"answer": "answers"},
+        max_items=apps.PARTS,
+    )
+    pairs = [
+        apps.PAIR.format(question=f"{{question{n}}}", answer=f"{{answer{n}}}")
+        for n in range(apps.PARTS)
+    ]
+    template = apps.ANSWER.replace("{context_str}", "\n\n".join(pairs))
+    given: dict[str, str | Placeholder] = {"query_str": task.question}
+    for n in range(apps.PARTS):
+        key = {"op": "path", "keys": [n]}
+        given[f"question{n}"] = read(f"question{n}", "plan", {"op": "json"}, key)
+        given[f"answer{n}"] = read(f"answer{n}", "answers", key, {"op": "strip"})
+    plan = ask("plan", apps.PLAN, {"query_str": task.question}, PLANNED)
+    return (plan, ask("final", template, given)), (*_indexed(task), parts)
+
+
+GRAPHS = {
+    App.NAIVE: naive,
+    App.ADVANCED: advanced,
+    App.SEARCH: search,
+    App.SUB_QUESTIONS: sub_questions,
+}
 
 
 async def run(http: httpx.AsyncClient, task: Task) -> str:

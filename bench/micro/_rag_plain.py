@@ -20,6 +20,7 @@ from bench.micro._rag_apps import App, Task
 
 FIXED: dict[str, Any] = {"max_tokens": apps.OUTPUT, "ignore_eos": True}
 LISTED: dict[str, Any] = {"max_tokens": 160, "constraint": apps.QUERIES}
+PLANNED: dict[str, Any] = {"max_tokens": 220, "constraint": apps.PLANNED}
 JUDGED: dict[str, Any] = {"max_tokens": 8, "constraint": apps.VERDICT}
 
 
@@ -145,10 +146,29 @@ async def search(parts: Parts, task: Task) -> str:
     )
 
 
+async def sub_questions(parts: Parts, task: Task) -> str:
+    """The chunks are embedded beside the plan, and the four answers are written at once."""
+    vectors, planned = await asyncio.gather(
+        parts.embed("chunks", task.chunks),
+        parts.ask("plan", apps.PLAN.format(query_str=task.question), PLANNED),
+    )
+    questions = json.loads(planned)
+    found = nearest(vectors, await parts.embed("queries", questions), 1)
+    prompts = [
+        apps.ANSWER.format(context_str=task.chunks[at], query_str=question)
+        for question, (at,) in zip(questions, found, strict=True)
+    ]
+    answers = await parts.ask_all("answers", prompts)
+    pairs = zip(questions, answers, strict=True)
+    joined = "\n\n".join(apps.PAIR.format(question=q, answer=a).strip() for q, a in pairs)
+    return await parts.ask("final", apps.ANSWER.format(context_str=joined, query_str=task.question))
+
+
 PROGRAMS: dict[App, Callable[[Parts, Task], Awaitable[str]]] = {
     App.NAIVE: naive,
     App.ADVANCED: advanced,
     App.SEARCH: search,
+    App.SUB_QUESTIONS: sub_questions,
 }
 
 

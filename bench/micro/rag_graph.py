@@ -28,7 +28,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -37,6 +37,7 @@ from typing import Any
 import httpx
 from llama_index.core.utils import get_tokenizer
 
+from bench.harness.budget import Budget
 from bench.harness.fleet import behind
 from bench.harness.machine import describe
 from bench.harness.metrics import spread
@@ -60,6 +61,10 @@ PATHS: Mapping[App, tuple[tuple[str, ...], ...]] = {
         ("expanded", "queries", "top", "answer0", "answer1", "final"),
     ),
     App.SEARCH: (("draft", "verdict", "searched"), ("found", "searched")),
+    App.SUB_QUESTIONS: (
+        ("chunks", "answers", "final"),
+        ("plan", "queries", "answers", "final"),
+    ),
 }
 
 System = Callable[[Task], Awaitable[str | float]]  # the answer; or seconds, if it says them
@@ -76,6 +81,10 @@ class Settings:
     delays_ms: tuple[int, ...] = (0,)
     passes: tuple[str, ...] = PASSES
     apps: tuple[App, ...] = tuple(App)
+    most_s: float | None = None  # begin no row that would end later; None measures all rows
+
+
+QUICK = Settings(repeats=3, arrivals=4, ablation=2, most_s=13.5 * 60)
 
 
 @dataclass(slots=True)
@@ -220,6 +229,7 @@ class Bench:
         self.texts = Texts()
         self.rows: list[dict[str, Any]] = []
         self.raw: list[dict[str, Any]] = []
+        self.budget = Budget(settings.most_s)
 
     async def measure(self) -> None:
         """All systems on one server; then the server without each pass, beside it."""
@@ -230,9 +240,15 @@ class Bench:
                 async with AsyncExitStack() as clients:
                     await self._systems(far, delay, clients)
             for name in self.settings.passes:
-                with served(self.settings, name) as other:
-                    async with AsyncExitStack() as clients:
-                        await self._without(name, url, other, clients)
+                with self.budget.row("without", f"without {name}") as fits:
+                    if fits:
+                        await self._beside(name, url)
+
+    async def _beside(self, name: str, url: str) -> None:
+        """A row without the pass `name`, on a server of its own."""
+        with served(self.settings, name) as other:
+            async with AsyncExitStack() as clients:
+                await self._without(name, url, other, clients)
 
     async def _systems(self, url: str, delay: int, clients: AsyncExitStack) -> None:
         http = await clients.enter_async_context(_client(url))
@@ -241,22 +257,41 @@ class Bench:
             HAND: partial(_rag_plain.run, http),
             OURS: partial(_rag_ours.run, http),
         }
+        alone_s: dict[App, float] = {}
         for app in self.settings.apps:
-            told: list[dict[str, float]] = []
-            timed: dict[str, System] = {**systems, BOUND: partial(longest_path, http, told)}
-            seconds, answers = await one_by_one(timed, app, self.texts, self.settings.repeats)
-            row = {"app": app, "rate": "low", "delay_ms": delay}
-            words = {name: [len(one.split()) for one in said] for name, said in answers.items()}
-            self.raw.append({**row, "seconds": seconds, "words": words, "parts": told})
-            alone = {part: statistics.median(one[part] for one in told[1:]) for part in told[0]}
-            self._add({**row, "parts_s": alone}, seconds, LLAMAINDEX)
-            rate = LOAD / statistics.median(seconds[LLAMAINDEX])
-            times = poisson(random.Random(f"{app}"), rate)
-            at = [next(times) for _ in range(self.settings.arrivals)]
-            high = {n: await together(s, app, self.texts, at) for n, s in systems.items()}
-            row = {**row, "rate": "high", "per_minute": 60 * rate}
-            self.raw.append({**row, "seconds": high})
-            self._add(row, high, LLAMAINDEX)
+            with self.budget.row("low", f"{app}, low rate, {delay} ms") as fits:
+                if fits:
+                    bound: list[dict[str, float]] = []
+                    timed: dict[str, System] = {
+                        **systems,
+                        BOUND: partial(longest_path, http, bound),
+                    }
+                    alone_s[app] = await self._low(app, delay, timed, bound)
+        for app, seconds in alone_s.items():
+            with self.budget.row("high", f"{app}, high rate, {delay} ms") as fits:
+                if fits:
+                    await self._high(app, delay, systems, LOAD / seconds)
+
+    async def _low(
+        self, app: App, delay: int, systems: Mapping[str, System], told: list[dict[str, float]]
+    ) -> float:
+        """Tasks one after another. Returns LlamaIndex's seconds a task."""
+        seconds, answers = await one_by_one(systems, app, self.texts, self.settings.repeats)
+        row = {"app": app, "rate": "low", "delay_ms": delay}
+        words = {name: [len(one.split()) for one in said] for name, said in answers.items()}
+        self.raw.append({**row, "seconds": seconds, "words": words, "parts": told})
+        alone = {part: statistics.median(one[part] for one in told[1:]) for part in told[0]}
+        self._add({**row, "parts_s": alone}, seconds, LLAMAINDEX)
+        return statistics.median(seconds[LLAMAINDEX])
+
+    async def _high(self, app: App, delay: int, systems: Mapping[str, System], rate: float) -> None:
+        """`rate` tasks a second, at the same times for all systems."""
+        times = poisson(random.Random(f"{app}"), rate)
+        at = [next(times) for _ in range(self.settings.arrivals)]
+        high = {n: await together(s, app, self.texts, at) for n, s in systems.items()}
+        row = {"app": app, "rate": "high", "delay_ms": delay, "per_minute": 60 * rate}
+        self.raw.append({**row, "seconds": high})
+        self._add(row, high, LLAMAINDEX)
 
     async def _without(self, name: str, url: str, other: str, clients: AsyncExitStack) -> None:
         system: dict[str, System] = {}
@@ -299,23 +334,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="weftline bench rag_graph", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--quick", action="store_true", help="few tasks, in a quarter of an hour")
+    parser.add_argument(
+        "--quick", action="store_true", help="few tasks, in less than a quarter of an hour"
+    )
     parser.add_argument("--model", default=Settings().model)
     parser.add_argument("--delays", default="", metavar="MS", help="round trips to the server")
     parser.add_argument("--apps", default=",".join(App), help="the applications to run")
     parser.add_argument("--passes", default=",".join(PASSES), help="passes to leave out in turn")
     args = parser.parse_args(argv)
-    sizes = {"repeats": 3, "arrivals": 4, "ablation": 2} if args.quick else {}
     delays = args.delays or ("0" if args.quick else "0,250")
-    settings = Settings(
+    settings = replace(
+        QUICK if args.quick else Settings(),
         model=args.model,
         delays_ms=tuple(int(one) for one in delays.split(",")),
         apps=tuple(App(one) for one in args.apps.split(",") if one),
         passes=tuple(one for one in args.passes.split(",") if one),
-        **sizes,
     )
     bench = Bench(settings, Results("rag_graph-quick" if args.quick else "rag_graph", settings))
     asyncio.run(bench.measure())
+    if bench.budget.left_out:
+        print(f"no time was left for: {'; '.join(bench.budget.left_out)}")
     print(bench.results.folder)
     return 0
 

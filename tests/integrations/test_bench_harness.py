@@ -19,6 +19,7 @@ from llama_index.core.utils import get_tokenizer
 from bench.harness import fleet as fleets
 from bench.harness import probe, results, resume, servers, systems
 from bench.harness.__main__ import main as harness
+from bench.harness.budget import Budget
 from bench.harness.fleet import Fleet
 from bench.harness.metrics import (
     apps_per_minute,
@@ -504,3 +505,21 @@ def test_a_weftline_may_start_vllm_itself(tmp_path: Path, monkeypatch: pytest.Mo
     drafts = command(SYSTEMS["langchain-vllm-ngram"].server, setup, 1)
     said = json.loads(drafts[drafts.index("--speculative-config") + 1])
     assert (said["method"], said["prompt_lookup_min"]) == ("ngram", 2)
+
+
+def test_rows_that_would_end_too_late_are_left_out() -> None:
+    """A row may take as long as the longest of its kind, or of all kinds if it is the first."""
+    now = [0.0]
+    budget = Budget(100.0, clock=lambda: now[0])
+    ran = []
+    for kind, seconds in [("low", 30), ("low", 10), ("high", 20), ("low", 20), ("high", 20)]:
+        with budget.row(kind, f"{kind} at {now[0]:.0f}") as fits:
+            if fits:
+                ran.append((kind, now[0]))
+                now[0] += seconds
+    assert ran == [("low", 0), ("low", 30), ("high", 40), ("low", 60), ("high", 80)]
+    with budget.row("low", "one more") as fits:
+        assert not fits
+    assert budget.left_out == ["one more"]
+    with Budget(None, clock=lambda: now[0]).row("low", "any") as fits:
+        assert fits
