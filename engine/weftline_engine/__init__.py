@@ -1,3 +1,3 @@
-"""Engines: what runs primitives, behind the one contract of `weftline_engine.api`."""
+"""Engines run primitives. All of them speak the one contract of `weftline_engine.api`."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Text of generated tokens, a token at a time, with the `tokenizers` package."""
+"""Turns generated tokens into text, one token at a time, with the `tokenizers` package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from tokenizers import Tokenizer
 
 # The prompt tokens before an output that decide whether its first token has a leading space.
 _CONTEXT = 4
-# A character has at most 4 bytes, and so 4 tokens. More tokens that read as U+FFFD are bad bytes.
+# The most tokens that wait for the rest of a character. A character has at most 4 bytes, and so at
+# most 4 tokens. If more tokens decode to U+FFFD, their bytes are not valid.
 _MOST_WAITING = 8
 
 
@@ -31,7 +32,7 @@ class ByteStream:
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._window = list(before)
-        self._sent = len(self._window)  # tokens of the window whose text is out
+        self._sent = len(self._window)  # tokens of the window whose text was returned
 
     def push(self, tokens: Sequence[int]) -> str:
         self._window.extend(tokens)

@@ -20,8 +20,8 @@ from weftline_engine.embedded.sample.constraint import BadConstraint, Matcher
 # Measured on a busy core: a JSON schema of this length (900 properties) compiles in 0.27 s. A
 # regular expression compiles in 0.04 s, and its first mask takes 0.34 s. No step runs meanwhile.
 MOST_BYTES = 64 * 1024
-# Compiled constraints that are kept: `n` outputs of one request, and the calls of an application,
-# have the same. A copy takes 40 us.
+# The most compiled constraints that are kept, because the `n` outputs of a request and the calls of
+# an application have the same constraint. A copy takes 40 us.
 MOST_COMPILED = 256
 # Enough for eight levels of indentation. Without this bound SmolLM2, which had to write an empty
 # object, wrote 160 tokens of spaces.
@@ -67,7 +67,8 @@ class TokenGrammars:
         self._lock = threading.Lock()  # a thread compiles ahead of the steps
 
     def compile(self, constraint: str) -> TokenMatcher:
-        """Raises BadConstraint if the text is not a constraint, or is too long or too complex."""
+        """A matcher for an output under `constraint`. Raises BadConstraint if the text is not a
+        constraint, or is too long or too complex."""
         if len(constraint.encode()) > MOST_BYTES:
             raise BadConstraint(f"the constraint is longer than {MOST_BYTES} bytes")
         with self._lock:

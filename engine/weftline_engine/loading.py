@@ -59,7 +59,7 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         seed=options.seed,
         tree_attention=not options.no_tree_attention,
     )
-    # Only the C decoder computes a row alike whatever rows are beside it.
+    # Only in the C decoder, a row's result does not depend on the rows beside it.
     drafting = isinstance(decoder, NativeDecoder) and not options.no_drafting
     costs = step_costs(decoder, core.cache, config) if drafting else None
     core.draft(costs)
@@ -87,7 +87,7 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
 
 
 def _decoder(options: argparse.Namespace, device: torch.device) -> Model:
-    """The model with its weights; a terminal sees a bar while they are read."""
+    """The model with its weights. A terminal shows a progress bar while they are read."""
     dummy, dtype = options.load_format == "dummy", options.dtype
     progress = for_stream(sys.stderr) if sys.stderr.isatty() else Silent()
     with progress.stage("engine: weights", None, "bytes") as meter:
@@ -103,7 +103,7 @@ def _decoder(options: argparse.Namespace, device: torch.device) -> Model:
 
 
 def announced(description: Description, cores: int, seconds: float) -> str:
-    """What an engine says when it has loaded: what runs on what, its KV cache, and the time."""
+    """The line that is printed when an engine has loaded: model, device, KV cache, and seconds."""
     assert description.kv_tokens and description.kv_bytes_per_token, "our engine has a KV cache"
     cache_gib = description.kv_tokens * description.kv_bytes_per_token / (1 << 30)
     where = f"{description.device}, {cores} cores" if description.device == "cpu" else (
@@ -116,7 +116,7 @@ def announced(description: Description, cores: int, seconds: float) -> str:
 
 
 def _precision(decoder: Model, asked: str) -> str:
-    """What the decoder computes in: float32 where torch would only emulate bfloat16."""
+    """The type in which the decoder computes: float32 where torch would only emulate bfloat16."""
     return str(decoder.dtype).removeprefix("torch.") if isinstance(decoder, TorchModel) else asked
 
 

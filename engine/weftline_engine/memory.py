@@ -1,4 +1,4 @@
-"""How much memory the machine can give."""
+"""How much memory of the machine is available."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ class NullMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyProfile:
-    """Seconds that an op takes: `fill_s` for each prompt token, `step_s` for each output token, and
-    `peer_s` more for each output token and running op."""
+    """Seconds that an op takes: `fill_s` for each prompt token, and for each output token `step_s`
+    and `peer_s` times the number of running ops."""
 
     fill_s: float = 0.0
     step_s: float = 0.0
@@ -184,7 +184,7 @@ class NullEngine:
         return next((reply for when, reply in self._config.script if when in text), None)
 
     def _cut(self, op: api.Op, reply: str) -> tuple[list[str], api.FinishReason]:
-        """Return the words of `reply` up to a stop string or max_tokens, and which ended them."""
+        """Return the words of `reply` up to a stop string or max_tokens, and which it was."""
         if op.sampling is None:
             return [], api.FinishReason.FILLED
         cuts = [at for s in op.sampling.stop if (at := reply.find(s)) >= 0]

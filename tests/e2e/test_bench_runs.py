@@ -156,6 +156,8 @@ def test_a_model_that_is_none_is_one_sentence(tmp_path: Path) -> None:
 def test_the_servers_own_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At small sizes every curve is there, nothing is lost, and the report can show it."""
     monkeypatch.setattr(server, "LENGTHS", (10, 20))
+    monkeypatch.setattr(server, "GAP_RATES", (20,))
+    monkeypatch.setattr(server, "GAP_S", 1.0)
     monkeypatch.setattr(
         "sys.argv",
         ["server", "--sessions", "8", "--agents", "4", "--folder", str(tmp_path)],

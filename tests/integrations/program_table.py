@@ -492,7 +492,7 @@ def documents(*texts: str) -> dict[str, Any]:
     return {"input_documents": [Document(text, metadata={"n": 1}) for text in texts]}
 
 
-@program({"x": "soup"}, (1, 1), (1, 1))
+@program({"x": "soup"}, (1, 1), (1, 0))
 def llm_chain(llm: Any) -> Chain:
     with warnings.catch_warnings():  # people still write it
         warnings.simplefilter("ignore")

@@ -231,9 +231,22 @@ def test_configuration_and_options(echo_url: str) -> None:
         llm = ChatWeftline(base_url=passed.url).configurable_fields(
             max_tokens=ConfigurableField(id="length")
         )
-        chain = accelerate(ASK | llm.bind(stop=["rief"]) | TEXT)
+        chain = accelerate(ASK | llm.bind(stop=["rief"]) | TEXT, on_graph=lambda graph: None)
         assert chain.invoke({"x": "soup"}) == "system: Be b"
         assert chain.invoke({"x": "soup"}, {"configurable": {"length": 1}}) == "system:"
+        assert all_ahead(passed)
+
+
+def test_a_call_that_is_alone(echo_url: str) -> None:
+    """It begins at once anyway, so the model makes it. Beside a function it is sent ahead."""
+    with recorded(echo_url) as passed:
+        llm = ChatWeftline(base_url=passed.url)
+        assert "soup" in accelerate(ASK | llm | TEXT).invoke({"x": "soup"})
+        assert [path for verb, path, _ in passed.requests if verb == "POST"] == [CHAT]
+        passed.requests.clear()
+        seen: list[Any] = []
+        both = RunnableParallel(size=RunnableLambda(seen.append), said=ASK | llm | TEXT)
+        assert "soup" in accelerate(both).invoke({"x": "soup"})["said"]
         assert all_ahead(passed)
 
 

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 import pytest
 from langchain_community.vectorstores import FAISS
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnablePassthrough
+from langchain_core.runnables import RunnableLambda, RunnableParallel, RunnablePassthrough
 from langchain_core.vectorstores import VectorStoreRetriever
 
-from langchain_weftline import ChatWeftline, compile_chain
+from langchain_weftline import ChatWeftline, WeftlineVectorStore, compile_chain
+from langchain_weftline.run.explanation import Requests
 from tests.integrations.conftest import served
 from tests.integrations.recording import Recording, recorded
+from weftline.errors import WeftlineError
 
 TEXTS = ["Rome lies on the Tiber.", "The weft crosses the warp.", "Soup is hot."]
 QUESTION = "What crosses the warp?"
 ASK = ChatPromptTemplate.from_template("Answer from this.\n{context}\n\nQuestion: {question}")
-CHAT, SUBMIT, SET = "/v1/chat/completions", "/v1/submit", "PUT"
+CHAT, SUBMIT = "/v1/chat/completions", "/v1/submit"
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +46,9 @@ def format_docs(docs: list[Document]) -> str:
     return "\n\n".join(doc.page_content for doc in docs)
 
 
-def rag(retriever: Any, recording: Recording) -> Any:
+def rag(retriever: Any, recording: Recording, form: Any = format_docs) -> Any:
     llm = ChatWeftline(base_url=recording.url, temperature=0, max_tokens=64)
-    found = {"context": retriever | format_docs, "question": RunnablePassthrough()}
+    found = {"context": retriever | form, "question": RunnablePassthrough()}
     return found | ASK | llm | StrOutputParser()
 
 
@@ -81,9 +85,128 @@ def test_explain_names_what_the_client_runs(
     recording: Recording, faiss: VectorStoreRetriever
 ) -> None:
     explained = compile_chain(rag(faiss, recording)).explain(QUESTION)
-    parts = {(".".join(step.path), step.step) for step in explained.in_client}
-    assert {("context", "VectorStoreRetriever"), ("context", "RunnableLambda 'format_docs'")} <= {
-        (path.split(".")[0], step) for path, step in parts
-    }, str(explained)
+    why = {step.step: step.why for step in explained.in_client}
+    assert why["VectorStoreRetriever"] == "its store 'FAISS' is in the client"
+    assert "RunnableLambda 'format_docs'" in why
     assert [step.step for step in explained.in_server if "call" in step.why] == ["ChatWeftline"]
     assert recording.requests == []
+
+
+@pytest.fixture(scope="module")
+def store(url: str) -> WeftlineVectorStore:
+    store = WeftlineVectorStore(base_url=url)
+    store.add_texts(TEXTS, [{"n": n} for n in range(3)])
+    return store
+
+
+def retriever(recording: Recording, **terms: Any) -> VectorStoreRetriever:
+    there = WeftlineVectorStore(base_url=recording.url)
+    return there.as_retriever(search_kwargs={"k": 2, **terms})
+
+
+def numbered(docs: list[Document]) -> str:
+    """A function that the server cannot run."""
+    return "\n".join(f"{at}: {doc.page_content} {doc.metadata}" for at, doc in enumerate(docs))
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["invoke", "ainvoke"])
+@pytest.mark.parametrize("form", [format_docs, numbered])
+def test_a_store_of_the_server(
+    recording: Recording, store: WeftlineVectorStore, form: Any, is_async: bool
+) -> None:
+    """Embedding, search, formatting and the call are one submit, whoever formats."""
+    plain = rag(retriever(recording), recording, form)
+    compiled = compile_chain(plain)
+    expected = plain.invoke(QUESTION)
+    assert TEXTS[1] in expected and sent(recording) == [("POST", SUBMIT), ("POST", CHAT)]
+    recording.requests.clear()
+    if is_async:
+        assert asyncio.run(compiled.ainvoke(QUESTION)) == expected
+    else:
+        assert compiled.invoke(QUESTION) == expected
+    assert sent(recording) == [("POST", SUBMIT)]
+    (body,) = recording.bodies(SUBMIT)
+    steps = [(step["kind"], step["name"]) for step in body["steps"]]
+    of_the_client = [("client", "RunnableLambda 'numbered'")] * (form is numbered)
+    assert steps == [
+        ("embed", "retriever: embed for context"),
+        ("search", "retriever: search for context"),
+        *of_the_client,
+    ]
+    assert len(body["calls"]) == 1
+    explained = compiled.explain(QUESTION)
+    told = {step.step: (step.in_server, step.why) for step in explained.steps}
+    assert told["VectorStoreRetriever"] == (True, "embed, and search in store 'default'")
+    assert told[f"RunnableLambda '{form.__name__}'"][0] is (form is format_docs)
+    assert explained.before == Requests(2, 2)
+    assert explained.after == Requests(1 + len(of_the_client), 1)
+
+
+def test_the_question_is_rewritten_in_the_same_request(
+    recording: Recording, store: WeftlineVectorStore
+) -> None:
+    """A call writes the query, and the answer has its sources."""
+    llm = ChatWeftline(base_url=recording.url, temperature=0, max_tokens=64)
+    query = ChatPromptTemplate.from_template("Rewrite: {question}") | llm | StrOutputParser()
+    sources = RunnableParallel(docs=query | retriever(recording), question=itemgetter("question"))
+    answer = {
+        "context": itemgetter("docs") | RunnableLambda(format_docs),
+        "question": itemgetter("question"),
+    }
+    chain = sources.assign(answer=answer | ASK | llm | StrOutputParser())
+    given = {"question": QUESTION}
+    expected = chain.invoke(given)
+    assert len(expected["docs"]) == 2 and expected["docs"][0].metadata["n"] == 1
+    recording.requests.clear()
+    assert compile_chain(chain).invoke(given) == expected
+    assert sent(recording) == [("POST", SUBMIT)]
+    assert list(compile_chain(chain).stream(given))[-1] is not None
+
+
+def test_the_answer_streams(recording: Recording, store: WeftlineVectorStore) -> None:
+    chain = compile_chain(rag(retriever(recording, filter={"n": 2}), recording))
+    assert "".join(chain.stream(QUESTION)) == chain.chain.invoke(QUESTION)
+    assert sent(recording)[0] == ("POST", SUBMIT)
+
+
+def test_callbacks_hear_of_the_retriever(recording: Recording, store: WeftlineVectorStore) -> None:
+    """LangChain runs the retriever where a handler wants to know of it."""
+    found: list[int] = []
+
+    class Hears(BaseCallbackHandler):
+        def on_retriever_end(self, documents: Any, **_: Any) -> None:
+            found.append(len(documents))
+
+    chain = rag(retriever(recording), recording)
+    config: Any = {"callbacks": [Hears()]}
+    assert compile_chain(chain).invoke(QUESTION, config) == chain.invoke(QUESTION)
+    assert found == [2]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"search_type": "mmr"}, "the client searches by 'mmr'"),
+        ({"search_kwargs": {"k": 2, "fetch": 1}}, "its search has the argument 'fetch'"),
+        ({"search_kwargs": {"k": 0}}, "its k or its filter is not what a search takes"),
+    ],
+)
+def test_what_a_search_step_cannot_do_stays_in_the_client(
+    recording: Recording, change: dict[str, Any], why: str
+) -> None:
+    changed = retriever(recording).model_copy(update=change)
+    explained = compile_chain(rag(changed, recording)).explain(QUESTION)
+    [said] = [step.why for step in explained.in_client if "Retriever" in step.step]
+    assert said == why
+
+
+@pytest.mark.parametrize("form", [format_docs, numbered])
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_store_that_is_not_there(recording: Recording, form: Any, calls: int) -> None:
+    """The error is the store's own, whatever else the submit has."""
+    there = WeftlineVectorStore(base_url=recording.url, store="none").as_retriever()
+    chain = RunnableParallel({f"a{n}": rag(there, recording, form) for n in range(calls)})
+    with pytest.raises(WeftlineError, match="there is no store 'none'") as plain:
+        chain.invoke(QUESTION)
+    with pytest.raises(type(plain.value), match="there is no store 'none'"):
+        compile_chain(chain).invoke(QUESTION)

@@ -21,8 +21,10 @@ from tests.integrations.program_table import PROGRAMS, Program
 from tests.integrations.recording import Recording, recorded
 
 SUBMIT = "/v1/submit"
-# A function, or a chain that only LangChain runs, makes calls that nobody can foresee.
+# A function, or a chain that only LangChain runs, makes calls that nobody can foresee. LangChain
+# makes the only call of an LLMChain: it is one request, and no submit.
 CALL_BY_THEMSELVES = (
+    "llm_chain",
     "routed_by_a_function",
     "summary_of_any_length",
     "summary_that_collapses",

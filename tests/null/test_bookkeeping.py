@@ -154,6 +154,7 @@ def test_an_unknown_kind_is_refused() -> None:
 
 
 def test_a_cancelled_op_reports_the_whole_blocks_that_stay() -> None:
+    """Its full blocks stay in the cache, and the next op with the same prefix reuses them."""
     desk = Desk()
     desk.book.submit(generate("a", range(1, 8), max_tokens=20))
     desk.step()
@@ -181,6 +182,7 @@ def test_a_freed_context_is_reported_until_it_is_gone() -> None:
 
 
 def test_a_context_in_host_memory_is_reported_there() -> None:
+    """It is reported as on the host until it is copied back."""
     desk = Desk(blocks=4)
     desk.run(fill("a", range(1, 10)))
     desk.book.retain("a", api.Retention.SWAP)
@@ -238,6 +240,7 @@ def test_an_output_that_calls_a_tool_pauses() -> None:
 
 
 def test_an_output_that_was_cut_off_does_not_pause() -> None:
+    """At max_tokens the op ends with LENGTH, although its text contains `pause_on`."""
     desk = Desk()
     said = desk.run(generate("a", [1, 2], max_tokens=2, pause_on=("w2",)))
     assert [e.reason for e in said if isinstance(e, api.Finished)] == [api.FinishReason.LENGTH]

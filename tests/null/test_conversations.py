@@ -43,6 +43,7 @@ async def test_a_conversation_that_grows_becomes_a_session(serve: Serve) -> None
 
 
 async def test_a_header_names_the_session_from_the_first_request_on(serve: Serve) -> None:
+    """Requests with the same session header are in one session."""
     server = await serve()
     for header in ("X-Session-ID", "x-dynamo-session-id"):
         for text in ("one", "two"):
@@ -70,6 +71,7 @@ async def test_no_conversation_crosses_tenants_users_or_keys(serve: Serve) -> No
 
 
 async def test_the_guess_can_be_left_out(serve: Serve) -> None:
+    """With the switch, no session is found for requests that name none."""
     server = await serve(NullConfig(), ServerConfig(without=frozenset({"conversations"})))
     await chat(server, "task", headers={"X-Session-ID": "s"})
     await chat(server, "task", "answer", "more", headers={"X-Session-ID": "s"})

@@ -47,11 +47,13 @@ def test_what_followed_the_last_tokens_follows_again() -> None:
 
 
 def test_a_token_alone_is_no_match() -> None:
+    """A guess needs at least two equal tokens before it."""
     assert Lookup((), [7, 1, 8, 1]).after((), 3) == ((), 0)
     assert Lookup((), [7]).after((), 3) == ((), 0)
 
 
 def test_a_repetition_goes_on() -> None:
+    """The guess of a text that repeats itself continues the repetition beyond the text's end."""
     assert Lookup((), [5, 6, 7, 5, 6, 7, 5, 6, 7]).after((), 7) == ((5, 6, 7, 5, 6, 7, 5), 6)
 
 
@@ -99,6 +101,7 @@ def test_a_guess_stood_behind_a_match(
 
 
 def test_a_rate_is_learned_from_what_came_true() -> None:
+    """Rates begin with an assumption, follow the observations, and differ between outputs."""
     rates, output = Rates(), OutputRate()
     long, short = Guess(1, Source.LOOKUP, 9), Guess(1, Source.LOOKUP, 2)
     assert [rates.of(short, output), rates.of(long, output)] == pytest.approx([0.3, 0.7])
@@ -113,6 +116,7 @@ def test_a_rate_is_learned_from_what_came_true() -> None:
 
 
 def test_the_seconds_of_a_step() -> None:
+    """Seconds are interpolated between the measured rows, and longer contexts take longer."""
     costs = StepCosts(((1, 1.0), (4, 4.0), (8, 6.0)), length=100, attend_s=0.01)
     assert [costs.of(rows, 100 * rows) for rows in (1, 2, 4, 6, 8)] == [1.0, 2.0, 4.0, 5.0, 6.0]
     assert costs.of(2, 300) == pytest.approx(3.0)
@@ -328,6 +332,7 @@ def test_a_sibling_s_output_is_drafted_from() -> None:
 
 
 def test_another_salt_s_context_is_no_reference() -> None:
+    """A context is found only with the salt that it was made with."""
     desk = Desk(echo(3))
     desk.run(generate("a", [1, 2, 3], salt="x"))
     assert desk.book.ops.tokens_of("a.context", "x") is not None

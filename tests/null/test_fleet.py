@@ -376,6 +376,7 @@ async def test_an_engine_gets_the_kinds_that_it_announces(benches: list[Bench]) 
 async def test_an_op_that_no_engine_ever_took_fails_as_well(
     benches: list[Bench], kind: str
 ) -> None:
+    """It fails UNAVAILABLE_S seconds after it was queued, and not before."""
     bench = await started(benches, own=Puppet())
     await bench.call("c", "other", kind)
     bench.now += UNAVAILABLE_S - 1
@@ -424,6 +425,7 @@ async def test_reported_prefixes_attract_calls(benches: list[Bench]) -> None:
 async def test_a_failed_op_leaves_the_prefixes_that_the_engine_reports(
     benches: list[Bench],
 ) -> None:
+    """What the engine reports later counts, although the op was cancelled."""
     bench = await started(benches, own=(own := Puppet(capabilities=REPORTS)))
     (member,) = bench.dispatcher.members
     await bench.call("a", prefixes=(("beginning", 64),))

@@ -96,6 +96,7 @@ def test_a_reader_that_has_to_wait_comes_later() -> None:
 
 
 def test_a_prefix_of_a_few_tokens_is_not_kept() -> None:
+    """The calls share only a short constant text, which is not worth a pinned context."""
     session = made(call("a", "Sum: ", "1" * 300, ">x"), call("b", "Sum: ", "2" * 300, ">y"))
     assert finish(session, "a") is None
 
@@ -108,6 +109,7 @@ def test_an_open_session_is_expected_by_its_habit() -> None:
 
 
 def test_without_the_prefix_pass_nothing_is_known() -> None:
+    """The next use of a shared prompt is not predicted."""
     session = Session("s", "t", 0.0, frozenset({"prefix"}), stays=False)
     nodes = call("a", SYSTEM, ">x"), call("b", SYSTEM, "<x", ">y")
     session.handle(ev.TasksSubmitted(now=0.0, tasks=nodes))

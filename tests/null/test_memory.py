@@ -149,6 +149,7 @@ def test_another_session_of_the_tenant_is_expected_alike() -> None:
 
 
 def test_a_closed_application_leaves_nothing() -> None:
+    """Its contexts are freed once."""
     world = World()
     world.wants["x"] = Want()
     world.call("a", "x", 100, 0.0)
@@ -343,6 +344,7 @@ def test_nothing_is_overtaken_for_ever() -> None:
 
 
 def test_one_always_enters_an_empty_cache() -> None:
+    """An application that needs more than the whole cache is admitted if it is alone."""
     assert names(admit([app("a", 0.0, 5000, 5000)], [], SATED, 1.0).enter) == ["a"]
 
 

@@ -142,6 +142,7 @@ def test_what_is_not_made_of_items_stays_whole() -> None:
 
 
 def test_a_step_that_joins_later_takes_items_too() -> None:
+    """A search that is added after the pass has run also reads items one by one."""
     made = graph(queries(), embed("vecs", var("queries", *LINES)))
     plan = Plan({})
     passes.analyse(made, plan, made.primitives)
@@ -153,6 +154,7 @@ def test_a_step_that_joins_later_takes_items_too() -> None:
 
 
 def test_started_steps_are_left_alone() -> None:
+    """The pass does not change the flow of a step that has started."""
     made = advanced()
     plan = Plan({}, started=set(made.primitives))
     passes.analyse(made, plan, made.primitives)
@@ -172,6 +174,7 @@ def stored() -> list[Task]:
 
 
 def test_order_is_kept_where_one_store_is_written() -> None:
+    """A search waits for an ingest into its own store. Without the pass, every order is kept."""
     edges = flows(graph(*stored()))
     assert edges["one", "found"] == "order", "a search behind its ingest"
     assert {("one", "other"), ("found", "again"), ("q", "again")}.isdisjoint(edges)

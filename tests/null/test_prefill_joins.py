@@ -47,6 +47,7 @@ def test_the_text_of_the_first_items_begins_that_of_all(
 
 @pytest.mark.parametrize("count", range(3))
 def test_the_texts_of_the_first_hits_begin_those_of_all(count: int) -> None:
+    """The joined text of the first hits is a prefix of the joined text of all hits."""
     assert joins_items([TEXTS])
     assert joined_items(TEXTS, HITS[:count]) == ("", "a", "a\n\nb\n\n")[count]
     assert transformed([TEXTS], HITS) == joined_items(TEXTS, HITS)

@@ -22,6 +22,7 @@ LONG = (("a", 32), ("a+", 64), ("a++", 128))
 
 
 def test_a_reporting_engine_gets_the_index_and_others_the_estimate() -> None:
+    """It depends on the capability REPORTS."""
     silent: tuple[Any, ...] = tuple(one for one in Capability if one is not Capability.REPORTS)
     reports = (*silent, Capability.REPORTS)
     for capabilities, expected in ((reports, PrefixIndex), (silent, PrefixEstimate)):
@@ -49,6 +50,7 @@ def test_a_prefix_counts_while_it_is_computed_and_while_reported() -> None:
 
 
 def test_a_prefix_counts_while_any_context_has_it() -> None:
+    """Losing one of two contexts with the same prefix changes nothing."""
     index = PrefixIndex()
     index.expect("c", LONG)
     index.expect("d", LONG[:2])

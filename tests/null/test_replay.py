@@ -152,6 +152,7 @@ def lru(found: list[Access], capacity: int) -> int:
 )
 @settings(max_examples=150, deadline=None)
 def test_the_optimum_is_between_no_eviction_and_lru(texts: list[str], room: int) -> None:
+    """Belady's choice computes at most as many tokens as LRU."""
     found = accesses(*texts)
     assert computed(found, math.inf) <= computed(found, room) <= lru(found, room)
 

@@ -70,6 +70,7 @@ values = st.recursive(
 
 @given(st.lists(values, max_size=4), st.integers(0, 60), st.booleans())
 def test_closed_values_of_json(items: list[Any], cut: int, fenced: bool) -> None:
+    """The items found in a part of the text are the first items of the whole list."""
     text = json.dumps(items, ensure_ascii=False)
     if fenced:
         text = f"Here:\n```json\n{text}\n```"

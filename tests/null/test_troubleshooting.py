@@ -24,11 +24,13 @@ def quoted() -> list[str]:
 
 
 def test_there_are_sentences() -> None:
+    """The next test would pass if no sentence were found."""
     assert len(quoted()) == 10
 
 
 @pytest.mark.parametrize("sentence", quoted())
 def test_a_sentence_is_the_codes(sentence: str) -> None:
+    """Each message that the page quotes is a message in the code."""
     assert sentence in SAID
 
 

@@ -89,6 +89,7 @@ def test_a_call_for_throughput_waits_beside_a_reader() -> None:
 
 
 def test_without_a_reader_nothing_waits() -> None:
+    """Without a latency call with a token bound, every request may join the step."""
     found = ledger(one=Hints(criterion="throughput"), two=Hints())
     assert found.held(["one's request"], ["two's request"], now=100.0) == set()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
@@ -102,13 +102,22 @@ class _Draft:
     def alone(self, call: Call, made: Set[str]) -> _Draft:
         """A submit of one of the calls, which watches all outputs of the call.
 
-        It includes the steps whose outputs the call reads, except those in `made`, which were
+        It includes the steps that the call needs, except those in `made`, which were
         submitted before.
         """
         watch = tuple(_variables(call, InOut.OUT))
-        reads = set(_variables(call, InOut.IN)) - made
-        steps = tuple(step for step in self.steps if step.out in reads)
+        steps = self.steps_for(_variables(call, InOut.IN), made)
         return replace(self, calls=(call,), steps=steps, watch=watch, graph=False, close=False)
+
+    def steps_for(self, variables: Iterable[str], made: Set[str]) -> tuple[Step, ...]:
+        """The steps that make `variables`, and those before them, except what is `made`."""
+        wanted = set(variables) - made
+        found = []
+        for step in reversed(self.steps):  # a step reads only what earlier ones make
+            if step.out in wanted:
+                found.append(step)
+                wanted |= {*step.variables} - made
+        return tuple(reversed(found))
 
 
 class _Limit:
@@ -308,7 +317,7 @@ class Feed:
         async with asyncio.TaskGroup() as pushes:
             for call in draft.calls:
                 alone = draft.alone(call, made)
-                made.update(alone.watch, (step.out for step in alone.steps if step.out))
+                made.update(alone.watch)
                 for variable in alone.watch:  # the server runs only what somebody reads
                     self.results.setdefault(variable, Result())
                 reads = _variables(call, InOut.IN)
@@ -318,11 +327,19 @@ class Feed:
                 if error is not None:
                     refused |= dict.fromkeys(alone.watch, error)
                     self._fail(alone.watch, error, opened=True)
-        if not self.session.done():
-            return  # all were refused
-        if rest := tuple(name for name in draft.watch if name not in made):
-            reading = replace(draft, calls=(), steps=(), watch=rest, graph=False, close=False)
-            await self._push(reading, self.session.result(), limits)
+                else:
+                    made.update(step.out for step in alone.steps if step.out)
+        outputs = {name for call in draft.calls for name in _variables(call, InOut.OUT)}
+        rest = tuple(name for name in draft.watch if name not in outputs)
+        if not self.session.done():  # all were refused
+            self._fail(rest, next(iter(refused.values())))
+            return
+        if rest:
+            steps = draft.steps_for(rest, made)
+            reading = replace(draft, calls=(), steps=steps, watch=rest, graph=False, close=False)
+            refusal = await self._push(reading, self.session.result(), limits)
+            if refusal is not None:
+                self._fail(rest, refusal, opened=True)
         if draft.close:
             if draft.graph:
                 with suppress(WeftlineError):

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from weftline.http import DEFAULT_BASE_URL, MAX_RETRIES, without_v1
 
-__all__ = ["Server", "default_api_key", "default_base_url", "is_on", "without_v1"]
+__all__ = ["NO_KEY", "Server", "default_api_key", "default_base_url", "is_on", "without_v1"]
+
+NO_KEY = "none"  # what a client that requires a key sends where there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Server:
     @property
     def place(self) -> tuple[str, str | None]:
         """The address and the key. Two servers with equal places share their sessions."""
-        return self.base_url, self.api_key
+        return self.base_url, None if self.api_key in ("", NO_KEY) else self.api_key
 
 
 def default_base_url() -> str:

@@ -4,9 +4,9 @@
     retain(context, keep|evictable|swap|drop)   free(context)
 
 Parrot's Fill, Generate and FreeContext are submit of kind fill, submit of kind generate, and free.
-Verbs never block and never fail; errors come back as events. Hints are advice: the engine keeps its
-own queue, and never waits for the server inside a step. This package imports neither torch nor the
-server, so every engine and both ends of every transport can share it.
+A verb returns at once and raises nothing. Errors come back as events. Hints are advice: the engine
+keeps its own queue, and never waits for the server inside a step. This package imports neither
+torch nor the server, so every engine and both ends of every transport can share it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The announcement of an engine that is ready, and the consequences of a missing capability."""
+"""The description of an engine that is ready, and the consequences of a missing capability."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from weftline_engine.api.ops import Kind
 
 # Kinds whose items an engine computes together.
 BATCHED = frozenset({"embed", "rerank"})
-# Two batch sizes count as equally fast within this share, and the smaller one is taken: it lets
-# other applications in sooner.
+# A batch size counts as fast enough if its items a second reach this share of the best. The
+# smallest such size is used, so that other applications get the engine sooner.
 NEARLY_BEST = 0.9
 USUAL_BATCH = 32
 
@@ -58,11 +58,11 @@ OTHER_WORDS = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCosts:
-    """What it costs to compute KV cache again, and to copy it, measured when the engine starts.
+    """The seconds to compute KV cache again, and to copy it, measured when the engine starts.
 
-    A step of a prompt takes `step_s` seconds and `fill_s` for each of its tokens, of which it has
-    at most `chunk`. A token is copied to host memory, or back, in `copy_s` seconds. `host_tokens`
-    fit there; 0 means that contexts are not copied.
+    A step of a prompt has at most `chunk` tokens. It takes `step_s` seconds, and `fill_s` seconds
+    more for each token. Copying a token to host memory, or back, takes `copy_s` seconds. The host
+    memory has room for `host_tokens` tokens; 0 means that contexts are not copied.
     """
 
     step_s: float
@@ -76,19 +76,22 @@ class KvCosts:
 class Description:
     """The model and the abilities of an engine, announced once when it is ready.
 
-    `tokenizer` is the path of a tokenizer.json, or WORDS and a number where each word is a token:
-    `w0` to the number have these ids, and other words have OTHER_WORDS ids behind them. It is None
-    if the engine takes text. `chat_template` is
-    Jinja text of the model's publisher, never of a request. `context_limit` and `kv_tokens` count
-    tokens, `kv_bytes_per_token` bytes. `node` names the machine of a remote engine. An engine that
-    `takes_messages` renders chats with a template of its own. `step_profile` is measured at start
-    (Parrot's Figure 10): ascending pairs of the tokens in flight and the seconds of a step in which
-    all their sequences decode. It is empty if unknown. `batch_profile` is measured at start by
-    engines that work on items: the items of a batch, their tokens in all, and its seconds. An
-    engine that `drafts` verifies guesses of several tokens in one step. `kv_costs` is None where
-    nothing was measured. `tools` are those that an
-    engine of kind "tool" runs: the name, description and parameters that models see, the effects,
-    the seconds that a call may take, and whether the tool takes its call piece by piece.
+    `tokenizer` is the path of a tokenizer.json, or None if the engine takes text. For a model whose
+    tokens are words it is WORDS and a number n. The words `w0`, `w1` and so on have the ids below
+    n, and other words have OTHER_WORDS ids after them. `chat_template` is Jinja text of the model's
+    publisher, never of a request. `context_limit` and `kv_tokens` count tokens,
+    `kv_bytes_per_token` bytes. `node` names the machine of a remote engine. An engine that
+    `takes_messages` renders chats with a template of its own.
+
+    `step_profile` is measured at start (Parrot's Figure 10). It has ascending pairs: the tokens in
+    flight, and the seconds of a step in which all their sequences decode. It is empty if unknown.
+    `batch_profile` is measured at start by engines that work on items. It has the items of a batch,
+    their tokens in all, and the seconds of the batch. `kv_costs` is None where nothing was
+    measured. An engine that `drafts` verifies guesses of several tokens in one step.
+
+    `tools` are the tools that an engine of kind "tool" runs: the name, description and parameters
+    that models see, the effects, the most seconds of a call, and whether the tool reads its call in
+    parts.
     """
 
     model: str
@@ -114,9 +117,9 @@ class Description:
     tools: tuple[Mapping[str, object], ...] = ()
 
     def efficient_items(self, kind: str) -> int:
-        """The smallest batch whose items a second come close to the best (Teola section 4.3).
+        """The smallest batch size whose items a second are near the best (Teola section 4.3).
 
-        USUAL_BATCH where nothing was measured; 1 for kinds that are not computed in batches.
+        It is USUAL_BATCH if nothing was measured, and 1 for kinds that are not computed in batches.
         """
         if kind not in BATCHED:
             return 1
@@ -127,9 +130,9 @@ class Description:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """The consequences of what the engine lacks, as clauses that follow its name.
+        """The consequences of each missing capability, as clauses that follow the engine's name.
 
-        An engine that takes no prompts lacks nothing: the capabilities are about prompts.
+        An engine that takes no prompts lacks nothing, because the capabilities are about prompts.
         """
         if not {Kind.FILL, Kind.GENERATE} & set(self.kinds):
             return ()

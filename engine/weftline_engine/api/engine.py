@@ -11,7 +11,7 @@ from weftline_engine.api.ops import Fed, Hints, Op, Retention
 
 
 class EngineDied(Exception):
-    """The engine has ended with every op it had. Raised by `Engine.events`."""
+    """The engine has ended, and with it every op that it had. `Engine.events` raises it."""
 
 
 class Engine(Protocol):

@@ -15,9 +15,9 @@ class Residency(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why an op ended well: `FILLED` for a fill, the next two for a generate.
+    """Why an op ended without an error: `FILLED` for a fill, the next two for a generate.
 
-    `LIMIT` is the server's own, of a loop that ran its most rounds; no engine says it.
+    No engine reports `LIMIT`. The server sets it for a loop that has run its last allowed round.
     """
 
     FILLED = "filled"
@@ -30,9 +30,10 @@ class FinishReason(StrEnum):
 class Usage:
     """The tokens of an op, and its times in seconds of the monotonic clock.
 
-    `started` is the time of the op's first step, `filled` the end of its prompt. `cached_tokens` of
-    the prompt came out of the KV cache; the others were computed. Of `drafted_tokens`, which were
-    guessed and verified, `accepted_tokens` are in the output.
+    `started` is the time of the op's first step, and `filled` the time when its prompt was
+    computed. `cached_tokens` counts the prompt tokens that were found in the KV cache; the others
+    were computed. `drafted_tokens` counts the guesses that were verified, and `accepted_tokens`
+    those of them that are in the output.
     """
 
     prompt_tokens: int
@@ -67,9 +68,10 @@ class Accepted(Event):
 class Part(Event):
     """Generated tokens from `offset` on, and the text that they complete, which may be empty.
 
-    If the op asks for log probabilities, `logprobs` holds the natural log of each token's
-    probability by the model alone. `top_tokens` are the likeliest tokens, best first, with their
-    `top_logprobs`; those of the first token come before those of the second.
+    If the op asks for log probabilities, `logprobs` has the natural log of each token's
+    probability, before sampling parameters apply. `top_tokens` has the likeliest tokens at each
+    place, best first, and `top_logprobs` their log probabilities. Those of the first place come
+    before those of the second.
     """
 
     offset: int
@@ -90,9 +92,9 @@ class Items(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paused(Event):
-    """A generate ended by itself with a text that contains `reason`, one of its `pause_on`.
+    """A generate ended by itself, and its text contains `reason`, one of its `pause_on`.
 
-    Its context stays, as after `Finished`, for an op that continues it with the tool's answer.
+    Its context stays, as after `Finished`. Another op continues it with the tool's result.
     """
 
     reason: str
@@ -101,8 +103,8 @@ class Paused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished(Event):
-    """The op ended well; its context stays until it is freed. `value` is the JSON result of an op
-    whose kind is not about prompts."""
+    """The op ended without an error. Its context stays until it is freed. `value` is the JSON
+    result of an op whose kind is not about prompts."""
 
     reason: FinishReason
     usage: Usage
@@ -111,7 +113,7 @@ class Finished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(Event):
-    """The op ended badly. `error` names a type of weftline.errors; a `retryable` op may be tried
+    """The op failed. `error` names a type of weftline.errors. A `retryable` op may be tried
     again."""
 
     error: str
@@ -123,9 +125,9 @@ class Failed(Event):
 class ContextMoved(Event):
     """How much of a context the engine still has, where that changed since the last such event.
 
-    `tokens` is a number of leading tokens: whole KV blocks, or all that was computed. A resident
-    context is found by every op with the same prefix. A freed context is reported until nothing of
-    it is left, and then as dropped with 0 tokens. Do not rely on any token of a dropped one.
+    `tokens` counts the first tokens that are left: whole KV blocks, or all that was computed. Every
+    op with the same prefix finds a resident context. A freed context is reported until nothing of
+    it is left, and then as dropped with 0 tokens. Any token of a dropped context may be gone.
     `op` and `attempt` are those of the op that made the context.
     """
 

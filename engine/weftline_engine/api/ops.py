@@ -28,20 +28,21 @@ class Retention(StrEnum):
 # What `feed` appends to an open op: token ids, text, or items, which are JSON values.
 Fed: TypeAlias = "tuple[int, ...] | str | list[Any]"
 
-# The weight of the work that an application has left halves with each AGING_S in a queue. One
-# step of priority is worth as much as AGING_S of waiting.
+# Seconds of waiting after which the work that an application has left counts half. One unit of
+# priority is worth as much as AGING_S of waiting.
 AGING_S = 10.0
-# An application with less work than this counts as one with as much, and one with more than
-# MOST_WORK too. So of two calls one is overtaken because of its size for at most 80 s.
+# The work of an application, in tokens, counts as at least LEAST_WORK and at most MOST_WORK. So a
+# call is overtaken because of its application's size for at most 80 s.
 LEAST_WORK, MOST_WORK = 256, 65_536
-# Doublings of work by which throughput comes after latency: 30 s of waiting.
+# A throughput call counts as if its application's work were doubled this many times. That puts it
+# 30 s of waiting behind a latency call.
 STAND_BACK = 3.0
-# A call of the same priority that is queued so much later never goes before it: 110 s.
+# A call is never overtaken by a call of the same priority that was queued more than 110 s later.
 MOST_OVERTAKEN_S = AGING_S * (log2(MOST_WORK / LEAST_WORK) + STAND_BACK)
-# A call for throughput that has waited so long shares the step with calls that somebody waits for.
+# Seconds after which a throughput call shares the steps of latency calls.
 PATIENCE_S = 60.0
-# Beside calls that somebody waits for, the members of task groups may hold this many tokens for
-# each token of theirs, and compute this many times as many prompt tokens as others in a step.
+# The share of task groups in the steps of latency calls. Their members may hold this many tokens
+# for each token of latency calls, and compute this many times as many prompt tokens as other calls.
 GROUP_WEIGHT = 4.0
 
 # The most contexts that an op may name as references.
@@ -54,12 +55,12 @@ MOST_LOGPROBS = 20
 class SamplingParams:
     """How to decode. The server has filled in all defaults.
 
-    `temperature` 0 is greedy; `top_k` 0 is off. The text ends before the first of the `stop`
-    strings. Without a `seed` the engine chooses one. `min_p` leaves out tokens that are less likely
-    than this share of the likeliest. The presence and frequency penalties count the output, as
-    OpenAI's do. The repetition penalty counts the prompt too, and divides (Keskar et al. 2019); 1
-    is off. `logprobs` asks for the log probability of each token, and for this many alternatives,
-    at most MOST_LOGPROBS; None is off.
+    `temperature` 0 is greedy decoding. `top_k` 0 is off. The text ends before the first of the
+    `stop` strings. Without a `seed` the engine chooses one. `min_p` excludes tokens that are less
+    likely than this share of the likeliest. The presence and frequency penalties count the tokens
+    of the output, as OpenAI's do. The repetition penalty also counts those of the prompt, and
+    divides logits (Keskar et al. 2019); 1 is off. `logprobs` asks for the log probability of each
+    token and for this many alternatives, at most MOST_LOGPROBS; None is off.
 
     `constraint` is the JSON text of the form that the output must have: {"json_schema": {...}},
     {"regex": "..."} or {"choice": ["...", ...]}. For tools the server sends {"structural_tag":
@@ -89,19 +90,19 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hints:
-    """Advice about an op. A right result never depends on it.
+    """Advice about an op. The op's result does not depend on it.
 
     `group` names the calls that should finish together. `depth` is the longest distance to a sink;
-    0 is an answer that a user waits for. `arrival` is when the application came, in seconds of the
-    monotonic clock. `work_left` counts the tokens that the application has still to compute, as far
-    as its graph is known. `priority` is the client's: lower goes first, and one step counts as much
-    as ten seconds of waiting.
+    0 is an answer that a user waits for. `arrival` is the time at which the application came, in
+    seconds of the monotonic clock. `work_left` counts the tokens that the application must still
+    compute, as far as its graph is known. `priority` is the client's number: lower goes first, and
+    one unit counts as much as ten seconds of waiting.
 
     `token_bound` limits the tokens in flight beside this op, if any op beside it has no bound.
-    After the op's end its context, or the first `kept_tokens` of it, will be continued in
-    `expected_pause` seconds. `waited` are the seconds that the op has been in the server's queue.
-    `traceparent` is the op's span (W3C Trace Context), for engines that pass it on. Nobody reads
-    the text of an op that is `unread` before it is complete, so it may come in long parts.
+    `expected_pause` is the seconds between the op's end and the next op that continues its context,
+    or the first `kept_tokens` of it. `waited` is the seconds that the op was in the server's queue.
+    `traceparent` is the op's span (W3C Trace Context), for engines that pass it on. `unread` says
+    that nobody reads the text before it is complete, so it may be sent in long parts.
     """
 
     application: str = ""
@@ -121,9 +122,9 @@ class Hints:
     def age(self, queued: float) -> float:
         """The order of applications, the smallest first, for an op queued at `queued` seconds.
 
-        The server's queue and the engines order by it, so that they agree. The work left halves at
-        the same rate for all ops, so their order never changes while they wait. Both the size and
-        the criterion count for a bounded time, so no op is overtaken for ever.
+        The server's queue and the engines use the same order. The weight of the work left halves at
+        the same rate for all ops, so their order does not change while they wait. Both the work and
+        the criterion count for a bounded time, so no op starves.
         """
         left = log2(min(max(self.work_left, LEAST_WORK), MOST_WORK))
         later = STAND_BACK if self.criterion == "throughput" else 0.0
@@ -132,21 +133,23 @@ class Hints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """One primitive. It makes `context` out of `parent` (None: the empty context) and the payload.
-    The server chooses the ids of contexts; they hold for one incarnation of the engine.
+    """One attempt of a primitive. It makes `context` from `parent` (None: the empty context) and
+    the payload. The server chooses the ids of contexts, which are valid for one incarnation of the
+    engine.
 
     The payload is one of three. `tokens` are the ids that follow the parent's. Engines that
     announce no tokenizer take `text`, or `messages` (pairs of role and content) if they render
     chats. An `open` op waits for more payload by feed. Ops of other kinds get JSON values as
     `inputs`. Ops with different `salt` share no cache.
 
-    The inputs of an op that `streams` hold its first `items`, and more may be fed. The engine
-    reports the results of items as they come, and Finished has no value. The results of the first
-    `delivered` items are known from an earlier attempt: the engine does not compute them again.
+    The inputs of an op that `streams` contain its first `items`, and more may be fed. The engine
+    reports the results of items as soon as they are computed, and Finished has no value. The
+    results of the first `delivered` items are known from an earlier attempt, so the engine does not
+    compute them again.
 
     `references` name contexts of the same salt whose tokens the output may repeat, such as those of
-    calls with the same template. An engine whose description says `drafts` may take guesses from
-    at most MOST_REFERENCES of them. The output never depends on them.
+    calls with the same template. An engine that announces `drafts` may take guesses from at most
+    MOST_REFERENCES of them. The output does not depend on them.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""An engine's records of its ops, contexts and KV blocks. They decide, and compute nothing."""
+"""An engine's records of its ops, contexts and KV blocks, which decide what steps compute."""
 
 from __future__ import annotations
 

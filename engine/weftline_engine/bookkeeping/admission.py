@@ -11,7 +11,7 @@ from weftline_engine.bookkeeping.schedule.sequence import Sequence as Queued
 
 
 class Refused(Exception):
-    """An op cannot be run; `error` is the type of weftline.errors that says so."""
+    """An op cannot be run. `error` is the name of its error type in weftline.errors."""
 
     def __init__(self, error: str, message: str) -> None:
         super().__init__(message)
@@ -20,8 +20,8 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of an engine: kinds of ops, token ids below `vocabulary` of which `eos` end an
-    output, and sequences of `context` tokens."""
+    """The limits of an engine. It runs ops of `kinds`, with token ids below `vocabulary`, in
+    sequences of at most `context` tokens. The ids of `eos` end an output."""
 
     context: int
     vocabulary: int
@@ -70,7 +70,7 @@ def check_prompt(sequence: Queued, limits: Limits) -> None:
 
 
 def _check_sampling(params: SamplingParams) -> None:
-    # name: (value, least, most); a value that is not a number lies in no range.
+    # name: (value, least, most). NaN is in no range.
     ranges = {
         "min_p": (params.min_p, 0, 1),
         "presence_penalty": (params.presence_penalty, -2, 2),

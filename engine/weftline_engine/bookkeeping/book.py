@@ -1,9 +1,9 @@
-"""The bookkeeping of an engine: takes the verbs, says what a step computes, and turns its results
-into events.
+"""The bookkeeping of an engine: it receives verbs, plans steps, and turns their results into
+events.
 
-Synchronous and single-threaded, without torch. An engine that computes and one that only simulates
-use it alike: `plan` a step, compute it, `apply` it, `record` its tokens, send the events of
-`end_step`.
+It is synchronous and single-threaded, and imports no torch. The embedded engine, which computes,
+and the simulated engine use it in the same way: `plan` a step, compute it, `apply` it, `record` its
+tokens, send the events of `end_step`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from weftline_engine.bookkeeping.schedule.sequence import Phase
 
 
 class Book:
-    """Everything in flight, and every context. `part_tokens` is how many tokens an output's parts
-    have."""
+    """All ops in flight and all contexts of an engine. An output is sent in parts of `part_tokens`
+    tokens."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Book:
         self._part_tokens = part_tokens
         self._backend = backend
         self._drafting: Drafting | None = None
-        self._quiet = True  # no step has anything to do until the next verb
+        self._quiet = True  # there is nothing to compute until the next verb
 
     @property
     def busy(self) -> bool:
@@ -69,7 +69,7 @@ class Book:
         return bool(self._log) or not self._quiet
 
     def draft(self, costs: StepCosts | None) -> None:
-        """Verify drafts from now on, in steps that take `costs`; None: do not."""
+        """Verify drafts from now on, in steps that cost `costs`. None switches drafts off."""
         self._drafting = None
         if costs is not None:
             self._drafting = Drafting(costs, self._backend, self.ops.tokens_of)
@@ -80,15 +80,15 @@ class Book:
         self.ops.submit(op)
 
     def feed(self, op: str, offset: int, part: Fed, last: bool) -> None:
-        """Append to an open op's payload. Tokens that it has already are skipped."""
+        """Append to an open op's payload at `offset`. Tokens that it already has are skipped."""
         live = self.ops.get(op)
         if live is not None and live.sequence.open:
             self._quiet = False
             self.ops.feed(live, offset, part, last=last)
 
     def update(self, op: str, hints: Hints) -> None:
-        """New hints for an op; the next step is planned with them. After the op's end they are
-        about its context: when it will be continued, and how much of it."""
+        """Set new hints for an op. The next step is planned with them. After the op's end they say
+        when its context will be continued, and how much of it."""
         live = self.ops.get(op)
         if live is not None:
             live.sequence.hints, self._quiet = hints, False
@@ -112,7 +112,7 @@ class Book:
             self.contexts.retain(found, retention)
 
     def free(self, context: str) -> None:
-        """Forget a context. The op that still makes it is cancelled."""
+        """Forget a context. If an op is still making it, the op is cancelled."""
         found = self.contexts.named.get(context)
         if found is None:
             return
@@ -125,7 +125,7 @@ class Book:
             self.ops.fail(live, "Cancelled", "the call's context was freed")
 
     def plan(self) -> StepPlan:
-        """Decide the next step. Fills whose tokens are all in the cache are finished."""
+        """Decide the next step. A fill whose tokens are all in the cache ends here."""
         now = self._log.clock()
         plan = self.scheduler.plan(now)
         for sequence in (*plan.done, *(chunk.sequence for chunk in plan.chunks)):
@@ -137,16 +137,16 @@ class Book:
         return plan if self._drafting is None else self._draft(plan, self._drafting)
 
     def apply(self, plan: StepPlan) -> None:
-        """The step's keys and values are computed: others may use its blocks."""
+        """Note that the step's keys and values are computed. Other sequences may use its blocks."""
         self.scheduler.apply(plan)
 
     def sampling(self, plan: StepPlan) -> list[Live]:
-        """The ops that get a token from this step, in the order of their logits."""
+        """The ops for which this step samples a token, in the order of their logits."""
         return [self.ops.of(chunk.sequence) for chunk in plan.chunks if chunk.samples]
 
     def record(self, plan: StepPlan, tokens: Items[Items[Sampled]]) -> None:
-        """The step's results: the filled prompts, and for each op of `sampling` the drafts that it
-        accepts and one token more."""
+        """Record the step's results: the filled prompts, and for each op of `sampling` its accepted
+        drafts and one more token."""
         chunks = [chunk for chunk in plan.chunks if chunk.samples]
         for chunk, sampled in zip(chunks, tokens, strict=True):
             self._take_all(chunk, sampled)
@@ -155,14 +155,14 @@ class Book:
                 self._filled(self.ops.of(chunk.sequence))
 
     def break_off(self, plan: StepPlan, message: str) -> None:
-        """The step failed: so do its ops that had not ended before."""
+        """Fail the ops of a step that failed, except those that had ended before."""
         for sequence in [chunk.sequence for chunk in plan.chunks]:
             live = self.ops.get(sequence.op.id)
             if live is not None and live.sequence is sequence:
                 self.ops.fail(live, "EngineFailed", message, poisoned=True)
 
     def end_step(self, plan: StepPlan) -> list[Event]:
-        """Everything that happened since the last call."""
+        """End the step, and return the events since the last call."""
         self._quiet = self.scheduler.rests(plan)
         for context in self.contexts.reports():
             residency, tokens = context.state
@@ -177,7 +177,7 @@ class Book:
         return self._log.drain()
 
     def _draft(self, plan: StepPlan, drafting: Drafting) -> StepPlan:
-        """Add drafts to a step in which every sequence decodes, where they pay."""
+        """Add drafts to a step in which every sequence decodes, if they pay."""
         if not plan.chunks or not plan.decodes:
             return plan
         drafters, decoding = [], []
@@ -186,7 +186,7 @@ class Book:
             if live.drafter is None:
                 live.drafter = drafting.start(live.op, sequence.tokens)
             drafters.append(live.drafter)
-            # Behind the drafts comes one token more.
+            # The step also gives one token after the drafts.
             room = live.params.max_tokens - sequence.output - 1
             room = min(room, self.limits.context - len(sequence.tokens) - 1)
             decoding.append((live.drafter, sequence.tokens, room))
@@ -197,7 +197,7 @@ class Book:
         return drafted
 
     def _take_all(self, chunk: Chunk, sampled: Items[Sampled]) -> None:
-        """A generate has the tokens of a step: accepted drafts, and one more."""
+        """Add the tokens of a step to a generate: accepted drafts, and one more."""
         sequence = chunk.sequence
         live = self.ops.of(sequence)
         drafting, drafter = self._drafting, live.drafter
@@ -217,7 +217,7 @@ class Book:
                 drafting.remember(live.op, sequence.tokens[sequence.prompt :])
 
     def _take(self, live: Live, sampled: Sampled) -> None:
-        """A generate has its next token."""
+        """Add the next token to a generate."""
         sequence, params, token = live.sequence, live.params, sampled.token
         if token is None:
             self.ops.fail(live, "EngineFailed", "the model's logits are not finite", poisoned=True)
@@ -225,7 +225,7 @@ class Book:
         if live.output is None:
             sequence.filled = True
             live.filled = self._log.clock()
-            # Not when the op was queued: an open one did not know its last tokens then.
+            # The stream starts here because an open op had no last tokens when it was queued.
             stream = self._detokenizer.stream(sequence.tokens[-8:])
             live.output = Output(params, stream, self._part_tokens)
         sequence.tokens.append(token)
@@ -246,7 +246,7 @@ class Book:
             self.ops.finish(live, Finished, reason=FinishReason.LENGTH)
 
     def _stop(self, live: Live, output: Output) -> None:
-        """An output ended by itself: for good, or to wait for a tool."""
+        """End the op of an output that ended by itself, or pause it if the output calls a tool."""
         tool = output.pause()
         if tool is None:
             self.ops.finish(live, Finished, reason=FinishReason.STOP)

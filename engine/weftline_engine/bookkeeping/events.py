@@ -8,7 +8,7 @@ from weftline_engine.api import Event
 
 
 class EventLog:
-    """Collects events. `clock` gives seconds; numbers count all events of the engine from 1."""
+    """Collects events, numbered from 1 over the engine's life. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock

@@ -1,4 +1,4 @@
-"""The ops in flight: each waits for its parent context, is queued, and ends exactly once."""
+"""The ops in flight. Each waits for its parent context, then is queued, and ends exactly once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from weftline_engine.bookkeeping.schedule.sequence import Phase, Sequence
 
 
 class Backend:
-    """The engine's side of the bookkeeping. These methods do nothing, which is enough for an
+    """The methods of an engine that the bookkeeping calls. These do nothing, which is enough for an
     engine that computes nothing."""
 
     def accept(self, op: Op) -> None:
@@ -53,8 +53,8 @@ class Backend:
 
 @dataclass(eq=False, slots=True)
 class Live:
-    """An op in flight. `offset` is where its payload ends; the times are seconds of the clock. It
-    has a `drafter` once a step might have verified drafts of it."""
+    """An op in flight. `offset` is the number of tokens of its payload so far. Times are seconds of
+    the clock. It gets a `drafter` at the first step that could verify drafts for it."""
 
     sequence: Sequence
     context: Context
@@ -75,7 +75,7 @@ class Live:
 
     @property
     def usage(self) -> Usage:
-        """The tokens and times of the op, which has filled its prompt."""
+        """The tokens and times of the op, whose prompt has been computed."""
         assert self.started is not None and self.filled is not None, "the op has not run"
         return Usage(
             prompt_tokens=self.sequence.prompt,
@@ -89,7 +89,7 @@ class Live:
 
 
 class Ops:
-    """Accepts, queues and ends ops, and reports it."""
+    """Accepts, queues and ends ops, and makes the events about them."""
 
     def __init__(
         self, scheduler: Scheduler, limits: Limits, backend: Backend, log: EventLog
@@ -117,7 +117,7 @@ class Ops:
         return self._live[sequence.op.id]
 
     def tokens_of(self, context: str, salt: str) -> Items[int] | None:
-        """The tokens of a context as far as they are known, also while an op makes it. None if this
+        """The tokens of a context that are known so far; an op may still be making it. None if this
         salt has no such context."""
         found = self._contexts.find(context)
         if found is None or found.salt != salt:
@@ -127,13 +127,13 @@ class Ops:
         return live.sequence.tokens if making and live is not None else found.tokens
 
     def submit(self, op: Op) -> None:
-        """Accept an op, or fail it. A newer attempt replaces an older one, which reports nothing
-        more.
+        """Accept an op, or fail it. A newer attempt replaces an older one, which makes no more
+        events.
         """
         old = self._live.get(op.id)
         if old is not None:
             if old.op.attempt >= op.attempt:
-                return  # a repeat
+                return  # the same attempt was submitted before
             self._drop(old)
             self._contexts.abandon(old.context, (), ())
         try:
@@ -163,7 +163,8 @@ class Ops:
             self.fail(live, refusal.error, str(refusal))
 
     def finish(self, live: Live, event: Callable[..., Event], **fields: object) -> None:
-        """End an op well with this event. Its context is ready, and its children are queued."""
+        """End an op without an error, with this event. Its context becomes ready, and the ops that
+        wait for the context are queued."""
         usage = live.usage
         self._scheduler.finish(live.sequence, live.context)
         self._leave(live)
@@ -172,8 +173,8 @@ class Ops:
             self._queue(child)
 
     def fail(self, live: Live, error: str, message: str, *, poisoned: bool = False) -> None:
-        """End an op badly, and the ops that wait for its context with it. The blocks that a
-        `poisoned` op computed are wiped."""
+        """Fail an op, and the ops that wait for its context. The blocks that a `poisoned` op has
+        computed are wiped."""
         nodes = [] if poisoned else list(live.sequence.held)
         self._drop(live, poisoned=poisoned)
         self._contexts.abandon(live.context, live.sequence.tokens, nodes)
@@ -212,7 +213,7 @@ class Ops:
             self.fail(live, refusal.error, str(refusal))
 
     def _drop(self, live: Live, *, poisoned: bool = False) -> None:
-        """Take an op out of the engine without an event."""
+        """Remove an op from the engine without an event."""
         if live.sequence.phase is Phase.HELD and live.op.parent in self._children:
             siblings = self._children[live.op.parent]
             siblings.remove(live)

@@ -1,6 +1,6 @@
-"""The output of one op: from tokens to text that may be sent, whole characters and no stop string.
+"""The output of one op: turns tokens into text that has whole characters and no stop string.
 
-The bookkeeping knows no tokenizer; the engine passes a `Detokenizer`.
+The bookkeeping has no tokenizer. The engine passes a `Detokenizer`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class TokenStream(Protocol):
     """The text of one output, token by token."""
 
     def push(self, tokens: Sequence[int]) -> str:
-        """The text that these tokens complete; empty while bytes of a character are missing."""
+        """The text that these tokens complete. Empty while bytes of a character are missing."""
         ...
 
     def finish(self) -> str:
@@ -25,13 +25,13 @@ class TokenStream(Protocol):
 
 
 class Detokenizer(Protocol):
-    """Starts a stream behind a prompt, whose last tokens may decide on a leading space."""
+    """Starts the stream of an output. The last tokens of the prompt decide on a leading space."""
 
     def stream(self, prompt: Sequence[int]) -> TokenStream: ...
 
 
 class Logprobs(TypedDict, total=False):
-    """The fields of a Part that say how likely its tokens were."""
+    """The fields of a Part with the log probabilities of its tokens."""
 
     logprobs: tuple[float, ...]
     top_tokens: tuple[int, ...]
@@ -48,8 +48,8 @@ class Unsent(Logprobs):
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The next token of an op. `token` is None if its logits were not finite. Under a constraint
-    `error` says why it cannot go on, and `ended` that only the end may follow."""
+    """The next token of an op. `token` is None if its logits were not finite. Under a constraint,
+    `error` says why the output cannot continue, and `ended` that it is complete."""
 
     token: int | None
     logprobs: Logprobs
@@ -59,7 +59,7 @@ class Sampled:
 
 
 class StopScanner:
-    """Passes text on until a stop string appears. Holds back what may be the beginning of one."""
+    """Passes text on until a stop string appears. Holds back a possible beginning of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
@@ -67,7 +67,7 @@ class StopScanner:
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """The text that is now safe to send; after a stop string, nothing."""
+        """The text that may be sent now. After a stop string it is empty."""
         if self.stopped:
             return ""
         if not self._stops:
@@ -82,7 +82,7 @@ class StopScanner:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """The text held back, when no more comes."""
+        """The text that was held back, at the end of the output."""
         kept, self._kept = self._kept, ""
         return kept
 
@@ -104,12 +104,13 @@ class Output:
     def push(self, token: int, logprobs: Logprobs, *, at_end: bool, last: bool) -> bool:
         """Add a token; returns whether a stop string has ended the text.
 
-        `at_end` says that the token marks the end and has no text, `last` that no other follows.
+        `at_end` says that the token marks the end and has no text. `last` says that no other token
+        follows.
         """
         self.count += 1
         text = "" if at_end else self._stream.push([token])
         if self.count >= self._params.min_tokens:
-            text = self._scanner.push(text)  # until then, a stop string is text like any other
+            text = self._scanner.push(text)  # before min_tokens, stop strings do not end the text
         if (at_end or last) and not self._scanner.stopped:
             text += self._scanner.push(self._stream.finish())
             if not self._scanner.stopped:
@@ -123,7 +124,7 @@ class Output:
         return self._scanner.stopped
 
     def unsent(self, *, ended: bool) -> Unsent | None:
-        """The fields of the next part. None while it is not full, unless the output has `ended`."""
+        """The fields of the next part. None if it is not full, unless the output has `ended`."""
         if len(self._tokens) < (1 if ended else self._part_tokens):
             return None
         part = Unsent(

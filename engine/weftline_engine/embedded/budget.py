@@ -1,41 +1,43 @@
-"""Decides how many tokens a step computes, from what a prompt row costs on this machine."""
+"""Decides how many tokens a step computes, from the measured time of a prompt row."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# A step of prompts should end within this time, because a verb or a new request waits for it. With
+# The most seconds of a step of prompts, because a verb or a new request waits for its end. With
 # AVX-512 on two cores, 512 rows of SmolLM2-135M take 0.45 s.
 STEP_S = 0.5
-# A step in which another application decodes. There 96 rows took 93 ms. The mean of ten chains of
-# eight calls ended 17 % earlier than with 512 rows, the last chain 5 % later.
+# The most seconds of a step in which another application decodes. There 96 rows took 93 ms. Ten
+# chains of eight calls ended 17 % earlier in the mean than with 512 rows, and the last one 5 %
+# later.
 BESIDE_S = 0.1
-# A step of prompts that are filled before all their inputs exist. A call that somebody waits for
-# may come during such a step, and waits for its end. A block of 16 rows is the least.
+# The most seconds of a step that computes open prompts. A call that a reader waits for may come
+# during the step, and waits for its end. The step has at least one block, 16 rows.
 EARLY_S = 0.05
 MOST_ROWS, MOST_BESIDE = 512, 96
-# With fewer rows the weights are read too often: a row costs 16 % more with 64 rows than with 512.
+# The fewest rows of these steps. With fewer the weights are read too often: a row takes 16 % longer
+# with 64 rows than with 512.
 LEAST_ROWS, LEAST_BESIDE, LEAST_EARLY = 64, 32, 16
-# The matrix units of a GPU need long steps. It is not measured.
+# Tokens of these steps on a GPU, whose matrix units need long steps. They were not measured.
 GPU_TOKENS, GPU_EARLY = 2048, 512
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a step on a CPU: one part for the weights, and one for each row of a prompt."""
+    """Seconds of a step on a CPU: a part for the weights, and a part for each prompt row."""
 
     base_s: float
     row_s: float
 
     def rows(self, bound_s: float) -> int:
-        """The rows that a step computes within `bound_s`."""
+        """How many rows a step computes within `bound_s` seconds."""
         return max(0, int((bound_s - self.base_s) / self.row_s))
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Tokens of a step, tokens of prompts in a step in which another application decodes, and
-    tokens of prompts that are not complete."""
+    """The most tokens of a step, of prompts in a step in which another application decodes, and of
+    open prompts in a step."""
 
     step_tokens: int
     beside_tokens: int
@@ -49,9 +51,10 @@ def cost_of(one_s: float, many_s: float, rows: int) -> StepCost:
 
 
 def budget(cost: StepCost | None, max_running: int, wanted: int | None) -> Budget:
-    """The budget of a step. `cost` is None on a GPU, `wanted` is the user's number of tokens.
+    """The budget of a step. `cost` is None on a GPU. `wanted` is the user's number of tokens.
 
-    Sequences that decode take tokens of a step, too, so there are always some left for a prompt.
+    A step always has more tokens than `max_running`, so that some are left for a prompt when all
+    sequences decode.
     """
     if cost is None:
         step = wanted or GPU_TOKENS

@@ -13,7 +13,7 @@ from typing import ClassVar
 class Precision(StrEnum):
     """The type of weights, activations and KV cache.
 
-    With int8, weights and the inputs of products are int8, all else is as with bfloat16.
+    With int8, weights and the inputs of matrix products are int8. All else is as with bfloat16.
     """
 
     BFLOAT16 = "bfloat16"
@@ -41,13 +41,13 @@ class Device(StrEnum):
 class EmbeddedConfig:
     """The settings of the child process.
 
-    Without `kv_tokens` the KV cache takes `kv_fraction` of the memory that is free after the
-    weights are loaded. The default is 0.85 of a GPU's, and on the CPU a third, but at most 65,536
-    tokens. Contexts of up to `host_kv_tokens` tokens may be copied to host memory; on the CPU that
-    is memory beside the cache. It computes on `cores`, so that engines of one machine can share
-    none; empty means all cores. `tree_attention` reads the keys and values of a common prefix once
-    a step for all sequences. `drafting` verifies guesses of several tokens in one step where that
-    pays, and where the model runs in the C decoder.
+    Without `kv_tokens` the KV cache takes the share `kv_fraction` of the memory that is free after
+    the weights are loaded. The default is 0.85 on a GPU. On the CPU it is a third, but at most
+    65,536 tokens. Contexts of up to `host_kv_tokens` tokens may be copied to host memory; on the
+    CPU this memory comes on top of the cache. The engine computes on `cores`, so that the engines
+    of one machine can have separate ones; empty means all. With `tree_attention`, the keys and
+    values of a common prefix are read once in a step for all sequences. With `drafting`, guesses of
+    several tokens are verified in one step if that pays and the C decoder runs the model.
     """
 
     model: Path

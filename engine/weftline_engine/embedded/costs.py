@@ -1,4 +1,4 @@
-"""What KV cache costs on this machine: to compute it again, and to copy it to the host and back."""
+"""Measures the seconds to compute KV cache again, and to copy it to host memory and back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def kv_costs(
     host_tokens: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> KvCosts | None:
-    """The costs, if those of a `step` are known. Copies blocks onto themselves: nothing changes."""
+    """The costs, or None if those of a `step` are not known.
+
+    To measure, it copies blocks onto themselves, which changes nothing.
+    """
     if step is None:
         return None
     blocks = range(min(BLOCKS, config.blocks))

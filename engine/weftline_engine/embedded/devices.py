@@ -11,9 +11,10 @@ from weftline_engine.embedded.model.config import ModelError
 from weftline_engine.memory import available_bytes
 from weftline_kernels.jit import HAS_TRITON
 
-# 1.5 GB for SmolLM2 in bfloat16, of which only what is used is ever touched.
+# 1.5 GB for SmolLM2 in bfloat16. The system gives a part of it memory only when it is first used.
 MOST_TOKENS_ON_CPU = 65_536
-# The rest is for activations of a step, partial results of captured graphs, and other processes.
+# The share of free memory for the KV cache. The rest is for activations of a step, partial results
+# of captured graphs, and other processes.
 _FRACTION = {"cpu": 1 / 3, "cuda": 0.85}
 
 
@@ -52,9 +53,10 @@ def kv_tokens(device: torch.device, token_bytes: int, fraction: float | None) ->
 def ahead_beside(device: torch.device) -> bool:
     """Whether open prompts are computed ahead in steps in which other sequences decode.
 
-    A GPU's arithmetic is idle in such steps. On a CPU each row takes time (0.9 ms, beside 13 ms for
-    the weights), and the call that the prompt waits for loses it. Computing ahead beside other
-    sequences cost `bench chain_summary` 1.7 %; only in steps without them, it costs 1.1 %.
+    On a GPU they should be, because its arithmetic units are mostly idle in such steps. On a CPU
+    each row takes 0.9 ms (and the weights 13 ms a step), which delays the call that the prompt
+    waits for. There `bench chain_summary` took 1.7 % longer with early fills beside other
+    sequences, and 1.1 % longer with early fills only in steps without them.
     """
     return device.type == "cuda"
 
@@ -67,8 +69,8 @@ def name(device: torch.device) -> str:
 
 
 def use_cores() -> None:
-    """Run torch on the cores of this process. A container or taskset may allow fewer than the
-    machine has."""
+    """Let torch use as many threads as this process has cores, which may be fewer than the
+    machine's."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
 
 

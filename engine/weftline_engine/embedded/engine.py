@@ -1,7 +1,7 @@
-"""The engine's core: takes verbs, runs one step at a time, and returns the events of each.
+"""The engine's core: receives verbs, runs one step at a time, and returns the events of each.
 
-Synchronous and single-threaded. Its host brings the thread, the clock and the detokenizer. A
-failing request ends with `Failed` and does not affect the others.
+It is synchronous and single-threaded. The process that runs it provides the thread, the clock and
+the detokenizer. A request that fails ends with `Failed` and does not affect the others.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from weftline_engine.embedded.worker import Worker
 class Core:
     """A model with its bookkeeping.
 
-    `probe`, if given, sees every step's logits (R, V) before sampling, with the ops of its rows. A
-    test makes the logits of one request NaN with it. See `Worker` for `tree_attention`.
+    `probe`, if given, is called with every step's logits (R, V) before sampling, and with the ops
+    of its rows. A test makes the logits of one request NaN with it. See `Worker` for
+    `tree_attention`.
     """
 
     def __init__(
@@ -69,20 +70,20 @@ class Core:
         return self.worker.cache
 
     def draft(self, costs: StepCosts | None) -> None:
-        """Verify drafts from now on, in steps that take `costs`; None if these are unknown.
+        """Verify drafts from now on, in steps that cost `costs`. None switches drafts off.
 
-        A row of the model must not depend on the rows beside it.
+        The model must compute a row in the same way whatever rows are beside it.
         """
         self.book.draft(costs)
 
     def prepare(self, op: Op) -> None:
         """Compile the op's constraint, which takes 0.3 s at most, in the thread that received it.
 
-        Meanwhile steps go on. A constraint that cannot be compiled is refused at `submit`.
+        Steps go on meanwhile. `submit` refuses an op whose constraint cannot be compiled.
         """
         self.worker.prepare(op)
 
-    # The verbs of `weftline_engine.api.Engine`; the next step heeds them.
+    # The verbs of `weftline_engine.api.Engine`. The next step takes them into account.
 
     def submit(self, op: Op) -> None:
         self.book.submit(op)
@@ -115,10 +116,10 @@ class Core:
         return self.book.end_step(plan)
 
     def _compute(self, plan: StepPlan) -> None:
-        """Compute a step. If the model fails on it, compute its halves, so that only the sequences
-        that fail alone end.
+        """Compute a step. If the model fails, compute the two halves of the step, and so on.
 
-        The halves run in order, because a sequence may read blocks that one before it fills.
+        So in the end only the sequences fail with which the model fails alone. The halves run in
+        order, because a sequence may read blocks that an earlier one fills.
         """
         try:
             logits_RV = self.worker.forward(plan)

@@ -1,7 +1,7 @@
 """Copies small arrays and blocks of the KV cache between host memory and device memory.
 
-KV blocks are dimension 3 of a cache. On the CPU both memories are the same, and
-nothing is copied needlessly.
+KV blocks are dimension 3 of a cache. On the CPU both memories are the same, so nothing is copied
+between them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def save_blocks(cache: Tensor, blocks: Sequence[int]) -> Tensor:
     found = cache.index_select(3, put(blocks, cache.device))
     if found.device.type == "cpu":
         return found
-    # Pinned, so that the copy runs beside the next steps. Later writes to the blocks, and their
-    # restoring, are on the same stream, so they come after it.
+    # Pinned memory lets the copy run beside the next steps. Later writes to the blocks, and copies
+    # back, are on the same stream, so they run after this copy.
     saved = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
     return saved.copy_(found, non_blocking=True)
 
@@ -47,6 +47,6 @@ def save_blocks(cache: Tensor, blocks: Sequence[int]) -> Tensor:
 def restore_blocks(cache: Tensor, saved: Tensor, pairs: Pairs) -> None:
     """Copy block source of `saved` to block target of the cache for each (source, target)."""
     sources, targets = zip(*pairs, strict=True)
-    # Copied as a whole, in the order of the stream: the host may not have all of it yet.
+    # All of `saved` is copied on the stream, because the copy to the host may not have ended yet.
     found = saved.to(cache.device, non_blocking=True).index_select(3, put(sources, cache.device))
     cache[:, :, :, put(targets, cache.device)] = found

@@ -1,4 +1,4 @@
-"""Turns a planned step into the tensors that the model runs on, and measures at start what such
+"""Turns a planned step into the input tensors of the model, and measures at start how long such
 steps take (Parrot's Figure 10)."""
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from weftline_engine.embedded.budget import StepCost, cost_of
 from weftline_engine.embedded.model.base import Model, StepInput
 from weftline_kernels.work_list import Rows, build
 
-# Sequences have the length of a chat. Their number grows by powers of four, for at most BUDGET_S.
+# Tokens of each sequence in the measured decode steps, about a chat. The number of sequences grows
+# by powers of four, for at most BUDGET_S seconds.
 TOKENS = 512
 COUNTS = (1, 4, 16, 64)
 BUDGET_S = 0.5
-# Rows of one sequence, as in a step that verifies drafts, and the length at which a row's attention
-# is compared with that of TOKENS.
+# Rows of one sequence in the measured steps that verify drafts. A second length shows how much
+# longer attention takes than at TOKENS.
 ROWS = (1, 2, 4, 8, MOST_ROWS)
 LONG_TOKENS = 2048
 COSTS_S = 1.0
-REPEATS = 3  # the quickest counts, because noise only adds
-PROMPT_ROWS = 64  # of the step that tells what a row costs
+REPEATS = 3  # the quickest counts, because noise only adds time
+PROMPT_ROWS = 64  # of the step that measures the seconds of a prompt row
 
 
 def step_input(plan: StepPlan, block_size: int, *, min_blocks_saved: int) -> StepInput:
-    """Pack the chunks of a plan. `rows_R` are the rows of those that sample: the last one without
-    its drafts, and those of the drafts."""
+    """Pack the chunks of a plan. `rows_R` are the rows whose logits are needed: for each chunk that
+    samples, the row of its last token and those of its drafts."""
     counts = np.array([chunk.rows for chunk in plan.chunks])
     firsts = np.cumsum(counts) - counts
     tokens = np.fromiter(
@@ -77,7 +78,7 @@ def _numbers(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 @torch.inference_mode()
 def step_cost(decoder: Model, block_size: int) -> StepCost:
-    """What a row of a prompt costs here, in 0.3 s for SmolLM2-135M on two cores with AVX2.
+    """The measured cost of a prompt row. Measuring takes 0.3 s for SmolLM2-135M, 2 cores and AVX2.
 
     A slow model is measured once instead of twice.
     """
@@ -104,7 +105,7 @@ def step_profile(
 ) -> tuple[tuple[int, float], ...]:
     """Pairs of tokens in flight and seconds of a step, ascending in both.
 
-    The keys and values are whatever the pool holds: only the time matters. The steps write into
+    Only the time matters, so the keys and values are whatever the pool holds. The steps write into
     free blocks, and leave finite numbers there.
     """
     length = min(TOKENS, config.blocks * config.block_size, decoder.config.context_limit)
@@ -131,8 +132,9 @@ def step_costs(
     config: SchedulerConfig,
     clock: Callable[[], float] = time.perf_counter,
 ) -> StepCosts | None:
-    """What steps of several rows of one sequence take, as those that verify drafts. None if the
-    cache holds no sequence of TOKENS. After COSTS_S seconds no more rows are tried."""
+    """The measured costs of steps with several rows of one sequence, as in verifying drafts. None
+    if the cache has no room for a sequence of TOKENS. No more rows are tried after COSTS_S
+    seconds."""
     size = config.block_size
     most = min(config.blocks * size, decoder.config.context_limit)
     if most < TOKENS:
@@ -159,7 +161,7 @@ def step_costs(
 
 
 def _decoding(number: int, length: int, blocks: int, drafts: int = 0) -> Chunk:
-    """The last token of a sequence whose blocks are its own, and drafts in the place of its end."""
+    """A chunk that decodes a sequence with blocks of its own. Its last `drafts` are drafts."""
     op = Op(id=str(number), kind=Kind.GENERATE, context=str(number))
     sequence = Sequence(op, number, tokens=[0] * length)
     table = tuple(range(number * blocks, (number + 1) * blocks))

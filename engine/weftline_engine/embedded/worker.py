@@ -37,8 +37,8 @@ from weftline_kernels.work_list import NEVER_SHARED
 
 
 class Worker(Backend):
-    """A model on its device. Without `tree_attention` each sequence reads its keys and values for
-    itself, even if it shares them."""
+    """A model on its device. Without `tree_attention` each sequence reads its own keys and values,
+    even if it shares them with others."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Worker(Backend):
                 raise Refused("InvalidRequest", str(reason)) from None
 
     def prepare(self, op: Op) -> None:
-        """Compile the op's constraint before it is accepted; errors are left to `accept`."""
+        """Compile the op's constraint before the op is accepted. `accept` raises the errors."""
         if op.sampling is not None and op.sampling.constraint is not None:
             with suppress(BadConstraint):
                 self._grammars.compile(op.sampling.constraint)
@@ -99,7 +99,7 @@ class Worker(Backend):
         wipe_blocks(self.cache, blocks)
 
     def copy(self, plan: StepPlan) -> None:
-        """Copy the blocks that the plan says; it may have copies and no chunks."""
+        """Copy the blocks of the plan. A plan may have copies and no chunks."""
         if plan.copies:
             copy_blocks(self.cache, plan.copies)
 
@@ -109,24 +109,24 @@ class Worker(Backend):
         return self.decoder.forward(step, self.cache)
 
     def forced(self, op: str) -> Sequence[int]:
-        """The tokens whose bytes the op's constraint leaves no choice about."""
+        """The next tokens of the op that its constraint determines completely."""
         matcher = self._matchers.get(op)
         return () if matcher is None else matcher.forced()
 
     def allowed(self, op: str, tokens: Sequence[int]) -> int:
-        """How many of these tokens the op's constraint allows, one after the other."""
+        """How many of these tokens, from the first on, the op's constraint allows in this order."""
         matcher = self._matchers.get(op)
         return len(tokens) if matcher is None else matcher.allowed(tokens)
 
     def sample(
         self, ops: Sequence[Live], drafts: Sequence[Sequence[int]], logits_RV: Tensor
     ) -> list[list[Sampled]]:
-        """The next tokens of each op: the drafts that equal what is sampled in their place, and the
-        first token that does not.
+        """The next tokens of each op: the drafts that equal the token that is sampled in their
+        place, and then the first sampled token that differs.
 
-        `logits_RV` holds a row for each op, and behind it a row for each of its drafts. The rows
-        are sampled in turns, so penalties, constraints and random numbers of a row are those that
-        it would have without drafts.
+        `logits_RV` has a row for each op, and after it a row for each of its drafts. An op's rows
+        are sampled one after the other, so penalties, constraints and random numbers of a row are
+        the same as without drafts.
         """
         for live in ops:
             if live.op.id not in self._slots:
@@ -138,7 +138,7 @@ class Worker(Backend):
         for i in bad:
             found[i].append(Sampled(None, {}))
         while active:
-            # Without drafts all rows are sampled where they are.
+            # Without drafts all rows are sampled in place, without a copy.
             rows_RV = logits_RV
             if len(active) < len(logits_RV):
                 rows_RV = logits_RV[put([firsts[i] + place for i in active], logits_RV.device)]
@@ -168,9 +168,10 @@ class Worker(Backend):
         return found
 
     def _begin(self, live: Live) -> None:
-        """The op's prompt is complete, and its first token comes next."""
+        """Prepare to sample the first token of an op, whose prompt is complete."""
         op, params = live.op, live.params
-        # Without a seed, a number from the op's id: the same in every run.
+        # Without a seed of its own, the op's is made from its id and the engine's seed, so that it
+        # is the same in every run.
         number = int.from_bytes(op.id.encode()[-8:], "little")
         seed = params.seed if params.seed is not None else self._seed + 0x51ED * number
         slot = self.sampler.add(params, seed, self._matchers.get(op.id))
@@ -185,8 +186,9 @@ def _goes_on(last: Sampled, drafts: Sequence[int], place: int) -> bool:
 
 
 def _not_finite(firsts: Sequence[int], logits_RV: Tensor) -> set[int]:
-    """The sequences with a row whose logits are not finite. A rejected draft's keys and values stay
-    in the cache until they are overwritten, and 0 times NaN is NaN. Where one logit of a row is
-    not finite, its hidden state was not, and so none is."""
+    """The sequences with a row whose logits are not finite. Rows of rejected drafts count too:
+    their keys and values stay in the cache until they are overwritten, and 0 times NaN is NaN. One
+    logit of a row is enough to look at: if its hidden state is not finite, none of the logits
+    is."""
     rows = (~logits_RV[:, 0].isfinite()).nonzero()[:, 0].tolist()
     return {bisect.bisect_right(firsts, row) - 1 for row in rows}

@@ -10,7 +10,7 @@ from weftline_engine import api
 from weftline_engine.tools.config import Limits
 
 KIND = "function"
-# What a worker gets of the server's environment; all else may be a secret.
+# The variables of the server's environment that a worker gets. Others may be secrets.
 PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -23,8 +23,8 @@ class FunctionConfig:
     ends with its process. `path` is put before Python's search path, and `env` names variables of
     the server's environment that the function may read.
 
-    With `sandbox` each run has a process of its own in a sandbox of bubblewrap, and what `limits`
-    says. If the server runs as root, the process runs as `user`, by default nobody.
+    With `sandbox` each run has a process of its own in a sandbox of bubblewrap, with the limits
+    `limits`. If the server runs as root, the process runs as `user`, by default as "nobody".
     """
 
     name: str
@@ -52,7 +52,7 @@ class FunctionConfig:
 
     @property
     def description(self) -> api.Description:
-        """What its engine says of itself."""
+        """The description that its engine announces."""
         return api.Description(
             model=self.name, kinds=(KIND,), capabilities=(), max_running=self.workers
         )

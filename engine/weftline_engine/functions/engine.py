@@ -1,9 +1,9 @@
 """FunctionEngine: runs one function of the operator in worker processes.
 
-A worker serves one op at a time, and stays for the next one. One that is too slow, says too much or
-dies is killed with its process group, and its op fails. The server runs the op again if its worker
-has died, unless it may run once only. A worker in a sandbox serves one op only:
-no run finds what another one has left.
+A worker serves one op at a time, and stays for the next one. If it is too slow, returns too much or
+dies, its process group is killed and its op fails. If a worker has died, the server runs the op
+again, unless the op may run only once. A worker in a sandbox serves one op only, so that no run can
+see files or processes of another one.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class FunctionEngine:
                     self._idle.append(await self._spawned())
 
     async def _answer(self, arguments: object) -> Any:
-        """The result of one run. Raises FunctionFailed; then its worker is gone."""
+        """The result of one run. If it raises FunctionFailed, its worker has ended."""
         worker = await self._idle_worker() or await self._spawned()
         kept = False
         try:
@@ -137,7 +137,7 @@ class FunctionEngine:
         return answer["value"]
 
     async def _idle_worker(self) -> Process | None:
-        """A worker that waits for a run; one may have been killed while it waited."""
+        """A worker that waits for a run. Workers that were killed while they waited are skipped."""
         while self._idle:
             worker = self._idle.pop()
             if worker.returncode is None:

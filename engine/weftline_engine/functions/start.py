@@ -21,7 +21,8 @@ class Start:
 
     @staticmethod
     def of(config: FunctionConfig) -> Start:
-        """It tries the sandbox, which takes a second. Raises CannotSandbox."""
+        """The start of a function's processes. If it needs a sandbox, the sandbox is tested, which
+        takes a second. Raises CannotSandbox."""
         if not config.sandbox:
             return Start(config, None)
         # The folder in which the server was started may hold secrets.

@@ -125,8 +125,8 @@ def _make(
 def _check_converter() -> None:
     """Raise ModuleNotFoundError if a package that the converter imports is not installed.
 
-    It is told before the download. The converter itself is imported after it: that takes seconds,
-    and many a download fails.
+    It is checked before the download. The converter itself is imported after the download, because
+    importing takes seconds and downloads often fail.
     """
     for name in _CONVERTER_NEEDS:
         if importlib.util.find_spec(name) is None:

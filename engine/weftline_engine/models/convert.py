@@ -127,7 +127,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence transformers: its progress bars and messages would garble ours."""
+    """Silence transformers, because its progress bars and messages would mix with ours."""
     from transformers.utils import logging as transformers_logging
 
     level = transformers_logging.get_verbosity()

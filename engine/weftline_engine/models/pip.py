@@ -19,7 +19,7 @@ _WHEEL = re.compile(r"pip-(\d[\w.]*)-py3-none-any\.whl")
 
 @dataclass(frozen=True, slots=True)
 class Pip:
-    """A pip that runs: the command's first words, and its release."""
+    """A pip that can be run: the first words of its command line, and its version."""
 
     command: tuple[str, ...]
     release: tuple[int, int]

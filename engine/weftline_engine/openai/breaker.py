@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 
 class BreakerState(StrEnum):
-    """Whether requests are let through."""
+    """Whether requests may be sent."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -54,7 +54,7 @@ class Breaker:
     def __init__(self, config: BreakerConfig) -> None:
         self._config = config
         self._failures = 0
-        self._causes: set[Hashable] = set()  # of the failures since the last success
+        self._causes: set[Hashable] = set()  # causes of the failures since the last success
         self._pause_s = config.pause_s
         self.state = BreakerState.CLOSED
         self.until = 0.0  # time at which the pause of an open breaker ends

@@ -1,4 +1,4 @@
-"""Who may be at fault for a request that an endpoint answers with 500."""
+"""Finds the tenant, application or prompt that may have caused an endpoint's response with 500."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ class Causes:
         self._salts: set[str] = set()
 
     def saw(self, op: api.Op) -> None:
-        """An op came."""
+        """Note the tenant of an op."""
         self._salts.add(op.salt)
 
     def of(self, op: api.Op) -> str:
-        """The tenant where there are several, else the application, else the prompt.
+        """The cause to count a failure of `op` under.
 
-        The breaker counts failures of one cause once. So one bad prompt, application or tenant
-        does not take the endpoint away from all the others.
+        It is the tenant if there are several, else the application, else the prompt. The breaker
+        counts failures of one cause once. So one bad prompt, application or tenant cannot open the
+        breaker for all others.
         """
         if len(self._salts) > 1:
             return op.salt

@@ -1,6 +1,6 @@
 """An HTTP client for one OpenAI-compatible endpoint: bounded reads, and typed errors.
 
-It knows nothing of ops. It sends a request body and returns JSON objects.
+It has no notion of ops. It sends a request body and returns JSON objects.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Endpoint:
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=config.socket is None,  # use the proxy settings of the environment
         )
-        self._ending: set[asyncio.Task[None]] = set()  # they read the ends of complete streams
+        self._ending: set[asyncio.Task[None]] = set()  # tasks that read the ends of streams
 
     async def close(self) -> None:
         for task in self._ending:
@@ -176,7 +176,7 @@ class Endpoint:
         )
 
     def _read_to_the_end(self, response: aiohttp.ClientResponse, held: AsyncExitStack) -> None:
-        """Release a complete stream's connection, `held`, once its end has been read."""
+        """Release the connection `held` of a complete stream, after reading the stream's end."""
         task = asyncio.create_task(_end(response, held))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)

@@ -34,8 +34,8 @@ class OpenAIConfig:
     `model` is the endpoint's name of the model; None takes the first that the endpoint lists.
     `name` is the name for clients; None uses the endpoint's. `extras` says that the endpoint
     accepts the parameters that vLLM, SGLang and llama.cpp add to OpenAI's, such as top_k. Other
-    endpoints refuse a request with such a parameter. `scheduler` orders the endpoint's queue: it is
-    told the plan.
+    endpoints refuse a request with such a parameter. `scheduler` is the endpoint's own scheduler.
+    Requests then have fields with each call's place in the plan.
     """
 
     endpoint: EndpointConfig
@@ -196,7 +196,7 @@ def _enforced(constraint: str) -> tuple[dict[str, Any], str, str]:
     """The JSON schema for the endpoint, and the fixed texts before and after the JSON.
 
     A forced call of one tool is fixed text around its arguments, which are JSON. So the endpoint
-    makes the arguments alone. Raises EndpointError for a constraint without one JSON schema.
+    generates only the arguments. Raises EndpointError for a constraint without one JSON schema.
     """
     match json.loads(constraint):
         case {"json_schema": schema}:

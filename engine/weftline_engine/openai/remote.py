@@ -79,7 +79,7 @@ class Outbox:
         return _Head(op=op, attempt=attempt, sequence=self._sequence, time=time.monotonic())
 
     def put(self, event: api.Event) -> None:
-        """Add `event`. Events of one turn of the event loop wake the reader once."""
+        """Add `event`. Several events in one turn of the event loop wake the reader once."""
         self._batch.append(event)
         if len(self._batch) == 1:
             self._queue.put_nowait(self._batch)
@@ -100,8 +100,8 @@ class Outbox:
 class RemoteEngine:
     """The part of an `api.Engine` that is the same for all endpoints.
 
-    A subclass describes the endpoint in `start`, and turns an op into pieces in `_pieces`. Its ops
-    end with Paused at a tool call if it announces RETENTION, and then sets `_pauses`.
+    A subclass describes the endpoint in `start`, and yields the answer to an op in `_pieces`. If it
+    announces RETENTION, it sets `_pauses`, and its ops end with Paused at a tool call.
     """
 
     def __init__(self, breaker: BreakerConfig) -> None:
@@ -112,11 +112,11 @@ class RemoteEngine:
         self._ops: dict[str, api.Op] = {}  # ops that have not ended, by id
         self._causes = Causes()
         self._pauses = False
-        self._closing: asyncio.Task[None] | None = None  # lets calls through after a pause
+        self._closing: asyncio.Task[None] | None = None  # allows calls again after a pause
 
     @property
     def endpoint(self) -> Endpoint:
-        """The endpoint; only after `start`."""
+        """The endpoint. It exists after `start`."""
         assert self._endpoint is not None, "a verb before start"
         return self._endpoint
 
@@ -171,7 +171,7 @@ class RemoteEngine:
             del self._tasks[op.id]
             self._ops.pop(op.id, None)
         if not task.cancelled() and (bug := task.exception()) is not None:
-            # Whatever it is, the op must end: its session would wait for ever.
+            # The op must end after any error, or its session would wait forever.
             log.error("a request of op %s failed", op.id, exc_info=bug)
             self.fail(op, "EngineFailed", f"the request failed ({type(bug).__name__})")
 
@@ -248,7 +248,8 @@ class RemoteEngine:
             self._outbox.put(api.Finished(**head, reason=answer.reason, usage=usage))
 
     async def _fail_with(self, op: api.Op, error: EndpointError, delivered: bool) -> None:
-        """Fail the op. The server knows who has had its answer, and so whether it may run again."""
+        """Fail the op. The server knows which readers have a part of the answer, and so whether the
+        op may run again."""
         message = str(error)
         if delivered:
             message += "; part of the answer had been delivered"
@@ -264,7 +265,7 @@ class RemoteEngine:
         self._closing = asyncio.create_task(self._wait_for_endpoint())
 
     async def _wait_for_endpoint(self) -> None:
-        """After the breaker's pause, let calls through again. The first result decides."""
+        """After the breaker's pause, allow calls again. The first result closes or opens it."""
         await asyncio.sleep(self._breaker.until - time.monotonic())
         self._breaker.try_again(max(time.monotonic(), self._breaker.until))
         self._announce(available=True)

@@ -1,4 +1,4 @@
-"""What an endpoint's own scheduler is told about an op, in the words of that scheduler."""
+"""Puts an op's place in the plan into the request fields of the endpoint's own scheduler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weftline_engine.api.ops import AGING_S, MOST_WORK, Hints
 
 
 class Scheduler(StrEnum):
-    """The scheduler behind an endpoint. A hosted endpoint refuses what it does not know."""
+    """The scheduler behind an endpoint. Hosted endpoints refuse fields that they do not know."""
 
     NONE = "none"
     VLLM = "vllm"  # needs --scheduling-policy priority, else vLLM answers 400
@@ -21,9 +21,10 @@ class Scheduler(StrEnum):
 def fields(scheduler: Scheduler, hints: Hints) -> dict[str, Any]:
     """Return the fields of a request's body that hold the op's place in the queue.
 
-    vLLM and SGLang start strictly the first, so the number holds the time of arrival: an old op is
-    overtaken for a bounded time. A higher number goes first at Dynamo, whose router lets ops age
-    itself: it gets the seconds by which an op goes ahead of one with the most work.
+    vLLM and SGLang always start the op with the first number, so the number includes the time of
+    arrival, and an old op is overtaken for a bounded time only. In Dynamo a higher number goes
+    first, and its router ages ops itself. It gets the seconds by which the op goes ahead of an op
+    with the most work.
     """
     match scheduler:
         case Scheduler.VLLM:

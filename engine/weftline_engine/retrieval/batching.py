@@ -1,9 +1,9 @@
 """Chooses the items of the next batch (Teola section 5: topology-aware batching). Pure.
 
-The ops of an application are a bucket. The buckets come in the order of the server's policy. Within
+The ops of one application are a bucket. The buckets are in the order of the server's policy. Within
 a bucket the ops that are farthest from the answer come first, because most other steps wait for
-them. Slots that are left go to the next depth, then to the next bucket, as far as their items are
-not much longer. At one depth the longest items come first, so that items of like length share a
+them. Room that is left goes to the next depth, then to the next bucket, but not to items that are
+much longer. At one depth the longest items come first, so that items of similar length share a
 batch and little of it is padding.
 """
 
@@ -16,16 +16,16 @@ from itertools import groupby
 
 from weftline_engine.api import Hints
 
-# An item joins more urgent ones if it is at most so many times as long. A question that shared its
-# batch with seven chunks took 700 ms, and alone it takes 12.
+# An item may join a batch of more urgent items if it is at most this many times as long. A question
+# that shared its batch with seven chunks took 700 ms. Alone it takes 12 ms.
 LIKE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """An op with items to compute: the tokens of each, and how many of them are `done`.
+    """An op with items to compute: the tokens of each item, and how many items are `done`.
 
-    `queued` is when the op came, in seconds of the monotonic clock.
+    `queued` is the time at which the op came, in seconds of the monotonic clock.
     """
 
     op: str
@@ -37,7 +37,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """The room of a batch: items, and tokens with each item counted as long as the longest."""
+    """The room of a batch, in items and in tokens. Each item counts as long as the longest one."""
 
     items: int
     tokens: int
@@ -55,9 +55,9 @@ class Share:
 def form(queue: Iterable[Waiting], slots: Slots) -> list[Share]:
     """Return the shares of the next batch, in the order in which their ops were chosen.
 
-    Equally urgent ops keep the order in which they come. A single item that exceeds the tokens
-    makes a batch of its own. The result is empty only if no item waits. No clock is needed: the
-    order of two ops does not change while they wait.
+    Equally urgent ops keep the order in which they came. A single item that exceeds the tokens
+    becomes a batch by itself. The result is empty only if no item waits. No clock is needed,
+    because the order of two ops does not change while they wait.
     """
     stops: dict[str, int] = {}
     starts: dict[str, int] = {}

@@ -24,7 +24,7 @@ class Refused(Exception):
 
 
 class Unavailable(Exception):
-    """What computes the op does not answer now. The op may be tried again."""
+    """The database or service that computes the op does not respond. The op may be tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Item:
 class Backend(Protocol):
     """Computes the items of one kind of engine.
 
-    `pure` kinds give equal items equal results at any time, so that these may be kept.
+    If `pure`, equal items have equal results at any time, so that results may be kept.
     """
 
     pure: ClassVar[frozenset[str]]
@@ -52,7 +52,7 @@ class Backend(Protocol):
         ...
 
     def fed(self, op: api.Op, values: Sequence[Any]) -> Sequence[Item]:
-        """The items of values that an op that streams brings or is fed. Raises Refused."""
+        """The items of `values`, which an op that streams brings or is fed. Raises Refused."""
         ...
 
     def compute(self, kind: str, payloads: Sequence[Any]) -> Sequence[Any]:
@@ -69,10 +69,10 @@ class Backend(Protocol):
 
 
 class _Live:
-    """An op in hand: its items, the results so far, and the time of its first batch.
+    """An op that has not ended: its items, the results so far, and the time of its first batch.
 
-    An op that does not stream is computed in the order of its items' lengths, the longest first, so
-    that like lengths share batches. `done` counts the items that are computed, in that order.
+    The items of an op that does not stream are computed in the order of their lengths, the longest
+    first, so that similar lengths share batches. `done` counts the computed items in that order.
     """
 
     def __init__(self, op: api.Op, items: Sequence[Item], queued: float) -> None:
@@ -91,7 +91,7 @@ class _Live:
         self.done = self.reported = op.delivered
 
     def add(self, items: Sequence[Item]) -> None:
-        """More items, behind those so far."""
+        """Add items after those so far."""
         self.order += range(len(self.items), len(self.items) + len(items))
         self.items += items
         self.tokens += [item.tokens for item in items]
@@ -155,7 +155,7 @@ class ItemsCore:
         self._live[op.id] = _Live(op, items, self._now())
 
     def feed(self, op: str, offset: int, part: api.Fed, last: bool) -> None:
-        """More items of an op that streams. Items that it has already are skipped."""
+        """Add items to an op that streams. Items that it already has are skipped."""
         live = self._live.get(op)
         if live is None or not live.op.open:
             return  # it was cancelled, or it has failed
@@ -264,7 +264,7 @@ class ItemsCore:
         return None
 
     def _report(self, live: _Live) -> None:
-        """Tell the new results of an op that streams."""
+        """Report the new results of an op that streams."""
         if live.op.streams and live.done > live.reported:
             new = live.results[live.reported : live.done]
             values = tuple(self._backend.value(live.op.kind, one) for one in new)

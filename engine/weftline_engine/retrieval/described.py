@@ -1,7 +1,7 @@
-"""What engines of items say of themselves, before they run and when they do.
+"""The descriptions of engines that work on items. It imports none of their libraries.
 
-The server reads it in advance of an engine that starts when it is first used. Only the batch
-profile is missing then, which is measured at the engine's start. Imports no library.
+An engine may start only when it is first used, so the server needs its description before. Only the
+batch profile is missing then, because it is measured when the engine starts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from weftline_engine import api
 
 EMBED, RERANK = "embed", "rerank"
 INGEST, SEARCH, DELETE, FETCH = "ingest", "search", "delete", "fetch"
-MAX_RUNNING = 1024  # ops in hand
+MAX_RUNNING = 1024  # ops that an engine may have at a time
 
 
 def of_model(

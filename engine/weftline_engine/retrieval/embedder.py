@@ -53,9 +53,9 @@ class SentenceBackend:
     """A sentence-transformers model: `embed` gives one vector a text, `rerank` one score.
 
     A cross-encoder scores pairs of query and text. Any other model scores them by MaxSim (Khattab
-    and Zaharia 2020): each token of the query counts its best match among the text's tokens. That
-    is real work of the right size, but a model that was not trained for it ranks no better than by
-    its embeddings.
+    and Zaharia 2020): the sum over the query's tokens of the best similarity with a token of the
+    text. A model that was not trained for MaxSim ranks no better with it than by its embeddings,
+    but the computation is as large as that of a trained one.
     """
 
     pure: ClassVar[frozenset[str]] = frozenset({EMBED, RERANK})
@@ -64,7 +64,7 @@ class SentenceBackend:
         from sentence_transformers import CrossEncoder, SentenceTransformer
         from transformers.utils import logging
 
-        logging.disable_progress_bar()  # the bar of 90 MB would stand between the server's lines
+        logging.disable_progress_bar()  # a bar would stand between the lines of the server's log
         self._name = name
         self._cross: CrossEncoder | None = None
         self._bi: SentenceTransformer | None = None
@@ -76,7 +76,7 @@ class SentenceBackend:
     def describe(self) -> api.Description:
         """The description, with a batch profile that takes about a second to measure."""
         kind = RERANK if self._bi is None else EMBED
-        self._timed(kind, 1)  # the first batch sets buffers up
+        self._timed(kind, 1)  # the first batch also allocates buffers, so it is not measured
         kinds = (RERANK,) if self._bi is None else (EMBED, RERANK)
         return described.of_model(
             self._name, kinds, tuple(self._timed(kind, items) for items in PROFILED_ITEMS)
@@ -87,7 +87,7 @@ class SentenceBackend:
         return self.fed(op, texts_of(op))
 
     def fed(self, op: api.Op, values: Sequence[Any]) -> Sequence[Item]:
-        """The same of texts that come later."""
+        """The items of texts that come later."""
         texts = checked_texts(op, values)
         if op.kind == EMBED:
             return [Item(text, size(text)) for text in texts]

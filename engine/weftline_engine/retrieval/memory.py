@@ -1,6 +1,7 @@
 """Backends without a library, a model or a file, for tests and for `--engine null`.
 
-They do the right thing on a small scale: equal words give near vectors, and a search is exact.
+Their results are simple but meaningful: texts with equal words have near vectors, and a search is
+exact.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def words_of(text: str) -> list[str]:
 
 
 def vector_of(text: str) -> Vectors:
-    """A vector (DIMENSIONS,) of length 1: each word adds to one place, chosen by its checksum."""
+    """A vector (DIMENSIONS,) of length 1. A word adds to one component, given by its checksum."""
     vector = np.zeros(DIMENSIONS, dtype=np.float32)
     for word in words_of(text) or [""]:
         vector[zlib.crc32(word.encode()) % DIMENSIONS] += 1

@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS weftline_documents (
     vector vector NOT NULL, PRIMARY KEY (tenant, id)
 );
 """
-# Two servers that start at once would both make the extension: one waits for the other.
+# Two servers that start at the same time would both create the extension, so they take this lock.
 LOCK = "SELECT pg_advisory_xact_lock(7310868201)"
 INSERT = (
     "INSERT INTO weftline_documents VALUES (%s, %s, %s, %s, %s) ON CONFLICT (tenant, id) DO UPDATE "
@@ -58,7 +58,7 @@ class PgTable:
         try:
             self._connect()
         except psycopg.Error as error:
-            # The reason may repeat the address: its kind is enough.
+            # The error's message may contain the address, so only its class is shown.
             raise NotAStore(
                 f"the PostgreSQL of this store cannot be used ({type(error).__name__}): see that "
                 "it runs, that its address is right, and that it has the extension pgvector"

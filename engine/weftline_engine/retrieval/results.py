@@ -10,8 +10,8 @@ import json
 from collections import OrderedDict
 from typing import Any
 
-# Results that are kept: 25 MB of the vectors of MiniLM. A store of more texts still profits,
-# because equal texts come close together: in one upload, or in one conversation.
+# The most results that are kept: 25 MB with the vectors of MiniLM. It also helps for stores of more
+# texts, because equal texts often come soon after each other: in one upload or one conversation.
 KEPT = 16_384
 
 Key = tuple[str, str, bytes | int]  # salt, kind and content; or an op, kind and item number
@@ -40,7 +40,7 @@ class Results:
         return found
 
     def put(self, key: Key, result: Any) -> None:
-        """Keep a result. The one that was used longest ago leaves."""
+        """Keep a result. The least recently used one is dropped if there are too many."""
         if not self._most:
             return
         self._found[key] = result

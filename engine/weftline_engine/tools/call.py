@@ -1,4 +1,4 @@
-"""The process of one call: it takes the call's pieces as frames, and sends one frame back."""
+"""The process of one call. It receives the call in parts, as frames, and sends one frame back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def serve_call(find: Callable[[], Found], connection: socket.socket) -> None:
     except Reject as reason:
         answer = {"rejected": str(reason)}
     except EOFError:
-        return  # the call was given up
+        return  # the engine has cancelled the call
     except BaseException as error:  # whatever a tool raises is what the model is told
         answer = {"error": f"{type(error).__name__}: {error}"[:20_000]}
     try:
@@ -27,8 +27,8 @@ def serve_call(find: Callable[[], Found], connection: socket.socket) -> None:
     except frames.BadFrame as error:
         data = frames.encode({"error": f"the tool's result cannot be sent: {error}"})
     connection.sendall(data)
-    # A rejection comes in the middle of the call. If this end closed while pieces are on their way,
-    # the other end could lose the answer. It closes first.
+    # A rejection is sent in the middle of the call. If this end closed while further parts arrive,
+    # the other end could lose the answer. So the other end closes first.
     with suppress(ConnectionError):
         while connection.recv(1 << 16):
             pass
@@ -56,7 +56,7 @@ def _run(found: Found, connection: socket.socket) -> Any:
 
 
 class _Lines:
-    """Tells a tool of the complete lines of its arguments, and of their statements if it asks."""
+    """Calls a tool for each complete line of its arguments, and for each statement if it wants."""
 
     def __init__(self, tool: StreamingTool) -> None:
         self._tool = tool
@@ -72,7 +72,7 @@ class _Lines:
             self._tool.statement(name, code)
 
     def end(self, name: str) -> None:
-        """The argument is complete, and so is its last line."""
+        """Pass on the last line of an argument that is complete."""
         line, self._begun = self._begun, ""
         if line:
             self._tool.line(name, line)

@@ -1,4 +1,4 @@
-"""What a tool engine knows of its calls: which have begun, and what becomes of each."""
+"""The calls of a tool engine: which of them have begun, and their observations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_BEGUN = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the model is told of a call. A tool that refused to go on has `rejected` it."""
+    """The text that the model gets as a call's result. `rejected`: the tool refused the call."""
 
     content: str
     is_error: bool = False
@@ -41,7 +41,7 @@ class Observation:
 
 
 def failed(what: str, effects: str) -> Observation:
-    """The observation of a call whose outcome nobody knows."""
+    """The observation of a call that may or may not have run."""
     unknown = "" if effects == "none" else " It may have run: check before you call it again."
     return Observation(f"{what}.{unknown}", is_error=True)
 

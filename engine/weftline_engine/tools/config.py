@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 VARIABLE = "WEFTLINE_TOOLS"  # holds the settings in the zygote's environment
-# What a tool's process gets of the server's environment; all else may be a secret.
+# The variables of the server's environment that a tool's process gets. Others may be secrets.
 PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one call may use. `processes` does not hold for root, which the kernel never limits."""
+    """What one call may use. The kernel does not apply `processes` to root."""
 
     cpu_s: int = 60
     memory_mb: int = 2048
@@ -25,7 +25,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolsConfig:
-    """The tools of one module. `preload` names modules that its calls find loaded.
+    """The tools of one module. `preload` names modules that are imported once, before any call.
 
     `path` is put before Python's search path. `env` names variables of the server's environment
     that the tools may read. With `user` the calls run as that user, which needs root. `cores` are
@@ -51,7 +51,7 @@ class ToolsConfig:
 
 
 def from_environment() -> ToolsConfig:
-    """The settings that `environment` wrote. They are removed: a call does not see them."""
+    """The settings that `environment` wrote. They are removed, so that a call cannot read them."""
     fields = json.loads(os.environ.pop(VARIABLE))
     for name in ("preload", "env", "cores"):
         fields[name] = tuple(fields[name])

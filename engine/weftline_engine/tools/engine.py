@@ -36,7 +36,7 @@ class SandboxUnavailable(api.EngineDied):
 
 @dataclass(eq=False)
 class _Running:
-    """An op in hand. `sealed` is set when the arguments are complete."""
+    """An op that has not ended. `sealed` is set when the arguments are complete."""
 
     op: api.Op
     spec: dict[str, Any]
@@ -53,7 +53,7 @@ class _Running:
 
 
 class ToolEngine:
-    """An `api.Engine` of kind "tool". `begun` outlives it: give each incarnation the same."""
+    """An `api.Engine` of kind "tool". Pass the same `begun` to each incarnation of the engine."""
 
     def __init__(self, config: ToolsConfig, begun: Begun) -> None:
         self._config = config
@@ -120,7 +120,7 @@ class ToolEngine:
         call.work = asyncio.get_running_loop().create_task(self._work(call))
 
     def feed(self, op: str, offset: int, part: api.Fed, last: bool) -> None:
-        """More of the arguments of an open op."""
+        """Append to the arguments of an open op."""
         call = self._running.get(op)
         if call is None or not isinstance(part, str):
             return
@@ -143,7 +143,7 @@ class ToolEngine:
             call.pieces.put_nowait(finish)
 
     def update(self, op: str, hints: api.Hints) -> None:
-        """Calls do not wait for one another."""
+        """Do nothing: calls do not wait for one another, so they have no order."""
 
     def cancel(self, op: str) -> None:
         """Kill the call's process, and what it has started."""
@@ -287,7 +287,7 @@ class ToolEngine:
 
 
 async def _send(call: _Running, writer: asyncio.StreamWriter, limit: asyncio.Timeout) -> None:
-    """Send the pieces of a call as they come. Its time runs from the last one on."""
+    """Send the parts of a call as they arrive. The call's time limit counts from the last part."""
     if call.spec["streams"]:
         writer.write(frames.encode({"warm": True}))
     while True:

@@ -11,7 +11,7 @@ MOST_BYTES = 8 << 20  # of one frame, and so of a tool's result
 
 
 class BadFrame(Exception):
-    """What came is not a frame: it is too long, or no JSON object."""
+    """The received data is not a frame: it is too long, or not a JSON object."""
 
 
 def encode(frame: dict[str, Any]) -> bytes:

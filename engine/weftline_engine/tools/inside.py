@@ -57,13 +57,13 @@ def _find(module: str, tool: str) -> Found:
 
 
 def _leaks() -> list[str]:
-    """What this process can reach, and must not."""
+    """The things that this process can reach and must not."""
     found = []
     if os.getuid() == 0:
         found.append("it runs as root")
     if [name for _, name in socket.if_nameindex() if name != "lo"]:
         found.append("it has a network")
-    # bubblewrap, and this process. Another one may be on its way out.
+    # The processes are bubblewrap and this one. A third one may be about to end.
     if len([one for one in Path("/proc").iterdir() if one.name.isdecimal()]) > 3:
         found.append("it sees processes of the system")
     for folder in ("/", "/usr", "/dev", *filter(None, sys.path)):

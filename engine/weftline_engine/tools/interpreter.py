@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from weftline.toolkit import Reject, StreamingTool
 
 NEEDS_SANDBOX = True  # the code is the model's
-MOST_CHARS = 20_000  # of what it prints; the model reads the beginning and the end
+MOST_CHARS = 20_000  # of the output that the model gets; the middle of a longer one is left out
 NAME = "<code>"
 
 

@@ -12,8 +12,10 @@ _MEGABYTE = 1 << 20
 
 
 def apply(limits: Limits, running: int) -> None:
-    """Limit this process and all that it starts. The kernel counts all processes of a user, so the
-    `running` ones are added.
+    """Limit this process and all processes that it starts.
+
+    The kernel counts all processes of the user, so `running`, the number that the user already has,
+    is added to the limit.
     """
     _set(resource.RLIMIT_CPU, limits.cpu_s)
     _set(resource.RLIMIT_AS, limits.memory_mb * _MEGABYTE)

@@ -1,8 +1,8 @@
 """The sandbox of tools that run code: each call sees its own network, processes and files.
 
-bubblewrap makes it. A call can read the system's programs, Python's path and nothing else, and can
-write to an empty /tmp alone. It starts with an environment that has no secret, because bubblewrap
-itself stays in the call's process table, where its environment can be read.
+bubblewrap makes it. A call can read only the system's programs and Python's path, and can write
+only to an empty /tmp. bubblewrap itself is started without secrets in its environment, because the
+call can see bubblewrap's process and read its environment.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import NoReturn
 
 from weftline_engine.tools.config import Limits
 
-# --size and --disable-userns are from this version on.
+# The oldest version of bubblewrap that has --size and --disable-userns.
 OLDEST = (0, 8)
-CHECK_S = 30.0  # a Python that imports the module, on a busy machine
+CHECK_S = 30.0  # seconds for a Python process to import the module, on a busy machine
 NOBODY = 65534
-# Those that are links to folders of /usr on most systems.
+# System folders that are links to folders of /usr on most systems.
 _SYSTEM = ("/bin", "/lib", "/lib32", "/lib64", "/sbin")
 _PASSED = ("LANG", "LC_ALL", "TZ")
 
@@ -35,7 +35,7 @@ class CannotSandbox(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """How bubblewrap is called. `user` is who the calls run as, where the server runs as root."""
+    """How bubblewrap is called. `user` runs the calls if the server runs as root."""
 
     program: str
     module: str
@@ -89,7 +89,7 @@ class Sandbox:
         os.execve(self.program, command, self.environment)
 
     def check(self, limit: Callable[[], None] | None = None) -> None:
-        """Start one, under the limits that `limit` sets. Raises CannotSandbox if it leaks.
+        """Start one sandbox, under the limits that `limit` sets. Raises CannotSandbox if it leaks.
 
         A process with several threads has no `limit`: between fork and exec it must run no Python.
         """
@@ -113,8 +113,9 @@ class Sandbox:
             )
 
     def _walls(self) -> list[str]:
-        """Namespaces of its own. Root becomes another user inside, and has no user namespace:
-        in one, the user outside would still be root, whose processes have no limit."""
+        """The options for namespaces of its own. If the server runs as root, the call becomes
+        another user, without a user namespace. In a user namespace, the kernel would still see
+        root, for which it does not limit the number of processes."""
         if self.user is None:
             nobody = str(NOBODY)
             walls = ["--unshare-all", "--unshare-user", "--disable-userns"]
@@ -160,7 +161,7 @@ def _program() -> str:
 
 
 def _folders(path: Sequence[str]) -> Iterator[Path]:
-    """What Python reads, without folders that hold the home directory. Raises CannotSandbox."""
+    """The folders that Python reads. Raises CannotSandbox if one contains the home directory."""
     home = Path.home().resolve()
     named = {Path(one).absolute() for one in (sys.prefix, sys.base_prefix, *path) if one}
     taken = [Path("/usr")]

@@ -6,15 +6,16 @@ import ast
 
 # A line that begins with one of these belongs to the statement before it.
 _GO_ON = ("else", "elif", "except", "finally")
-# A statement that never ends must not be parsed again for each of its lines for ever.
+# A statement is parsed again for each of its lines, but at most this many times.
 MOST_TRIES = 1000
 
 
 class Statements:
-    """Takes code piece by piece, and gives each statement when the next one begins.
+    """Reads code in parts, and returns each statement when the next one begins.
 
-    Not before: an `if` may still have an `else`, and a call may go on in brackets. Comments and
-    empty lines go with the statement before them. The text of all statements is the code.
+    It waits for the next one because an `if` may still get an `else`, and brackets may still be
+    open. Comments and empty lines belong to the statement before them, so the statements together
+    are the whole code.
     """
 
     def __init__(self) -> None:
@@ -23,7 +24,7 @@ class Statements:
         self._tries = 0
 
     def feed(self, text: str) -> list[str]:
-        """Take more code, and return the statements that it completes."""
+        """Read more code, and return the statements that it completes."""
         *complete, self._line = (self._line + text).split("\n")
         found = []
         for line in complete:

@@ -69,7 +69,7 @@ class Zygote:
         self._kill_strays()
 
     def _obey(self) -> bool:
-        """Do what one message says. False once the socket is closed."""
+        """Perform one message. False if the socket is closed."""
         data, descriptors, _, _ = socket.recv_fds(self._control, MOST_MESSAGE, 1)
         if not data:
             return False
@@ -111,7 +111,8 @@ class Zygote:
             self._kill_strays()
 
     def _kill_strays(self) -> None:
-        """End processes that left the group of their call. Those without a parent come here."""
+        """End processes that have left the process group of their call. When their parent ends,
+        they become children of this process."""
         children = Path(f"/proc/self/task/{os.getpid()}/children")
         with suppress(OSError):
             for pid in map(int, children.read_text().split()):

@@ -53,7 +53,7 @@ def main() -> None:
 
 
 class Steps(Protocol):
-    """An engine's core: it takes verbs, and computes one step at a time."""
+    """An engine's core: it receives verbs, and computes one step at a time."""
 
     @property
     def busy(self) -> bool: ...
@@ -72,10 +72,10 @@ class Connection:
     def __init__(self, fd: int) -> None:
         self.socket = socket.socket(fileno=fd)
         self._sending = threading.Lock()
-        self.prepare: Callable[[api.Op], None] | None = None  # what is done with an op on arrival
+        self.prepare: Callable[[api.Op], None] | None = None  # called with each op on arrival
 
     def sendall(self, data: bytes) -> None:
-        """Send all of `data`, and nothing of another thread in between."""
+        """Send all of `data`. Other threads that send wait meanwhile."""
         with self._sending:
             self.socket.sendall(data)
 
@@ -99,7 +99,8 @@ class Progress:
 
     @property
     def time(self) -> float:
-        """The last sign of progress, in seconds of the monotonic clock: now while it waits."""
+        """The time of the last progress, in seconds of the monotonic clock. While the thread waits
+        for work, it is the present time."""
         since = self._since
         return time.monotonic() if since is None else since
 
@@ -130,7 +131,7 @@ def serve(core: Steps, connection: Connection, verbs: queue.SimpleQueue[wire.Mes
 
 
 def _beat(connection: Connection, progress: Progress) -> None:
-    """Tell the parent every BEAT_S that this process runs, and since when its step does."""
+    """Tell the parent every BEAT_S that this process runs, and when its last step began."""
     while True:
         try:
             connection.sendall(wire.encode([wire.Heartbeat(progress.time)]))

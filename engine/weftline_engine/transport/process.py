@@ -137,7 +137,7 @@ class ProcessEngine:
         while not self._life.hangs(time.monotonic()):  # noqa: ASYNC110 - it counts the ticks
             await asyncio.sleep(TICK_S)
         if self._child.returncode is None:
-            self._child.kill()  # a stopped process, too
+            self._child.kill()  # SIGKILL also ends a stopped process
 
     async def close(self) -> None:
         """Close the socket, which ends the child. Kill the child if it still runs after 5 s."""
@@ -170,27 +170,27 @@ class ProcessEngine:
 
 
 class Life:
-    """Whether a child still shows that it lives. A child that never sent a sign is not watched.
+    """Decides whether a child hangs. A child that has never sent a heartbeat is not watched.
 
-    It counts the turns of this process's own clock that pass without a frame. So time in which this
-    process was stopped or busy itself is not held against the child.
+    It counts ticks of this process that pass without a frame from the child. So the child is not
+    blamed for time in which this process itself was stopped or busy.
     """
 
     def __init__(self) -> None:
-        self.ended = ""  # why it counts as hung; empty while it does not
+        self.ended = ""  # why the child counts as hung; empty while it does not
         self._beats = False
         self._silent = 0  # ticks since the last frame
         self._step_since: float | None = None
 
     def heard(self, messages: Sequence[wire.Message]) -> None:
-        """A frame came."""
+        """Note a frame of the child."""
         self._silent = 0
         for one in messages:
             if isinstance(one, wire.Heartbeat):
                 self._beats, self._step_since = True, one.time
 
     def hangs(self, now: float) -> bool:
-        """A tick has passed, at `now`. Return whether the child hangs."""
+        """Note a tick at time `now`, in seconds, and return whether the child hangs."""
         self._silent += 1
         since = self._step_since
         if self._beats and self._silent * TICK_S > SILENT_S:

@@ -43,7 +43,7 @@ class Feed:
 
     @property
     def part(self) -> api.Fed:
-        """What is fed."""
+        """The part of the payload that is fed."""
         if self.items is not None:
             return list(self.items)
         return self.text or "" if self.tokens is None else self.tokens
@@ -113,8 +113,8 @@ class Welcome:
 class Describe:
     """The host's engine, and the text of its tokenizer.json, a file that the server cannot open.
 
-    `process` is a random text of the host's process. By it the server tells a host that comes back
-    from another one of the same name.
+    `process` is a random text that the host's process has chosen. With it the server can
+    distinguish a host that comes back from another host with the same name.
     """
 
     description: api.Description

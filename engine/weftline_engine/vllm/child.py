@@ -36,7 +36,7 @@ class Child:
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._reader: asyncio.Task[None] | None = None
         self._loading = True
-        self.notes = Notes()  # to our scheduler, if the child runs it
+        self.notes = Notes()  # the socket to our scheduler, if the child runs it
 
     @property
     def pid(self) -> int | None:
@@ -78,7 +78,7 @@ class Child:
             raise
 
     async def wait(self) -> str:
-        """Wait for the end of the process, and return it as a sentence."""
+        """Wait for the end of the process, and return a sentence about how it ended."""
         assert self._process is not None
         return f"vLLM ended by itself (exit code {await self._process.wait()})"
 
@@ -113,8 +113,8 @@ class Child:
         return f"vLLM ended while loading: {cause(self._lines)}"
 
     async def _read(self) -> None:
-        """Keep the last lines of its standard error. Copy errors to ours, and before a terminal
-        also what it says while it loads."""
+        """Keep the last lines of its standard error. Copy errors to ours, and on a terminal also
+        the other lines while it loads."""
         assert self._process is not None and self._process.stderr is not None
         lines = Lines()
         while data := await self._process.stderr.read(1 << 16):
@@ -133,7 +133,7 @@ class Child:
             raise EngineDied(f"the engine did not start: {error}") from error
 
     def _runs_our_scheduler(self, version: str) -> bool:
-        """Whether the child is to run our scheduler. Raises EngineDied if it must and cannot."""
+        """Whether the child will run our scheduler. Raises EngineDied if it must and cannot."""
         choice = self._config.scheduler
         if choice is SchedulerChoice.WEFTLINE and not is_known(version):
             raise EngineDied(f"the engine did not start: {refusal(version)}")
@@ -142,8 +142,8 @@ class Child:
     def _environment(self, ours: bool, on_cpu: bool) -> dict[str, str]:
         """Our environment without our key and without paths that lead to our packages.
 
-        With `ours` there is one path, to a folder that holds this package alone. `on_cpu` adds what
-        fits the machine's cores and memory.
+        With `ours` there is one path, to a folder that has only this package. `on_cpu` adds
+        settings for the machine's cores and memory.
         """
         without = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "WEFTLINE_API_KEY")
         found = {key: value for key, value in os.environ.items() if key not in without}

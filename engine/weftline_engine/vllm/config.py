@@ -12,7 +12,7 @@ from weftline_engine.vllm.versions import SCHEDULER
 
 
 class SchedulerChoice(StrEnum):
-    """Whose scheduler a child runs. `AUTO` is ours where it knows the version of vLLM."""
+    """The scheduler that a child runs. `AUTO` means ours, if it knows the version of vLLM."""
 
     AUTO = "auto"
     WEFTLINE = "weftline"

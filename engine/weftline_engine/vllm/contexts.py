@@ -1,4 +1,4 @@
-"""The contexts whose KV blocks lie in vLLM's pool: which are pinned, and which are evicted first.
+"""The contexts whose KV blocks are in vLLM's pool: which are pinned, and which are evicted first.
 
 vLLM evicts free blocks in the order in which they became free. Here a context that the server keeps
 is pinned: its blocks do not become free. The blocks of a context that nobody will read again are
@@ -14,14 +14,14 @@ from typing import Any, Protocol
 
 from weftline_engine.api import Retention
 
-# A context that is read again later than this counts as one that nobody will read.
+# Seconds. A context that will be read later than this counts as one that nobody will read.
 LONG_S = 600.0
 # Contexts that are remembered. The oldest is forgotten, and unpinned.
 MOST_CONTEXTS = 4096
 
 
 class Block(Protocol):
-    """What is read of a block of vLLM's pool."""
+    """The attributes of vLLM's blocks that are read here."""
 
     ref_cnt: int
     is_null: bool
@@ -39,7 +39,7 @@ class FreeBlocks(Protocol):
 
 
 class Pool(Protocol):
-    """What is used of vLLM's block pool."""
+    """The methods of vLLM's block pool that are used here."""
 
     free_block_queue: Any
 
@@ -52,7 +52,7 @@ class Pool(Protocol):
 
 @dataclass(slots=True)
 class _Left:
-    """The blocks that an op has left, in the order of the prompt, with the hash that each had."""
+    """The blocks of an op that has ended, in the order of the prompt, with the hash of each."""
 
     application: str
     blocks: list[tuple[Any, Hashable]]
@@ -74,7 +74,7 @@ class Contexts:
         return sum(left.pinned is not None for left in self._left.values())
 
     def leave(self, context: str, application: str, blocks: Iterable[Any]) -> None:
-        """Take note of an op's `blocks` while vLLM still holds them, just before it frees them."""
+        """Note the `blocks` of an op that ends. Call it just before vLLM frees them."""
         self._forget(context)
         kept = [(one, one.block_hash) for one in blocks if not one.is_null and one.block_hash]
         self._left[context] = left = _Left(application, kept)
@@ -102,13 +102,13 @@ class Contexts:
                 self._evict_first(left.blocks)
 
     def advise(self, context: str, pause_s: float | None) -> None:
-        """A context will be read again in `pause_s` seconds, or nobody knows when."""
+        """Note that a context will be read again in `pause_s` seconds; None if that is unknown."""
         left = self._left.get(context)
         if left is not None and left.pinned is None and pause_s is not None and pause_s >= LONG_S:
             self._evict_first(left.blocks)
 
     def free(self, context: str) -> None:
-        """Nobody will read the context again."""
+        """Note that nobody will read the context again."""
         self._wishes.pop(context, None)
         left = self._left.get(context)
         if left is None:
@@ -135,13 +135,14 @@ class Contexts:
         left.pinned = []
         for block, name in left.blocks:
             if block.block_hash != name:
-                break  # it was evicted, and what follows is of no use without it
+                break  # this block was evicted, and the later blocks are of no use without it
             left.pinned.append(block)
         self._pool.touch(left.pinned)
 
     def _unpin(self, left: _Left) -> None:
         if left.pinned is not None:
-            # The end of a context is evicted first: its beginning is useful without its end.
+            # The last blocks of a context are evicted first, because the first ones can be reused
+            # without them.
             self._pool.free_blocks(reversed(left.pinned))
             left.pinned = None
 

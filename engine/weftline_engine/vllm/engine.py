@@ -4,7 +4,7 @@ A context is the list of its tokens. vLLM itself finds the KV blocks that it sti
 prompt. So a fill is a request for one token, which leaves the prompt's blocks in the cache, and a
 fork is a prompt with the same prefix. vLLM has no call to keep or free blocks, nor to change the
 order of what waits. A child that runs our scheduler (`weftline_engine.vllm.scheduler`) takes notes
-about both. To another vLLM `retain` and `update` say nothing, and `free` only forgets the tokens.
+about both. For another vLLM `retain` and `update` do nothing, and `free` only forgets the tokens.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from weftline_engine.vllm.notes import Notes
 # on a GPU. The call itself recomputes an incomplete block, so filling part of one gains nothing.
 # An early fill also costs a request, and a step that samples one token.
 WARM_TOKENS = 128
-# Tokens of work that one second of an application's age counts for. It prevents starvation.
+# One second of an application's age counts as this many tokens of work less. So no call starves.
 AGE_TOKENS = 256
 # A throughput call is ordered as if it arrived a minute later.
 THROUGHPUT_TOKENS = 60 * AGE_TOKENS
-# vLLM reports the text of an unread op in parts of so many tokens. A chat of 64 tokens took 5.0 to
-# 7.3 ms of the server's CPU time with an event for each token, and 1.9 to 2.2 ms in such parts.
-# A reader that comes late is at most so many tokens behind.
+# vLLM sends the text of an unread op in parts of this many tokens. A chat of 64 tokens took 5.0 to
+# 7.3 ms of the server's CPU time with an event for each token, and 1.9 to 2.2 ms with such parts.
+# A reader that comes later gets the text at most this many tokens late.
 UNREAD_TOKENS = 16
 DEEPEST = 63  # larger depths count as this one
 
@@ -232,7 +232,7 @@ class VLLMEngine(RemoteEngine):
         if self._meter is not None and not self._meter.last.has_room:
             return
         found.warmed = whole
-        # Whatever else vLLM evicts, the call itself will come.
+        # The filled blocks are kept, because the call itself will come.
         self._notes.send(wire.Retain(found.op.context, api.Retention.KEEP))
         body = self._fill_body(tuple(found.tokens[: whole + 1]), found.op)
         found.warming = asyncio.create_task(self._warm_with(body))
@@ -304,7 +304,7 @@ class VLLMEngine(RemoteEngine):
 
 
 def _names(op: api.Op, notes: Notes) -> dict[str, Any]:
-    """The names by which our scheduler finds what it was told about an op and its context."""
+    """The request fields by which our scheduler finds the hints of an op and its context."""
     if not notes.are_read:
         return {}
     names = {
@@ -320,9 +320,9 @@ def _longest(op: api.Op) -> int:
 
 
 def capabilities(child: bool, priority: bool, retains: bool) -> tuple[api.Capability, ...]:
-    """Return what vLLM can do. Only a child of ours is sure to report its cached tokens.
+    """Return the capabilities of a vLLM. Only a child of ours surely reports its cached tokens.
 
-    It `retains` contexts if our scheduler runs in it.
+    `retains` says that our scheduler runs in it, which keeps contexts.
     """
     lacks = {api.Capability.REPORTS}
     if not retains:

@@ -7,13 +7,13 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-# Seconds between two looks while ops run, and before the first. vLLM 0.32 took 14 to 40 ms to write
-# its metrics on two cores, so a short op that runs alone has none beside it.
+# Seconds between two readings of the metrics while ops run, and before the first. vLLM 0.32 took 14
+# to 40 ms on two cores to write its metrics, so none are read during a short op that runs alone.
 EVERY_S = 5.0
-# An early fill of a prompt pays while less of the cache is in use. What is filled in a full cache
-# is evicted before its call comes, and is computed twice.
+# A prompt is filled early only while less than this share of the cache is in use. In a full cache
+# the early fill would be evicted before its call comes, and computed twice.
 MOST_FILLED = 0.8
-# A request that has just come waits for the next step. More than one wait for room.
+# A single waiting request may just have come, and waits for the next step. More wait for room.
 MOST_WAITING = 1
 
 _VALUE = re.compile(
@@ -36,15 +36,15 @@ class Gauge:
 
     @property
     def has_room(self) -> bool:
-        """Whether an early fill delays no other request, and stays until its call comes."""
+        """Whether an early fill would delay no request, and would not be evicted soon."""
         return self.waiting <= MOST_WAITING and self.filled < MOST_FILLED
 
     def others(self, pool: int, requests: int, own: int) -> int:
-        """The tokens of the `pool` that requests of other clients hold beside ours, which are so
-        many `requests` of at most `own` tokens.
+        """The tokens of the `pool` that requests of other clients hold.
 
-        Blocks are filled in part and requests end while vLLM answers, so it holds more than `own`
-        without other clients, too. These are there where it has more requests than ours.
+        Our own are `requests` requests of at most `own` tokens. vLLM may hold more than `own`
+        without other clients, because blocks are filled in part and requests end while it responds.
+        So there are other clients only if it has more requests than ours.
         """
         if self.waiting + self.running <= requests + 1:
             return 0
@@ -52,7 +52,7 @@ class Gauge:
 
 
 def gauge(metrics: bytes) -> Gauge | None:
-    """Return what the text of GET /metrics says, or None if it does not say it."""
+    """Read the gauge from the text of GET /metrics. None if the text does not have it."""
     filled: list[float] = []
     waiting: list[float] = []
     running: list[float] = []
@@ -69,7 +69,7 @@ def gauge(metrics: bytes) -> Gauge | None:
 
 
 class Meter:
-    """Looks at the metrics while ops run, and tells `seen` of each gauge that it reads."""
+    """Reads the metrics while ops run, and calls `seen` with each gauge."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Meter:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """An op has come: look at the metrics until none runs."""
+        """Read the metrics from now on until no op runs. Called when an op has come."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._look())
 

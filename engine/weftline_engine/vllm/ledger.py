@@ -1,6 +1,6 @@
-"""The calls that are in vLLM, in weftline's order, and those that must wait beside others.
+"""The calls in vLLM: their order, and which of them must wait because of the token bound of others.
 
-It is pure: the scheduler that runs inside vLLM asks it before each step, and acts. The order and
+It is pure. The scheduler that runs inside vLLM asks it before each step, and acts. The order and
 the sharing of a step are those of our own engine (`weftline_engine.bookkeeping.schedule.order`).
 """
 
@@ -14,10 +14,10 @@ from weftline_engine.api import Hints
 from weftline_engine.bookkeeping.schedule.order import TokenBound, rank, urgency
 from weftline_engine.bookkeeping.schedule.sequence import Rank
 
-# Hints that came before their request, and were not asked for since. The oldest is forgotten.
+# The most hints that are kept for requests that have not come yet. The oldest is forgotten.
 MOST_EARLY = 4096
-# A request that did not come from weftline keeps vLLM's priority within these bounds, as steps of
-# ten seconds of waiting.
+# A request that did not come from weftline keeps its priority in vLLM, between minus and plus this
+# number. One unit counts as ten seconds of waiting.
 MOST_PRIORITY = 8
 
 
@@ -36,7 +36,7 @@ class Call:
 
 
 class Ledger:
-    """The calls by vLLM's request id, with the hints that the server gave last."""
+    """The calls by vLLM's request id, with the newest hints of the server."""
 
     def __init__(self) -> None:
         self._calls: dict[str, Call] = {}
@@ -63,7 +63,7 @@ class Ledger:
         self._changed = True
 
     def hint(self, op: str, hints: Hints) -> None:
-        """Take the server's hints about an op, whose request may still be on its way."""
+        """Set the server's hints about an op. Its request may come later."""
         call = self._by_op.get(op)
         if call is None:
             self._early[op] = hints
@@ -83,7 +83,7 @@ class Ledger:
             self._changed = True
 
     def order(self) -> list[str] | None:
-        """All requests, the most urgent first; None if nothing changed since the last answer."""
+        """All requests, the most urgent first. None if nothing has changed since the last call."""
         if not self._changed:
             return None
         self._changed = False

@@ -17,7 +17,7 @@ class Notes:
 
     @property
     def are_read(self) -> bool:
-        """Whether a scheduler of ours has connected."""
+        """Whether our scheduler has connected."""
         return bool(self._readers)
 
     async def listen(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a vLLM child prints: which of it is passed on, and why a start failed."""
+"""Reads what a vLLM child prints: chooses the lines to show, and finds why a start failed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 _PROCESS = re.compile(r"^\((?P<process>[\w ]+) pid=\d+\) ")
 _LOGGED = re.compile(r"^(?P<level>[A-Z]+) \d\d-\d\d [\d:]{8} \[[\w.]+:\d+\] ?")
 _ERROR = re.compile(r"^(?:[a-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt): \S")
-# Errors of one process of vLLM that only say that another one failed.
+# Error messages of one process of vLLM that only say that another process has failed.
 _SECOND_HAND = ("See root cause above", "Worker failed with error", "Failed core proc(s)")
 _DETAILS = ("Config", "Args")  # pydantic says "1 validation error for ModelConfig", then what
 _BAR = re.compile(r"\d+%\|")
@@ -29,17 +29,17 @@ class Lines:
 
 
 def plain(line: str) -> tuple[str, str]:
-    """The level of a line of vLLM's log ("" where it has none), and the line without its head."""
+    """The level of a line of vLLM's log ("" if it has none), and the text after its prefix."""
     line = _PROCESS.sub("", line)
     found = _LOGGED.match(line)
     return (found["level"], line[found.end() :]) if found else ("", line)
 
 
 def passed_on(line: str, *, loading: bool) -> str | None:
-    """What is shown of a line: errors always, all else while vLLM loads before a terminal.
+    """The text to show for a line, or None. Other lines than errors are shown only while `loading`.
 
-    vLLM's banner is drawn with blocks. It says nothing, and is left out. So are the frames of a
-    traceback while it loads: the cause is quoted in the end.
+    vLLM's banner, which is drawn with blocks, is not shown. Nor are the frames of a traceback
+    during loading, because the cause is quoted at the end.
     """
     level, text = plain(line)
     if not any(map(str.isalnum, text)) or ("█" in text and not _BAR.search(text)):
@@ -53,7 +53,7 @@ def passed_on(line: str, *, loading: bool) -> str | None:
 
 
 def cause(lines: Iterable[str]) -> str:
-    """The error that ended vLLM: the last that does not only tell of another process's error."""
+    """The error that ended vLLM: the last error that is not only about another process's error."""
     errors: list[str] = []
     last = ""
     for line in lines:

@@ -20,8 +20,8 @@ def settings(
 ) -> dict[str, str]:
     """The variables to add to the environment `given` of a vLLM that runs on the CPU.
 
-    By itself vLLM 0.32 takes 92 % of the machine's memory for its KV cache, and does not start if
-    anything else uses it. It also computes on one core less than there are, which is half of two.
+    By default vLLM 0.32 takes 92 % of the machine's memory for its KV cache, and does not start if
+    other processes use too much. It also leaves one core unused, which is half of two cores.
     """
     found = {}
     is_chosen = any(one.startswith(_CHOOSES) for one in arguments)
@@ -33,9 +33,10 @@ def settings(
 
 
 def openmp(python: str, given: Mapping[str, str]) -> dict[str, str]:
-    """The variable that loads the OpenMP which came with vLLM, as its documentation advises.
+    """The variable that loads the OpenMP library of vLLM's package, as its documentation advises.
 
-    Without it torch takes the system's, whose threads start slower. What is given stays.
+    Without it torch uses the system's library, whose threads start more slowly. A value in `given`
+    stays as it is.
     """
     found = Path(python).parents[1] / "lib" / "libiomp5.so"
     return {_PRELOAD: str(found)} if _PRELOAD not in given and found.exists() else {}

@@ -35,7 +35,7 @@ if not is_known(__version__):
 
 
 class Notes:
-    """The server's verbs, read by a thread as they come. Without a path there are none."""
+    """The server's verbs, which a thread reads. Without a path there are none."""
 
     def __init__(self, path: str | None) -> None:
         self._verbs: deque[wire.Message] = deque()
@@ -45,7 +45,7 @@ class Notes:
             threading.Thread(target=self._read, args=(connection,), daemon=True).start()
 
     def heard(self) -> list[wire.Message]:
-        """Return what has come since the last time."""
+        """Return the verbs that have come since the last call."""
         return [self._verbs.popleft() for _ in range(len(self._verbs))]
 
     def _read(self, connection: socket.socket) -> None:
@@ -64,7 +64,7 @@ class WeftlineScheduler(Scheduler):
         self._contexts = Contexts(self.kv_cache_manager.block_pool)
 
     def add_request(self, request: Request) -> None:
-        """Take a request into the queue, with its op's hints."""
+        """Add a request to the queue, with its op's hints."""
         if request.request_id not in self.requests:
             op = _extra(request, "weftline_op")
             tokens = request.all_token_ids
@@ -72,7 +72,7 @@ class WeftlineScheduler(Scheduler):
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        """Plan a step, after what the server has said since the last one."""
+        """Plan a step, after applying the verbs that have come since the last one."""
         self._hear()
         self._put_in_order()
         self._make_room()
@@ -83,7 +83,7 @@ class WeftlineScheduler(Scheduler):
         return output
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """Empty the cache. Pinned contexts would prevent it."""
+        """Empty the cache. All contexts are unpinned first, because pinned blocks prevent it."""
         self._contexts.unpin_all()
         return super().reset_prefix_cache(*args, **kwargs)
 
@@ -124,13 +124,13 @@ class WeftlineScheduler(Scheduler):
                 queue.add_request(request)
 
     def _make_room(self) -> None:
-        """Unpin contexts if they alone keep the next request out: nothing may wait for ever."""
+        """Unpin contexts if the next request waits only for their blocks. So it cannot starve."""
         if self.waiting and not self.running:
             first = self.waiting.peek_request()
             self._contexts.give_way(first.num_tokens // self.hash_block_size + 2)
 
     def _hold_back(self) -> list[Request]:
-        """Take those requests out of the queue that may not join the next step."""
+        """Remove the requests from the queue that may not join the next step."""
         running = [one.request_id for one in self.running]
         waiting = {one.request_id: one for one in self.waiting}
         names = self._ledger.held(running, waiting, time.monotonic())

@@ -2,8 +2,8 @@
 
 chat_models   ChatWeftline, under the module name that LangChain's saved JSON refers to
 model         its description, options, tools, connections, patience and errors
-trace         which template, values and earlier answers made each prompt
-lower         a chain as calls of the server
+trace         finds which template, values and earlier answers made each prompt
+lower         turns a chain into calls of the server
 run           compile_chain, accelerate and explain
 early         EarlyTools: tools start while the model still writes
 retrieval     embeddings, a vector store and a reranker that the server runs
@@ -37,7 +37,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """EarlyTools, when it is first asked for: it imports LangChain's agents, which takes 1 s."""
+    """Import EarlyTools at its first use, because importing LangChain's agents takes 1 s."""
     if name == "EarlyTools":
         from langchain_weftline.early.tools import EarlyTools
 

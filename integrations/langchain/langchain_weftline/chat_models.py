@@ -39,10 +39,10 @@ from langchain_weftline.model.transport import async_client
 from langchain_weftline.run.ahead import take
 from langchain_weftline.trace.provenance import listen
 from weftline.adapters.early import EarlyTurn, early_turn
-from weftline.adapters.server import Server, default_api_key, default_base_url, is_on
+from weftline.adapters.server import NO_KEY, Server, default_api_key, default_base_url, is_on
 from weftline.adapters.sessions import OURS
 
-# A user who sets one of these has chosen the connections.
+# If the user sets one of these, the model uses the user's connections.
 _CONNECTIONS = {
     "http_socket_options",
     "http_async_client",
@@ -50,13 +50,13 @@ _CONNECTIONS = {
     "root_async_client",
     "openai_proxy",
 }
-# Closing a session is not worth a longer wait, because an unused session expires in the server.
+# Closing a session waits no longer than this, because an unused session expires in the server.
 DELETE_TIMEOUT_S = 2.0
 
 
 def _api_key() -> SecretStr:
     # The openai client requires a key. A server on loopback does not read it.
-    return SecretStr(default_api_key() or "none")
+    return SecretStr(default_api_key() or NO_KEY)
 
 
 def _provenance() -> bool:
@@ -84,8 +84,8 @@ class ChatWeftline(DescribedChat):
 
     In a chain that runs as one graph in the server: `compile_chain(prompt | llm | parser)`.
 
-    Errors are those of the openai client (`openai.APIStatusError` and its kin), so retries and
-    fallbacks written for ChatOpenAI work unchanged.
+    Errors are those of the openai client (`openai.APIStatusError` and its subclasses), so retries
+    and fallbacks written for ChatOpenAI work unchanged.
     """
 
     model_name: str = Field(default="default", alias="model")
@@ -96,13 +96,13 @@ class ChatWeftline(DescribedChat):
     openai_api_key: SecretStr = Field(default_factory=_api_key, alias="api_key")
     stream_usage: bool | None = True
     provenance: bool = Field(default_factory=_provenance, exclude=True)
-    """Tell the server which template and values made a prompt, and which run it belongs to.
+    """Whether to tell the server which template and values made a prompt, and its run.
 
-    It is off by default where WEFTLINE_PROVENANCE is 0.
+    The default is True, or False if the environment variable WEFTLINE_PROVENANCE is 0.
     """
 
     early_tools: Any = Field(default=None, exclude=True)
-    """An EarlyTools, for graphs of your own: tools start while the model still writes."""
+    """An EarlyTools, for a graph of your own. Its tools start while the model still writes."""
 
     @field_validator("openai_api_base")
     @classmethod
@@ -148,7 +148,7 @@ class ChatWeftline(DescribedChat):
     ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
         """Like ChatOpenAI's, but an answer of `json_mode` must also match the schema.
 
-        The default method is `json_schema`: the server generates only what matches.
+        The default method is `json_schema`: the server constrains decoding to the schema.
         """
         kwargs.setdefault("method", "json_schema")
         made = super().with_structured_output(schema, **kwargs)
@@ -173,9 +173,9 @@ class ChatWeftline(DescribedChat):
         tool_choice: dict[str, Any] | str | bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Bind tools. Those that `early_tools` finds eligible may start before the answer ends.
+        """Bind tools. Those that `early_tools` allows may start before the answer ends.
 
-        Callers look for `tool_choice` in this signature.
+        `tool_choice` is a parameter here because callers look for it in the signature.
         """
         if self.early_tools is not None:
             self.early_tools.learn(tools)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+from weftline.errors import WeftlineError
 from weftline.protocol import Call, Submit
 from weftline.steps import Each, Loop, Step
 from weftline_server.graph.primitive import Task
@@ -27,8 +28,9 @@ def lowered(
 ) -> Iterator[Task]:
     """The tasks of all calls and steps, one after the other.
 
-    Raises UnknownModel, UnknownStore and what lowering does. The model is decided here, so that
-    the graph names it and equal prompts hash alike. Lengths are foreseen for the tenant's `salt`.
+    Raises UnknownModel, UnknownStore and what lowering does, with the step's name. The model is
+    decided here, so that the graph names it and equal prompts hash alike. Lengths are foreseen for
+    the tenant's `salt`.
     """
     sources = Sources(session)
 
@@ -47,7 +49,11 @@ def lowered(
     for call in submit.calls:
         task = lower_call(sources.verified(call), dispatcher.model(call.model))
         yield task if dispatcher.lengths is None else _foreseen(task, dispatcher.lengths, salt)
-    yield from map(step_of, submit.steps)
+    for step in submit.steps:
+        try:
+            yield step_of(step)
+        except WeftlineError as error:
+            raise error.of_call(step.name or step.out or step.kind) from None
 
 
 def _foreseen(task: Task, lengths: Lengths, salt: str) -> Task:

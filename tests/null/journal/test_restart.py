@@ -43,6 +43,7 @@ async def running(
 
 
 async def test_values_and_errors_of_an_earlier_run_are_found(tmp_path: Path) -> None:
+    """After a restart, a session still has its values and its errors, and accepts new calls."""
     async with running(tmp_path / "store") as server:
         id = await server.session()
         answer = await server.submit(
@@ -206,6 +207,7 @@ async def test_a_request_that_waits_at_the_end_is_told_to_come_back(tmp_path: Pa
 
 
 async def test_a_closed_session_stays_closed(tmp_path: Path) -> None:
+    """After a restart, a closed session is still shown, but its variables cannot be read."""
     async with running(tmp_path / "store") as server:
         id = await server.session()
         await server.submit(id, call("one", "one {{output:x}}", x="a"))

@@ -40,6 +40,7 @@ def session(number: int, tenant: str = "t") -> Open:
 
 
 def test_a_write_is_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A write that fails in the middle leaves none of its rows."""
     with opened(tmp_path / "f") as store:
         store.write([session(1), Append(1, b"{}")])
         with pytest.raises(sqlite3.IntegrityError):
@@ -72,6 +73,7 @@ def test_only_open_sessions_fill_the_file(tmp_path: Path) -> None:
 
 
 def test_deleted_space_is_given_back(tmp_path: Path) -> None:
+    """After a session is deleted, the file gets smaller."""
     with opened(tmp_path / "f") as store:
         store.write([session(1), *(Append(1, b"x" * 100_000) for _ in range(20))])
         store.sync()
@@ -83,6 +85,7 @@ def test_deleted_space_is_given_back(tmp_path: Path) -> None:
 
 
 def test_keys_expire(tmp_path: Path) -> None:
+    """An idempotency key is found within its age, and deleted after it."""
     with opened(tmp_path / "f") as store:
         store.write([session(1), Keyed(1, "t", "k", b"d", "c1 c2", made=100.0)])
         assert list(store.keys(since=50.0)) == [(Keyed(1, "t", "k", b"d", "c1 c2", 100.0), "s1")]
@@ -126,6 +129,7 @@ def test_a_file_of_a_later_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+    """A file that is not SQLite's, and a missing folder."""
     (tmp_path / "f").write_text("some other file, not of SQLite at all" * 100)
     with pytest.raises(InvalidRequest, match="not a database"), opened(tmp_path / "f"):
         pass
@@ -205,6 +209,7 @@ def test_sessions_move_from_one_store_to_another(
 
 
 def test_doctor_checks_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A sound store passes. A damaged file and a missing one fail."""
     path = tmp_path / "f"
     with opened(path) as store:
         store.write([session(1), *(Append(1, b"x" * 1000) for _ in range(100))])

@@ -95,6 +95,7 @@ def test_teola_s_figure_7() -> None:
 
 
 def test_a_long_op_goes_on_where_it_stopped() -> None:
+    """The next batch has only the items that are not computed yet."""
     assert form([op("x", 1, 1, 1, 1, done=2)], Slots(8, 100)) == [Share("x", 2, 4)]
 
 

@@ -105,12 +105,14 @@ def test_ops_of_two_kinds_are_two_batches() -> None:
 
 
 def test_no_items_is_a_value() -> None:
+    """An empty list of texts has an empty list of vectors, and no error."""
     core = ItemsCore(Counted())
     core.submit(op("none", "embed", texts=[]))
     assert values(run(core)) == {"none": {"vectors": "", "dimensions": 1}}
 
 
 def test_cancelled_and_refused_ops_fail() -> None:
+    """Each ends with its own error. Cancelling an unknown op does nothing."""
     core = ItemsCore(Counted())
     core.submit(op("gone", "embed", texts=["a"]))
     core.cancel("gone")
@@ -140,6 +142,7 @@ def test_a_stream_of_items_is_reported_batch_by_batch() -> None:
 
 
 def test_an_attempt_goes_on_behind_the_items_that_were_delivered() -> None:
+    """Items that an earlier attempt has delivered are not computed again."""
     backend = Counted()
     core = ItemsCore(backend)
     core.submit(replace(streaming("x", ["a", "b", "c"], open=False), attempt=1, delivered=2))
@@ -156,6 +159,7 @@ def test_an_attempt_goes_on_behind_the_items_that_were_delivered() -> None:
     ],
 )
 def test_items_that_do_not_fit_fail_their_op(fed: tuple[int, Any], message: str) -> None:
+    """An op fails if it is fed with a gap, with too many items, or with anything but a list."""
     core = ItemsCore(Counted())
     core.submit(streaming("x", ["a"]))
     core.feed("x", *fed, last=False)
@@ -185,6 +189,7 @@ def test_equal_texts_of_a_tenant_are_computed_once() -> None:
 
 
 def test_a_few_results_are_kept() -> None:
+    """When the cache is full, the least recently used result is dropped."""
     found = Results(2)
     keys = [Results.key("s", "embed", text) for text in "abc"]
     for key in keys:
@@ -225,6 +230,7 @@ def search(id: str, text: str, k: int, tenant: str = "t", **more: Any) -> api.Op
 
 
 def test_a_store_finds_what_it_was_given() -> None:
+    """The nearest documents come first. A filter and the tenant limit what is found."""
     core = store()
     core.submit(ingest("in", ["red fox", "blue whale", "red whale"]))
     core.submit(search("out", "red fox", 2))
@@ -295,6 +301,7 @@ def test_k_has_bounds(k: Any) -> None:
 
 
 def test_a_vector_is_decoded_as_it_was() -> None:
+    """Vectors survive encoding exactly. A value without vectors is refused."""
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert np.array_equal(vectors.decode(vectors.encode(rows)), rows)
     with pytest.raises(Refused, match="base64 text in 'vectors'"):

@@ -39,6 +39,7 @@ async def test_embeddings_as_floats_and_as_base64(server: Server) -> None:
 
 
 async def test_fewer_dimensions_have_length_one(server: Server) -> None:
+    """A vector that is cut to fewer dimensions is scaled to length 1 again."""
     [cut] = (await embed(server, input="a red fox and a whale", dimensions=16))["data"]
     assert len(cut["embedding"]) == 16
     assert math.hypot(*cut["embedding"]) == pytest.approx(1.0)
@@ -64,6 +65,7 @@ async def test_fewer_dimensions_have_length_one(server: Server) -> None:
 async def test_what_does_not_fit_is_refused(
     server: Server, body: dict[str, Any], status: int, message: str
 ) -> None:
+    """A bad request opens no session."""
     answer = await embed(server, **body)
     assert answer["status"] == status and answer["error"]["message"].startswith(message)
     assert server.service.status().sessions == 0

@@ -122,6 +122,7 @@ async def test_an_item_is_embedded_before_the_next_is_decoded(
 async def test_without_pipeline_the_list_comes_as_a_whole(
     split: Callable[..., Any], switch: str
 ) -> None:
+    """Without `pipeline` all items are in one batch, and without `batch` each is alone."""
     made = await split("red fox\nblue whale\nred whale", switch)
     found = await made.ask("line_list", get=["hits"])
     assert [hits[0]["text"] for hits in found["values"]["hits"]] == TEXTS

@@ -43,6 +43,7 @@ async def test_a_rag_program_is_one_request(client: AsyncClient) -> None:
 
 
 async def test_every_step_has_a_method(client: AsyncClient) -> None:
+    """Ingest, search, merge, rerank, delete and fetch in one session, in their order."""
     items = [{"id": f"d{n}", "text": text, "metadata": {"n": n}} for n, text in enumerate(TEXTS)]
     async with client.session() as session:
         indexed = session.ingest(session.embed(items, engine="words"), store="docs")

@@ -202,6 +202,8 @@ async def test_a_bad_step_adds_nothing(
     error = answer.json()["error"]
     assert (answer.status_code, error["type"]) == (status, type)
     assert error["message"].startswith(message)
+    if status == 404:
+        assert error["call"] == bad["out"], "the step at fault is named"
     assert (await server.graph(session))["steps"] == []
 
 

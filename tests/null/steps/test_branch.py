@@ -79,6 +79,7 @@ async def test_a_skipped_variable_says_so(serve: Serve) -> None:
 
 
 async def test_what_another_call_reads_is_not_skipped(serve: Serve) -> None:
+    """A call on an untaken side still runs if a call outside of the branch reads its output."""
     server = await serve()
     route = branch({"value": "a number"}, {"numbers": NUMBER}, "words", "answer")
     other = call("other", "also {{input:outline}}{{output:x}}", outline="outline", x="x")
@@ -177,6 +178,7 @@ async def test_a_side_that_fails_leaves_what_was_needed_to_decide(serve: Serve) 
 
 
 async def test_a_predicate_on_a_wrong_type_is_no_default(serve: Serve) -> None:
+    """The branch fails. It does not take the default."""
     server = await serve()
     route = branch({"value": ["a"]}, {"numbers": {"op": "starts", "value": "n"}}, "words", "answer",
                    name="route")  # fmt: skip
@@ -258,6 +260,7 @@ def test_a_predicate_answers(spec: dict[str, Any], value: Any, answer: bool) -> 
 
 @pytest.mark.parametrize(("spec", "value"), MISFITS)
 def test_a_predicate_does_not_guess(spec: dict[str, Any], value: Any) -> None:
+    """A value of the wrong type is an error, not False."""
     check(spec)
     with pytest.raises(TransformFailed):
         holds(spec, value)

@@ -93,6 +93,7 @@ async def test_a_criterion_goes_up_through_a_client_step(serve: Serve) -> None:
 
 
 async def test_the_failure_of_a_client_step_goes_down_the_graph(serve: Serve) -> None:
+    """A call that reads the failed step's output fails with the client's code and message."""
     server = await serve()
     session = (await submit(server, client("format", [], "context"), calls=[READ]))["session_id"]
     failed = await put(
@@ -122,6 +123,7 @@ async def test_the_failure_of_a_client_step_goes_down_the_graph(serve: Serve) ->
 async def test_a_wrong_answer_of_the_client_is_refused(
     serve: Serve, body: dict[str, Any], message: str
 ) -> None:
+    """The step stays open, so that the client can send a correct answer."""
     server = await serve()
     session = (await submit(server, client("format", [], "context")))["session_id"]
     refused = await put(server, session, "context", **body)
@@ -175,6 +177,7 @@ async def test_an_open_get_keeps_the_lease(serve: Serve) -> None:
 
 
 async def test_a_cancelled_step_takes_no_value(serve: Serve) -> None:
+    """Setting its output is refused, and its readers are cancelled."""
     server = await serve()
     body = await submit(server, client("format", [], "context"), calls=[READ])
     session, step = body["session_id"], body["steps"][0]["step_id"]
@@ -186,6 +189,7 @@ async def test_a_cancelled_step_takes_no_value(serve: Serve) -> None:
 
 
 async def test_a_plain_variable_can_be_failed(serve: Serve) -> None:
+    """A client can also fail a variable that no step writes."""
     server = await serve()
     session = (await submit(server, calls=[READ]))["session_id"]
     await put(server, session, "context", error={"code": "gone", "message": "no document"})
@@ -320,6 +324,7 @@ async def test_an_exception_of_the_function_is_the_cause(
 
 
 async def test_a_refused_submit_is_raised_and_nothing_runs(listen: Listen) -> None:
+    """An unknown engine, and a variable of another session."""
     socket = await listen()
     async with socket.aclient() as made, made.session() as session:
         session.embed("x", engine="none such")

@@ -42,6 +42,7 @@ async def test_the_body_runs_for_each_item_in_order(serve: Serve) -> None:
 
 @pytest.mark.parametrize("listed", [[], ["x"], [{"a": 1}, [2], 3, True]])
 async def test_lists_of_any_length_and_items(serve: Serve, listed: list[Any]) -> None:
+    """An empty list, and items of several JSON types."""
     server = await serve()
     answer = await run(server, each(listed, ASK, {"answer": "out"}), get=["out"])
     shown = {"x": "x", "{'a': 1}": '{"a": 1}', "[2]": "[2]", "3": "3", "True": "true"}
@@ -127,6 +128,7 @@ async def test_a_loop_ends_with_its_predicate_or_at_its_most(
 
 
 async def test_a_loop_carries_several_values(serve: Serve) -> None:
+    """Two values are carried from round to round, and `result` names the loop's value."""
     server = await serve()
     body = {
         "calls": [
@@ -142,6 +144,7 @@ async def test_a_loop_carries_several_values(serve: Serve) -> None:
 
 
 async def test_cancelling_the_step_ends_its_items(serve: Serve) -> None:
+    """The tasks that the step has added are cancelled with it."""
     server = await serve()
     session = await server.session()
     body = {"calls": [call("ask", "{{input:item}}{{input:g}}{{output:answer}}",
@@ -166,6 +169,7 @@ async def test_an_unknown_variable_of_a_body_is_reported(serve: Serve) -> None:
 
 
 async def test_budgets_count_items_and_rounds(serve: Serve) -> None:
+    """Each item and each round counts as calls of the session's budget."""
     budget = Budget(calls=10)
     server = await serve(config=ServerConfig(registry=RegistryConfig(budget=budget)))
     answer = await run(server, each(["x"] * 10, ASK, {"answer": "out"}, name="many"), get=["out"])

@@ -71,6 +71,7 @@ def do(what: str) -> dict[str, Any]:
 
 
 async def test_a_function_runs_between_calls_and_in_bodies(server: Server) -> None:
+    """A function reads a call's output, and runs for each item of a list."""
     first = call("first", "a{{output:o}}", o="v")
     items = each(["x", "y"], {"steps": [function("o", text="item")]}, {"o": "os"})
     answer = await run(server, function("out", text="v"), items, calls=[first], get=["out", "os"])
@@ -113,6 +114,7 @@ async def test_an_unknown_function_is_refused(server: Server, serve: Serve) -> N
 
 
 async def test_a_cancelled_run_ends_its_process(tmp_path: Path) -> None:
+    """Cancelling an op kills the worker in which the function sleeps."""
     (tmp_path / "ours.py").write_text(MODULE)
     engine = FunctionEngine(FunctionConfig(name="w", call="ours:work", path=str(tmp_path)))
     await engine.start()

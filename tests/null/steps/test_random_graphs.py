@@ -323,6 +323,7 @@ def check_records(session: Session, records: list[bytes], without: frozenset[str
 def test_a_graph_gives_what_its_steps_give_one_by_one(
     random: Random, size: int, without: frozenset[str]
 ) -> None:
+    """Random graphs, with random optimisations switched off, and their replay."""
     program = Builder(random, "v", [], depth=2).build(size)
     with mock.patch.object(held, "PART", 1 if size % 2 else held.PART):
         session = asyncio.run(outcomes(program, without, random))

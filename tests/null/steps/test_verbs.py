@@ -59,6 +59,7 @@ async def test_all_verbs_make_one_graph(session: AsyncSession) -> None:
 
 
 async def test_a_skipped_side_is_an_error_of_its_own(session: AsyncSession) -> None:
+    """Reading a variable of an untaken side raises Skipped."""
     asked, side = session.variable(), echo("side")
     await asked.set("x")
     taken = session.branch(asked, [({"op": "empty"}, side)], default=echo("default"))

@@ -1,5 +1,5 @@
-"""Drafts: guesses of the next tokens, which a step verifies beside the token that it computes
-anyway."""
+"""Drafts: guesses of the next tokens, which a step verifies together with the token that it would
+compute without them."""
 
 from __future__ import annotations
 

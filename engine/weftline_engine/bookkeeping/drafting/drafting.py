@@ -1,9 +1,9 @@
-"""Proposes drafts for the sequences that decode, and learns from what becomes of them.
+"""Proposes drafts for the sequences that decode, and learns how often they are accepted.
 
-Candidates are the tokens that the op's constraint forces, and behind them what followed the last
-tokens in the prompt, in the output, in the op's references, and in the last output under the same
-constraint. No draft changes an output: it is accepted where it is the very token that the step
-samples.
+The first candidates are the tokens that the op's constraint forces. After them come tokens that
+followed the same last tokens elsewhere: in the prompt, in the output, in the op's references, or in
+the last output under the same constraint. No draft changes an output, because a draft is accepted
+only if it is the token that the step samples.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from weftline_engine.bookkeeping.drafting.gate import MOST_DRAFTS, StepCosts, co
 from weftline_engine.bookkeeping.drafting.lookup import MOST_MATCHED, Lookup
 from weftline_engine.bookkeeping.drafting.rates import Guess, OutputRate, Rates, Source
 
-# Tokens of a reference that are used, its last ones: an answer is at the end of its context.
+# Only this many last tokens of a reference are used, because an answer is at the end of its
+# context.
 MOST_OF_REFERENCE = 512
-# Constraints whose last output is remembered. They take up to 20 kB each.
+# The most constraints whose last output is kept. Each takes up to 20 kB.
 _MOST_REMEMBERED = 64
 
 
 class Grammar(Protocol):
-    """What the constraints of the ops say about the tokens that come next."""
+    """The tokens that the constraints of ops force or allow next."""
 
     def forced(self, op: str) -> Sequence[int]:
-        """The tokens whose bytes the op's constraint leaves no choice about."""
+        """The next tokens of the op that its constraint determines completely."""
         ...
 
     def allowed(self, op: str, tokens: Sequence[int]) -> int:
-        """How many of these tokens the op's constraint allows, one after the other."""
+        """How many of these tokens, from the first on, the op's constraint allows in this order."""
         ...
 
 
 @dataclass(eq=False, slots=True)
 class Drafter:
-    """What drafts know of one op. `guesses` are the candidates of the current step, of which the
-    first `drafted` are verified."""
+    """The state of drafting for one op. `guesses` are the candidates of the current step. The first
+    `drafted` of them are verified."""
 
     op: Op
     texts: Lookup
@@ -61,14 +62,14 @@ class Drafter:
         return tuple(guess.token for guess in self.guesses[: self.drafted])
 
     def rest(self) -> None:
-        """The step is over."""
+        """End the step: drop its guesses."""
         self.guesses, self.drafted, self.place = (), 0, 0
 
 
 class Drafting:
-    """The drafts of an engine whose steps take `costs`.
+    """The drafts of an engine whose steps cost `costs`.
 
-    `tokens_of` gives the tokens of a context, by its name and salt, None if there is none.
+    `tokens_of` returns the tokens of a context by its name and salt, or None if there is none.
     """
 
     def __init__(
@@ -95,8 +96,8 @@ class Drafting:
         return Drafter(op, Lookup(references, tokens))
 
     def choose(self, decoding: Iterable[tuple[Drafter, Sequence[int], int]]) -> None:
-        """Set the drafts of a step in which all of these sequences decode: for each its tokens, and
-        how many drafts there is room for. Without gain there are none."""
+        """Set the drafts of a step in which all of these sequences decode. Each has its drafter,
+        its tokens, and how many drafts it has room for. If drafts gain nothing, none are set."""
         items = list(decoding)
         lengths = [len(tokens) for _, tokens, _ in items]
         if not items or not self._costs.can_pay(lengths):
@@ -111,7 +112,7 @@ class Drafting:
             drafter.drafted = count
 
     def heed(self, drafter: Drafter, token: int | None) -> None:
-        """The step has generated this token, behind those of the calls before."""
+        """Compare a guess with the next token that the step has generated. Call it in order."""
         if drafter.place == 0:
             drafter.proposed += drafter.drafted
         if drafter.place < len(drafter.guesses):
@@ -120,11 +121,11 @@ class Drafting:
             self.rates.add(guess, true, drafter.rate)
             drafter.accepted += true and drafter.place < drafter.drafted
             if not true:
-                drafter.guesses = ()  # the others were about what follows the wrong token
+                drafter.guesses = ()  # the remaining guesses follow a wrong token
         drafter.place += 1
 
     def remember(self, op: Op, output: Sequence[int]) -> None:
-        """An op has ended with this output: others under the same constraint may repeat it."""
+        """Keep the output of an op that has ended: others under its constraint may repeat it."""
         if (form := _form(op))[1]:
             self._remembered.pop(form, None)
             self._remembered[form] = tuple(output[:MOST_OF_REFERENCE])
@@ -150,6 +151,6 @@ class Drafting:
 
 
 def _form(op: Op) -> tuple[str, str]:
-    """What outputs of the same form have in common; never shared between salts."""
+    """The key under which an output is kept: its salt and its constraint."""
     constraint = None if op.sampling is None else op.sampling.constraint
     return op.salt, constraint or ""

@@ -1,4 +1,4 @@
-"""Decides how many drafts a step verifies: as many as make it generate the most tokens a second."""
+"""Decides how many drafts a step verifies: the number with the most expected tokens a second."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Rows of a step with drafts. The C decoder's attention is the same to the bit for 1 to 16 queries
-# (kernels/cpu/items.py), so the last token of a sequence does not notice the drafts behind it.
+# The most rows of a step with drafts. The C decoder's attention gives the same bits for 1 to 16
+# queries (kernels/cpu/items.py), so drafts do not change the logits of the token before them.
 MOST_ROWS = 16
 MOST_DRAFTS = 11  # of a sequence; with its last token 12 rows, which a product's tile holds
-# A smaller expected gain is within the error of the measured costs.
+# Drafts must make a step at least this many times as fast. Less is within the error of the costs.
 LEAST_GAIN = 1.05
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """What a step takes by its rows, measured at start.
+    """The seconds of a step by its number of rows, measured at start.
 
-    `seconds` are pairs of rows and seconds, ascending in both, of rows behind `length` tokens. For
-    each token more, a row takes `attend_s` longer.
+    `seconds` are pairs of rows and seconds, ascending in both, measured for sequences of `length`
+    tokens. For each token more in its sequence, a row takes `attend_s` seconds longer.
     """
 
     seconds: tuple[tuple[int, float], ...]
@@ -32,15 +32,15 @@ class StepCosts:
 
     @property
     def most_rows(self) -> int:
-        """No step with more rows was measured, so none gets drafts."""
+        """The most rows that were measured. A step with more rows gets no drafts."""
         return min(MOST_ROWS, self.seconds[-1][0])
 
     def of(self, rows: int, tokens: int) -> float:
-        """The seconds of a step of `rows`, which see `tokens` together."""
+        """The seconds of a step of `rows` whose attention reads `tokens` tokens in all."""
         return self._by_rows(rows) + self.attend_s * max(0, tokens - rows * self.length)
 
     def _by_rows(self, rows: int) -> float:
-        """Between two measured numbers of rows the seconds grow evenly."""
+        """The seconds of a step of `rows`, interpolated linearly between the measured numbers."""
         counts = [count for count, _ in self.seconds]
         at = min(max(1, bisect.bisect_left(counts, rows)), len(counts) - 1)
         (low, low_s), (high, high_s) = self.seconds[at - 1], self.seconds[at]
@@ -49,7 +49,7 @@ class StepCosts:
         return low_s + (high_s - low_s) * (rows - low) / (high - low)
 
     def can_pay(self, lengths: Sequence[int]) -> bool:
-        """Whether drafts that all come true would pay beside sequences of these lengths."""
+        """Whether drafts would pay for sequences of these lengths if all of them were accepted."""
         rows, tokens = len(lengths), sum(lengths)
         least, each = LEAST_GAIN * rows / self.of(rows, tokens), tokens // rows
         most = min(self.most_rows, (1 + MOST_DRAFTS) * rows)
@@ -64,9 +64,10 @@ def counts(
 ) -> list[int]:
     """How many drafts each of the sequences of these lengths gets in a step where all decode.
 
-    `chances` are the probabilities of each one's drafts to come true if those before them do. The
-    drafts with the best chances are first, so each number of drafts has one best choice, and of
-    these the step takes the one with the most expected tokens a second.
+    `chances` has for each sequence the probability that a draft is accepted if those before it are.
+    Drafts are added in the order of the probability that they and all before them are accepted. So
+    there is one best choice for each number of drafts. The result is the choice with the most
+    expected tokens a second.
     """
     rows, tokens = len(lengths), sum(lengths)
     chosen = [0] * rows

@@ -1,8 +1,9 @@
-"""Guesses the next tokens of an output from what followed its last tokens when they stood somewhere
-before: in its prompt, in the output itself, or in a reference.
+"""Guesses the next tokens of an output: it looks for the output's last tokens in earlier text, and
+proposes the tokens that followed them there.
 
-The pairs of neighbouring tokens are indexed as in LZ77 (Ziv and Lempel 1977): a table leads to the
-last position of a pair, and a chain leads to the earlier ones.
+Earlier text is the prompt, the output itself, or a reference. Pairs of neighbouring tokens are
+indexed as in LZ77 (Ziv and Lempel 1977). A table has the last position of each pair, and a chain
+has the earlier positions.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
-# Tokens that the index holds at most. They take about 130 bytes each, 1 MB in all. References
-# beyond it are left out, and of a longer prompt the end is indexed.
+# The most tokens in the index. A token takes about 130 bytes, which makes 1 MB in all. Further
+# references are left out, and only the end of a longer prompt is indexed.
 MOST_INDEXED = 8192
-# Positions that one guess compares, the latest first, and how far back it compares them. Each
-# comparison takes 1 us, so a guess takes at most about 20.
+# The most positions that one guess compares, the latest first, and the most tokens that it compares
+# at each. One comparison takes 1 us, so a guess takes at most about 20 us.
 _MOST_COMPARED = 8
 MOST_MATCHED = 16
 _PAIR = 2
-_BORDER = -1  # stands between two texts, and is equal to no token
+_BORDER = -1  # separates two texts; no token has this id
 _NOWHERE = -1
 
 
 class Lookup:
-    """The texts of one output: its references, and its own tokens, which grow."""
+    """The texts in which guesses for one output are found: its references and its own tokens."""
 
     def __init__(self, references: Iterable[Sequence[int]], tokens: Sequence[int]) -> None:
         self._text: list[int] = []
@@ -39,19 +40,22 @@ class Lookup:
         self.grow(tokens)
 
     def grow(self, tokens: Sequence[int]) -> None:
-        """Index the own tokens that are new: `tokens` are all of them."""
+        """Index the new tokens of the prompt and output. `tokens` are all their tokens so far."""
         self._add(tokens[self.seen :])
         self.seen = len(tokens)
 
     def after(self, ahead: Sequence[int], most: int) -> tuple[tuple[int, ...], int]:
-        """At most `most` tokens that may follow the own ones and `ahead`. Also says how many tokens
-        before them were the same there, 2 to MOST_MATCHED. Without a guess, nothing and 0."""
+        """Guess at most `most` tokens that follow the own tokens and `ahead`.
+
+        Also returns how many tokens before the guess are equal at the place where it was found, 2
+        to MOST_MATCHED. Without a guess the result is empty and 0.
+        """
         context = (*self._text[-MOST_MATCHED:], *ahead)[-MOST_MATCHED:]
         if len(context) < _PAIR:
             return (), 0
         at = self._last.get((context[-2], context[-1]), _NOWHERE)
         if at == len(self._text):
-            at = self._earlier[at]  # the pair is the end of the text itself, which nothing follows
+            at = self._earlier[at]  # this position is the end of the text, with nothing after it
         best, longest = _NOWHERE, 0
         for _ in range(_MOST_COMPARED):
             if at == _NOWHERE:
@@ -68,7 +72,7 @@ class Lookup:
         if _BORDER in found:
             found = found[: found.index(_BORDER)]
         elif not ahead and best + most > len(self._text):
-            # The text repeats itself, and what follows its end is the repetition.
+            # The text repeats itself up to its end, so the repetition is continued.
             found = (found * most)[:most]
         return tuple(found), longest if found else 0
 

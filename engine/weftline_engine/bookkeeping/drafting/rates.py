@@ -1,5 +1,8 @@
-"""How often guesses come true, measured on every token that is generated, whether or not the guess
-was verified. So what does not pay is noticed without paying for it, and so is what begins to."""
+"""How often guesses are right, measured on every token that is generated.
+
+A guess that was not verified is also compared with the token that was generated. So the rates stay
+up to date without the cost of verifying.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from enum import Enum, auto
 
 from weftline_engine.bookkeeping.drafting.lookup import MOST_MATCHED
 
-# The share of the older observations that counts when one is added: of all outputs about the last
-# 100 of each kind count, of one output about the last 10.
+# The factor for the weight of older observations when one is added. For all outputs about the last
+# 100 observations of each kind count, and for one output about the last 10.
 _KEPT = 0.99
 _KEPT_OF_OUTPUT = 0.9
-# What is assumed of a grammar's tokens before any was observed, and how many observations an
-# assumption is worth.
+# The rate that is assumed for a grammar's tokens before any was observed, and how many observations
+# an assumption counts as.
 _ASSUMED_FORCED = 0.9
 _WORTH = 8.0
 _WORTH_OF_OUTPUT = 2.0
@@ -21,7 +24,7 @@ _MOST = 0.98  # no guess counts as certain
 
 
 class Source(Enum):
-    """Where a guess is from."""
+    """The origin of a guess."""
 
     LOOKUP = auto()  # a text that the output may repeat
     GRAMMAR = auto()  # the only bytes that the constraint allows
@@ -29,7 +32,7 @@ class Source(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A token, where it is from, and how many tokens before it agreed there."""
+    """A token, its origin, and how many tokens before it are equal at its origin."""
 
     token: int
     source: Source
@@ -37,7 +40,7 @@ class Guess:
 
     @property
     def kind(self) -> int:
-        """Guesses of the same kind come true equally often."""
+        """The kind of the guess. One rate is kept for each kind."""
         return 0 if self.source is Source.GRAMMAR else min(self.matched, MOST_MATCHED)
 
 
@@ -56,19 +59,19 @@ class _Rate:
 
 
 class OutputRate:
-    """How much more or less often guesses come true in one output than in all others."""
+    """How much more or less often guesses are right in one output than in all outputs."""
 
     def __init__(self) -> None:
         self._seen = _Rate(_WORTH_OF_OUTPUT, _WORTH_OF_OUTPUT)
 
     def factor(self) -> float:
-        """Observed hits by expected ones."""
+        """The number of right guesses divided by the number that was expected."""
         return self._seen.value
 
     def add(self, hit: bool, expected: float) -> None:
-        """A guess that was expected to come true with this probability did, or did not."""
+        """Note whether a guess was right that had the probability `expected`."""
         self._seen.add(float(hit), expected, _KEPT_OF_OUTPUT)
-        # The assumption keeps its weight.
+        # The weight of the initial assumption does not shrink.
         self._seen.hits += (1 - _KEPT_OF_OUTPUT) * _WORTH_OF_OUTPUT
         self._seen.trials += (1 - _KEPT_OF_OUTPUT) * _WORTH_OF_OUTPUT
 
@@ -83,17 +86,17 @@ class Rates:
         ]
 
     def of(self, guess: Guess, output: OutputRate) -> float:
-        """The probability that a guess comes true, if those before it do."""
+        """The probability that a guess is right, if those before it are."""
         return min(_MOST, self._rates[guess.kind].value * output.factor())
 
     def add(self, guess: Guess, hit: bool, output: OutputRate) -> None:
-        """A guess came true, or did not."""
+        """Note whether a guess was right."""
         rate = self._rates[guess.kind]
         output.add(hit, rate.value)
         rate.add(float(hit), 1.0, _KEPT)
 
 
 def _assumed(matched: int) -> float:
-    """A cautious rate for a guess behind this many tokens that agreed. Measured over a refine, two
-    answers from texts and eight chats: 0.45 for 2, 0.61 for 3, 0.69 for 4, and 0.8 to 1 from 6."""
+    """A cautious rate for a guess after `matched` equal tokens. Measured over a refine, two answers
+    from texts and eight chats: 0.45 for 2, 0.61 for 3, 0.69 for 4, and 0.8 to 1 from 6 on."""
     return min(0.7, 0.1 * (matched + 1))

@@ -1,4 +1,3 @@
-"""KV blocks: which are free, which hold which tokens, which contexts they make up, and which are
-evicted first."""
+"""KV blocks: which are free, which tokens and contexts they hold, and which are evicted first."""
 
 from __future__ import annotations

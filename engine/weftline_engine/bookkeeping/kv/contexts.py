@@ -1,5 +1,5 @@
-"""Contexts: named ranges of tokens, which hold their blocks, give them back, and report how much of
-them is left."""
+"""Contexts: named ranges of tokens. They hold blocks, release them, and report how many of their
+tokens are left."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from weftline_engine.api import Op, Residency, Retention
 from weftline_engine.bookkeeping.kv.extents import Extent
 from weftline_engine.bookkeeping.kv.tree import ContextTree, Node
 
-# Names of freed contexts that are still reported, and their tokens as a multiple of the KV pool's.
-# A name takes 0.5 kB and its tokens up to 36 bytes each.
+# The most freed contexts that are still reported, and the most tokens of them, as a multiple of the
+# tokens of the KV pool. A name takes 0.5 kB, and each of its tokens up to 36 bytes.
 MOST_RELEASED = 4096
 MOST_RELEASED_POOLS = 4
 
@@ -50,19 +50,19 @@ class Context(Extent):
     ready: bool = False
     used: int = 0  # a counter's value at the last use
     saved: object | None = None
-    told: tuple[Residency, int] | None = None  # the last report
+    told: tuple[Residency, int] | None = None  # what was reported last
 
     @property
     def state(self) -> tuple[Residency, int]:
-        """Where its KV cache is, and how many tokens of it."""
+        """Where the context's KV cache is, and how many of its tokens are left there."""
         if self.saved is not None:
             return Residency.HOST, self.computed
         return (Residency.RESIDENT if self.resident else Residency.DROPPED), self.resident
 
 
 class Contexts:
-    """The contexts of an engine: those that are `named`, and the released ones, whose name was
-    freed while the tree still holds tokens of them."""
+    """The contexts of an engine: the `named` ones, and the released ones. A released context was
+    freed, but the tree still holds tokens of it."""
 
     def __init__(self, tree: ContextTree, storage: Storage) -> None:
         self.named: dict[str, Context] = {}
@@ -84,11 +84,11 @@ class Contexts:
         return self._by_op.get(op)
 
     def find(self, name: str) -> Context | None:
-        """The context of this name, also one that was freed and is still reported."""
+        """The context with this name. It may have been freed and still be reported."""
         return self.named.get(name) or self._released.get(name)
 
     def settle(self, context: Context, tokens: Items[int], nodes: Items[Node], count: int) -> None:
-        """The context is ready: pin `nodes`, which hold the first `count` of its tokens."""
+        """Make the context ready: pin `nodes`, which hold the first `count` of its tokens."""
         context.tokens = tuple(tokens)
         context.computed = count
         context.held = list(nodes)
@@ -99,8 +99,8 @@ class Contexts:
         self._follow(context, nodes)
 
     def abandon(self, context: Context, tokens: Items[int], nodes: Items[Node]) -> None:
-        """The context will never be ready: forget its name. The tree still holds whole blocks of
-        it, `nodes`, which are reported until they are evicted."""
+        """Forget the name of a context that will never be ready. The tree still holds `nodes`,
+        whole blocks of it, which are reported until they are evicted."""
         self._unname(context)
         if nodes:
             context.computed = len(nodes) * self._tree.block_size
@@ -109,7 +109,7 @@ class Contexts:
             self._release(context)
 
     def touch(self, context: Context) -> None:
-        """Note a use: the context used longest ago is unpinned first."""
+        """Note a use of the context. The least recently used context is unpinned first."""
         context.used = next(self._clock)
 
     def unpin(self, context: Context) -> None:
@@ -126,8 +126,8 @@ class Contexts:
         return True
 
     def pin(self, context: Context) -> None:
-        """Pin the tokens that are left, and copy the others back if they were saved, as far as
-        there is room without taking a block from another holder."""
+        """Pin the tokens that are left. Copy the others back if they were saved, as far as there
+        are blocks without another holder."""
         if context.held:
             return
         tree, size = self._tree, self._tree.block_size
@@ -172,8 +172,8 @@ class Contexts:
                 self._tree.extents.note(context)
 
     def expect(self, context: Context, pause_s: float, tokens: int | None) -> None:
-        """The first `tokens` of a context (None: all) will be read in `pause_s` seconds; the others
-        are unpinned."""
+        """Note that the first `tokens` of a context (None: all) will be read in `pause_s` seconds.
+        The other tokens are unpinned."""
         tree, size = self._tree, self._tree.block_size
         path: Items[Node] = context.held
         if not path:
@@ -186,7 +186,7 @@ class Contexts:
             tree.want(context.id, path[-1], tree.now + pause_s)
 
     def free(self, context: Context) -> None:
-        """Unpin a context and forget its name. It is reported until it is evicted."""
+        """Unpin a context and forget its name. Reports about it go on until it is evicted."""
         self.unpin(context)
         self._tree.unwant(context.id)
         self._unname(context)
@@ -194,7 +194,7 @@ class Contexts:
         self._release(context)
 
     def reports(self) -> list[Context]:
-        """The contexts of which more or less is left than was reported last."""
+        """The contexts whose number of tokens left differs from the last report."""
         found = []
         for extent in self._tree.extents.changes():
             assert isinstance(extent, Context)
@@ -226,8 +226,8 @@ class Contexts:
             self._tree.extents.note(context)
 
     def _release(self, context: Context) -> None:
-        """Remember a freed context until the tree holds nothing of it. The oldest of too many are
-        reported as dropped."""
+        """Keep a freed context until the tree holds none of its tokens. If there are too many, the
+        oldest are reported as dropped."""
         context.released = True
         self._released[context.id] = context
         self._released_tokens += len(context.tokens)

@@ -1,10 +1,9 @@
 """The order in which leaves of the context tree are evicted: by their predicted next use.
 
-Leaves without a prediction go first, the least recently used before the others. Then goes the leaf
-whose next use is farthest away (Belady 1966; for agents KVFlow, 2025). A missed prediction counts
-as increasingly distant: the order is the distance between the predicted time and now, on either
-side. So an application that never comes back frees its blocks, and no timeout decides that it is
-dead.
+Leaves without a prediction are evicted first, in the order of their last use. Next is the leaf
+whose predicted next use is farthest from now (Belady 1966; for agents KVFlow, 2025). A prediction
+that was missed counts in the same way: the longer ago its time was, the sooner the leaf is evicted.
+So the blocks of an application that never comes back are evicted without a timeout.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ import heapq
 import itertools
 from typing import Generic, TypeVar
 
-# Weight of the newest interval between two uses; the earlier ones share the rest.
+# Weight of the newest interval between two uses. The earlier intervals share the rest.
 _NEWEST = 0.5
 
 
 class Leaf:
-    """The record of a node's uses. `read` is the time of the last one in seconds, `gap` the
-    usual time between two. `wanted` maps the names of contexts to when they will read it. `used` is
-    a counter's value at the node's last release: the smaller, the longer ago."""
+    """The record of a node's uses. `read` is the time of the last use in seconds, and `gap` the
+    usual seconds between two uses. `wanted` maps names of contexts to the time at which they will
+    read the node. `used` is a counter's value at the node's last release."""
 
     __slots__ = ("gap", "read", "stamp", "used", "wanted")
 
@@ -41,7 +40,7 @@ class Leaf:
         self.read = now
 
     def next_use(self, now: float) -> float | None:
-        """When it will be read: as announced in `wanted`, else by `gap`. None if unknown."""
+        """The time of the next use: as announced in `wanted`, else from `gap`. None if unknown."""
         if self.wanted:
             return min(self.wanted.values(), key=lambda at: abs(at - now))
         return None if self.gap is None else self.read + self.gap
@@ -53,10 +52,10 @@ Entry = tuple[float, int, L]
 
 
 class Leaves(Generic[L]):
-    """The leaves that may be evicted. An entry is outdated once its leaf was added again or is not
-    free any more. Outdated entries are removed when a heap has `most` entries.
+    """The leaves that may be evicted, in heaps. An entry is outdated when its leaf was added again
+    or is not free any more. Outdated entries are removed when a heap has `most` entries.
 
-    Without `predicts` the order is that of the last use (LRU), whatever is known.
+    Without `predicts` the least recently used leaf is evicted first.
     """
 
     def __init__(self, most: int, *, predicts: bool = True) -> None:
@@ -68,7 +67,7 @@ class Leaves(Generic[L]):
         self._overdue: list[Entry[L]] = []  # by the expected second
 
     def add(self, leaf: L, now: float) -> None:
-        """Enter `leaf`, or update its place."""
+        """Add `leaf`, or update its place in the order."""
         leaf.stamp = stamp = next(self._stamps)
         at = leaf.next_use(now) if self._predicts else None
         if at is None:

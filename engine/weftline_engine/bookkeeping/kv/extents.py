@@ -1,7 +1,7 @@
-"""Follows how many tokens of each context the tree holds, while nodes come and go.
+"""Counts how many tokens of each context the tree holds, while nodes are added and evicted.
 
-Each extent is noted at the tree node in which its resident tokens end. A node that is evicted or
-entered therefore knows which extents it shortens or lengthens, and nothing is ever scanned.
+Each extent is listed at the tree node in which its resident tokens end. So when a node is added or
+evicted, the extents that change are found there, without a scan.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 Tokens: TypeAlias = tuple[int, ...]
 
-# Released extents that may end in one node after they lost tokens. They all stand for the same
-# prefix. Without a bound, each block of a dead application's system prompt that is evicted would
-# be reported for up to 4,096 contexts.
+# The most released extents that may end in one node after they lost tokens. All of them have the
+# same prefix. Without this bound, each evicted block of an old application's system prompt would be
+# reported for up to 4,096 contexts.
 MOST_PER_NODE = 64
 
 
 @dataclass(eq=False, slots=True)
 class Extent:
-    """The first `computed` of `tokens` were in the KV cache once; the first `resident` are still
-    there, and end in `end`. A `released` one belongs to a context that was freed."""
+    """The tokens of a context. The first `computed` of them were in the KV cache once. The first
+    `resident` are still there, and end in the node `end`. `released`: the context was freed."""
 
     tokens: Tokens = ()
     computed: int = 0
@@ -36,7 +36,7 @@ class Extent:
 class Extents:
     """Keeps `Extent.resident` true. `find` returns a child of a node that begins with some tokens.
 
-    A block counts once it holds all of its tokens that belong to the extent, so the count is a
+    A block counts only if it holds all tokens of the extent at its place. So the count is a
     multiple of the block size, or all that was computed.
     """
 
@@ -46,19 +46,19 @@ class Extents:
         self._changed: dict[Extent, None] = {}
 
     def follow(self, extent: Extent, end: Node, resident: int) -> None:
-        """Keep this extent from now on. Its `resident` tokens end in node `end`."""
+        """Follow this extent from now on. Its `resident` tokens end in node `end`."""
         self._take_off(extent)
         self._place(extent, end, resident)
 
     def stop(self, extent: Extent) -> None:
-        """Follow this extent no more; it counts as having no tokens left."""
+        """Stop following this extent. It counts as having no tokens left."""
         if extent.end is not None:
             self._take_off(extent)
             extent.end, extent.resident = None, 0
             self.note(extent)
 
     def note(self, extent: Extent) -> None:
-        """Something about this extent changed that must be reported."""
+        """Note a change of this extent, which must be reported."""
         self._changed[extent] = None
 
     def changes(self) -> Iterator[Extent]:
@@ -67,13 +67,13 @@ class Extents:
         return iter(changed)
 
     def entered(self, parent: Node, node: Node) -> None:
-        """`node` is a new child of `parent`: it lengthens the extents that lack its tokens."""
+        """Lengthen the extents that lack the tokens of `node`, a new child of `parent`."""
         for count in range(1, len(node.tokens) + 1):
             for extent in parent.ends.pop(node.tokens[:count], ()):
                 self._place(extent, node, extent.resident + count)
 
     def evicted(self, node: Node, parent: Node) -> None:
-        """`node`, a leaf below `parent`, is no longer in the tree."""
+        """Shorten the extents that ended in `node`, a leaf below `parent` that was evicted."""
         if not node.ends:
             return
         for extent in _all(node):
@@ -84,15 +84,16 @@ class Extents:
             self.stop(extent)
 
     def cut(self, nodes: Iterable[Node], parent: Node, resident: int) -> None:
-        """These nodes were cut off below `parent`, behind its first `resident` tokens."""
+        """Shorten the extents that ended in these nodes, which were cut off below `parent`. The
+        path to `parent` has `resident` tokens."""
         for node in nodes:
             for extent in _all(node):
                 self._fall_back(extent, parent, resident)
             node.ends = {}
 
     def _fall_back(self, extent: Extent, parent: Node, resident: int) -> None:
-        """The extent has lost all but `resident` tokens, which end in `parent`. Its last tokens may
-        stand in another child as well, where they are fewer than a block."""
+        """Shorten the extent to `resident` tokens, which end in `parent`. If its last tokens are
+        less than a block, another child of `parent` may still hold them."""
         extent.resident = resident
         lacks = self._lacks(extent)
         other = self._find(parent, lacks) if len(lacks) < self._size else None

@@ -1,7 +1,7 @@
 """The context tree: which KV blocks hold which tokens, so that equal prefixes share their blocks.
 
 A node is one block: its tokens, and the nodes that continue them. Only a full node has children. A
-node with fewer tokens than a block ends some context; a sequence that continues it copies it.
+node with fewer tokens than a block is the end of a context. A sequence that continues it copies it.
 A holder (a running sequence or a pinned context) holds every node of its path, so a node has at
 least as many holders as each child. Nodes without a holder can be evicted from the leaves upwards,
 in the order that `weftline_engine.bookkeeping.kv.eviction` decides.
@@ -17,15 +17,15 @@ from weftline_engine.bookkeeping.kv.eviction import Leaf, Leaves
 from weftline_engine.bookkeeping.kv.extents import Extent, Extents, Tokens
 
 # A partial match compares at most this many children of a node that begin with the same token.
-# Without a bound, a tree of random tails would be read as a whole for one match.
+# Without a bound, one match could read every node of a tree with many different ends.
 _MOST_COMPARED = 64
 # From this many salts on, the roots of salts without any block are removed.
 _MOST_ROOTS = 1024
 
 
 class BlockPool:
-    """Which KV blocks, 0 .. count - 1, are free. A block has one owner, a node of the tree or a
-    sequence. Sharing is the tree's: its nodes count holders."""
+    """The free KV blocks among 0 to count - 1. A block has one owner: a node of the tree, or a
+    sequence. Blocks are shared through nodes, which count their holders."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -66,7 +66,8 @@ class Node(Leaf):
         self.parent = parent
         self.step = step
         self.holders = 0
-        # By their first token, then by all: a partial match compares few, a whole one none.
+        # By the first token, then by all tokens. A whole match needs no comparison, a partial one
+        # few.
         self.children: dict[int, dict[Tokens, Node]] = {}
 
     @property
@@ -77,7 +78,7 @@ class Node(Leaf):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The nodes whose tokens all match, and one whose first `extra` tokens match behind them."""
+    """The nodes whose tokens all match, and a node after them whose first `extra` tokens match."""
 
     nodes: tuple[Node, ...]
     partial: Node | None = None
@@ -96,7 +97,7 @@ class ContextTree:
         self._roots: dict[str, Node] = {}
         self._leaves: Leaves[Node] = Leaves(4 * pool.count, predicts=predicts)
         self._clock = itertools.count(1)
-        self._anchors: dict[str, Node] = {}  # by context: the end of the path that will be read
+        self._anchors: dict[str, Node] = {}  # by context: the last node of the path it will read
         self.extents = Extents(block_size, self.find)
 
     @property
@@ -113,8 +114,8 @@ class ContextTree:
     def match(self, node: Node, tokens: Sequence[int], step: int) -> Match:
         """The longest stored prefix of `tokens` below `node`.
 
-        Whole nodes may be computed in `step` itself. A node to copy from must be older, because
-        its rows are copied before the step runs.
+        Whole nodes may be computed in the step number `step` itself. A node to copy from must be
+        older, because blocks are copied before the step runs.
         """
         found: list[Node] = []
         size, done = self.block_size, 0
@@ -142,7 +143,7 @@ class ContextTree:
         node.read_at(self.now)
 
     def want(self, name: str, node: Node, at: float) -> None:
-        """Context `name` will read the path to `node` at second `at`."""
+        """Note that context `name` will read the path to `node` at time `at`, in seconds."""
         self.unwant(name)
         self._anchors[name] = node
         node.wanted[name] = at
@@ -155,7 +156,8 @@ class ContextTree:
             self._offer(node)
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Release a path, or the end of one. The deepest node is released, and evicted, first."""
+        """Release a path, or the end of one. The deepest node is released first, so that it is also
+        evicted first."""
         for node in reversed(nodes):
             assert node.holders > 0, "a node is released twice"
             node.holders -= 1
@@ -165,7 +167,7 @@ class ContextTree:
                 self._offer(node)
 
     def add(self, parent: Node, tokens: Tokens, block: int, step: int) -> Node | None:
-        """Enter a block, held by the caller. None if these tokens have a node already."""
+        """Add a block as a node that the caller holds. None if these tokens have a node."""
         siblings = parent.children.setdefault(tokens[0], {})
         if tokens in siblings:
             return None
@@ -188,8 +190,8 @@ class ContextTree:
         return None
 
     def forget(self, node: Node) -> None:
-        """Cut `node` off, so that it and the nodes below it are not found any more. Their holders
-        keep them."""
+        """Cut `node` off the tree, so that matches do not find it or the nodes below it. Their
+        holders still hold them."""
         parent = node.parent
         _detach(node)
         if parent is not None:
@@ -198,7 +200,7 @@ class ContextTree:
         self._offer(node)
 
     def evict(self) -> bool:
-        """Free the block without a holder that will be read last. False if there is none."""
+        """Evict a node without a holder, chosen by its predicted use. False if there is none."""
         node = self._leaves.evict(self.now)
         if node is None:
             return False
@@ -210,7 +212,7 @@ class ContextTree:
         if parent is not None:
             self.extents.evicted(node, parent)
         if parent is not None and parent.stored:
-            for name in node.wanted:  # the rest of these paths ends one node earlier
+            for name in node.wanted:  # what is left of these paths ends one node earlier
                 self._anchors[name] = parent
             parent.wanted |= node.wanted
             self._offer(parent)
@@ -220,7 +222,7 @@ class ContextTree:
         return True
 
     def reserve(self) -> int | None:
-        """A block for the caller to own, by eviction if none is free. None if all are held."""
+        """A block for the caller to own. Evicts a node if none is free. None if all are held."""
         block = self.pool.reserve()
         if block is None and self.evict():
             block = self.pool.reserve()

@@ -1,4 +1,4 @@
-"""The plan of a step: which sequences it serves, in which order, and with how many tokens and
-blocks."""
+"""The plan of a step: which sequences are in it, in which order, and how many tokens and blocks
+each gets."""
 
 from __future__ import annotations

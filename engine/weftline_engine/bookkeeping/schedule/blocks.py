@@ -1,4 +1,4 @@
-"""How a sequence takes blocks out of the context tree, and enters its own into it."""
+"""How a sequence reuses blocks of the context tree, and adds its own blocks to it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from weftline_engine.bookkeeping.schedule.sequence import Sequence
 
 
 class SequenceBlocks:
-    """Moves blocks between sequences and the tree. All methods change the sequence they get."""
+    """Moves blocks between sequences and the tree. All methods change the given sequence."""
 
     def __init__(self, tree: ContextTree) -> None:
         self._tree = tree
@@ -23,7 +23,7 @@ class SequenceBlocks:
         begin = len(sequence.held) * size
         if before - begin >= size:
             return None  # a block of its own duplicates a node until the step is applied
-        # The last token of a prompt is computed in any case: its logits are wanted.
+        # The last token of a prompt is always computed, because its logits are needed.
         last = len(sequence.tokens) - (1 if sequence.generates else 0)
         if last <= before or (sequence.filled and sequence.left == 1):
             return None
@@ -49,9 +49,9 @@ class SequenceBlocks:
         return found
 
     def enter(self, sequence: Sequence, *, final: bool) -> None:
-        """Enter its full blocks into the tree. If another sequence has entered the same tokens
-        first, its block replaces ours, but only after the step (`final`): the step may still write
-        to ours."""
+        """Add the sequence's full blocks to the tree. If another sequence has added the same tokens
+        first, its block replaces ours, but only after the step (`final`), because the step may
+        still write to ours."""
         size = self._size
         for index in range(len(sequence.held), sequence.computed // size):
             tokens = tuple(sequence.tokens[index * size : (index + 1) * size])
@@ -66,7 +66,7 @@ class SequenceBlocks:
             sequence.held.append(node)
 
     def enter_tail(self, sequence: Sequence) -> None:
-        """Enter the last block, which is not full, at the end of a context."""
+        """Add the last block of a context to the tree. It is not full."""
         done = len(sequence.held) * self._size
         tokens = tuple(sequence.tokens[done : sequence.computed])
         if not tokens:
@@ -81,14 +81,14 @@ class SequenceBlocks:
         sequence.held.append(node)
 
     def trim(self, sequence: Sequence) -> None:
-        """Give back the sequence's own blocks behind its last computed token."""
+        """Free the sequence's own blocks after its last computed token."""
         used = max(len(sequence.held), -(-sequence.computed // self._size))
         for block in sequence.blocks[used:]:
             self._tree.pool.give(block)
         del sequence.blocks[used:]
 
     def cut(self, sequence: Sequence) -> list[int]:
-        """Cut the sequence's unshared blocks out of the tree, and return all such blocks."""
+        """Cut the blocks that only this sequence uses out of the tree, and return them."""
         own = [i for i, node in enumerate(sequence.held) if node.holders == 1]
         first = min(own, default=len(sequence.held))
         if own:
@@ -96,7 +96,7 @@ class SequenceBlocks:
         return sequence.blocks[first:]
 
     def release(self, sequence: Sequence) -> None:
-        """Give back the sequence's own blocks, and release those of the tree."""
+        """Free the sequence's own blocks, and release the nodes that it holds."""
         for block in sequence.blocks[len(sequence.held) :]:
             self._tree.pool.give(block)
         self._tree.release(sequence.held)

@@ -1,6 +1,6 @@
 """The order of sequences in a step, and how many tokens each may have, computed from the hints.
 
-Hints only change the order: every sequence is computed exactly, whatever its hints say.
+Hints change only the order. The tokens of a sequence do not depend on them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ _DEPTH = 0.5
 
 
 class Ranked(Protocol):
-    """What the order reads of a sequence, and the `rank` that it sets.
+    """The fields of a sequence that the order reads, and the `rank` that it sets.
 
-    `born` is the second at which the server queued it, `arrival` its number in the engine.
+    `born` is the time in seconds at which the server queued the sequence. `arrival` counts the
+    sequences of the engine in the order in which they came.
     """
 
     rank: Rank
@@ -41,18 +42,18 @@ class Ranked(Protocol):
 
 
 def urgency(sequence: Ranked) -> Rank:
-    """The sort key that the last `rank` gave: the smaller, the sooner."""
+    """The sort key that the last `rank` gave. The smallest goes first."""
     return sequence.rank
 
 
 def rank(sequences: Iterable[Ranked]) -> None:
     """Set the rank of all sequences in the engine.
 
-    Open sequences come after complete ones: their prompts may wait for the others' output. Then the
-    application with the least work left is first, and within it the deepest call. Age counts as the
-    time of arrival, not as the time waited. So the order of two sequences changes only with their
-    hints, they cannot preempt each other in turn, and no sequence is overtaken for ever: `Hints`
-    bounds what size and criterion count.
+    Open sequences come after complete ones, because their prompts may wait for the others' output.
+    Then the application with the least work left is first, and within it the deepest call. Age
+    counts by the time of arrival, which does not change. So the order of two sequences changes only
+    with their hints, and they cannot preempt each other in turn. No sequence starves, because
+    `Hints.age` limits the weight of work and criterion.
     """
     scored = [(one, _group(one), one.hints.age(one.born)) for one in sequences]
     first: dict[tuple[str, bool], tuple[float, int]] = {}
@@ -64,7 +65,7 @@ def rank(sequences: Iterable[Ranked]) -> None:
 
 
 def bulk(sequence: Ranked) -> bool:
-    """Whether it is for throughput: its application waits for many results together."""
+    """Whether this is a throughput call: its application waits for many results together."""
     return sequence.hints.criterion == "throughput"
 
 
@@ -74,14 +75,15 @@ def _group(sequence: Ranked) -> tuple[str, bool]:
 
 
 class TokenBound:
-    """Limits the tokens of a step's sequences to what its strictest latency sequence allows beside
-    it. Without such a sequence there is no limit.
+    """Limits the tokens of the sequences in a step to the smallest bound of its latency sequences.
+    Without such a sequence there is no limit.
 
-    Latency sequences with a bound are always allowed: the server decides how many of them run
-    together, and counts their common tokens once. Here they only keep out the others. Members of a
-    task group share the step with them by GROUP_WEIGHT, whatever the bound, because a reader waits
-    for the last member. So does a sequence for throughput that has waited for PATIENCE_S. One of
-    these is always in the step.
+    Latency sequences with a bound are always allowed, because the server has decided how many of
+    them run together, and has counted their common tokens once. The bound applies to the other
+    sequences. Members of a task group are not held back by it: they may have GROUP_WEIGHT tokens
+    for each token of the latency sequences, because a reader waits for the last member. The same is
+    true of a throughput sequence that has waited for PATIENCE_S. One of these is always in the
+    step.
     """
 
     def __init__(self, now: float = 0.0) -> None:
@@ -91,7 +93,7 @@ class TokenBound:
         self._most = math.inf
 
     def allows(self, sequence: Ranked) -> bool:
-        """Whether this sequence may join the step; the first always may."""
+        """Whether this sequence may join the step. The first one always may."""
         if _is_bounded(sequence) or not self._tokens:
             return True
         size = len(sequence.tokens)
@@ -122,9 +124,9 @@ def _shares(sequence: Ranked) -> bool:
 class PromptBudget:
     """Divides the prompt tokens of a step.
 
-    An application with more work than fits into one step gets only `beside` tokens behind another
-    application that decodes. It ends late in any case, and the other ends sooner if its steps are
-    short. A task group that a reader waits for gets GROUP_WEIGHT times as many.
+    If another application decodes in the step, an application whose work left exceeds one step's
+    tokens gets only `beside` prompt tokens. It ends late in any case, and the other one ends sooner
+    if its steps are short. A task group that a reader waits for gets GROUP_WEIGHT times as many.
     """
 
     def __init__(self, tokens: int, beside: int) -> None:
@@ -140,7 +142,7 @@ class PromptBudget:
         return min(self._left, self._shared if _shares(sequence) else self._beside)
 
     def spend(self, sequence: Ranked, tokens: int) -> None:
-        """The sequence computes `tokens` of its prompt; 0 if it decodes."""
+        """Note that the sequence computes `tokens` of its prompt, or 0 if it decodes."""
         self._left -= tokens
         self._beside -= tokens
         self._shared -= tokens

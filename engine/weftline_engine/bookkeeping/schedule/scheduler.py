@@ -1,12 +1,14 @@
 """Decides what each step computes: plan() before the step, apply() after it. No tensors, no clock.
 
-Sequences are served in the order of `urgency`, up to the step's number of sequences and tokens. A
-running sequence gets one token, or as much of its prompt as the step's token budget leaves. A
-waiting one is admitted when its whole prompt has room; throughput sequences make room for latency
-ones. When a sequence needs a block and none is free, the cache without a holder is evicted first.
-Then the least urgent running sequence is preempted, and computes its tokens again later. Idle
-contexts are unpinned only when the sequence is alone. So the most urgent sequence always advances,
-and nothing can deadlock.
+Sequences are served in the order of `urgency`, up to the most sequences and tokens of a step. A
+running sequence gets one token, or as many prompt tokens as the step's token budget leaves. A
+waiting sequence is admitted when there are blocks for its whole prompt. Throughput sequences make
+room for latency sequences.
+
+When a sequence needs a block and none is free, a block without a holder is evicted. If there is
+none, the least urgent running sequence is preempted, and its tokens are computed again later. Idle
+contexts are unpinned only when the sequence is the only one left. So the most urgent sequence
+always advances, and there is no deadlock.
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ from weftline_engine.bookkeeping.schedule.sequence import Phase, Sequence
 class SchedulerConfig:
     """The bounds of a step, and of the KV pool. Raises ValueError if one is too small.
 
-    A prompt longer than `step_tokens` is computed in chunks, beside the sequences that decode.
-    `order.PromptBudget` says when prompts get only `beside_tokens` of a step. Open prompts are
-    computed `ahead_beside` complete ones, or only in steps without any, and at most `early_tokens`
-    of them in a step, because a call that somebody waits for may come at any time. Without
-    `predicts` the least recently used block is evicted first.
+    A prompt longer than `step_tokens` is computed in chunks, in steps in which other sequences
+    decode. `order.PromptBudget` says when prompts get only `beside_tokens` of a step. With
+    `ahead_beside`, open prompts may be computed in the same step as complete ones, otherwise only
+    in steps without any. A step computes at most `early_tokens` tokens of open prompts, because a
+    call that a reader waits for may come at any time. Without `predicts` the least recently used
+    block is evicted first.
     """
 
     blocks: int
@@ -52,10 +55,11 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Compute tokens [start, stop) of a sequence in `blocks`; if `samples`, sample the next one.
+    """The work of a step for one sequence: compute its tokens from `start` up to `stop`.
 
-    `drafts` are guesses of the tokens from `stop` on, which are computed behind it and count as the
-    sequence's only after they were verified.
+    Their keys and values go into `blocks`. With `samples`, the next token is sampled. `drafts` are
+    guesses of the tokens from `stop` on. They are computed after the others, and become tokens of
+    the sequence only when they are accepted.
     """
 
     sequence: Sequence
@@ -102,7 +106,7 @@ class Scheduler:
         self._copies: list[tuple[int, int]] = []
         self._planned: set[int] = set()  # ids of the sequences with a chunk in this step
         self._full = False  # no more sequences are admitted in this step
-        self._unborn: list[Sequence] = []  # they came after the last plan
+        self._unborn: list[Sequence] = []  # sequences that came after the last plan
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its tokens, with all its output, must fit into the pool."""
@@ -112,8 +116,8 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def plan(self, now: float = 0.0) -> StepPlan:
-        """Decide the step at second `now`. Afterwards the sequences look as if it had run, but for
-        the tokens that it samples."""
+        """Decide the step at time `now`, in seconds. Afterwards the sequences are in the state
+        after the step, except for the tokens that it samples."""
         self.tree.step += 1
         self.tree.now = now
         self._copies, self._planned, self._full = [], set(), False
@@ -150,8 +154,8 @@ class Scheduler:
         return StepPlan(tuple(chunks), tuple(self._copies), finished)
 
     def draft(self, plan: StepPlan, drafts: Items[tuple[int, ...]]) -> StepPlan:
-        """The plan with these drafts behind its chunks, as far as there are blocks for them without
-        taking any from a holder."""
+        """The plan with these drafts added to its chunks, as far as there are blocks for them that
+        are free or have no holder."""
         chunks = []
         for chunk, some in zip(plan.chunks, drafts, strict=True):
             if some:
@@ -162,19 +166,19 @@ class Scheduler:
         return replace(plan, chunks=tuple(chunks))
 
     def accept(self, sequence: Sequence) -> None:
-        """The next token is a draft that the step has computed."""
+        """Count the next token as computed: it is a draft, whose keys the step has computed."""
         assert sequence.computed < len(sequence.tokens), "a draft is accepted before its token"
         sequence.computed += 1
 
     def verified(self, sequence: Sequence) -> None:
-        """After the drafts of a step: enter the blocks that the accepted ones filled, and give back
-        those that hold only rejected ones."""
+        """After the drafts of a step were verified: add the blocks that accepted drafts have filled
+        to the tree, and free those that hold only rejected drafts."""
         if sequence.phase is Phase.RUNNING:
             self._blocks.enter(sequence, final=True)
             self._blocks.trim(sequence)
 
     def apply(self, plan: StepPlan) -> None:
-        """After the step: enter the blocks that it filled into the tree."""
+        """After the step: add the blocks that it filled to the tree."""
         for chunk in plan.chunks:
             if chunk.sequence.phase is Phase.RUNNING:
                 self._blocks.enter(chunk.sequence, final=True)
@@ -187,7 +191,7 @@ class Scheduler:
         return still or not (plan.chunks or plan.done)
 
     def finish(self, sequence: Sequence, context: Context | None) -> None:
-        """The sequence ends well. What it computed stays pinned under `context`, if any."""
+        """End a sequence without an error. What it computed stays pinned by `context`, if given."""
         self._blocks.enter(sequence, final=True)
         self._blocks.enter_tail(sequence)
         if context is not None:
@@ -195,7 +199,7 @@ class Scheduler:
         self._leave(sequence)
 
     def drop(self, sequence: Sequence, *, poisoned: bool = False) -> list[int]:
-        """The sequence ends badly. Returns the blocks to wipe.
+        """End a sequence that failed. Returns the blocks to wipe.
 
         A poisoned sequence may have written NaNs. Its own blocks are cut out of the tree, so that
         no other sequence finds them, and wiped, because 0 times NaN is NaN.
@@ -208,7 +212,7 @@ class Scheduler:
         return wipe
 
     def _chunk(self, sequence: Sequence, most: int) -> Chunk | None:
-        """The next tokens of a running sequence, at most `most`. None if it cannot go on now."""
+        """The next tokens of a running sequence, at most `most`. None if it cannot continue now."""
         copy = self._blocks.reuse(sequence)
         if copy is not None:
             self._copies.append(copy)
@@ -223,14 +227,14 @@ class Scheduler:
         return Chunk(sequence, start, stop, blocks, samples)
 
     def _is_in(self, sequence: Sequence) -> bool:
-        """Whether the sequence is running; a waiting one is admitted if possible. After the first
-        one without room no other is admitted, so that none overtakes it."""
+        """Whether the sequence is running. A waiting one is admitted if possible. After the first
+        one without room no other is admitted in this step, so that none overtakes it."""
         if sequence.phase is Phase.WAITING and not self._full:
             self._full = not self._admit(sequence)
         return sequence.phase is Phase.RUNNING
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Admit a waiting sequence if there is room for all its tokens and one more."""
+        """Admit a waiting sequence if there are blocks for all its tokens and one more."""
         size = self.config.block_size
         root = self.tree.root(sequence.op.salt)
         match = self.tree.match(root, sequence.tokens, self.tree.step)
@@ -253,8 +257,8 @@ class Scheduler:
     def _makes_way(self, sequence: Sequence) -> Sequence | None:
         """The running sequence to preempt for this waiting one. None if none should be.
 
-        A sequence that waits for input gives way, because its input may be the very output of the
-        waiting one. A throughput sequence gives way to a more urgent latency sequence.
+        A sequence that waits for input is preempted, because its input may be the output of the
+        waiting sequence. A throughput sequence is preempted for a more urgent latency sequence.
         """
         if sequence.open:
             return None
@@ -267,8 +271,8 @@ class Scheduler:
         return max(candidates, key=urgency, default=None)
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:
-        """Give the sequence blocks for `tokens` tokens. False if there were none, and it was
-        preempted."""
+        """Give the sequence blocks for `tokens` tokens. False if there were too few, and the
+        sequence was preempted."""
         while len(sequence.blocks) * self.config.block_size < tokens:
             block = self._take(sequence)
             if block is None:
@@ -277,8 +281,8 @@ class Scheduler:
         return True
 
     def _take(self, sequence: Sequence) -> int | None:
-        """A block, at the cost of less urgent sequences. None if all others are more urgent; then
-        the sequence itself was preempted."""
+        """A block for the sequence. Less urgent sequences are preempted for it. None if all others
+        are more urgent; then the sequence itself was preempted."""
         while True:
             block = self.tree.reserve()
             if block is not None:
@@ -293,8 +297,8 @@ class Scheduler:
                 raise AssertionError(f"op {sequence.op.id} does not fit the pool even alone")
 
     def _room(self, sequence: Sequence, drafts: int) -> int:
-        """Give the sequence blocks for these drafts while there are any without a holder. Returns
-        how many of the drafts have room."""
+        """Give the sequence blocks for these drafts, as far as there are any without a holder.
+        Returns how many of the drafts have a block."""
         size = self.config.block_size
         while len(sequence.blocks) * size < sequence.computed + drafts:
             block = self.tree.reserve()

@@ -11,12 +11,13 @@ from typing import TypeAlias
 from weftline_engine.api import Hints, Kind, Op
 from weftline_engine.bookkeeping.kv.tree import Node
 
-# Whether it is open, the application's score and first arrival, the call's own score, its arrival.
+# The sort key of a sequence: whether it is open, the score and first arrival of its application,
+# and its own score and arrival.
 Rank: TypeAlias = tuple[bool, float, int, float, int]
 
 
 class Phase(Enum):
-    """Where a sequence is in its life."""
+    """The state of a sequence."""
 
     HELD = auto()  # not queued: its parent context is not ready
     WAITING = auto()  # queued without blocks; also again after a preemption
@@ -38,10 +39,10 @@ ALLOWED: Mapping[Phase, frozenset[Phase]] = MappingProxyType(
 class Sequence:
     """`tokens` are those of the context: parent, payload and output.
 
-    `blocks` hold the first `computed` tokens. Once a step is planned, its tokens count as computed.
-    The first `len(held)` blocks are nodes of the tree; the others belong to the sequence. `cached`
-    counts the prompt tokens that were found in the tree. `born` is the second at which the
-    server queued it, by the engine's clock, from the next plan on.
+    `blocks` hold the first `computed` tokens. The tokens of a planned step count as computed. The
+    first `len(held)` blocks are nodes of the tree, and the others belong to the sequence. `cached`
+    counts the prompt tokens that were found in the tree. `born` is the time at which the server
+    queued the sequence, in seconds of the engine's clock. The next plan sets it.
     """
 
     op: Op
@@ -57,7 +58,7 @@ class Sequence:
     filled: bool = False  # the whole prompt has been computed once
     hints: Hints = field(init=False)
     born: float = 0.0
-    grain: int = 1  # an open prompt is computed by multiples of this: a block
+    grain: int = 1  # an open prompt is computed in multiples of this many tokens: a block
     rank: Rank = (False, 0.0, 0, 0.0, 0)
 
     def __post_init__(self) -> None:
@@ -75,9 +76,9 @@ class Sequence:
     def ready(self) -> int:
         """How many tokens may be computed now.
 
-        The last token of an open prompt waits for the next one: its logits are wanted only if it
-        stays the last. The tokens before it are computed by whole blocks. So prompts that grow by
-        the same text meet at the border of each block, and one sequence computes it for all.
+        The last token of an open prompt waits for the next one, because its logits are needed only
+        if it stays the last. The tokens before it are computed in whole blocks. So if several
+        prompts grow by the same text, one sequence computes each block, and the others reuse it.
         """
         if not self.open:
             return len(self.tokens)
@@ -86,7 +87,7 @@ class Sequence:
 
     @property
     def left(self) -> int:
-        """Tokens that may be computed now and are not."""
+        """How many tokens may be computed now and are not computed yet."""
         return max(0, self.ready - self.computed)
 
     @property

@@ -35,8 +35,9 @@ class StepInput:
 
 
 class Model(Protocol):
-    """A forward pass over a KV cache. The model chooses the layout of the cache, but dimension 3
-    counts its KV blocks. Sharing pays from `min_blocks_saved` blocks on (see work_list.build)."""
+    """A forward pass over a KV cache. The model chooses the layout of the cache, but dimension 3 is
+    the KV blocks. Tree attention shares a prefix if that saves reading `min_blocks_saved` blocks
+    (see work_list.build)."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -77,8 +78,8 @@ class TorchModel(ABC):
 
     @abstractmethod
     def compute(self, step: StepInput, attend: Attention, kv_L2KPSH: Tensor) -> Tensor:
-        """`forward` of a step whose tensors are on the device. It never waits for the device or
-        depends on a value there, so a CUDA graph can capture it.
+        """`forward` of a step whose tensors are on the device. It does not wait for the device, and
+        its control flow depends on no value there, so a CUDA graph can capture it.
 
         A layer stores all its keys and values before its attention, so a row may read the keys and
         values of another row of the same step.

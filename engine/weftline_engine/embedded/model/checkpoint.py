@@ -23,7 +23,7 @@ _DTYPES = {
 # A header lists names and shapes. Anything longer than this is not a header.
 _MOST_HEADER = 100 * 1024 * 1024
 
-# Is told, for each tensor that is read, how many bytes have been read, and of how many.
+# Called for each tensor that is read, with the bytes read so far and the bytes of all tensors.
 Heard = Callable[[int, int], None]
 
 
@@ -59,14 +59,14 @@ class Checkpoint:
 
 
 class RandomWeights(Checkpoint):
-    """Random tensors of any name and shape, the same in every run: for benchmarks.
+    """Random tensors of any name and shape, the same in every run. They are for benchmarks.
 
     The numbers repeat after 2^20, because drawing 7 billion takes minutes. Matrices keep the scale
     of their inputs, norms are 1 and biases 0, so that activations stay finite.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
-        """On `device` if given: making 13 GB of a 7B model there is faster than copying them."""
+        """Make the tensors on `device`, if given, which is faster than copying 13 GB there."""
         drawn = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
         self._drawn = drawn.to(device)
 
@@ -87,7 +87,7 @@ def _shards(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.exists():
         names = sorted({str(name) for name in read_json(index).get("weight_map", {}).values()})
-        # Plain names only: an index must not lead out of its directory.
+        # Only the last part of each name is used, so that an index cannot name files elsewhere.
         paths = [directory / Path(name).name for name in names]
     else:
         paths = sorted(directory.glob("*.safetensors"))

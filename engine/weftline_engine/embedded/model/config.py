@@ -153,8 +153,8 @@ def _opt(name: str, raw: Mapping[str, Any], eos: tuple[int, ...]) -> OptConfig:
 
 
 def _context_limit(raw: Mapping[str, Any]) -> int:
-    """The positions that the model was trained for, at most its sliding window: within the window
-    its attention is plain attention."""
+    """The positions that the model was trained for, but at most its sliding window. Up to the
+    length of the window, its attention is plain attention."""
     limit = int(raw["max_position_embeddings"])
     window = raw.get("sliding_window") if raw.get("use_sliding_window", True) else None
     return limit if window is None else min(limit, int(window))

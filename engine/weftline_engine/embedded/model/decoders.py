@@ -30,7 +30,8 @@ from weftline_kernels.cpu import (
 )
 from weftline_kernels.operations import TORCH, TRITON, Operations
 
-# Prompts of 500 tokens took 3.3 and 4.0 times as long in torch as with AVX2: SmolLM2, 2 cores.
+# SmolLM2's prompts of 500 tokens took 3.3 and 4.0 times as long in torch as in the C decoder with
+# AVX2, on 2 cores.
 _IN_FLOAT32 = (
     "in float32 because this CPU has no bfloat16 products: twice the memory, and prompts take "
     "about 3 times as long as with the C kernels"
@@ -49,11 +50,12 @@ def load_decoder(
     machine: Machine | None = None,
 ) -> Model:
     """The model of a Hugging Face directory on the CPU. Compiled code is kept in `builds`.
-    A `dummy` has random weights, and needs only config.json. `heard` is told of each tensor. A
-    `machine` stands for this one.
 
-    Raises ModelError, also where int8 is asked for and the C kernels do not run. A line on stderr
-    names the way in which the model is computed, and what better ways failed.
+    A `dummy` has random weights, and needs only config.json. `heard` is called for each tensor that
+    is read. `machine` describes the CPU, by default this one.
+
+    Raises ModelError, also if int8 is asked for and the C kernels do not run. A line on stderr says
+    how the model is computed, and why faster ways do not work.
     """
     config = read_config(directory)
     weights = RandomWeights() if dummy else Checkpoint(directory, heard)

@@ -24,15 +24,15 @@ from weftline_kernels.staging import Staging
 from weftline_kernels.tiles import TILES_PER_UNIT, Tiles, cut, split_length, tile_rows
 from weftline_kernels.work_list import WorkList
 
-# Takes a function that computes a step on fixed buffers. Returns one that computes it again on the
-# buffers' new contents, into the same logits.
+# A capture gets a function that computes a step on fixed buffers. It returns a function that
+# computes the step again on the buffers' new contents, and writes to the same logits.
 Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
-# A shared item costs partial results of its queries and their merge, but no launch. That is less
-# than reading 8 blocks again: 2 MB of LLaMA-7B's cache, half a microsecond.
+# Sharing a prefix costs partial results and their merge, but no launch. That takes less time than
+# reading 8 blocks again: 2 MB of LLaMA-7B's cache, half a microsecond.
 MIN_BLOCKS_SAVED = 8
-_LEVELS = 8  # of the context tree; a step that shares at more levels is launched
-_SLOTS_A_ROW = 64  # partial results; they take 1 MB a row of LLaMA-7B
+_LEVELS = 8  # of the context tree; a step with more shared levels is launched, not replayed
+_SLOTS_A_ROW = 64  # partial results of a row; they take 1 MB for LLaMA-7B
 
 
 class CudaGraphs:
@@ -89,7 +89,7 @@ class DeviceModel:
         split = split_length(step.work, self.config.kv_heads, units(self.device), block_size)
         tiles = cut(step.work, block_size, self._group, split)
         rows = len(step.tokens_T)
-        # If each sequence computes one token, the wanted rows are all rows, in their order.
+        # If each sequence computes one token, logits are wanted for all rows, in their order.
         if rows == len(step.rows_R) <= self._sizes[-1] and cache is self._cache:
             captured = self._captured[min(size for size in self._sizes if size >= rows)]
             if captured.tiles.capacity.holds(tiles):
@@ -138,7 +138,7 @@ class CapturedStep:
         self.tiles.load(tiles)
 
     def _send(self, *parts_T: npt.NDArray[np.int64]) -> None:
-        """Copy a step to the buffers. Rows beyond it are token 0, without a slot or a tile."""
+        """Copy a step to the buffers. Rows after its tokens are token 0, without slot or tile."""
         packed = np.zeros((3, self._rows), np.int64)
         packed[2] = -1
         for row, values_T in zip(packed, parts_T, strict=True):
@@ -161,7 +161,8 @@ def sizes(max_running: int) -> tuple[int, ...]:
 def capacity(
     config: ModelConfig, rows: int, blocks: int, block_size: int, multiprocessors: int
 ) -> Capacity:
-    """The capacity that nearly every decode step of `rows` rows needs. A larger one is launched."""
+    """The capacity that nearly every decode step of `rows` rows needs. A step that needs more is
+    launched, not replayed."""
     tokens = rows * min(config.context_limit, blocks * block_size)
     balanced = TILES_PER_UNIT * multiprocessors // config.kv_heads + 1
     return Capacity(

@@ -90,7 +90,7 @@ class NativeDecoder:
         self._forward = library.weftline_forward
         self._panel = int(library.weftline_panel())  # columns
         self._frequencies_F = frequencies(config.rope, config.head_size)
-        self._kept: list[Tensor] = []  # what the structs point to
+        self._kept: list[Tensor] = []  # tensors to which the C structs point
         self._scratch: dict[str, npt.NDArray[np.float32]] = {}
         hidden, vocabulary = config.hidden, config.vocabulary
         embedding = weights.read("model.embed_tokens.weight", (vocabulary, hidden))
@@ -102,8 +102,8 @@ class NativeDecoder:
         self._model = _CModel(
             **{name: getattr(config, name) for name in _SIZES},
             eps=config.norm_eps,
-            # A copy: the mapped file is as large as the packed weights, and is released with its
-            # last tensor.
+            # A copy, so that no tensor keeps the mapped file, which is as large as the packed
+            # weights.
             embedding=self._keep(embedding.to(torch.bfloat16, copy=True)),
             norm=self._keep(weights.read("model.norm.weight", (hidden,)).float()),
             head=self._weight(head),
@@ -135,7 +135,7 @@ class NativeDecoder:
         )
 
     def _extras(self, weights: Checkpoint, index: int) -> dict[str, int]:
-        """The parts that only some models have: biases, padded to whole panels, and head norms."""
+        """Weights that only some models have: biases, padded to whole panels, and head norms."""
         config, extras = self.config, {}
         bias_X = qkv_bias(weights, config, index)
         if bias_X is not None:
@@ -217,7 +217,7 @@ class NativeDecoder:
     def _room(self, name: str, count: int) -> int:
         """The address of scratch memory for `count` numbers; it is kept for the next step."""
         if name not in self._scratch or len(self._scratch[name]) < count:
-            # Zeros: a row's padding is multiplied by padded weights, 0, and must be finite.
+            # Zeros, because a row's padding is multiplied by padded weights (0) and must be finite.
             self._scratch[name] = np.zeros(count, np.float32)
         return self._scratch[name].ctypes.data
 

@@ -1,6 +1,6 @@
 """Constraints on outputs, as the engine sees them: a mask over the vocabulary for each next token.
 
-The engine knows no grammar; its host passes `Grammars`.
+The engine cannot read constraints itself. The process that runs it passes `Grammars`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weftline_engine.embedded.memory import put
 
 
 class BadConstraint(Exception):
-    """A constraint cannot be followed; the message is one sentence for the user."""
+    """A constraint cannot be enforced. The message is one sentence for the user."""
 
 
 class Matcher(Protocol):
@@ -24,20 +24,20 @@ class Matcher(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether only the end may follow."""
+        """Whether the output is complete, so that only the end may follow."""
         ...
 
     @property
     def error(self) -> str:
-        """Why the output cannot go on; empty while it can."""
+        """Why the output cannot continue. Empty while it can."""
         ...
 
     def forced(self) -> Sequence[int]:
-        """The tokens of the bytes that must come next; empty where there is a choice."""
+        """The next tokens that the constraint determines completely. Empty if there is a choice."""
         ...
 
     def allowed(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens may come next, one after the other."""
+        """How many of these tokens, from the first on, may come next in this order."""
         ...
 
 
@@ -45,7 +45,7 @@ class Grammars(Protocol):
     """Compiles constraints, the JSON text of SamplingParams.constraint, and follows outputs."""
 
     def compile(self, constraint: str) -> Matcher:
-        """Raises BadConstraint."""
+        """A matcher for an output that has not begun. Raises BadConstraint."""
         ...
 
     def masks(self, matchers: Sequence[Matcher]) -> npt.NDArray[np.int32]:

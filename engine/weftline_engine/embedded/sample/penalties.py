@@ -1,7 +1,7 @@
 """The presence, frequency and repetition penalties, which make tokens that occurred less likely.
 
-R = rows of a step, W = those of them with penalties, P = requests with penalties, V = vocabulary,
-X = tokens of these that have occurred.
+R = rows of a step, W = rows with penalties, P = requests with penalties, V = vocabulary,
+X = pairs of a row with penalties and a token that has occurred in its request.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from weftline_engine.embedded.memory import put
 
 
 class Penalties:
-    """Counts the tokens of the requests that have penalties, in a row for each. A row takes 5 bytes
-    a token of the vocabulary, 250 kB for 49,152; the first is allocated when a request needs it."""
+    """Counts the tokens of the requests that have penalties, in one row for each request. A row
+    takes 5 bytes for each token of the vocabulary, 250 kB for 49,152 tokens. The first rows are
+    allocated when a request needs one."""
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self._device = device

@@ -24,8 +24,8 @@ from weftline_engine.embedded.sample.sampling import SamplingTable, sample
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A token for each row, None if its logits are not finite, and the log probabilities that its
-    op asks for."""
+    """A token for each row (None if its logits are not finite), and the log probabilities that the
+    row's op asks for."""
 
     tokens: list[int | None]
     logprobs: list[Logprobs]
@@ -69,11 +69,11 @@ class Sampler:
         self._matchers.pop(slot, None)
 
     def choose(self, logits_RV: Tensor, slots: Sequence[int], produced: Sequence[int]) -> Chosen:
-        """The next token of each row; `produced` counts the ones before. May change `logits_RV`."""
+        """The next token of each row. `produced` counts those before it. May change `logits_RV`."""
         at_R = np.asarray(slots, np.int64)
         rows = self._table.rows(slots, produced)
         which_W = np.flatnonzero(rows.logprobs >= 0)
-        # By the model alone, before penalties and constraints change the logits.
+        # The log probabilities are the model's, before penalties and constraints change the logits.
         plain_WV: Tensor | None = None
         if len(which_W):
             wanted_WV = logits_RV[put(which_W, logits_RV.device)]

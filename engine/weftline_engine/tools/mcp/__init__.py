@@ -1,4 +1,4 @@
-"""MCP servers as tools: each in a child process, which speaks MCP on one side and JSON frames here.
+"""MCP servers as tools. Each has a child process here, which speaks MCP to it and frames to us.
 
 config  the settings of one server
 host    the child process: it connects, and runs calls

@@ -17,9 +17,9 @@ VARIABLE = "WEFTLINE_MCP"  # holds the settings in the host's environment
 class McpConfig:
     """One MCP server: a `command` to start, or a `url` of streamable HTTP with its `headers`.
 
-    Models see the server's names behind `prefix`. `tools` names those to serve; empty means all.
-    `effects` replaces what the server says of a tool. `env` names variables of the server's
-    environment that the command gets.
+    Models see the names of the MCP server's tools after `prefix`. `tools` names the tools to serve;
+    empty means all. `effects` replaces the effects that the MCP server states. `env` names
+    variables of the weftline server's environment that the command gets.
     """
 
     name: str
@@ -35,7 +35,7 @@ class McpConfig:
     module: ClassVar[str] = "weftline_engine.tools.mcp.host"
 
     def arguments(self, fd: int) -> list[str]:
-        """The command line of the host. The name tells hosts apart in ps."""
+        """The command line of the host. It has the name, so that hosts can be told apart in ps."""
         return ["--fd", str(fd), "--name", self.name]
 
     def environment(self, outer: Mapping[str, str]) -> dict[str, str]:

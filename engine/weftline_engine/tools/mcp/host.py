@@ -45,12 +45,13 @@ from weftline_engine.transport import wire
 CONNECT_S = 30.0  # to start, to answer and to list
 BEAT_S = 0.5
 SETTLE_S = 2.0
-# A body of HTTP has no limit of its own. The process needs 0.5 GB of addresses without one.
+# The most bytes of address space of this process, because the body of an HTTP response has no
+# limit. Without a body the process needs 0.5 GB.
 MOST_MEMORY = 2 << 30
 
 
 class Calls:
-    """The calls of one connection. `lost` gets the reason when the MCP server is gone."""
+    """The calls of one connection. `lost` gets the reason when the MCP server has ended."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class Calls:
         self._sequence = 0
 
     def perform(self, verb: wire.Message) -> None:
-        """Do what the server says. Contexts and hints mean nothing to tools."""
+        """Perform a verb of the server. Verbs about contexts and hints have no effect on tools."""
         match verb:
             case wire.Submit(op):
                 self._tell(api.Accepted, op)
@@ -80,7 +81,7 @@ class Calls:
                     task.cancel()
 
     async def settled(self) -> None:
-        """Return when all calls have ended. They do when the connection has."""
+        """Wait until all calls have ended. They end when the connection has ended."""
         if self._running:
             await asyncio.wait(self._running.values(), timeout=SETTLE_S)
 
@@ -134,8 +135,8 @@ class Calls:
 
 
 def observation_of(result: CallToolResult) -> Observation:
-    """What the model is told of a result: its texts, or else its structure. Of what is no text,
-    only that it was there."""
+    """The observation for a result: its texts, or else its structured content as JSON. For a part
+    that is not text, it has only the part's type."""
     said = [
         one.text if isinstance(one, TextContent) else f"[{one.type}: not shown]"
         for one in result.content
@@ -187,7 +188,7 @@ async def serve(config: McpConfig, connection: socket.socket) -> None:
         said = _reason(config, error)
         if calls is None:
             writer.write(wire.encode([wire.LoadFailed(said)]))
-        else:  # a connection over HTTP that breaks ends so
+        else:  # a broken connection over HTTP ends in this way
             print(said, file=sys.stderr, flush=True)
     with suppress(ConnectionError):  # the weftline server has ended
         if calls is not None:
@@ -209,14 +210,14 @@ async def _hear(reader: asyncio.StreamReader, calls: Calls) -> None:
 
 
 async def _beat(writer: asyncio.StreamWriter) -> None:
-    """Show that this loop turns: a result that takes for ever to check stops it."""
+    """Send signs of life. They stop if the event loop hangs, for example in checking a result."""
     while True:
         writer.write(wire.encode([wire.Heartbeat(time.monotonic())]))
         await asyncio.sleep(BEAT_S)
 
 
 def _reason(config: McpConfig, error: BaseException) -> str:
-    """One sentence for the operator."""
+    """One sentence for the operator, about why the MCP server cannot be used."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     where = config.url or config.command[0]

@@ -34,7 +34,7 @@ async def listed(client: Client) -> list[Tool]:
 
 
 def effects_of(config: McpConfig, tool: Tool) -> str:
-    """What running the tool twice would do: as the operator says, or else as the server says."""
+    """What running the tool twice would do, as the operator or else the MCP server states it."""
     if (said := config.effects.get(tool.name)) is not None:
         return said
     hints = tool.annotations

@@ -1,7 +1,7 @@
 """The connection to an MCP server that is started here, over its standard input and output.
 
-The package's own reads a line of any length, and copies all of it again for each piece that comes:
-100 MB without an end of line would take minutes and the memory of the machine.
+The connection in the package `mcp` reads lines of any length, and copies the whole line for each
+piece that arrives. A line of 100 MB would take minutes, and all memory of the machine.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     server → Hello(nonce)    host → Prove(name, nonce, proof)    server → Welcome(proof)
     host → Describe(engine, tokenizer, process)       server → Admitted | Refused
 
-The key itself is never sent. A proof is an HMAC, so a listener can only try keys one by one.
+The key itself is never sent. A proof is an HMAC, so an eavesdropper can only try keys one by one.
 The messages after the handshake are not encrypted. Use a tunnel on a network that others share.
 """
 

@@ -18,7 +18,7 @@ from weftline.adapters.sessions import OURS
 
 
 class StreamedAnswer:
-    """Puts the chunks of an answer together to the body that an unstreamed request gets."""
+    """Joins the chunks of an answer into the body that a request without a stream gets."""
 
     def __init__(self, turn: EarlyTurn[Any]) -> None:
         self._turn = turn
@@ -30,7 +30,7 @@ class StreamedAnswer:
 
     @staticmethod
     def hear(chunk: Mapping[str, Any]) -> None:
-        """Take a chunk, if the model call of now puts its answer together."""
+        """Add a chunk, if the current model call joins its chunks."""
         if (answer := _ANSWER.get()) is not None:
             answer._take(chunk)
 
@@ -72,7 +72,7 @@ class StreamedAnswer:
             "logprobs": self._logprobs,
             "finish_reason": self._finish,
         }
-        # Not validated: a server's answer is taken as the openai client takes it.
+        # The answer is not validated, because the openai client does not validate it either.
         body = {**self._head, "object": "chat.completion", "choices": [choice]}
         return ChatCompletion.model_validate(body)
 
@@ -82,10 +82,10 @@ _ANSWER: ContextVar[StreamedAnswer | None] = ContextVar("weftline_streamed", def
 
 @contextmanager
 def streamed_answer(turn: EarlyTurn[Any], retried: bool) -> Iterator[StreamedAnswer]:
-    """An answer that takes the chunks of the model call inside the block.
+    """An answer that collects the chunks of the model call inside the block.
 
-    The block is left if the connection breaks, and the caller asks again without a stream. The
-    openai client repeats only requests whose answer does not stream.
+    If the connection breaks, the block ends without an error, and the caller repeats the request
+    without a stream. The openai client repeats only requests without a stream.
     """
     answer = StreamedAnswer(turn)
     token = _ANSWER.set(answer)
@@ -99,7 +99,7 @@ def streamed_answer(turn: EarlyTurn[Any], retried: bool) -> Iterator[StreamedAns
 
 
 def is_chunked(model: Any, options: Mapping[str, Any]) -> bool:
-    """Whether a stream of the call's chunks says all that its unstreamed answer says."""
+    """Whether the chunks of a streamed call have everything that its unstreamed answer has."""
     tells_more = "response_format" in options or model.include_response_headers
     return not tells_more and (options.get("n") or model.n or 1) == 1
 

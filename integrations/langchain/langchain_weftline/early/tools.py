@@ -1,7 +1,7 @@
 """EarlyTools: starts read-only tools while the model still writes, for LangChain's agents.
 
-LangChain still makes each tool run, with its callbacks and its handling of errors. Only the
-function inside the run is replaced: it waits for the result of the function that runs already.
+LangChain still runs each tool, with its callbacks and its error handling. Only the tool's function
+is replaced: the new one waits for the result of the call that has started.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ else:
 
 Running = Future[Any] | asyncio.Task[Any]
 
-# Parameters for what LangChain puts into a run; ahead of the run there is nothing to put in.
+# Parameters that LangChain fills in when it runs a tool. They have no value before that.
 _OF_RUNS = {"callbacks", "run_manager", "config"}
 
 
 class EarlyTools(AgentMiddleware[Any, Any, Any]):
     """Starts the tools of a call as soon as the call is complete, before the model's turn ends.
 
-    Only tools without effects start early: those in `read_only`, by name, and those whose
-    `metadata` says `{"effects": "none"}`. Every other tool runs when LangChain runs it. So does a
-    call that the model's final answer does not contain exactly as it began.
+    Only tools without effects start early: those named in `read_only`, and those whose `metadata`
+    is `{"effects": "none"}`. Every other tool runs when LangChain runs it. The result of an early
+    call is used only if the model's final answer has the same call.
 
     In an agent:
         ```python
@@ -119,7 +119,7 @@ class EarlyTools(AgentMiddleware[Any, Any, Any]):
 
 
 def _needs_run(tool: StructuredTool | Tool) -> bool:
-    """Whether the function takes what only a run of the tool can give it."""
+    """Whether the function has parameters that only LangChain's run of the tool can fill in."""
     if not isinstance(tool.get_input_schema(), type):
         return True
     shown = tool.tool_call_schema
@@ -157,7 +157,8 @@ def _start(tools: Mapping[str, BaseTool], name: str, arguments: dict[str, Any]) 
 
 
 def _call_outside(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    # Without a run, `interrupt` and its like raise a RuntimeError, and the call waits for its turn.
+    # Without a run, functions such as `interrupt` raise a RuntimeError. LangChain then runs the
+    # call in its turn.
     var_child_runnable_config.set(None)
     return function(*args, **kwargs)
 
@@ -168,14 +169,16 @@ async def _outside_of_runs(function: Callable[..., Awaitable[Any]], args: Any, k
 
 
 def _ignore(task: asyncio.Task[Any]) -> None:
-    """Take note of an error that nobody may ever ask for."""
+    """Read the task's error, so that asyncio does not log it if nobody asks for it."""
     if not task.cancelled():
         task.exception()
 
 
 def _handing_over(tool: StructuredTool | Tool, running: Future[Any]) -> BaseTool:
-    """The tool with a function that waits for a result. It runs itself if the early run failed for
-    want of a run around it."""
+    """The tool with a function that waits for the early call's result.
+
+    If the early call failed because it was outside of a run, the function runs the tool.
+    """
     function = tool.func
     assert function is not None, "it has started"
 

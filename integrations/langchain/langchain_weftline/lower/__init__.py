@@ -1,3 +1,3 @@
-"""Lowering: a LangChain chain as calls of the server, over values that are not there yet."""
+"""Lowering: turns a LangChain chain into calls of the server, before their values exist."""
 
 from __future__ import annotations

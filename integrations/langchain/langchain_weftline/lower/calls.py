@@ -20,6 +20,7 @@ from langchain_weftline.lower.prompts import (
     render,
     text_of,
 )
+from langchain_weftline.lower.searches import Searches
 from langchain_weftline.lower.steps import Fetch, Handler, Lowerer, Mode, Run, Step, Steps
 from langchain_weftline.lower.symbols import (
     UNKNOWN,
@@ -36,7 +37,6 @@ from langchain_weftline.lower.symbols import (
     is_symbolic,
     string_pieces,
 )
-from langchain_weftline.model.answers import new_variable
 from langchain_weftline.model.patience import Patience
 from langchain_weftline.model.sampling import call_options
 from weftline.adapters import Server
@@ -55,25 +55,26 @@ class Asked:
 
 
 class Calls:
-    """Lowers prompts, models and parsers, and collects the calls that this makes.
+    """Lowers prompts, models and parsers, and collects the calls that they make.
 
-    `drafts` are the calls that nobody has submitted yet, `server` is where all of them go,
-    `patience` is how long to wait for each variable, and `asked` tells which model makes it.
-    `models` are all the models that were met.
+    `drafts` are the calls that are not submitted yet, and `server` is the server of all of them.
+    `patience` maps a variable to how long to wait for it, and `asked` maps it to the model that
+    makes it. `models` are all models that were lowered.
     """
 
-    def __init__(self, lowering: Lowerer, mint: Callable[[], str] = new_variable) -> None:
+    def __init__(self, lowering: Lowerer, mint: Callable[[], str], searches: Searches) -> None:
         self._lowering = lowering
         self._mint = mint
+        self._searches = searches
         self.drafts: list[Draft] = []
         self.server: Server | None = None
         self.patience: dict[str, Patience] = {}
         self.asked: dict[str, Asked] = {}
         self.models: list[ChatWeftline] = []
-        self.unknown = 0  # calls that a plan cannot know the prompts of
+        self.unknown = 0  # calls whose prompts are not known before the run
         self._names: set[str] = set()
-        # Rendered prompts with their seams, by id. The prompt value is kept so that its id stays
-        # its own.
+        # Rendered prompts with the places where their parts meet, by the id of the prompt value.
+        # The prompt value is kept, so that no other object gets its id.
         self._seams: dict[int, tuple[PromptValue, Prompt]] = {}
 
     @property
@@ -119,7 +120,7 @@ class Calls:
         if isinstance(values, Unknown):
             values = {name: values[name] for name in (*names, *values)}
         elif not isinstance(values, dict) or not set(names) <= values.keys():
-            # Have LangChain raise its own error, which names only variables and types.
+            # Let LangChain raise its own error. Its message has only names of variables and types.
             blank = dict.fromkeys(values, "") if isinstance(values, dict) else ""
             yield Run(template, blank, step.config, is_quick=True)
         if self._lowering.mode is not Mode.RUN and calls_user_code(template):
@@ -129,7 +130,7 @@ class Calls:
     def _remember_seams(
         self, template: BasePromptTemplate[Any], value: Any, made: PromptValue
     ) -> None:
-        """Keep where the template's parts meet in `made`, so that the server can share them."""
+        """Note where the template's parts meet in `made`, so that the server can share prefixes."""
         if calls_user_code(template):
             return  # LangChain calls it once, and so do we
         values = value if isinstance(value, dict) else {template.input_variables[0]: value}
@@ -163,6 +164,8 @@ class Calls:
         server = model.server
         if self.server not in (None, server):
             raise CannotCompile(model, "another model of the chain has another server")
+        if self._searches.server is not None and self._searches.server.place != server.place:
+            raise CannotCompile(model, "a store of the chain has another server")
         self.server = server
         name = self._call_name(step.path, prompt, model.name)
         draft = Draft(name, prompt.turns, self._mint(), options)
@@ -192,7 +195,7 @@ class Calls:
         return Prompt((Turn("user", (Slot("text", string_pieces(value, model)),)),))
 
     def _call_name(self, path: tuple[str, ...], prompt: Prompt, model: str | None) -> str:
-        """A readable name for the graph: the place in the chain, and the template's name."""
+        """The call's name in the graph: its place in the chain, and the template's name."""
         reads = {hole.ref.var for hole in prompt.holes()}
         parts = [*path, *([prompt.name] if prompt.name else [])]
         base = ".".join(parts) or model or ("reduce" if len(reads) > 1 else "call")

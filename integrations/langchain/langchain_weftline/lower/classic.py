@@ -1,7 +1,7 @@
 """LangChain's classic chains over documents: the calls that they will make, for sending ahead.
 
-LangChain runs these chains itself. So their results, callbacks and intermediate steps are its own,
-and a call that is not foreseen is an ordinary one.
+LangChain still runs these chains itself, with its own results, callbacks and intermediate steps. A
+call that was not sent ahead is an ordinary request.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from langchain_weftline.model.sampling import call_options
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A document whose text may be the server's."""
+    """A document. Its text may be a variable of the server."""
 
     text: Any
     metadata: Mapping[str, Any]
 
 
 class Classic:
-    """Foresees the calls of classic chains."""
+    """Finds the calls that classic chains will make."""
 
     def __init__(self, lowering: Lowerer) -> None:
         self._lowering = lowering
@@ -63,7 +63,7 @@ class Classic:
         return {**given, step.runnable.output_key: (yield from self._text(step, given))}
 
     def _text(self, step: Step, given: Mapping[str, Any]) -> Steps:
-        """What the call of an LLMChain says."""
+        """The text that the call of an LLMChain generates."""
         chain = step.runnable
         if type(chain.llm) is not ChatWeftline or type(chain.output_parser) is not StrOutputParser:
             raise CannotCompile(chain, "its model or its parser is of another class")
@@ -102,7 +102,7 @@ class Classic:
         return (yield from self._text(step.of(chain.llm_chain), values))
 
     def _map_reduce(self, step: Step, pages: Sequence[Page], given: Mapping[str, Any]) -> Steps:
-        """A call on each document, and those that combine the answers."""
+        """A call on each document, and the calls that combine their answers."""
         chain = step.runnable
         parts = tuple(
             self._text(
@@ -160,7 +160,7 @@ _COMBINING = {
 
 
 def combining(chain: Any) -> Any:
-    """The chain that combines what `chain` retrieves, if it is exactly one that retrieves."""
+    """The chain that combines the documents that `chain` retrieves; None for other chains."""
     field = _COMBINING.get(_name(chain))
     return None if field is None else getattr(chain, field)
 
@@ -178,7 +178,7 @@ _OF_EACH = frozenset(
 def question_of_each(retriever: Any) -> Any:
     """The chain that a compressing retriever runs on each document that it has found.
 
-    None for any other retriever, and where a function of the user makes the chain's input.
+    It is None for any other retriever, and if a function of the user makes the chain's input.
     """
     if _name(retriever) != _COMPRESSING:
         return None
@@ -228,7 +228,7 @@ def _pieces(turns: Any) -> Iterator[Any]:
 
 
 def _fits(reduce: Any, model: Any, count: int) -> bool:
-    """Whether `count` answers of `model` are certain to fit into one prompt of `reduce`."""
+    """Whether `count` answers of `model` fit into one prompt of `reduce`, whatever their length."""
     combine = getattr(reduce, "combine_documents_chain", None)
     if type(combine).__name__ != "StuffDocumentsChain" or type(model) is not ChatWeftline:
         return False

@@ -1,6 +1,6 @@
-"""The steps whose way depends on a value or a failure: branches, routers, retries and fallbacks.
+"""The steps that choose by a value or a failure: branches, routers, retries and fallbacks.
 
-Where the server has the value, the client fetches it, decides, and goes on with variables.
+If the value is in the server, the client fetches it and decides. What follows is lowered as usual.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from langchain_weftline.lower.symbols import UNKNOWN, Unknown, has_unknown, is_s
 
 
 class Control:
-    """Lowers the steps that choose what comes next."""
+    """Lowers the steps that choose which step runs next."""
 
     def __init__(self, lowering: Lowerer) -> None:
         self._lowering = lowering
@@ -33,7 +33,7 @@ class Control:
         }
 
     def _branch(self, step: Step, value: Any) -> Steps:
-        """RunnableBranch: the conditions see the value itself, and the branch sees variables."""
+        """RunnableBranch. The conditions get the value itself, and the branch gets variables."""
         seen = value
         if is_symbolic(value):
             self._lowering.note(step, "its conditions need a value that the server makes")
@@ -49,7 +49,7 @@ class Control:
         return (yield from self._lowering.step(step.of(step.runnable.default), value))
 
     def _any_branch(self, step: Step, value: Any) -> Steps:
-        """A plan does not know which branch is taken. An explanation shows all of them."""
+        """All branches, for an explanation. Before a run it is not known which one is taken."""
         if self._lowering.mode.is_ahead:
             return UNKNOWN
         ways = [runnable for _, runnable in step.runnable.branches]
@@ -75,7 +75,7 @@ class Control:
         return (yield from self._lowering.step(part, value["input"]))
 
     def _fallbacks(self, step: Step, value: Any) -> Steps:
-        """RunnableWithFallbacks: wait for each alternative until one does not fail."""
+        """RunnableWithFallbacks. Wait for each alternative in turn, until one does not fail."""
         chain = step.runnable
         if chain.exception_key is not None:
             return (yield from self._lowering.run(step, value, "a fallback is given the exception"))
@@ -87,12 +87,12 @@ class Control:
             except chain.exceptions_to_handle as error:
                 first = first or error
             if is_symbolic(value):
-                yield Fetch(value)  # an input that has failed is no failure of this step
+                yield Fetch(value)  # if the input has failed, this step has not
         assert first is not None, "LangChain has no fallbacks without a runnable"
         raise first
 
     def _retry(self, step: Step, value: Any) -> Steps:
-        """RunnableRetry: the first attempt runs in the server, and LangChain makes the others."""
+        """RunnableRetry. The first attempt runs in the server, and LangChain runs the others."""
         chain = step.runnable
         try:
             return (yield from self._waited_for(step, self._lowering.binding(step, value)))
@@ -105,7 +105,7 @@ class Control:
         return (yield Run(again, value, step.config, step.options))
 
     def _waited_for(self, step: Step, part: Steps) -> Steps:
-        """The output of `part`, still as variables, once it is known not to fail."""
+        """The output of `part`, still as variables, after waiting until it cannot fail."""
         made = yield from part
         if is_symbolic(made):
             self._lowering.note(step, "whether it fails must be known before what follows")

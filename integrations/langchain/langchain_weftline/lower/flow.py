@@ -28,7 +28,7 @@ from langchain_weftline.lower.symbols import (
 
 
 class Flow:
-    """Lowers the steps that only move values; where one does more, the client runs it."""
+    """Lowers the steps that only move values. The client runs a step that does more."""
 
     def __init__(self, lowering: Lowerer) -> None:
         self._lowering = lowering
@@ -63,7 +63,7 @@ class Flow:
         return dict(zip(steps, (yield Fork(parts)), strict=True))
 
     def _each(self, step: Step, value: Any) -> Steps:
-        """`.map()`: a part for each item. A list in the server is fetched to count its items."""
+        """`.map()`. Each item is lowered by itself. A list in the server is fetched to count it."""
         if not isinstance(value, (list, tuple, Unknown)) and is_symbolic(value):
             self._lowering.note(step, "how many items there are is known when the list is")
             value = yield from self._lowering.opened(value)
@@ -101,7 +101,7 @@ class Flow:
 
     def _passthrough(self, step: Step, value: Any) -> Steps:
         if step.runnable.func is not None or step.runnable.afunc is not None:
-            # What follows waits for the function: it may be there to stop the run.
+            # The next step waits for the function, because the function may raise to stop the run.
             reason = "it calls a function of the client"
             yield from self._lowering.run(step, value, reason, may_wait=False)
         return value

@@ -1,4 +1,4 @@
-"""A lowered chain: the calls to submit, and the tree that makes its result of their variables."""
+"""A lowered chain: the calls to submit, and a tree that builds its result from their variables."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CallOptions:
     form: Form | None = None
 
     def bound_sampling(self) -> Sampling:
-        """The sampling, with the constraint that the form asks for."""
+        """The sampling parameters, with the constraint of the form."""
         if self.form is None or (constraint := self.form.constraint) is None:
             return self.sampling
         return replace(self.sampling, constraint=constraint)
@@ -58,7 +58,7 @@ class CallOptions:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A call as the lowering finds it, before the other readers of its inputs are known."""
+    """A call before it is submitted, while other readers of its inputs may still be found."""
 
     name: str
     turns: tuple[Turn, ...]
@@ -70,8 +70,8 @@ class Draft:
 class Variable:
     """The value of variable `var` after `transforms`.
 
-    `is_message` wraps it in an AIMessage, and `form` is what the message was asked to be. `make`
-    builds the client's object from the value.
+    With `is_message` the value becomes an AIMessage, and `form` is the form that the request asked
+    for. `make` builds the client's object from the value.
     """
 
     var: str
@@ -112,7 +112,7 @@ class Concatenated:
 
 
 Facts = Mapping[str, Value]
-"""The values as the server sent them, by variable. A message shows its usage and why it ended."""
+"""The values as the server sent them, by variable. Messages get their usage from them."""
 
 
 NO_FACTS: Facts = MappingProxyType({})
@@ -120,7 +120,7 @@ NO_FACTS: Facts = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The prompt value that `template` makes of `values`."""
+    """The prompt value that `template` renders from `values`."""
 
     template: BasePromptTemplate[Any]
     values: tuple[tuple[str, Tree], ...]
@@ -155,7 +155,7 @@ class Lowered:
         if not isinstance(result, Variable) or result.transforms or not result.is_text:
             return None
         if result.form is not None:
-            return None  # its last chunk has the object that the text makes
+            return None  # its last chunk has an object that is built from the whole text
         outputs = [p for call in self.calls for p in call.placeholders if p.in_out is InOut.OUT]
         baked = any(p.transforms for p in outputs if p.semantic_var_id == result.var)
         return None if baked else result
@@ -215,7 +215,7 @@ def build(tree: Tree, values: Mapping[str, Any], facts: Facts) -> Any:
 
 
 def _transformed(specs: tuple[Spec, ...], value: Any) -> Any:
-    """`value` after its transforms. The client also has what JSON cannot carry, such as NaN."""
+    """`value` after its transforms. In the client it may be a value like NaN that JSON lacks."""
     try:
         return transforms.run(specs, value)
     except TransformFailed as failure:
@@ -231,16 +231,15 @@ def finish(
     raw: Callable[[Sequence[Draft]], Iterable[str]] = lambda _: (),
     also: Iterable[str] = (),
 ) -> Lowered:
-    """`drafts` as calls, and `result` as a tree. The variables that `raw` names stay as they are.
+    """`drafts` as calls, and `result` as a tree. Calls whose answers nobody reads are left out.
 
-    So do those of `also`, which steps of the client read.
+    If all readers of a variable want the same transforms, they become transforms of the call's
+    output. Then the value is parsed once, and the graph shows it parsed. If the readers want
+    different transforms, the variable stays raw, and each input has its own transforms. In both
+    cases the model generates once, and no reader waits for a parser that it does not use.
 
-    If every reader of a variable wants the same transforms, the call's output has them. Then the
-    value is parsed once, and the graph shows it parsed. If one reader wants the raw text and
-    another its parsed form, the variable stays raw, and each input has its own transforms. So there
-    is one generation and one variable, and no reader waits for a parser that it does not use.
-
-    A call whose answer is not read is left out. Variables of earlier submits do not change.
+    The variables that `raw` names and those of `also`, which steps of the client read, stay raw.
+    Variables of earlier submits do not change.
     """
     # The client reads JSON itself: the server could not send NaN, which LangChain's parser accepts.
     leaves = list(_variables(tree_of(result)))
@@ -259,7 +258,7 @@ def finish(
 
 
 def with_texts(draft: Draft, texts: Mapping[str, Mapping[str, str]]) -> Draft:
-    """`draft`, with the `texts` of variables that the client has set in place of the variables."""
+    """`draft`, with variables that the client has set replaced by their `texts`."""
 
     def known(piece: str | Hole) -> str | Hole:
         if isinstance(piece, str) or piece.ref.var not in texts:
@@ -284,7 +283,7 @@ def with_texts(draft: Draft, texts: Mapping[str, Mapping[str, str]]) -> Draft:
 
 
 def raw_calls(drafts: Sequence[Draft]) -> tuple[Call, ...]:
-    """`drafts` as calls with raw outputs, because not all of their readers are known yet."""
+    """`drafts` as calls without output transforms, because not all their readers are known yet."""
     return tuple(_Binding({}).call(draft) for draft in drafts)
 
 

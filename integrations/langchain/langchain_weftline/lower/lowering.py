@@ -1,7 +1,7 @@
 """Lowers an LCEL chain over a concrete input to calls. It does no I/O and runs no code of the user.
 
-A lowering is a generator. Where the client has to run a step or wait for a value, it yields a
-request and is sent the result. So one lowering serves `invoke`, `ainvoke` and planning.
+A lowering is a generator. If the client must run a step or wait for a value, the generator yields a
+request and is sent the result. So the same code serves `invoke`, `ainvoke` and planning.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from langchain_weftline.lower.classic import Classic
 from langchain_weftline.lower.control import Control
 from langchain_weftline.lower.flow import Flow
 from langchain_weftline.lower.parsers import has_transform
+from langchain_weftline.lower.searches import Searches
 from langchain_weftline.lower.source import place_of
 from langchain_weftline.lower.steps import Fetch, Handler, Mode, Note, Noting, Run, Step, Steps
 from langchain_weftline.lower.symbols import (
@@ -33,7 +34,11 @@ from langchain_weftline.model.answers import new_variable
 
 
 class Lowering:
-    """One lowering. `calls` collects the calls that it finds, and `note` is told of each step."""
+<<<<<<< HEAD
+    """One lowering. `calls` collects the calls that it finds. `note` is called for each step."""
+=======
+    """One lowering. `calls` and `searches` collect what it finds; `note` is told of each step."""
+>>>>>>> 98fd50fc7227893b57c8142c3529e1b2699f4276
 
     def __init__(
         self,
@@ -43,15 +48,21 @@ class Lowering:
     ) -> None:
         self._note = note
         self.mode = mode
-        self.calls = Calls(self, mint)
+        self.searches = Searches(self, mint)
+        self.calls = Calls(self, mint, self.searches)
         self._classic = Classic(self)
         flow = Flow(self)
         # By exact class, because a subclass may override anything.
-        self._handlers = {**flow.handlers, **Control(self).handlers, **self.calls.handlers}
+        self._handlers = {
+            **flow.handlers,
+            **Control(self).handlers,
+            **self.calls.handlers,
+            **self.searches.handlers,
+        }
         self._take_options = (flow.sequence, self.calls.model)
 
     def step(self, step: Step, value: Any) -> Steps:
-        """The output of `step` for `value`. A step that the server cannot run, the client runs."""
+        """The output of `step` for `value`. The client runs a step that the server cannot run."""
         runnable = step.runnable
         if isinstance(runnable, DynamicRunnable):
             if self.mode is not Mode.RUN and makes_alternatives(runnable):
@@ -87,9 +98,9 @@ class Lowering:
         is_quick: bool = False,
         may_wait: bool = True,
     ) -> Steps:
-        """Have the client run a step, on the values that it waits for.
+        """Let the client run a step, when the values in its input are there.
 
-        With `may_wait` the output may be a promise.
+        With `may_wait` the output may be a promise: a placeholder for the value to come.
         """
         self.note(step, reason)
         how = {"is_quick": is_quick, "may_wait": may_wait and not is_quick}
@@ -121,7 +132,7 @@ class Lowering:
         """A step with options and configuration bound to it."""
         bound = step.runnable
         config = merge_configs(bound.config, step.config)
-        if self.mode is Mode.RUN:  # the factories make tracers, and a plan has none
+        if self.mode is Mode.RUN:  # the factories make tracers, which only a run has
             config = merge_configs(config, *(make(config) for make in bound.config_factories))
         name = bound.config.get("run_name")
         path = (*step.path, name) if name else step.path

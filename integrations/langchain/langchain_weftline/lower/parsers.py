@@ -1,9 +1,9 @@
 """The transform that replaces a LangChain parser, and how the client builds an object of its value.
 
-This adds two kinds of parsers to weftline's own table. Some have a value that is not JSON (an
-object, a member of an enum, a date, a tuple): the server finds the parts, and the client puts them
-together. The others read a message's tool calls. A subclass may override anything, so only exact
-classes count.
+This module adds two kinds of parsers to the table of `weftline.parsers`. The value of some is not
+JSON (an object, a member of an enum, a date, a tuple). For them the server finds the parts, and the
+client builds the object. The others read a message's tool calls. Only exact classes count, because
+a subclass may override anything.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Parser = BaseOutputParser[Any]
 def lowered_parser(parser: Parser) -> tuple[Spec | None, Make | None]:
     """The transform that replaces `parser`, and what builds the client's object; each may be None.
 
-    Raises CannotCompile where no transform does what its settings ask for.
+    Raises CannotCompile if no transform does the same as the parser with its settings.
     """
     parts = _parts_of(type(parser))
     try:
@@ -62,7 +62,7 @@ def reads_tools(spec: Spec | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """How to find a parser's transform, and what builds the client's object."""
+    """How to find a parser's transform, and the function that builds the client's object."""
 
     spec: Callable[[Any], Spec]
     make: Callable[[Any], Make] | None = None
@@ -78,7 +78,7 @@ def _tools(parser: Any) -> Spec:
 
 
 def _tool_objects(parser: PydanticToolsParser) -> Make:
-    """Have the parser itself turn calls into objects. It expects a message that holds the calls."""
+    """A function that lets the parser itself build the objects, from a message with the calls."""
 
     def make(found: Any) -> Any:
         calls = [found] if isinstance(found, dict) else found

@@ -31,7 +31,7 @@ from langchain_weftline.model.answers import new_variable
 
 @dataclass
 class Planned:
-    """What a plan has found beside the calls: what each step of the client reads."""
+    """The results of planning beside the calls: what each step of the client reads."""
 
     reads: dict[str, tuple[str, ...]] = field(default_factory=dict)
     fetches: int = 0  # values that the client needs before it can go on
@@ -49,7 +49,7 @@ def plan(
 
     With `planned`, the outputs of the client's steps on values of the server are promises.
     """
-    # The rest of a run's configuration has callbacks, and a plan must not call them.
+    # The rest of a run's configuration is left out: it has callbacks, which a plan must not call.
     configurable = (config or {}).get("configurable", {})
     step = Step(chain, {"configurable": configurable}, (), options or {})
     return _follow(lowering.step(step, _known_part(input)), planned)
@@ -63,7 +63,7 @@ def _follow(part: Steps, planned: Planned | None) -> Any:
         except StopIteration as done:
             return done.value
         except Exception:
-            return UNKNOWN  # the run will raise it again, where its callbacks see it
+            return UNKNOWN  # the run raises the error again, and its callbacks see it there
 
 
 def _answer(request: Request, planned: Planned | None) -> Any:
@@ -114,7 +114,7 @@ def _prompt(template: BasePromptTemplate[Any], value: Any) -> Any:
 
 
 def _known_part(value: Any) -> Any:
-    """`value`, with UNKNOWN in place of the parts whose classes could run code when shown."""
+    """`value`, with UNKNOWN for the parts whose classes could run code when they are formatted."""
     if is_plain(value) or (type(value) is Document and is_plain(value.metadata)):
         return value
     if type(value) is dict and all(isinstance(key, str) for key in value):

@@ -1,8 +1,9 @@
-"""Runs the parts of a lowering side by side, each as far as it can go. No I/O, clock or threads.
+"""Runs the parts of a lowering side by side. It has no I/O, clock or threads.
 
-A part yields its requests. A step for the client to run becomes a job, once its input is there. A
-part that needs the server's values waits for them. When no part can go on, the caller lets those
-that wait for jobs go on with promises of their outputs, and submits the calls.
+A part is a generator that yields requests. A step that the client must run becomes a job when its
+input is there. A part that needs values of the server waits for them. When no part can continue,
+the parts that wait for jobs continue with promises (placeholders for the jobs' outputs), and the
+caller submits the calls.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A variable that the client cannot make: its step, or one before it, raised `error`."""
+    """A variable that the client cannot set, because its step or an earlier one raised `error`."""
 
     variable: str
     error: BaseException
@@ -48,7 +49,7 @@ Event = Value | Failed | Lost
 
 @dataclass(eq=False, slots=True)
 class Part:
-    """A generator of the lowering. A forked part knows its parent and its place among the parts."""
+    """A generator of the lowering. A forked part has its parent and its index among the parts."""
 
     steps: Steps
     parent: Part | None = None
@@ -70,7 +71,7 @@ class Part:
 class Job:
     """A step that the client has to run, once it has the step's input.
 
-    The outcome goes to `part`. Where that went on with a `promise` of the output, it is kept here.
+    The outcome goes to `part`. If the part went on with a `promise`, the outcome is kept here.
     """
 
     run: Run
@@ -78,11 +79,11 @@ class Job:
     reads: tuple[str, ...]
     promise: Local | None = None
     outcome: Outcome | None = None
-    is_answered_for: bool = False  # a part was told of the failure, and deals with it
+    is_answered_for: bool = False  # a part has received the failure, and handles it
 
 
 class Program:
-    """A lowering under way. `known` has the variables that have settled, the client's own too."""
+    """A running lowering. `known` has the variables that have settled, also the client's own."""
 
     def __init__(self, root: Steps, mint: Callable[[], str] = new_variable) -> None:
         self._mint = mint
@@ -142,13 +143,13 @@ class Program:
         self._finish(job, outcome)
 
     def told(self, event: Event) -> None:
-        """Note that a variable has settled."""
+        """Note that a variable is ready or has failed."""
         self.known.setdefault(event.variable, event)
         for waiting in list(self._waiting):
             self._look(waiting)
 
     def promise(self) -> bool:
-        """Let the parts that wait for steps of the client go on with promises of their outputs."""
+        """Let the parts that wait for jobs continue with promises. False if there are none."""
         found = [job for job in self._open if job.part is not None and job.run.may_wait]
         for job in found:
             assert job.part is not None, "it was selected by that"
@@ -160,7 +161,7 @@ class Program:
 
     @property
     def is_alone(self) -> bool:
-        """Whether nothing goes on apart from one step of the client."""
+        """Whether one step of the client is all that runs now."""
         return self.running == 1 and not self._waiting
 
     @property
@@ -170,14 +171,15 @@ class Program:
 
     @property
     def is_served(self) -> bool:
-        """Whether every step of the client has run, or can no longer."""
+        """Whether every step of the client has run, or cannot run because its input has failed."""
         return not self._open
 
     @property
     def lost(self) -> Outcome | None:
-        """The outcome of the first promised step that has failed, and that no part deals with.
+        """The outcome of the first promised step that has failed and whose failure no part handles.
 
-        None while an earlier step still runs: the plain chain raises the error of that one.
+        None while an earlier step still runs, because the plain chain would raise that one's error
+        first.
         """
         for job in self._promised.values():  # in the order of the chain
             if job.is_answered_for:
@@ -187,7 +189,7 @@ class Program:
         return None
 
     def raised(self, error: BaseException) -> bool:
-        """Whether `error` is that of a promised step."""
+        """Whether a promised step has raised `error`."""
         ends = (job.outcome for job in self._promised.values())
         return any(end is not None and end.error is error for end in ends)
 
@@ -223,10 +225,10 @@ class Program:
         return [n for n in dict.fromkeys(names) if n not in self.known and not self.is_own(n)]
 
     def _look(self, waiting: Part | Job) -> None:
-        """Let a part or a step go on if all its variables are ready, or one has failed."""
+        """Let a part or a step continue if all its variables are ready, or one has failed."""
         tree = self._waiting.get(waiting)
         outcome = None if tree is None else settle(tree, self.known)
-        if outcome is None:  # or an event that this one caused has let it go on
+        if outcome is None:  # it still waits, or another event has let it continue
             return
         del self._waiting[waiting]
         if isinstance(waiting, Part):
@@ -251,7 +253,7 @@ class Program:
         self._show(job, outcome)
 
     def _show(self, job: Job, outcome: Outcome) -> None:
-        """Make the texts of a step's output that prompts show."""
+        """Make the texts of a step's output that stand in prompts."""
         assert job.promise is not None, "only a promise is shown before it is kept"
         shown = job.promise.shown
         for number in range(shown.closed, len(shown.sets)):
@@ -270,7 +272,7 @@ def _made(texts: Mapping[str, Make], outcome: Outcome) -> Outcome:
         return outcome
     try:
         return Outcome({key: make(outcome.value) for key, make in texts.items()})
-    except Exception as error:  # showing an object calls its class
+    except Exception as error:  # formatting an object calls a method of its class
         return Outcome(error=error)
 
 

@@ -1,8 +1,9 @@
-"""Renders prompt templates over symbolic values: each message as constant text with slots.
+"""Renders prompt templates over symbolic values. A message becomes constant text and slots.
 
-The text is always exactly LangChain's. F-string templates are rendered part by part. LangChain
-itself renders every other template, which takes only concrete values: mustache templates with marks
-around the values, and all others as one constant text.
+The text is always exactly the text that LangChain makes. F-string templates are rendered part by
+part. LangChain itself renders every other template, for which all values must be concrete. In a
+mustache template marks are put around the values, so that slots can be found. Any other template
+becomes one constant text.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _SERVER_ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
 def render(template: BasePromptTemplate[Any], values: Mapping[str, Any]) -> Prompt:
     """`template` with `values`, which may be symbolic.
 
-    Raises CannotCompile where the text would not be exactly LangChain's.
+    Raises CannotCompile if the text would differ from LangChain's.
     """
     if type(template) is ChatPromptTemplate:
         values = _with_partials(template, values)
@@ -259,7 +260,7 @@ _MARK_NAME, _MARK_VALUE, _MARK_END = "\ue5f0", "\ue5f1", "\ue5f2"
 def _mustache(
     template: BasePromptTemplate[Any], values: Mapping[str, Any], text: str
 ) -> tuple[str | Slot, ...]:
-    """`text`, which `template` made of `values`, with slots; one constant if they are unclear."""
+    """`text`, which `template` made of `values`, cut into slots; one constant if that fails."""
     if any(mark in text for mark in (_MARK_NAME, _MARK_VALUE, _MARK_END)):
         return (text,)
     marked = str(template.format(**{name: _mark(value, name) for name, value in values.items()}))

@@ -1,8 +1,8 @@
 """Evaluates small pure functions, such as a chain's lambdas, over symbolic values.
 
-It reads their syntax tree, and never calls the user's code. A function is pure if it consists of
-the nodes in `_NODES`: literals, subscripts, f-strings, `+`, `%`, conditions on the client's values,
-comprehensions, methods of texts and dicts, messages, and a few builtins.
+It reads the syntax tree of a function, and never calls the user's code. A function is pure if it
+has only the nodes in `_NODES`: literals, subscripts, f-strings, `+`, `%`, conditions on the
+client's values, comprehensions, methods of texts and dicts, messages, and a few builtins.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import FunctionType, MappingProxyType
 from typing import Any
 
@@ -37,11 +38,13 @@ from langchain_weftline.lower.texts import (
     percent,
     said,
 )
+from langchain_weftline.retrieval.vectorstore import documents_of
+from weftline.transforms.base import MAX_OPTION_CHARS
 
 _BUILTINS = (dict, enumerate, len, list, range, str, tuple, zip)
 _CONSTANTS = (str, int, float, bool, type(None))
 
-# Bounds a comprehension over the client's own values, which may be endless.
+# The most items of a comprehension over the client's own values, which may be an endless iterator.
 MAX_ITEMS = 100_000
 
 
@@ -101,7 +104,7 @@ class _Evaluation:
         return value
 
     def plain(self, node: ast.expr) -> Any:
-        """A value that decides: the client must have it, and no code of the user may look at it."""
+        """A value that a condition needs. The client must have it, of a class without user code."""
         value = self.value(node)
         if is_symbolic(value):
             raise CannotCompile(self.step, "a condition looks at a value of the server")
@@ -240,6 +243,8 @@ def _binary(on: _Evaluation, node: ast.BinOp) -> Any:
 
 
 def _call(on: _Evaluation, node: ast.Call) -> Any:
+    if (texts := _joined_documents(on, node)) is not None:
+        return texts
     values = _arguments(on, node)
     named = {str(keyword.arg): on.value(keyword.value) for keyword in node.keywords}
     if isinstance(node.func, ast.Attribute):
@@ -256,6 +261,36 @@ def _call(on: _Evaluation, node: ast.Call) -> Any:
     if any(keyword.arg is None for keyword in node.keywords):
         raise on.impure(node)
     return function(*values, **named)
+
+
+def _joined_documents(on: _Evaluation, node: ast.Call) -> Ref | None:
+    """The texts of a search's documents, which the server joins: "x".join(d.page_content for ...).
+
+    None for any other call.
+    """
+    match node:
+        case ast.Call(
+            func=ast.Attribute(value=before, attr="join"),
+            args=[
+                ast.GeneratorExp(
+                    elt=ast.Attribute(value=ast.Name(id=read), attr="page_content"),
+                    generators=[ast.comprehension(target=ast.Name(id=item), iter=of, ifs=[])],
+                )
+                | ast.ListComp(
+                    elt=ast.Attribute(value=ast.Name(id=read), attr="page_content"),
+                    generators=[ast.comprehension(target=ast.Name(id=item), iter=of, ifs=[])],
+                )
+            ],
+            keywords=[],
+        ) if read == item:
+            documents, separator = on.value(of), on.value(before)
+            if not isinstance(documents, Ref) or documents.make is not documents_of:
+                return None
+            if type(separator) is not str or len(separator) > MAX_OPTION_CHARS:
+                return None
+            joined = documents.then({"op": "texts", "separator": separator}, is_text=True)
+            return replace(joined, make=None)
+    return None
 
 
 def _arguments(on: _Evaluation, node: ast.Call) -> list[Any]:
@@ -313,7 +348,7 @@ def _each(on: _Evaluation, generators: list[ast.comprehension]) -> Iterator[None
 
 
 def _items(on: _Evaluation, node: ast.expr) -> Any:
-    """What a loop goes over. The views of a dict occur only here."""
+    """The items that a loop iterates over. Views of a dict are allowed only here."""
     match node:
         case ast.Call(
             func=ast.Attribute(value=of, attr="items" | "keys" | "values" as view),

@@ -26,8 +26,8 @@ def place_of(runnable: Any) -> str:
 def function_source(function: FunctionType) -> tuple[Function, str] | None:
     """The tree of `function` and its parameter's name, or None where they cannot be found.
 
-    A file may have changed since it was imported, and a line may hold several lambdas. So a tree
-    counts only if it compiles to the same bytecode as `function`.
+    A file may have changed since it was imported, and a line may have several lambdas. So a tree is
+    returned only if it compiles to the same bytecode as `function`.
     """
     try:
         lines, _ = inspect.findsource(function)

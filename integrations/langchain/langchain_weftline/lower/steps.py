@@ -1,4 +1,4 @@
-"""The vocabulary of lowering: steps of a chain, and what a lowering asks of the client."""
+"""The types of lowering: steps of a chain, and the requests of a lowering to the client."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A request to run `step` in the client, once the client has all of `value`.
+    """A request to run `step` in the client, when the client has all of `value`.
 
-    The answer is the step's output. `is_quick` marks a step that only renders or parses: starting
-    a thread for it would take longer than the step. With `may_wait` the answer may be a promise of
-    the output, a Local, if calls can be submitted before the step has run.
+    The result is the step's output. `is_quick` marks a step that only renders or parses, which
+    takes less time than starting a thread. With `may_wait` the result may be a Local, a promise of
+    the output, if calls can be submitted before the step has run.
     """
 
     step: Runnable[Any, Any]
@@ -29,14 +29,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """A request to wait for the server's variables in `value`. The answer is the concrete value."""
+    """A request to wait for the server's variables in `value`. The result is the concrete value."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A request to go on with all `parts` at once. The answer is the list of their results."""
+    """A request to run all `parts` side by side. The result is the list of their results."""
 
     parts: tuple[Steps, ...]
 

@@ -1,6 +1,6 @@
-"""Symbolic values: they stand for text that the server has not generated yet.
+"""Symbolic values, which stand for text that the server has not generated yet.
 
-Plain dicts, lists and tuples may hold them, so a step that only moves values works unchanged.
+Plain dicts, lists and tuples may contain them, so a step that only moves values works unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Make = Callable[[Any], Any]
 
 
 class CannotCompile(ValueError):
-    """The server cannot run a step, for this reason. The client then fetches values and runs it."""
+    """The server cannot run a step, for this reason. The client then runs it."""
 
     def __init__(self, step: object, reason: str) -> None:
         self.step = step if isinstance(step, str) else name_of(step)
@@ -39,9 +39,9 @@ def name_of(step: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """The variable `var` after `transforms`. `is_text` says that this is known to be a string.
+    """The variable `var` after `transforms`. `is_text` says that the value is surely a string.
 
-    `make` builds the object that the client's steps see, where that is not the value itself.
+    `make` builds the object that the client's steps get, if that is not the value itself.
     """
 
     var: str
@@ -60,9 +60,9 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The AIMessage of a call: the variable `var` is its content, or with tools the message.
+    """The AIMessage of a call. The variable `var` is its content, or with tools the whole message.
 
-    `form` is what the content was asked to be.
+    `form` is the form that the request asked for.
     """
 
     var: str
@@ -77,9 +77,10 @@ class Answer:
 
 @dataclass(eq=False, slots=True)
 class Shown:
-    """The texts of one step's output that prompts show, in sets: each set is one variable.
+    """The texts of one step's output that stand in prompts. They are sent in sets.
 
-    A set is `closed` when its value is made. Texts that are asked for later are another set.
+    Each set is one variable. A set is `closed` when its value is made. Texts that are needed later
+    go into another set.
     """
 
     sets: list[dict[str, Make]] = field(default_factory=list)
@@ -98,10 +99,10 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """What a step of the client will return. The client keeps the object, as its variable `var`.
+    """A promise: the object that a step of the client will return, which is its variable `var`.
 
-    `part` takes what is meant out of the object, and `name` tells it from other parts; None means
-    all of it. The server gets only the texts of the object that prompts show.
+    `part` extracts one part of the object, which `name` identifies; None means the whole object.
+    The object stays in the client. The server gets only those of its texts that stand in prompts.
     """
 
     var: str
@@ -110,7 +111,7 @@ class Local:
     shown: Shown = field(default_factory=Shown, compare=False, repr=False)
 
     def item(self, name: str, part: Make) -> Local:
-        """A part of the object, which `name` tells from its other parts."""
+        """The part of the object that `part` extracts and `name` identifies."""
         return Local(self.var, part, name, self.shown)
 
     def text(self, show: Callable[[Any], str]) -> Ref:
@@ -122,7 +123,7 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A place in a text that holds `ref`, shown as it is or by the transform `str` or `repr`."""
+    """A place in a text for the value of `ref`, as it is or after the transform `str` or `repr`."""
 
     ref: Ref
     form: tuple[Spec, ...] = ()
@@ -194,7 +195,7 @@ class Prompt:
 
     @property
     def has_half_characters(self) -> bool:
-        """Whether a constant text has a lone surrogate, which no request can carry."""
+        """Whether a constant text has a lone surrogate, which JSON cannot encode."""
         texts = (piece for turn in self.turns for piece in turn.pieces() if isinstance(piece, str))
         return any(not text.isascii() and _HALF.search(text) is not None for text in texts)
 
@@ -203,9 +204,9 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 
 class Unknown(dict[Any, Any]):
-    """A value that the client computes during the run. A plan knows at most some of its items.
+    """A value that is computed during the run. A plan knows at most some of its items.
 
-    It occurs only in plans and explanations: a run has the value.
+    It occurs only in plans and explanations, because a run has the value itself.
     """
 
     def __missing__(self, key: object) -> Unknown:

@@ -1,6 +1,6 @@
 """Python's operations on texts, dicts and messages, over values that the server has.
 
-Each gives what Python gives, or raises CannotCompile.
+Each function returns the result that Python would give, or raises CannotCompile.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from weftline.transforms.methods import LISTS, METHODS
 
 MESSAGES = (HumanMessage, AIMessage, SystemMessage)
 
-# Methods of a text of the client that only look at it.
+# Methods that only read a text, and are called for a text that the client has.
 _LOOKS = frozenset({"startswith", "endswith", "isdigit", "isalpha", "find", "count"})
 
 
 def is_exact(value: Any) -> bool:
-    """Whether `value` is made of Python's own classes. To compare it runs no code of the user."""
+    """Whether `value` has only Python's own classes, so that comparing it runs no user code."""
     if type(value) in (str, int, float, bool, type(None)):
         return True
     if type(value) in (list, tuple):

@@ -1,7 +1,7 @@
-"""A value of the graph as the answer that a ChatWeftline returns.
+"""Turns a value of the graph into the answer that a ChatWeftline returns.
 
-LangChain's own code makes the result, so a message of a compiled chain has every field of a plain
-one.
+LangChain's own code makes the result, so a message of a compiled chain has every field that a
+message of a plain chain has.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _VARIABLE = re.compile("v_([0-9a-f]{32})")
 
 
 def new_variable() -> str:
-    """An id that no other variable has. It holds the id of the call's run in LangChain."""
+    """A new id for a variable. It contains the id of the call's run in LangChain."""
     return f"v_{_uuid7().hex}"
 
 
@@ -46,7 +46,7 @@ def _uuid7() -> uuid.UUID:
 
 
 def completion_of(value: Value) -> ChatCompletion:
-    """The answer of OpenAI's API that a model would have got."""
+    """The value as the response of OpenAI's API that a model would have received."""
     said = value.value
     choice = {
         "index": 0,
@@ -66,9 +66,9 @@ def completion_of(value: Value) -> ChatCompletion:
 
 
 def result_of(value: Value, form: Form | None = None) -> ChatResult:
-    """The result of the model's call, as callbacks are given it.
+    """The result of the model's call, as callbacks receive it.
 
-    Raises what a model raises for an answer that does not have its form.
+    Raises the exception of a model whose answer does not have the form.
     """
     answer = completion_of(value)
     result = _model()._create_chat_result(answer if form is None else form.read(answer))

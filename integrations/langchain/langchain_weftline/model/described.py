@@ -12,12 +12,12 @@ from langchain_openai.chat_models.base import BaseChatOpenAI
 
 # Bytes of UTF-8 in a token: 4 for English with today's tokenizers, fewer for other languages.
 BYTES_PER_TOKEN = 4
-# A chat template adds about as many tokens to one message: its role and two marks.
+# A chat template adds about this many tokens to each message, for its role and two marks.
 TOKENS_PER_MESSAGE = 4
 
 
 class DescribedChat(BaseChatOpenAI):
-    """The part of a ChatWeftline that LangChain asks what the model is."""
+    """The part of a ChatWeftline that describes the model to LangChain."""
 
     @property
     def _llm_type(self) -> str:
@@ -33,7 +33,7 @@ class DescribedChat(BaseChatOpenAI):
 
     @classmethod
     def get_lc_namespace(cls) -> list[str]:
-        # LangChain's saved JSON names this module, so the class stays in it.
+        # LangChain's saved JSON names this module, so the class must stay in it.
         return ["langchain_weftline", "chat_models"]
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:

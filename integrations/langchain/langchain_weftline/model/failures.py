@@ -1,4 +1,4 @@
-"""A failure in the server as the exception that the plain chain would have raised."""
+"""Turns a failure in the server into the exception that the plain chain would have raised."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import SecretStr
 
 from langchain_weftline.lower.lowered import Tree, specs_of
+from langchain_weftline.lower.searches import is_of_search
 from langchain_weftline.lower.symbols import Spec
 from langchain_weftline.model.transport import httpx
 from weftline import transforms
@@ -51,13 +52,15 @@ def own_failures(
 ) -> Iterator[None]:
     """Turn the server's failures inside this block into the plain chain's exceptions.
 
-    `tree` is the value that was wanted, and `calls` are the calls that may have failed before it.
+    `tree` is the value that was read, and `calls` are the calls that may have failed before it.
     """
     try:
         yield
     except TransformFailed as failure:
         raise as_step(failure, [*specs_of(tree), *_specs(calls)]) from failure
     except WeftlineError as failure:
+        if is_of_search(failure):
+            raise
         raise as_model(failure, streamed=streamed) from failure
 
 
@@ -104,10 +107,10 @@ def _specs(calls: Iterable[Call]) -> Iterator[Spec]:
 def as_model(failure: WeftlineError, *, streamed: bool = False) -> Exception:
     """The exception that a ChatWeftline raises when the server answers with `failure`.
 
-    With `streamed` the answer is a stream. A real model is called to find the exception, because
-    LangChain has its own classes for most errors, and each version adds some.
+    With `streamed` the answer is a stream. To find the exception, a real model is called on a
+    transport that sends nothing, because LangChain has its own classes for most errors.
     """
-    # When the call of a stream fails, the stream has already begun with a status of success.
+    # If the call fails during a stream, the status of the response was already sent as a success.
     streamed = streamed and _is_late(failure)
 
     def refuse(request: Any) -> httpx.Response:

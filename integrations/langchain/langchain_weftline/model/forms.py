@@ -1,7 +1,7 @@
 """The form that an answer must have (OpenAI's `response_format`), for calls in a graph.
 
-The openai client turns a class into a schema, and an answer into an object of that class. It does
-both here too, on a transport that sends nothing. So schemas, objects and errors are its own.
+The openai client turns a class into a schema, and an answer into an object of that class. Here it
+does both on a transport that sends nothing. So schemas, objects and errors are the same as its own.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _asked: ContextVar[list[Any]] = ContextVar("weftline_asked")
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A `response_format`. `kind` is the class or the JSON that LangChain was given.
+    """A `response_format`. `kind` is the class or the JSON that LangChain received.
 
-    `said` is what the openai client sends for it, as JSON text so that equal forms have equal
-    hashes.
+    `said` is the JSON that the openai client sends for it. It is text, so that equal forms have
+    equal hashes.
     """
 
     said: str
@@ -70,7 +70,7 @@ class Form:
 
 
 _TYPES = frozenset({"text", "json_object", "json_schema"})
-# Any answer that a client can read, where only the request matters.
+# A response that the client can read. It is used where only the request matters.
 _EMPTY = '{"id": "", "object": "chat.completion", "created": 0, "model": "", "choices": []}'
 
 

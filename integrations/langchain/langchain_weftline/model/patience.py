@@ -1,4 +1,4 @@
-"""How long a model waits for its server, and when the variables of a graph are overdue."""
+"""How long a model waits for its server, and when a wait for a graph's variables times out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Patience:
 
     @staticmethod
     def of(timeout: Any, max_retries: int | None) -> Patience:
-        """The patience that ChatOpenAI's `timeout`, in any of its forms, and `max_retries` ask."""
+        """The patience that ChatOpenAI's `timeout` (in any form) and `max_retries` stand for."""
         if isinstance(timeout, tuple):  # connect, read, …
             timeout = timeout[1]
         seconds = getattr(timeout, "read", timeout)
@@ -37,10 +37,10 @@ class Patience:
 
 
 class Deadlines:
-    """When the variables of one run are overdue.
+    """The times at which waits for the variables of one run time out.
 
-    A call may take the time of all its model's attempts, from the moment its inputs are ready. So a
-    graph takes at most as long as the plain chain along its longest path.
+    A call may take the time of all its model's attempts, counted from when its inputs are ready. So
+    a graph may take as long as the plain chain would on the graph's longest path.
     """
 
     def __init__(self) -> None:
@@ -53,9 +53,10 @@ class Deadlines:
         now: float,
         later: Iterable[str] = (),
     ) -> None:
-        """Note `calls`, in an order where producers come first. `patience` is by output.
+        """Note `calls`, producers before consumers, at time `now` in seconds.
 
-        Nobody knows when the variables of `later` are ready, because steps of the client make them.
+        `patience` maps output variables to the patience of their model. The variables of `later`
+        are made by steps of the client, so their times are not known.
         """
         self._due |= dict.fromkeys(later, math.inf)
         for call in calls:
@@ -67,6 +68,6 @@ class Deadlines:
                     self._due[output.semantic_var_id] = start + wait.in_all
 
     def left(self, variables: Iterable[str], now: float) -> dict[str, float]:
-        """Seconds until each of `variables` is overdue, without those that never are."""
+        """Seconds until the wait for each of `variables` times out, for those that have a limit."""
         due = {name: self._due.get(name, math.inf) - now for name in variables}
         return {name: max(seconds, 0.0) for name, seconds in due.items() if seconds < math.inf}

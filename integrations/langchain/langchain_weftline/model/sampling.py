@@ -1,4 +1,4 @@
-"""The options of a call in a graph, from those that a ChatWeftline would send."""
+"""Makes the options of a call in a graph from the options that a ChatWeftline would send."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SAMPLING = frozenset({"max_tokens", "temperature", "top_p", "seed", "stop"})
 _EXTRA = frozenset({"min_tokens", "top_k", "ignore_eos"})
 _NOT_SENT = frozenset({"messages", "model", "stream", "stream_options", "user", "extra_body"})
 
-# A structured output describes itself to tracers here. LangChain does not send these either.
+# Structured outputs put these options there for tracers. LangChain does not send them either.
 _FOR_TRACES = frozenset({"ls_structured_output_format", "structured_output_format"})
 
 

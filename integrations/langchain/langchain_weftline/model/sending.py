@@ -20,7 +20,7 @@ from weftline.adapters import Closers, Pieces, Request
 from weftline.adapters.pieces import names_any, to_wire
 from weftline.adapters.sessions import MAX_NAME, OURS, said_of
 
-# The pieces repeat the text of the messages. The server takes 8 MiB in one request.
+# The most bytes of pieces in a request. They repeat the messages, and the server accepts 8 MiB.
 MAX_TOLD = 1 << 20
 
 _CLOSERS = Closers()
@@ -28,10 +28,10 @@ atexit.register(_CLOSERS.flush)
 
 
 class Sending(Request):
-    """One request of a ChatWeftline. It takes our fields out of the answers."""
+    """One request of a ChatWeftline. It reads the field `weftline` of the responses."""
 
     def join(self, options: dict[str, Any], default: Mapping[str, Any] | None) -> None:
-        """Put our field into the extra body of a request's `options`, or of the `default` one."""
+        """Add the field `weftline` to the extra body in a request's `options`, or to `default`."""
         if self.said is not None:
             given = options.get("extra_body", default)
             options["extra_body"] = {OURS: self.said, **(given or {})}
@@ -72,7 +72,7 @@ class Sending(Request):
 
 
 class Model(Protocol):
-    """What a ChatWeftline says of its server."""
+    """The part of a ChatWeftline that this module uses."""
 
     @property
     def openai_api_base(self) -> str | None: ...
@@ -112,7 +112,7 @@ def _traced(message: BaseMessage, pieces: Pieces | None, session: TracedSession)
 
 
 def _pieces(message: BaseMessage, run: Run | None) -> Pieces | None:
-    """None for a message whose content is not plain text."""
+    """The pieces of a message, or None if its content is not plain text."""
     return LISTENER.pieces_of(message, run) if isinstance(message.content, str) else None
 
 

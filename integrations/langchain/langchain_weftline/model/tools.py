@@ -18,7 +18,7 @@ _CHOICE: TypeAdapter[ToolChoice] = TypeAdapter(ToolChoice)
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """OpenAI's fields about tools, as JSON text so that equal toolboxes have equal hashes."""
+    """OpenAI's fields about tools, as JSON text, so that equal toolboxes have equal hashes."""
 
     said: str
 

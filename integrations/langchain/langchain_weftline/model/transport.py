@@ -20,7 +20,7 @@ import openai
 if TYPE_CHECKING:
     import httpx as httpx
 else:
-    # There are two packages of this kind. Take the one that the installed openai client uses.
+    # Two packages have such a class. Use the one that the installed openai client uses.
     _base = next(c for c in openai.DefaultAsyncHttpxClient.__mro__ if c.__name__ == "AsyncClient")
     httpx = import_module(_base.__module__.partition(".")[0])
 
@@ -40,7 +40,7 @@ class _PerLoop(httpx.AsyncBaseTransport):
         pool = self._loops.get(loop)
         if pool is None:
             for other in list(self._loops):
-                if other.is_closed():  # its connections refer to it, so it would stay alive
+                if other.is_closed():  # drop its connections, which would keep the loop in memory
                     self._loops.pop(other, None)
             pool = self._loops[loop] = _Pool()
             await pool.open()

@@ -10,7 +10,7 @@ from weftline.adapters import retrieval
 
 
 class WeftlineEmbeddings(Place, Embeddings):
-    """Embeds with the server's embedder `model`; without a name the server takes its first one.
+    """Embeds texts with an embedder of the server: `model`, or the first one without a name.
 
     Start the server with `weftline serve --embedder minilm`, for example. Then:
 

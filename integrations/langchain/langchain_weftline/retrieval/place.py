@@ -8,6 +8,6 @@ from weftline.adapters.fields import ServerFields
 
 
 class Place(ServerFields):
-    """Where requests go. Other arguments are refused."""
+    """The server to which requests go. Other arguments raise an error."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, populate_by_name=True)

@@ -18,8 +18,8 @@ SCORE = "relevance_score"  # the metadata that holds a document's score, as Cohe
 class WeftlineRerank(Place, BaseDocumentCompressor):
     """Keeps the `top_n` documents that fit the query best, the best first.
 
-    Use it with ContextualCompressionRetriever. An embedder reranks too, by the similarity of
-    tokens. `top_n` of None keeps all documents.
+    Use it with ContextualCompressionRetriever. `model` may also be an embedder, which scores by the
+    similarity of tokens. A `top_n` of None keeps all documents.
     """
 
     model: str | None = Field(default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.documents import Document
@@ -10,10 +11,19 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 
 from langchain_weftline.retrieval.embeddings import WeftlineEmbeddings
-from weftline.adapters import retrieval
+from weftline.adapters import Server, retrieval
 from weftline.adapters.retrieval import Asked, Item
 
 Filter = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreInServer:
+    """A store of a server, by its name, and the embedder of its queries; None is the first one."""
+
+    server: Server
+    name: str
+    embedder: str | None
 
 
 class WeftlineVectorStore(VectorStore):
@@ -26,8 +36,8 @@ class WeftlineVectorStore(VectorStore):
         store.similarity_search("What carries the weft?", k=1)
 
     Adding and searching each take one request, in which the server also embeds. With embeddings of
-    another class the client embeds, and the server stores and searches. A text without an id gets
-    the hash of its text and metadata as its id, so adding it again changes nothing. `filter` names
+    another class the client embeds, and the server only stores and searches. A text without an id
+    gets a hash of its text and metadata as its id, so adding it again changes nothing. `filter` has
     metadata that a document must have.
     """
 
@@ -45,7 +55,7 @@ class WeftlineVectorStore(VectorStore):
 
     @property
     def embeddings(self) -> Embeddings:
-        """What embeds texts."""
+        """The embeddings that this store uses."""
         return self._embedding
 
     @classmethod
@@ -188,7 +198,7 @@ class WeftlineVectorStore(VectorStore):
         return [one for one, _ in _scored(await self._place.server.aask(asked))]
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
-        # A cosine similarity is 1 for equal vectors; relevance is 0 where it is negative.
+        # A cosine similarity is 1 for equal vectors. Relevance is 0 for a negative similarity.
         return lambda similarity: max(0.0, min(1.0, similarity))
 
     def _deleted(self, ids: Sequence[str] | None, filter: Filter | None) -> Asked:
@@ -242,6 +252,18 @@ def _without_vectors(items: Sequence[Item], store: str, model: str | None) -> li
 
 def _document(item: Item) -> Document:
     return Document(id=item["id"], page_content=item["text"], metadata=item["metadata"])
+
+
+def in_server(store: WeftlineVectorStore) -> StoreInServer | None:
+    """The store, where the server embeds its queries. None where the client embeds them."""
+    if not isinstance(store._embedding, WeftlineEmbeddings):
+        return None
+    return StoreInServer(store._place.server.server, store._store, store._embedding.model)
+
+
+def documents_of(hits: Sequence[Item]) -> list[Document]:
+    """The documents of a search's hits, the best first."""
+    return [_document(hit) for hit in hits]
 
 
 def _scored(hits: Sequence[Item]) -> list[tuple[Document, float]]:

@@ -17,6 +17,7 @@ from langchain_weftline.lower.classic import combining
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.planning import plan
 from langchain_weftline.lower.steps import Mode
+from langchain_weftline.lower.symbols import has_unknown
 from langchain_weftline.run.ahead import Ahead
 from langchain_weftline.run.explanation import Explanation, explain
 from langchain_weftline.run.nodes import Combined, Nodes
@@ -50,19 +51,19 @@ def accelerate(chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None) ->
     Args:
         chain: An LCEL chain with models that are `ChatWeftline`, or a compiled graph of LangGraph.
         on_graph: Called for each run with its session's graph, as GET /v1/session/{id}/graph
-            gives it. The call comes from another thread, when the server has sent the graph. It
-            does not come for a run that ends before its calls: the server cancels those.
+            gives it. It is called from another thread, when the server has sent the graph. It is
+            not called for a run that ends before its calls, because the server cancels them.
 
     When the chain is invoked, the calls that depend only on its input, and on the answers of such
     calls, go to the server as one graph. LangChain then runs the chain unchanged: callbacks, side
     effects, exceptions and streamed events are the plain chain's. A model call whose prompt and
-    parameters equal those of a call in the graph takes its result, which the server has pushed. Any
-    other is an ordinary call. Unused calls are cancelled. None of your code runs to find the graph.
+    parameters equal those of a call in the graph gets that call's result. Any other is an ordinary
+    call. Unused calls are cancelled. None of your code runs to find the graph.
 
     A graph of LangGraph stays a graph, with its checkpoints, interrupts and streams. All runs of a
-    thread share one session, so the server knows which answers of earlier turns a prompt holds.
-    When a node starts that is a chain, all of its calls begin. A chain that the function of a node
-    calls can be accelerated by itself.
+    thread share one session, so the server knows which answers of earlier turns a prompt contains.
+    When a node that is a chain starts, all of the chain's calls begin. If a node is a function that
+    calls a chain, accelerate that chain by itself.
     """
     if not _is_graph(chain):
         return AcceleratedChain(bound=chain, on_graph=on_graph)
@@ -75,7 +76,7 @@ def accelerate(chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None) ->
 
 
 def _is_graph(chain: object) -> bool:
-    """Whether this is a compiled graph. LangGraph is not imported where nobody else did."""
+    """Whether this is a compiled graph of LangGraph. LangGraph is not imported to find out."""
     pregel = sys.modules.get("langgraph.pregel")
     return pregel is not None and isinstance(chain, pregel.Pregel)
 
@@ -90,7 +91,7 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
         return False
 
     def explain(self, input: Input, **kwargs: Any) -> Explanation:
-        """Which calls would begin ahead for `input`, and why others would not. Print the result."""
+        """Which calls would be sent ahead for `input`, and why others not. Print the result."""
         return explain(self.bound, input, mode=Mode.AHEAD, options=kwargs)
 
     def invoke(self, input: Input, config: Config | None = None, **kwargs: Any) -> Output:
@@ -160,7 +161,7 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
     def astream_events(  # type: ignore[override] # one signature for both versions
         self, input: Input, config: Config | None = None, **kwargs: Any
     ) -> AsyncIterator[StreamEvent] | Awaitable[Any]:
-        if kwargs.get("version") == "v3":  # not run ahead, because its stream outlives this call
+        if kwargs.get("version") == "v3":  # not sent ahead, because its stream outlives this call
             later: Awaitable[Any] = super().astream_events(input, config, **kwargs)
             return later
         return self._events(input, config, **kwargs)
@@ -196,16 +197,17 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
         """The configuration of a run whose calls have been submitted."""
         config = ensure_config(config)  # adds the configuration of the surrounding run
         lowering = Lowering(mode=Mode.AHEAD_OF_STREAM if parts else Mode.AHEAD)
-        plan(lowering, self.bound, input, config, options)
-        if not lowering.calls.drafts:
+        result = plan(lowering, self.bound, input, config, options)
+        drafts = lowering.calls.drafts
+        # A call that is alone begins at once in the plain chain, too, and costs the client less.
+        is_alone = len(drafts) == 1 and not has_unknown(result) and self.on_graph is None
+        if not drafts or is_alone:
             combine = combining(self.bound)
             more: Config = {} if combine is None else {"callbacks": [Combined(combine)]}
             yield merge_configs(config, more)
             return
         assert lowering.calls.server is not None, "a call has a model"
-        ahead = Ahead(
-            lowering.calls.server, lowering.calls.drafts, parts=parts, on_graph=self.on_graph
-        )
+        ahead = Ahead(lowering.calls.server, drafts, parts=parts, on_graph=self.on_graph)
         try:
             yield merge_configs(config, {"callbacks": [ahead]})
         finally:

@@ -1,7 +1,7 @@
-"""Calls that were submitted ahead of a run, and the model calls of the run that take their results.
+"""Calls that were sent ahead of a run, and the model calls of the run that use their results.
 
-LangChain runs the chain. A model call takes a result whose prompt and parameters are exactly its
-own, and each result is taken once. Any other call goes to the server as usual.
+LangChain runs the chain. A model call uses the result of a call with exactly the same prompt and
+parameters. Each result is used once. Any other call goes to the server as usual.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from weftline.watching import Failed, Value
 
 Key = tuple[tuple[tuple[str, str, str | None], ...], CallOptions, Server]
 
-# These options say how an answer is sent. They do not change it.
+# These options say how an answer is sent. They do not change its content.
 _STREAMING = frozenset({"stream", "stream_usage", "stream_options"})
 
 
 class Begun(BaseCallbackHandler, ABC):
-    """A handler among which a model call finds what was submitted ahead of it."""
+    """A callback handler through which a model call finds the calls that were sent ahead."""
 
     ignore_llm = True
     ignore_chat_model = True
@@ -62,9 +62,9 @@ class Begun(BaseCallbackHandler, ABC):
 
 
 class Ahead(Begun):
-    """The calls that were submitted for one run. It travels as a callback handler of the run.
+    """The calls that were sent ahead for one run. It is a callback handler, so that models find it.
 
-    It ignores all events. With `joins` the calls are a part of that session of a surrounding run.
+    It ignores all events. With `joins` the calls belong to that session of a surrounding run.
     """
 
     ignore_chain = True
@@ -81,7 +81,7 @@ class Ahead(Begun):
         self._joins = joins
         self._feed = Feed(server, self._settled, None if joins is None else joins.alias)
         calls = raw_calls(drafts)
-        # Tried once. A call that finds no result is made by the model, with the model's retries.
+        # Sent once, because a call without a result is made by the model, with the model's retries.
         self._feed.send(
             calls if joins is None else [_traced(call, joins) for call in calls],
             [draft.var for draft in drafts],
@@ -98,7 +98,7 @@ class Ahead(Begun):
             self._feed.show_graph(on_graph)
 
     def _settled(self, event: Value | Failed) -> None:
-        """Note an answer, so that later prompts of the run that hold it name its variable."""
+        """Note an answer, so that later prompts of the run that contain it name its variable."""
         if self._joins is not None and isinstance(event, Value) and isinstance(event.value, str):
             self._joins.answered(event.variable, event.value)
 
@@ -106,7 +106,7 @@ class Ahead(Begun):
         return self
 
     def take(self, key: Key) -> Result | None:
-        """The result of a call with this prompt and these parameters, if one is left."""
+        """The unused result of a call with this prompt and these parameters, or None."""
         planned = self._claims.claim(key)
         return None if planned is None else planned.result
 
@@ -152,10 +152,10 @@ def _shown(piece: str | Hole, values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A result that a model call has taken, in the shapes of OpenAI's answers.
+    """A result that a model call has claimed, in the shapes of OpenAI's responses.
 
-    The answer is None, or an empty stream, where the model has to make the call itself: the submit
-    was refused, the server went away, or `timeout_s` seconds passed.
+    The answer is None, or an empty stream, if the model must make the call itself: the submit was
+    refused, the server ended, or `timeout_s` seconds passed.
     """
 
     result: Result
@@ -229,7 +229,7 @@ class _Chunks:
         yield self._chunk(None, model=model, usage=usage(value.facts))
 
     def fail(self, error: BaseException) -> None:
-        """Raise what a model raises when its answer breaks off. Do nothing before its start."""
+        """Raise the error of a model whose stream breaks off. Do nothing before the first chunk."""
         if not self._began:
             return
         if isinstance(error, TimeoutError):
@@ -266,7 +266,7 @@ def take(
     """The result that was made ahead for this call of `model`, if there is one."""
     runs = list(_begun(run_manager))
     if not runs or (streams and "response_format" in options):
-        return None  # the openai client reads the stream of an answer that has a form
+        return None  # the openai client itself must read the stream of an answer with a form
     try:
         turns = tuple(text_of(messages_as_turns(list(messages), model)))
         asked = {name: value for name, value in options.items() if name not in _STREAMING}
@@ -282,7 +282,7 @@ def take(
 
 
 def _begun(run_manager: Any) -> Iterator[Ahead]:
-    """What was submitted for the runs around a model call, the outermost first."""
+    """The calls that were sent ahead for the runs around a model call, the outermost run first."""
     parent = running() if run_manager is None else run_manager.parent_run_id
     for handler in _handlers(run_manager):
         if isinstance(handler, Begun) and (found := handler.of(parent)) is not None:

@@ -57,10 +57,10 @@ class CompiledChain(Runnable[Input, Output]):
     """The chain that `compile_chain` returns.
 
     Callbacks see the compiled chain start and end, its model calls, and the steps that run in the
-    client. They do not see the other steps that run in the server. Where they want each token, as
-    those of `astream_events` do, LangChain runs the chain, and the server its calls ahead. A call
-    whose answer is not read is not made. A failure raises the exception of the plain chain's parser
-    or model. The server's own `weftline.errors.WeftlineError` is its cause.
+    client. They do not see the other steps that run in the server. If a callback wants each token,
+    as those of `astream_events` do, LangChain runs the chain, and its calls are sent ahead. A call
+    whose answer nobody reads is not made. A failure raises the exception of the plain chain's
+    parser or model, whose cause is the server's `weftline.errors.WeftlineError`.
     """
 
     def __init__(self, chain: Runnable[Any, Any], on_graph: OnGraph | None = None) -> None:
@@ -108,8 +108,8 @@ class CompiledChain(Runnable[Input, Output]):
     ) -> Iterator[Output]:
         """The result as it is generated, in the parts that the plain chain streams.
 
-        One text or message comes from the graph. Anything else, and every stream that callbacks
-        hear of, is streamed by LangChain, while the server runs the calls ahead of it.
+        A result that is one text or message is streamed from the graph. Any other result, and every
+        stream with callbacks for model calls, is streamed by LangChain, with its calls sent ahead.
         """
         if _streams_text(self.chain, input, config, kwargs):
             return self._transform_stream_with_config(iter([input]), self._stream, config, **kwargs)
@@ -125,13 +125,13 @@ class CompiledChain(Runnable[Input, Output]):
         async def inputs() -> AsyncIterator[Input]:
             yield input
 
-        # Returned, not iterated: closing it closes the session at once.
+        # The generator is returned, not iterated, so that closing it closes the session at once.
         return self._atransform_stream_with_config(inputs(), self._astream, config, **kwargs)
 
     def astream_events(  # type: ignore[override] # one signature for both versions
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[StreamEvent] | Awaitable[Any]:
-        """The plain chain's events: LangChain runs it, and the server runs the calls ahead."""
+        """The events of the plain chain. LangChain runs it, and its calls are sent ahead."""
         return self._accelerated.astream_events(input, config, **kwargs)
 
     @property
@@ -148,8 +148,8 @@ class CompiledChain(Runnable[Input, Output]):
     def explain(self, input: Input = UNKNOWN) -> Explanation:
         """Which steps run in the server, which in the client, and why. Print the result.
 
-        Nothing is sent, and none of your code runs. Without an input the explanation holds for any
-        input. With one, it counts the items of lists, and the calls have their names.
+        Nothing is sent, and none of your code runs. Without an `input` the explanation is true for
+        any input. With one, it also counts the items of lists and names the calls.
         """
         mode = Mode.AHEAD if is_classic(self.chain) else Mode.EXPLAIN
         return explain(self.chain, input, mode=mode)
@@ -200,10 +200,10 @@ class CompiledChain(Runnable[Input, Output]):
 
 
 def _is_langchains(compiled: CompiledChain, config: RunnableConfig | None) -> bool:
-    """Whether LangChain runs the chain, and the server its calls ahead.
+    """Whether LangChain runs the chain, with its calls sent ahead.
 
-    So it is with classic chains, and where callbacks want to hear of each token, as LangGraph's
-    stream of messages does.
+    It does so for classic chains, and if callbacks want each token, as LangGraph's stream of
+    messages does.
     """
     if is_classic(compiled.chain):
         return True
@@ -220,7 +220,7 @@ def _streams_text(
     config: RunnableConfig | None,
     options: dict[str, Any],
 ) -> bool:
-    """Whether the result is one text or message, and no callbacks hear of the model calls."""
+    """Whether the result is one text or message, and no callback wants the model calls."""
     config = ensure_config(config)
     if is_classic(chain) or listens(get_callback_manager_for_config(config).handlers):
         return False

@@ -1,4 +1,4 @@
-"""Begins the calls of a compressing retriever as soon as the retriever inside it has found.
+"""Begins the calls of a compressing retriever as soon as its inner retriever has documents.
 
 LangChain asks the model about one document after the other. The calls do not depend on each other.
 """
@@ -44,7 +44,7 @@ class Compressed(Begun):
         parent_run_id: UUID | None = None,
         **_: Any,
     ) -> None:
-        """Begin the calls when the inner retriever has ended; end them with the outer one."""
+        """Begin the calls when the inner retriever ends, and end them when the outer one ends."""
         if run_id == self._run:
             self._close()
         elif parent_run_id is not None and parent_run_id == self._run and self._ahead is None:

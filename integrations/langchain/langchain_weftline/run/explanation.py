@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.runnables import Runnable
 
-from langchain_weftline.lower.lowered import Draft
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.planning import Planned, plan
 from langchain_weftline.lower.steps import Mode, Note
@@ -23,9 +22,9 @@ _FUNCTION = (
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """The requests of a run, and how many of them follow one another.
+    """The number of requests of a run, and how many of them must follow one another.
 
-    `is_least` says that there may be more: some calls are known only in the run.
+    `is_least` says that there may be more, because some calls are known only in the run.
     """
 
     count: int
@@ -40,16 +39,16 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Where each step runs and why, in the order of the chain. `str` gives a table and what follows
-    from it.
+    """Where each step runs and why, in the order of the chain.
 
-    `before` has the requests of the plain chain, and `after` those of this one.
+    `str` of it is a table of the steps, with conclusions below. `before` has the requests of the
+    plain chain, and `after` those of this one.
     """
 
     steps: tuple[Note, ...]
     before: Requests
     after: Requests
-    streams: bool = True  # the result as it is generated, out of the graph
+    streams: bool = True  # whether the result is streamed from the graph
 
     @property
     def in_server(self) -> tuple[Note, ...]:
@@ -101,20 +100,23 @@ def explain(
     planned = Planned()
     promises = None if mode.is_ahead else planned
     made = plan(lowering, chain, input, options=options, planned=promises)
-    before, after = _requests(lowering.calls.drafts, lowering.calls.unknown, planned, mode)
+    before, after = _requests(lowering, planned)
     text = isinstance(made, Ref) and made.is_text and not made.transforms
     streams = text or (isinstance(made, Answer) and not made.calls_tools and made.form is None)
     return Explanation(tuple(notes), before, after, streams)
 
 
-def _requests(
-    drafts: Sequence[Draft], unknown: int, planned: Planned, mode: Mode
-) -> tuple[Requests, Requests]:
+def _requests(lowering: Lowering, planned: Planned) -> tuple[Requests, Requests]:
+    drafts, searches = lowering.calls.drafts, lowering.searches.drafts
+    unknown, mode = lowering.calls.unknown, lowering.mode
+    searched = {search.var: search for search in searches}
     depths: dict[str, int] = {}
 
     def depth_of(name: str) -> int:
         if name in depths:
             return depths[name]
+        if name in searched:
+            return 1 + max(map(depth_of, searched[name].reads), default=0)
         origin = planned.reads.get(name.partition(".")[0], ())
         return max(map(depth_of, origin), default=0)
 
@@ -124,8 +126,9 @@ def _requests(
     shown = {hole.ref.var for draft in drafts for hole in Prompt(draft.turns).holes()}
     sets = sum(name.partition(".")[0] in planned.reads for name in shown)
     more = unknown > 0 or planned.fetches > 0
-    waves = max(depths.values(), default=0) + (unknown > 0)
-    before = Requests(len(drafts) + unknown, waves, more)
-    submits = (1 if drafts else 0) + more
+    ends = [*depths.values(), *map(depth_of, searched)]
+    waves = max(ends, default=0) + (unknown > 0)
+    before = Requests(len(drafts) + len(searches) + unknown, waves, more)
+    submits = (1 if drafts or searches else 0) + more
     alone = unknown if mode.is_ahead else 0  # these are not submitted together
     return before, Requests(submits + sets + max(0, alone - 1), submits, more)

@@ -1,6 +1,7 @@
 """Begins the model calls of a part of a run, when LangGraph or LangChain starts that part.
 
-Such parts are a graph's nodes that are chains, and what combines documents in a classic chain.
+Such parts are the nodes of a graph that are chains, and the part of a classic chain that combines
+documents.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Start:
 
 
 class Parts(Begun):
-    """Begins the calls of parts of a run when they start. It travels as a callback handler."""
+    """Begins the calls of parts of a run when they start. It is a callback handler of the run."""
 
     run_inline = True
 
@@ -77,7 +78,7 @@ class Parts(Begun):
                 self._begun[run_id] = begun
 
     def on_chain_end(self, outputs: object, *, run_id: UUID, **_: Any) -> None:
-        """End what was begun, when the part has ended."""
+        """When a part has ended, cancel those of its calls that were not used."""
         with self._lock:
             begun = self._begun.pop(run_id, None)
             is_over = begun is not None and begun not in self._begun.values()
@@ -119,7 +120,7 @@ class Combined(Parts):
 
 def begin(chain: Any, given: Any, parent: UUID) -> Ahead | None:
     """The calls of `chain` for its input, submitted as a part of the session of the whole run."""
-    # Any of them may be streamed: that is decided for each model call.
+    # Any of the calls may be streamed, which is decided later, at each model call.
     lowering = Lowering(mode=Mode.AHEAD_OF_STREAM)
     plan(lowering, chain, given)
     calls = lowering.calls
@@ -131,7 +132,7 @@ def begin(chain: Any, given: Any, parent: UUID) -> Ahead | None:
 
 
 def _chains(graph: Any, path: NodePath) -> Iterator[tuple[NodePath, Any]]:
-    """The nodes of `graph`, and of graphs that are its nodes, that are chains."""
+    """The nodes that are chains, of `graph` and of the graphs that are its nodes."""
     for name, node in graph.nodes.items():
         bound = node.bound
         if hasattr(bound, "nodes"):

@@ -1,7 +1,7 @@
 """Runs a compiled chain, from a thread or from a coroutine.
 
-Both ways do the same: run the client's steps, submit the known calls when nothing else can go on,
-and wait for the next message.
+Both ways do the same: run the client's steps, submit the known calls when nothing else can
+continue, and wait for the next message.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from langchain_weftline.run.workers import Tasks, Threads
 from weftline.adapters import Result, awaited
 from weftline.http import OnGraph
 
-# While steps of the client still run, the calls of other parts wait this long, so that one request
-# can submit several.
+# Seconds for which known calls wait while steps of the client still run, so that one request can
+# submit several calls.
 GATHER_S = 0.01
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
@@ -129,7 +129,7 @@ class Execution:
         await self._ashow_graph()
 
     def _drive(self, inbox: queue.SimpleQueue[Message], threads: Threads) -> Lowered:
-        """Run the client's steps, and submit the calls that they need. The rest is returned."""
+        """Run the client's steps, and submit the calls that they need. Returns the other calls."""
         program = self._program
         while True:
             threads.start(program.advance(), program)
@@ -146,7 +146,7 @@ class Execution:
             self._telling.tell_due(program.known)
 
     async def _adrive(self, inbox: _AsyncInbox, tasks: Tasks) -> Lowered:
-        """Run the client's steps, and submit the calls that they need. The rest is returned."""
+        """Run the client's steps, and submit the calls that they need. Returns the other calls."""
         program = self._program
         while True:
             await tasks.start(program.advance(), program)
@@ -171,8 +171,8 @@ class Execution:
     def _patience(self, tell: OnMessage) -> float | None:
         """Seconds to wait for a message: None waits forever, and 0 does not wait.
 
-        If nothing else can bring a message, parts that wait for steps of the client go on with
-        promises. When there are none, the calls are submitted.
+        If no message can come, the parts that wait for steps of the client continue with promises.
+        If there are no such parts, the calls are submitted.
         """
         program = self._program
         if not self._submits.is_due:
@@ -201,7 +201,7 @@ class Execution:
     def _serve(
         self, inbox: queue.SimpleQueue[Message], threads: Threads, settled: Settled
     ) -> Outcome:
-        """Run the steps that wait for values, until the run has an outcome."""
+        """Run the remaining steps, when their values arrive, until the run has an outcome."""
         program = self._program
         while True:
             threads.start(program.advance(), program)
@@ -223,7 +223,7 @@ class Execution:
         return made
 
     async def _aserve(self, inbox: _AsyncInbox, tasks: Tasks, settled: Settled) -> Outcome:
-        """Run the steps that wait for values, until the run has an outcome."""
+        """Run the remaining steps, when their values arrive, until the run has an outcome."""
         program = self._program
         while True:
             await tasks.start(program.advance(), program)
@@ -236,7 +236,7 @@ class Execution:
             self._take(await inbox.get(None))
 
     def _over(self, settled: Settled) -> Outcome | None:
-        """The run's outcome. It has failed if one of its steps has, though nothing reads it."""
+        """The run's outcome. The run fails if a step fails, also if nothing reads the step."""
         program, outcome = self._program, settled()
         if outcome is None:
             return None
@@ -245,7 +245,7 @@ class Execution:
         return program.lost if program.raised(outcome.error) else outcome
 
     def _steps_over(self) -> Outcome | None:
-        """A first outcome for a run that is streamed: all steps of the client have run."""
+        """The outcome so far of a streamed run, when all steps of the client have run."""
         return Outcome() if self._program.is_served else self._program.lost
 
     def _show_graph(self) -> None:
@@ -268,7 +268,7 @@ class _AsyncInbox:
         self._queue: asyncio.Queue[Message] = asyncio.Queue()
 
     def put(self, message: Message) -> None:
-        if not self._loop.is_closed():  # the reader is gone with its loop
+        if not self._loop.is_closed():  # a closed loop has no reader
             self._loop.call_soon_threadsafe(self._queue.put_nowait, message)
 
     async def get(self, timeout: float | None) -> Message:
@@ -282,7 +282,7 @@ def _shown(lowered: Lowered, text: str) -> Any:
 
 
 def _whole(lowered: Lowered, made: Any) -> Any:
-    """A result that comes at once. A message becomes its own only chunk."""
+    """A result that is not streamed. A message becomes a single chunk."""
     result = lowered.result
     if not isinstance(result, Variable) or not result.is_message:
         return made

@@ -23,13 +23,14 @@ OnMessage = Callable[[Message], None]
 
 
 class Submits:
-    """The submits of one run. What the server answers goes to `tell`, from any thread."""
+    """The submits of one run. `tell` is called with what the server sends, from any thread."""
 
     def __init__(
         self, lowering: Lowering, program: Program, telling: Telling, *, graph: bool
     ) -> None:
         self._graph = graph  # whether the last submit asks for the session's graph
         self._calls = lowering.calls
+        self._searches = lowering.searches
         self._program = program
         self._telling = telling
         self._told_of: tuple[str, ...] = ()  # variables that callbacks need
@@ -56,7 +57,9 @@ class Submits:
     def rest(self, outcome: Outcome) -> Lowered:
         """The calls that are not submitted yet, and the chain's result."""
         drafts = self._with_texts(self._calls.drafts)
-        wanted = self._program.wanted()
+        # What a search reads stays raw, as it is for a step of the client.
+        reads = (name for search in self._searches.drafts for name in search.reads)
+        wanted = [*self._program.wanted(), *reads]
         return finish(drafts, outcome.get(), self._calls.server, self._heard, wanted)
 
     def last(self, lowered: Lowered, tell: OnMessage, *, parts: bool = False) -> None:
@@ -77,7 +80,7 @@ class Submits:
         return self.feed.results[final.var]
 
     def keep(self, tell: OnMessage) -> None:
-        """Send the texts that the client's steps have made, and that submitted calls wait for."""
+        """Send the texts of the client's steps that submitted calls wait for."""
         known = self._program.known
         for name in self._promises.due(known):
             assert self.feed is not None, "a submitted call waits for the text"
@@ -89,11 +92,11 @@ class Submits:
                 keep(self.feed, name, event.value).add_done_callback(self._kept(name, tell))
 
     def _kept(self, name: str, tell: OnMessage) -> Callable[[Future[None]], None]:
-        """What to do when the server has answered: nobody waits for a text that it refuses."""
+        """The function to call when the server has responded: it reports a refused text."""
 
         def answered(keeping: Future[None]) -> None:
             error = None if keeping.cancelled() else keeping.exception()
-            # A message that was sent again, because its answer was lost, finds the text set.
+            # If the response was lost and the text sent again, the text is already set.
             if error is not None and not isinstance(error, AlreadySet):
                 self._lose(name, error, tell)
 
@@ -104,7 +107,7 @@ class Submits:
             tell(Lost(reader, error))
 
     def _heard(self, drafts: Sequence[Draft]) -> tuple[str, ...]:
-        """The variables that callbacks need to hear of `drafts`, which are about to be sent."""
+        """The variables to watch, so that callbacks can be told of `drafts`, the next submit."""
         heard = self._telling.add(drafts, self._calls.asked)
         self._told_of = (*heard, *self._telling.reads())
         return self._told_of
@@ -123,11 +126,15 @@ class Submits:
     ) -> None:
         self._watched.update(watch)
         if self.feed is None:
-            server = self._calls.server
-            assert server is not None, "a variable has a call, and a call has a model"
+            server = self._calls.server or self._searches.server
+            assert server is not None, "a variable has a call or a search, which has a server"
             self.feed = Feed(server, tell)
         own = [name for name in own_inputs(calls) if self._program.is_own(name)]
-        steps = self._promises.owe(calls, own, self._program.origin)
+        searches = self._searches.taken()
+        steps = [
+            *(step for search in searches for step in search.steps()),
+            *self._promises.owe(calls, own, self._program.origin),
+        ]
         patience, now = self._calls.patience, time.monotonic()
         self._deadlines.submitted(calls, patience, now, later=own)
         outputs = [p.semantic_var_id for call in calls for p in call.placeholders]

@@ -1,7 +1,8 @@
 """Tells callbacks of the calls that the server runs for a compiled chain.
 
-A call starts for its callbacks when its prompt is known, and ends when its value is. What a plain
-model would tell is told: the messages, the parameters, the result with its usage, or the error.
+For callbacks a call starts when its prompt is known, and ends when its value is known. Callbacks
+get what a plain model would give them: the messages, the parameters, and the result with its usage
+or the error.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class End:
 
 
 class Telling:
-    """The calls of one run that callbacks hear of. `due` decides, and the rest tells."""
+    """The calls of one run that callbacks are told of. `due` decides, and `tell` calls them."""
 
     def __init__(self) -> None:
         self._asked: dict[str, Asked] = {}
@@ -77,7 +78,7 @@ class Telling:
         self._managers: dict[str, Any] = {}  # of the calls that have started
 
     def add(self, drafts: Sequence[Draft], asked: Mapping[str, Asked]) -> tuple[str, ...]:
-        """Note submitted calls. Returns the variables of those that callbacks hear of."""
+        """Note submitted calls. Returns the variables of those that callbacks are told of."""
         heard = tuple(draft.var for draft in drafts if _is_heard(asked[draft.var]))
         self._asked |= {name: asked[name] for name in heard}
         turns = {draft.var: draft.turns for draft in drafts}
@@ -86,12 +87,12 @@ class Telling:
         return heard
 
     def reads(self) -> tuple[str, ...]:
-        """The variables that prompts of waiting calls hold."""
+        """The variables in the prompts of waiting calls."""
         trees = (self._prompts[name] for name in self._waiting)
         return tuple(dict.fromkeys(name for tree in trees for name in variables_of(tree)))
 
     def due(self, known: Known) -> Iterator[Start | End]:
-        """What has happened since the last time, in the order of the calls."""
+        """The starts and ends since the last call of `due`, in the order of the calls."""
         while True:
             before = len(self._waiting), len(self._managers)
             for name in [name for name in self._managers if name in known]:
@@ -166,12 +167,12 @@ class Telling:
         return bool(self._waiting or self._managers)
 
     def left(self, error: BaseException) -> list[End]:
-        """The ends of the calls that have started and are given up."""
+        """The end, with `error`, of each call that has started and not ended."""
         return [End(name, error=error) for name in self._managers]
 
 
 def _prompt(value: Any, turns: Sequence[Turn]) -> Tree:
-    """The model's input as a tree: what LangChain made, or else the messages of a call."""
+    """The model's input as a tree: the value that LangChain made, or the messages of the call."""
     if not is_symbolic(value):
         return Constant(value)
     return Listed(
@@ -209,7 +210,7 @@ def _configuration(asked: Asked) -> tuple[Any, ...]:
 
 
 def _start(asked: Asked, variable: str) -> dict[str, Any]:
-    """What a model tells of its parameters when it starts."""
+    """The parameters that callbacks get at the start of a model call."""
     options = _options(asked)
     return {
         "invocation_params": asked.model._get_invocation_params(**options),

@@ -19,7 +19,7 @@ Ended = Callable[[tuple[Job, Outcome]], None]
 
 
 def _runs_here(job: Job, jobs: Sequence[Job], program: Program) -> bool:
-    """Whether a step runs at once, because it is short or nothing else goes on."""
+    """Whether a step runs in this thread, because it is short or nothing else is running."""
     return job.run.is_quick or (len(jobs) == 1 and program.is_alone)
 
 
@@ -44,7 +44,7 @@ class Threads:
         self._stack.close()
 
     def start(self, jobs: Sequence[Job], program: Program) -> None:
-        """Run the steps, or begin to."""
+        """Start the steps. A short step runs before this returns."""
         for job in jobs:
             if _runs_here(job, jobs, program):
                 program.ran(job, _perform(job))
@@ -78,7 +78,7 @@ class Tasks:
             task.cancel()
 
     async def start(self, jobs: Sequence[Job], program: Program) -> None:
-        """Run the steps, or begin to."""
+        """Start the steps. A short step runs before this returns."""
         for job in jobs:
             if _runs_here(job, jobs, program):
                 program.ran(job, await _aperform(job))

@@ -19,7 +19,7 @@ from langchain_weftline.lower.symbols import CannotCompile, Prompt, Slot
 from weftline.adapters import Piece, Pieces
 from weftline.adapters.pieces import as_name, by_search, text_of
 
-# Shorter values also occur by chance in texts that they are no part of.
+# Shorter values are not searched for, because they also occur in texts by chance.
 MIN_SEARCHED = 3
 MAX_DEPTH = 4
 MAX_VALUES = 256
@@ -30,14 +30,14 @@ def by_template(
 ) -> list[Pieces] | None:
     """The pieces of each message that `template` made; None unless they add up to `texts`.
 
-    No code of the user runs: values whose class decides how they are shown are left to a search.
+    No code of the user runs: the result is None if a value's class could format itself.
     """
     if not all(is_plain(value) for value in values.values()):
         return None
     try:
         prompt = render(template, values)
     except (CannotCompile, KeyError, ValueError, TypeError):
-        return None  # LangChain could render it, and we cannot
+        return None  # LangChain has rendered it, but this rendering failed
     found = [tuple(_of_turn(turn)) for turn in _turns(prompt)]
     return found if [text_of(pieces) for pieces in found] == list(texts) else None
 

@@ -1,7 +1,7 @@
 """Which template and values made each prompt, learned from LangChain's callbacks.
 
-A callback handler sees every prompt being made. It keeps the prompt's pieces, by weak reference to
-the prompt or message, until a ChatWeftline is given that same object. It changes nothing.
+A callback handler is called for every prompt. It keeps the prompt's pieces, by weak reference to
+the prompt or message, until a ChatWeftline receives the same object. It changes nothing.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from weftline.adapters import Piece, Pieces, RunSessions
 from weftline.adapters.pieces import text_of
 from weftline.adapters.sessions import Nested
 
-# Bounds the runs that LangChain never ends, such as streams whose event loop was closed.
+# The most runs that are kept. LangChain never ends some, such as streams of a closed event loop.
 MAX_RUNS = 50_000
 MAX_ANCESTORS = 8
 
 
 class ByIdentity:
-    """A value for each of some unhashable objects, dropped when its object dies."""
+    """A map from unhashable objects to values. An entry is removed with its object."""
 
     def __init__(self) -> None:
         self._items: dict[int, tuple[weakref.ref[Any], Any]] = {}
@@ -68,7 +68,7 @@ class Root:
 
 @dataclass(eq=False, slots=True)
 class Run(Nested):
-    """A run under way: its name, its input, and the run that contains it."""
+    """A run that has not ended: its name, its input, and the run that contains it."""
 
     name: str | None
     inputs: Any
@@ -77,12 +77,12 @@ class Run(Nested):
 
 
 class _Immediate:
-    """A callback that has done its work when the call returns, whether or not it is awaited.
+    """A callback whose work is done when the call returns, whether or not the result is awaited.
 
-    LangChain awaits a coroutine function, and runs any other callback in an executor, which costs
-    0.1 ms and a thread for each event. So this object passes for a coroutine function. Up to Python
-    3.11 `inspect` looks at its function attributes, as Cython's functions have them; later versions
-    look at a mark.
+    LangChain awaits a coroutine function, and runs any other callback in an executor, which takes
+    0.1 ms and a thread for each event. So `inspect` must take this object for a coroutine function.
+    Up to Python 3.11 `inspect` looks at the function attributes that Cython's functions have, too.
+    Later versions look at a mark.
     """
 
     def __init__(self, work: Callable[..., None]) -> None:
@@ -105,7 +105,7 @@ async def _nothing() -> None:
 
 
 class _Done:
-    """Done when awaited. It is no coroutine, because LangChain would run that on a new loop."""
+    """An awaitable that is done. LangChain would run a coroutine on a new loop, so it is none."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield from ()
@@ -142,7 +142,7 @@ class Listener(BaseCallbackHandler):
         return self
 
     def expect(self, run_id: UUID, sessions: RunSessions[TracedSession]) -> None:
-        """The run with this id uses `sessions`. It has started, or it starts next."""
+        """Let the run with this id use `sessions`. It has started, or it starts next."""
         with self._lock:
             run = self.runs.get(run_id)
             if run is None:
@@ -238,7 +238,7 @@ class Listener(BaseCallbackHandler):
         return by_template(template, {names[0]: inputs}, texts) if len(names) == 1 else None
 
     def run_of(self, run_id: UUID | None) -> Run | None:
-        """The run with this id, if it is under way."""
+        """The run with this id, if it has started and not ended."""
         return None if run_id is None else self.runs.get(run_id)
 
     def pieces_of(self, message: BaseMessage, run: Run | None) -> Pieces:
@@ -282,7 +282,7 @@ def _name(name: str | None, tags: Sequence[str]) -> str | None:
 
 
 def running() -> UUID | None:
-    """The run around a model that is streamed, of which LangChain does not tell the model."""
+    """The run around a model call that is streamed. LangChain does not pass it to the model."""
     callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
     return getattr(callbacks, "parent_run_id", None)
 
@@ -293,5 +293,5 @@ _current: ContextVar[Listener | None] = ContextVar("weftline_provenance", defaul
 
 @cache
 def listen() -> None:
-    """Make LangChain tell the listener of every run from now on."""
+    """Make LangChain call the listener for every run from now on."""
     register_configure_hook(_current, inheritable=True)

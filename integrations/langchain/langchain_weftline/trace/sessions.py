@@ -9,8 +9,8 @@ from typing import ClassVar
 from weftline.adapters import Piece, Pieces, RunSession
 from weftline.adapters.pieces import MAX_SEARCHES, MIN_DISTINCT
 
-# A text without a name (a template's own, or an f-string's) counts as an answer only from this
-# length on: templates list labels, and models answer with labels.
+# A text without a name (of a template or an f-string) is taken for an answer only from this many
+# characters on. Shorter ones may be labels, which stand in templates and are answers of models.
 MIN_UNNAMED = 24
 MAX_SEEN = 4096
 
@@ -21,10 +21,10 @@ class TracedSession(RunSession):
 
     max_answers: ClassVar[int] = 1024
 
-    seen: dict[str, None] = field(default_factory=dict)  # values that are no answer of the run
+    seen: dict[str, None] = field(default_factory=dict)  # values that are not answers of the run
 
     def see(self, values: Iterable[str]) -> None:
-        """Note values that existed before any answer that happens to hold them too."""
+        """Note values that were given to the run. Answers that repeat them are not their source."""
         with self.lock:
             for value in values:
                 if len(self.seen) < MAX_SEEN:
@@ -36,7 +36,7 @@ class TracedSession(RunSession):
             answers = list(self.answers)
             if not answers:
                 return pieces
-            # Applications often strip what a model says. The value is still that answer's.
+            # Applications often strip an answer. The stripped text still counts as the answer.
             stripped = ((variable, text, text.strip()) for variable, text in answers)
             answers = [(name, kept) for name, text, kept in stripped if kept not in ("", text)]
             answers += self.answers
@@ -69,7 +69,7 @@ def _split(piece: Piece, answers: list[tuple[str, str]]) -> Iterator[Piece]:
         return
     here = [(v, a) for v, a in answers if a in piece.text]
     if not here:
-        # Punctuation and space between two answers belong to no value.
+        # Punctuation and space between two answers are not part of a value.
         is_value = any(char.isalnum() for char in piece.text)
         yield piece if is_value else Piece(piece.text)
         return
@@ -78,7 +78,7 @@ def _split(piece: Piece, answers: list[tuple[str, str]]) -> Iterator[Piece]:
     before, _, after = piece.text.partition(answer)
     others = [item for item in here if item is not chosen]
     if any(text == answer for _, text in others):
-        here = others  # two calls generated the same text: each is read once
+        here = others  # two calls have generated the same text, and each is used once
     yield from _split(Piece(before, piece.name), here)
     yield Piece(answer, piece.name, variable)
     yield from _split(Piece(after, piece.name), here)

@@ -1,4 +1,4 @@
-"""The sessions of a graph's threads, which go on from one run of the graph to the next."""
+"""The sessions of a LangGraph graph's threads, which stay open between the runs of a thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from langchain_weftline.trace.provenance import LISTENER
 from langchain_weftline.trace.sessions import TracedSession
 from weftline.adapters import RunSessions
 
-# A thread's session keeps up to 1,024 answers here. One that is dropped begins anew.
+# The most threads that are kept. Each has up to 1,024 answers. One that is dropped gets a new
+# session at its next run.
 MAX_THREADS = 1024
 
 
@@ -23,7 +24,7 @@ class ThreadSessions(RunSessions[TracedSession]):
     """The sessions of one thread. They stay open when a run of the thread ends."""
 
     def finish(self) -> None:
-        """A run is over, and the thread may go on."""
+        """Do nothing, because the thread may have further runs."""
 
     def close(self) -> None:
         """Note that the thread is over."""
@@ -31,7 +32,7 @@ class ThreadSessions(RunSessions[TracedSession]):
 
 
 class Threads(BaseCallbackHandler):
-    """Gives each run of a graph the sessions of its thread. It travels as a callback handler.
+    """Gives each run of a graph the sessions of its thread. It is a callback handler of the run.
 
     A run without a `thread_id`, and a graph inside another run, keep the sessions of their run.
     """

@@ -14,7 +14,7 @@ from weftline.adapters.fields import ServerFields
 
 
 class WeftlineEmbedding(BaseEmbedding, ServerFields):
-    """Embeds with the server's embedder `model_name`; "default" is the server's first one.
+    """Embeds texts with the server's embedder `model_name`. "default" is the server's first one.
 
     Start the server with `weftline serve --embedder minilm`, for example. Then:
 
@@ -24,7 +24,7 @@ class WeftlineEmbedding(BaseEmbedding, ServerFields):
     """
 
     model_name: str = Field(default="default")
-    # The server forms its own batches: one request may hold many texts.
+    # The server forms its own batches, so one request may have many texts.
     embed_batch_size: int = Field(default=256, gt=0, le=2048)
 
     def __init__(self, model_name: str = "default", **data: Any) -> None:
@@ -33,7 +33,7 @@ class WeftlineEmbedding(BaseEmbedding, ServerFields):
 
     @classmethod
     def class_name(cls) -> str:
-        """The name in saved settings."""
+        """The name of this class in saved settings."""
         return "WeftlineEmbedding"
 
     def _get_text_embeddings(self, texts: list[str]) -> list[Embedding]:

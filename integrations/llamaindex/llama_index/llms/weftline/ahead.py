@@ -1,4 +1,4 @@
-"""A planned graph under way at the server, and its answers for the requests that ask the same."""
+"""A planned graph that runs in the server, and its answers for the requests equal to its calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def variable(index: int) -> str:
 
 
 def request_key(messages: Iterable[tuple[str, str]], fields: Mapping[str, Any]) -> str:
-    """The key of a request. Two requests have the same key exactly if they ask the same."""
+    """The key of a request. Two requests have equal keys only if messages and fields are equal."""
     return json.dumps([list(messages), fields], sort_keys=True)
 
 
@@ -91,7 +91,7 @@ class Ahead:
         return [self._numbering.variable(index) for index in range(len(self._calls))]
 
     def _note(self, event: ValueEvent | Failed) -> None:
-        """Note an answer, so that later prompts of the run that hold it name its variable."""
+        """Note an answer, so that later prompts of the run that contain it name its variable."""
         if isinstance(event, ValueEvent) and isinstance(event.value, str):
             self._run.answered(event.variable, event.value)
 
@@ -101,7 +101,7 @@ class Ahead:
         return [planned.result for planned in self._claims.planned]
 
     def asked(self) -> Iterator[tuple[list[tuple[str, str]], Mapping[str, Any]]]:
-        """What each call has asked: its messages, and its fields beside the LLM's.
+        """The request of each call: its messages, and its fields beside the LLM's own.
 
         All values must be known.
         """
@@ -121,9 +121,9 @@ class Ahead:
         return self._claims.has_left
 
     def leave(self) -> None:
-        """Note that no more requests come.
+        """Note that no more requests will come.
 
-        Unclaimed calls are cancelled, unless a claimed call still runs.
+        The calls that no request has claimed are cancelled, unless a claimed call still runs.
         """
         if not any(planned.is_claimed and planned.is_running for planned in self._claims.planned):
             self._feed.close()
@@ -133,7 +133,7 @@ class Ahead:
         self._feed.close()
 
     def when_over(self, then: Callable[[], None]) -> None:
-        """Call `then` when the server has answered in full, or the graph was cancelled."""
+        """Call `then` when all values have arrived, or the graph was cancelled."""
         self._feed.when_over(then)
 
 
@@ -149,7 +149,7 @@ def _planned(
         try:
             texts = [(role, filled(parts, answers)) for role, parts in messages]
         except TransformFailed:
-            return None  # LlamaIndex raises the same error, and makes no request
+            return None  # LlamaIndex raises the same error itself, and makes no request
         return request_key(texts, {**fields, **draft.fields})
 
     read = {variable(index): results[index] for index in inputs}
@@ -229,8 +229,8 @@ def _prompt(draft: Draft, binding: _Binding) -> tuple[Any, Iterable[Placeholder]
 class _Binding:
     """Binds the inputs of one call: arguments of the templates, and earlier answers.
 
-    Answers of the same graph are variables that the server fills in. Answers that the run has had
-    are text, with the name of the variable that held them.
+    An answer of the same graph is a variable, which the server fills in. An answer that the run
+    already has is a text, with the name of the variable that it came from.
     """
 
     symbols: Symbols

@@ -1,4 +1,4 @@
-"""The requests of one LLM. A graph that was sent ahead answers a request, or the server does."""
+"""The requests of one LLM. The answer comes from a graph that was sent ahead, or from a request."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request: its route and body, and the result of a planned call that asks the same.
+    """One request: its route and body, and the result of the planned call that is equal to it.
 
-    `request` is what it tells the server of itself, None for nothing.
+    `request` is the data beside the messages that it sends (provenance), or None.
     """
 
     route: str
@@ -47,7 +47,7 @@ class Asking:
         self._has_warned = False
 
     def context_limit(self, model: str) -> int:
-        """The tokens of the model's context. The server is asked once.
+        """The context limit of the model, in tokens. The server is asked once.
 
         Raises UnknownModel and ConnectionFailed.
         """
@@ -64,11 +64,11 @@ class Asking:
         return await client.context_limits()
 
     def served_name(self, model: str) -> str:
-        """The model's name at the server; `default` until the server has told its name."""
+        """The model's name at the server, or `default` while it is not known."""
         return next(iter(self._limits), model) if model == "default" else model
 
     def __deepcopy__(self, memo: object) -> Asking:
-        """Itself: a copy of an LLM shares what its graphs have in flight."""
+        """This object itself, so that a copy of an LLM shares its running graphs."""
         return self
 
     def send_ahead(self, graph: Ahead, with_parts: bool) -> None:
@@ -79,7 +79,7 @@ class Asking:
 
     @contextmanager
     def answering(self, graph: Ahead) -> Iterator[None]:
-        """Inside the block, requests get their answers out of a graph that runs already."""
+        """Inside the block, requests get their answers from a graph that is already running."""
         with self._lock:
             self.graphs.append(graph)
         try:
@@ -89,7 +89,7 @@ class Asking:
                 self.graphs.remove(graph)
 
     def leave(self, graph: Ahead) -> None:
-        """Note that LlamaIndex is done with the calls of a graph."""
+        """Note that LlamaIndex has made all calls of a graph."""
         with self._lock:
             self.graphs.remove(graph)
         graph.leave()
@@ -97,7 +97,7 @@ class Asking:
     def ask(
         self, llm: Any, route: str, prompt: Mapping[str, Any], fields: Mapping[str, Any]
     ) -> Asked:
-        """Prepare a request of the code that runs now."""
+        """Prepare a request for the running code."""
         if route == CHAT:
             messages = strip_to_text(prompt["messages"]) or ()
         else:
@@ -134,7 +134,7 @@ class Asking:
             try:
                 value = await self._value(asked.planned)
             except (EngineFailed, Timeout):
-                raise  # it asked the same, so to ask again would fail again
+                raise  # the call was equal to the request, so the request would fail, too
             except WeftlineError as error:
                 self.warn(error)
             else:
@@ -176,7 +176,7 @@ class Asking:
                     yield chunk
 
     async def _value(self, planned: Result) -> Value:
-        """The value of a call that was sent ahead. Raises Timeout like any request."""
+        """The value of a call that was sent ahead. Raises Timeout after the LLM's `timeout`."""
         try:
             return await awaited(planned.value, self.server.timeout_s)
         except TimeoutError:
@@ -186,7 +186,7 @@ class Asking:
         return Timeout(f"no answer came within {self.server.timeout_s:g} s: set a longer timeout")
 
     def warn(self, error: Exception) -> None:
-        """Log that calls go one by one, and why. Only the first time is a warning."""
+        """Log that calls are sent one by one, and why. Only the first message is a warning."""
         level = logging.DEBUG if self._has_warned else logging.WARNING
         self._has_warned = True
         log.log(level, "a graph sent ahead has failed, so its calls go one by one: %s", error)
@@ -222,7 +222,7 @@ def _hear(request: Request | None, answer: Mapping[str, Any]) -> None:
 
 
 def _answer_of(asked: Asked, value: Value) -> dict[str, Any]:
-    """A value of a graph as the answer of an ordinary request."""
+    """A value of a graph as the response to an ordinary request."""
     content: dict[str, Any] = {"message": message(value.value)}
     if asked.route != CHAT and not isinstance(value.value, dict):
         content = {"text": value.value}
@@ -232,7 +232,7 @@ def _answer_of(asked: Asked, value: Value) -> dict[str, Any]:
 
 
 def _whole(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer as one chunk: the call of a tool is not streamed in parts."""
+    """An answer as one chunk. It is used for tool calls, which are not streamed in parts."""
     delta = whole_delta(answer["choices"][0]["message"])
     return {**answer, "choices": [{"index": 0, "delta": delta}]}
 

@@ -53,9 +53,9 @@ class Weftline(StructuredLLM):
 
         Settings.llm = Weftline(temperature=0, max_tokens=256)
 
-    The calls of a synthesizer or an extractor are submitted ahead of time as one graph. LlamaIndex
-    still runs as usual. A call that asks exactly the same as a call of the graph gets its answer,
-    and any other is an ordinary request. Errors are those of `weftline.errors`.
+    The calls of a synthesizer or an extractor are sent ahead as one graph. LlamaIndex still runs as
+    usual. A request with exactly the prompt and parameters of a call in the graph gets that call's
+    answer. Any other is an ordinary request. Errors are those of `weftline.errors`.
     """
 
     model: str = Field(default="default", description="The model's name; `default` is the first.")
@@ -110,7 +110,7 @@ class Weftline(StructuredLLM):
     _asking: Asking = PrivateAttr()
 
     def __init__(self, model: str = "default", **data: Any) -> None:
-        """Take the fields above, and `api_base` for `base_url`. Raises TypeError for others."""
+        """Set the fields above; `api_base` sets `base_url`. Raises TypeError for other names."""
         if "api_base" in data:
             if "base_url" in data:
                 raise TypeError("base_url and api_base are one setting: give one of them")
@@ -146,7 +146,7 @@ class Weftline(StructuredLLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """The limits by which LlamaIndex packs prompts.
+        """The limits that LlamaIndex uses to pack prompts, in tokens.
 
         The server is asked once for the context window.
         """
@@ -282,7 +282,7 @@ class Weftline(StructuredLLM):
         return self.asking.chunks(asked), lambda chunk: as_completion(so_far.take(chunk))
 
 
-# What OpenAILike takes and Weftline does not, and what to do instead.
+# The arguments of OpenAILike that Weftline does not have, and what to do instead.
 _OTHERWISE = {
     "http_client": "its requests go over connections of its own",
     "async_http_client": "its requests go over connections of its own",
@@ -297,17 +297,17 @@ _OTHERWISE = {
 
 
 def _refusal(argument: str) -> str:
-    """The error for an argument that is not taken."""
+    """The error message for an argument that Weftline does not have."""
     advice = _OTHERWISE.get(argument, "give request fields as additional_kwargs")
     return f"Weftline takes no argument {argument!r}: {advice}"
 
 
-# A request with one of these already says what form the answer must have.
+# A request with one of these fields already gives the form of the answer.
 _SHAPES = ("response_format", "constraint", "tools")
 
 
 def _request(llm: Weftline, options: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
-    """The fields beside the prompt. An option that is None is left out."""
+    """The fields of a request beside the prompt. An option that is None is left out."""
     fields = {**llm.parameters(), **options}
     if not any(shape in fields for shape in _SHAPES):
         fields |= wanted(texts)

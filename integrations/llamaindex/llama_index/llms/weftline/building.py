@@ -1,4 +1,4 @@
-"""Plans the calls of index builds, which know all nodes from the start."""
+"""Plans the calls of index builds. All their nodes are known at the start."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def keywords(plan: Plan, index: Any, nodes: Sequence[Any]) -> None:
 
 
 def tree(plan: Plan, index: Any, nodes: Sequence[Any]) -> None:
-    """TreeIndex: a call for each group of nodes, and so on over their summaries."""
+    """TreeIndex: a call for each group of nodes, then for groups of their summaries, and so on."""
     if not index.build_tree:
         return
     prompt, most = index.summary_template, index.num_children
     helper = Settings._prompt_helper or PromptHelper.from_llm_metadata(plan.llm.metadata)
     texts = [node.get_content(metadata_mode=MetadataMode.LLM) for node in nodes]
-    known = True  # whether `texts` are texts, and not answers to come
+    known = True  # whether `texts` are texts, and not future answers
     while len(texts) > most:
         answers = []
         for start in range(0, len(texts), most):
@@ -46,7 +46,7 @@ def tree(plan: Plan, index: Any, nodes: Sequence[Any]) -> None:
             if known:
                 group = [_truncated(splitter, text) for text in group]
             elif plan.longest_answer > splitter.chunk_size:
-                plan.complete = False  # an answer may be cut
+                plan.complete = False  # an answer may be truncated
                 return
             answers.append(plan.predict("summarize", prompt, context_str="\n".join(group)))
         # With use_async LlamaIndex goes on with the first character of each summary.
@@ -58,7 +58,7 @@ def tree(plan: Plan, index: Any, nodes: Sequence[Any]) -> None:
 
 
 def _truncated(splitter: Any, text: str) -> str:
-    """The text as `truncate` cuts it, by a method that no handler sees."""
+    """The text as `truncate` cuts it, by a method that calls no instrumentation handler."""
     parts: list[str] = splitter._split_text(text, splitter.chunk_size)
     if not parts:
         raise Unplannable("a node has no text")
@@ -75,7 +75,7 @@ def summaries(plan: Plan, index: Any, nodes: Sequence[Any]) -> None:
     for texts in documents.values():
         follow(plan, synthesizer, index._summary_query, texts)
         if not plan.complete:
-            # What follows of this document is planned when LlamaIndex gets there.
+            # The rest of this document is planned when LlamaIndex reaches it.
             raise Unplannable("the summaries of a document may need packing again")
 
 
@@ -87,7 +87,7 @@ _BUILDS: Mapping[type, Callable[[Plan, Any, Sequence[Any]], None]] = {
 
 
 def can_build(index: object) -> bool:
-    """Whether plans are made for builds of this index."""
+    """Whether builds of this index can be planned."""
     if type(index) is DocumentSummaryIndex:
         return can_plan(getattr(index, "_response_synthesizer", None))
     return type(index) in _BUILDS

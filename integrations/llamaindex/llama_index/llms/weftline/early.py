@@ -12,24 +12,24 @@ from llama_index.core.tools import FunctionTool
 
 from weftline.adapters.early import EarlyTurn, StartedTools
 
-# How long a result waits for its call after the model's turn. An agent calls its tools at once, but
-# at most four at a time; a call that comes later runs the tool again.
+# Seconds for which a result is kept after the model's turn. An agent calls its tools soon, at most
+# four at a time. A call that comes later runs the tool again.
 KEEP_S = 60.0
 
 
 def early(tools: Sequence[FunctionTool]) -> list[FunctionTool]:
-    """The tools, which a `Weftline` starts as soon as their call is complete, before its turn ends.
+    """The tools. A `Weftline` starts each as soon as its call is complete, before the turn ends.
 
         agent = FunctionAgent(tools=[*early([search]), write], llm=Weftline())
 
-    Give it only tools without effects, which may run without a person's approval. A tool that takes
-    the workflow's context waits for its turn, as without `early`.
+    Pass only tools without effects, which may run without a person's approval. A tool with the
+    workflow's context as a parameter is not started early.
     """
     return [tool if tool.requires_context else EarlyTool(tool) for tool in tools]
 
 
 class EarlyTool(FunctionTool):
-    """A function tool. A call with the arguments of a run that has started takes its result."""
+    """A function tool that may start early. A call with equal arguments gets the early result."""
 
     def __init__(self, tool: FunctionTool) -> None:
         self.__dict__.update(tool.__dict__)
@@ -38,7 +38,7 @@ class EarlyTool(FunctionTool):
         self._started: list[tuple[dict[str, Any], asyncio.Task[Any]]] = []
 
     def begin(self, arguments: dict[str, Any]) -> asyncio.Task[Any]:
-        """Run the tool now. The result waits for its call."""
+        """Start the tool now. The result is kept for its call."""
         given = {**self._field_defaults, **self.partial_params, **arguments}
         task = asyncio.get_running_loop().create_task(self._run(given))
         self._started.append((given, task))
@@ -49,7 +49,7 @@ class EarlyTool(FunctionTool):
         return await self._plain(**arguments)
 
     def drop(self, task: asyncio.Task[Any]) -> None:
-        """Forget a result that no call has taken, and stop its run."""
+        """Forget a result that no call has used, and cancel its run."""
         for index, (_, started) in enumerate(self._started):
             if started is task:
                 del self._started[index]
@@ -66,7 +66,7 @@ class EarlyTool(FunctionTool):
 
 
 def watched(responses: ChatResponseAsyncGen, tools: Sequence[Any]) -> ChatResponseAsyncGen:
-    """The responses as they come. The tools of the calls that they complete start."""
+    """The responses as they arrive. When a response completes a call, the call's tool starts."""
     known = {tool.metadata.get_name(): tool for tool in tools if isinstance(tool, EarlyTool)}
     return _watched(responses, known) if known else responses
 
@@ -106,6 +106,6 @@ def _see(turn: EarlyTurn[Any], response: ChatResponse) -> None:
 
 
 def _ignore(task: asyncio.Task[Any]) -> None:
-    """Take note of an error that nobody may ever ask for."""
+    """Read the task's error, so that asyncio does not log it if nobody asks for it."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""Plans the calls of LlamaIndex's metadata extractors, which know all nodes from the start."""
+"""Plans the calls of LlamaIndex's metadata extractors. All their nodes are known at the start."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ _PROGRAMS = (FunctionCallingProgram, LLMTextCompletionProgram)
 
 
 def can_extract(extractor: object) -> bool:
-    """Whether plans are made for this extractor."""
+    """Whether the calls of this extractor can be planned."""
     return type(extractor) in _EXTRACTORS and llm_of(extractor) is not None
 
 
 def llm_of(extractor: Any) -> Any:
-    """The LLM that the extractor calls, or None where that is not known."""
+    """The LLM that the extractor calls, or None if it is not known."""
     if type(extractor) is not PydanticProgramExtractor:
         return extractor.llm
     program: Any = extractor.program

@@ -1,4 +1,4 @@
-"""The fields of requests for objects, as LlamaIndex's pydantic programs make them."""
+"""The fields of requests whose answers are objects, as LlamaIndex's pydantic programs make them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BEFORE, _AFTER = PYDANTIC_FORMAT_TMPL.split("{schema}")
 
 
 def are_asked_in_text(llm: Any) -> bool:
-    """Whether an object of `llm` is JSON in the answer's text, and not the call of a tool.
+    """Whether `llm` gets an object as JSON in the answer's text, and not as the call of a tool.
 
     This is how LlamaIndex's get_program_for_llm chooses.
     """
@@ -26,7 +26,7 @@ def are_asked_in_text(llm: Any) -> bool:
 
 
 def as_text_field(output_cls: type[BaseModel]) -> dict[str, Any]:
-    """The field that holds the text of an answer to the JSON schema of this class."""
+    """The field that constrains the text of an answer to the JSON schema of this class."""
     return _held_to(output_cls.__name__, output_cls.model_json_schema())
 
 
@@ -36,7 +36,7 @@ def as_tool_fields(
     required: bool = True,
     parallel: bool = False,
 ) -> dict[str, Any]:
-    """The fields that make the answer call the tool which builds an object of this class."""
+    """The fields that make the model call the tool that builds an object of this class."""
     tool = get_function_tool(output_cls)
     return offer([tool.metadata.to_openai_tool(skip_length_check=True)], choice, required, parallel)
 
@@ -56,10 +56,10 @@ def offer(
 
 
 def wanted(texts: Sequence[str]) -> dict[str, Any]:
-    """The field that holds the answer to the schema which these messages contain.
+    """The field that constrains the answer to the JSON schema in these messages.
 
-    LlamaIndex's PydanticOutputParser ends the first or the last message with a JSON schema, and a
-    program passes nothing else of it to the LLM. Without a schema there is no field.
+    LlamaIndex's PydanticOutputParser puts the schema at the end of the first or the last message.
+    The LLM gets it in no other way. Without a schema the result is empty.
     """
     for text in (texts[0], texts[-1]) if texts else ():
         start = text.rfind(_BEFORE)
@@ -89,9 +89,9 @@ def _held_to(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _closed(schema: Any) -> Any:
-    """The schema with no fields other than those that it names, unless it allows them itself.
+    """The schema without additional properties, unless it allows them explicitly.
 
-    Pydantic drops other fields, and a small model that may add some often never ends.
+    Pydantic drops additional properties, and a small model that may add some often never stops.
     """
     if isinstance(schema, list):
         return [_closed(item) for item in schema]

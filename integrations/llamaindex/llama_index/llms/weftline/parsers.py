@@ -1,7 +1,7 @@
 """The transforms that replace LlamaIndex's output parsers.
 
-Only exact classes count, because a subclass may override anything. A transform gives the data from
-which a parser builds its objects, and the client builds the objects.
+Only exact classes count, because a subclass may override anything. A transform makes the data, and
+the client builds the parser's objects from it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _OF_OBJECTS: Mapping[type[Any], Spec] = MappingProxyType(
         VectorStoreQueryOutputParser: {"op": "json_or_yaml"},
     }
 )
-# By name, because it is in a distribution of its own.
+# The class by name, because it is in another distribution.
 _LANGCHAIN = "llama_index.output_parsers.langchain.base.LangchainOutputParser"
 
 
 def transforms_of(parser: object) -> tuple[Spec, ...]:
-    """The transforms that do what `parser` does, up to where it builds objects.
+    """The transforms that do the work of `parser` up to the building of objects.
 
     Raises weftline.parsers.NoTransform for a class or settings that no transform covers.
     """
@@ -48,7 +48,7 @@ def transforms_of(parser: object) -> tuple[Spec, ...]:
 def text_of(parser: object) -> tuple[Spec, ...] | None:
     """The transforms that give str(parser.parse(answer)), which is what LLM.predict returns.
 
-    None where that is Python's representation of an object. Raises NoTransform.
+    It is None if that is Python's representation of an object. Raises NoTransform.
     """
     specs = transforms_of(parser)
     if type(parser) in _OF_OBJECTS:

@@ -1,8 +1,8 @@
 """Plans the calls that a synthesizer or an extractor is about to make, as one graph.
 
-A plan uses LlamaIndex's own templates and prompt helper, in LlamaIndex's order. Where a prompt
-depends on an answer's length, it is planned only if even the longest answer changes nothing.
-Otherwise the plan ends there, and is not complete.
+A plan uses LlamaIndex's own templates and prompt helper, in LlamaIndex's order. If a prompt depends
+on an answer's length, it is planned only if it is the same for the longest answer. Otherwise the
+plan ends there, and is not complete.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from llama_index.llms.weftline.wire import message_body, strip_to_text
 from weftline.adapters import Pieces
 from weftline.parsers import NoTransform
 
-# LlamaIndex counts tokens with another tokenizer than the model's, so an answer of max_tokens may
-# count for more. English differs by a tenth, code by a fifth.
+# LlamaIndex counts tokens with another tokenizer than the model's, so it may count more than
+# max_tokens tokens in an answer: a tenth more for English, a fifth more for code.
 LENGTH_MARGIN = 1.25
 
 
 STRIP: Spec = {"op": "strip"}
 JSON_TEXT: Spec = {"op": "json_text"}
-# LlamaIndex passes on this field of an object that it streams.
+# Of an object that it streams, LlamaIndex uses this field as the text.
 STREAMED = "answer"
 STREAMED_TEXT: tuple[Spec, ...] = (
     {"op": "json_object"},
@@ -58,8 +58,8 @@ ARGUMENTS: Spec = {"op": "path", "keys": ["tool_calls", 0, "function", "argument
 class Draft:
     """A planned call: role and text of each message, and the same messages in pieces.
 
-    The texts may have symbols. A text prompt has one message with an empty role. `fields` go with
-    the request beside the LLM's.
+    The texts may contain symbols, which stand for future answers. A text prompt has one message
+    with an empty role. `fields` are the request's fields beside those of the LLM.
     """
 
     name: str
@@ -75,8 +75,8 @@ class Plan:
     `complete` says that no other call follows.
 
     With `output_cls` the answers are objects of that class, as structured_predict makes them.
-    `reading` has the transforms that give the text which LlamaIndex passes on of an answer. It is
-    None where no transforms do.
+    `reading` has the transforms that turn an answer into the text that LlamaIndex puts into later
+    prompts. It is None if no transforms can.
     """
 
     llm: Any
@@ -92,9 +92,7 @@ class Plan:
     def predict(self, name: str, prompt: BasePromptTemplate, **arguments: Any) -> Answer | None:
         """Plan `llm.predict(prompt, **arguments)`, or structured_predict.
 
-        Returns its future result.
-
-        The result is None where a later prompt cannot hold it.
+        Returns a symbol for the future result, or None if a later prompt cannot contain it.
         """
         fields: dict[str, Any] = {}
         if self.output_cls is not None and are_asked_in_text(self.llm):
@@ -153,7 +151,7 @@ def tree(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> Non
     answers = [plan.predict("summarize", prompt, context_str=chunk) for chunk in packed]
     known = [answer for answer in answers if answer is not None]
     if len(known) < len(answers) or len(answers) * (plan.longest_answer + 1) > size:
-        plan.complete = False  # the answers are no text, or may need packing again
+        plan.complete = False  # the answers are not texts, or may need packing again
         return
     stripped = (plan.symbols.text(answer.then(STRIP)) for answer in known)
     combined = "\n\n".join(stripped)
@@ -182,7 +180,8 @@ def refine(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> N
         return
     answer = plan.predict("answer", first.partial_format(query_str=query), context_str=parts[0])
     for part in parts[1:]:
-        # LlamaIndex fits the chunk beside the answer so far. Here it must fit beside the longest.
+        # LlamaIndex packs the chunk beside the answer so far. Here it must fit beside the longest
+        # possible answer.
         empty = then.partial_format(query_str=query, existing_answer="")
         kept, _ = _repack(synthesizer, plan.llm, empty, [part])
         used = len(helper._token_counter.tokenizer(kept[0]))
@@ -232,7 +231,7 @@ _SYNTHESIZERS: Mapping[type, _Follow] = {
 
 
 def can_plan(synthesizer: object) -> bool:
-    """Whether plans are made for this synthesizer."""
+    """Whether the calls of this synthesizer can be planned."""
     return type(synthesizer) in _SYNTHESIZERS
 
 
@@ -287,7 +286,7 @@ def follow(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> N
 
 
 def plan_of(llm: Any, output_cls: type[BaseModel] | None = None) -> Plan:
-    """An empty plan. Raises Unplannable where it is not known how an answer is passed on."""
+    """An empty plan. Raises Unplannable if it is not known how answers enter later prompts."""
     if output_cls is not None:
         _require(llm.is_chat_model, "its objects are asked of a text model")
         _require(llm.output_parser is None, "its objects are parsed twice")
@@ -313,8 +312,8 @@ def _repack(
 ) -> tuple[list[str], int]:
     """The chunks that `prompt_helper.repack` gives, and the number of tokens that fit into one.
 
-    It calls only methods that LlamaIndex's instrumentation does not report. So no handler sees
-    chunks being split before LlamaIndex splits them.
+    It calls only methods that LlamaIndex's instrumentation does not report, so that no handler
+    reports a splitting of chunks that LlamaIndex has not done yet.
     """
     helper = synthesizer._prompt_helper
     splitter = helper.get_text_splitter_given_prompt(prompt, padding=padding, llm=llm)

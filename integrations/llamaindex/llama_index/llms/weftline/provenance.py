@@ -1,7 +1,7 @@
 """Provenance: the pieces of a run's prompts, and the run's session at the server.
 
-A prompt in pieces shows the template's text, its arguments under their names, and which parts are
-earlier answers of the run.
+The pieces of a prompt are the template's text, its arguments with their names, and earlier answers
+of the run with their variables.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from weftline.http import OnGraph
 
 log = logging.getLogger(__name__)
 
-# Shorter values also occur by chance in texts that they are no part of.
+# Shorter values are not searched for, because they also occur in texts by chance.
 MIN_SEARCHED = 8
-# A shorter answer also occurs by chance: templates list labels, and models answer with labels.
+# A shorter text is not taken for an answer. It may be a label, which stands in templates and is an
+# answer of models.
 MIN_ANSWER = 12
 MAX_ORIGINS = 4096  # values remembered for a run
 
-# Compiling a pattern for each prompt took a tenth of the client's time for it.
+# The pattern is compiled once. Compiling it took a tenth of the client's time for a prompt.
 _MARK = secrets.token_hex(8)
 _MARKED = re.compile(f"\ue000{_MARK}([^\ue000-\ue003]+)\ue001(.*?)\ue002{_MARK}\ue003", re.DOTALL)
 
@@ -65,8 +66,8 @@ def by_template(
         else:
             rendered = [llm._get_prompt(prompt, **{**arguments, **marked})]
     except (KeyError, ValueError, TypeError, AttributeError):
-        return None  # LlamaIndex could render it, and we cannot
-    # An argument may itself hold marks, where one template was rendered into another.
+        return None  # LlamaIndex has rendered it, but this rendering failed
+    # An argument may contain marks itself, if one template was rendered into another.
     found = [_cut(text) for text in rendered]
     return found if [text_of(pieces) for pieces in found] == list(texts) else None
 
@@ -111,7 +112,7 @@ class Run(RunSession):
         return first
 
     def answered(self, variable: str, text: str, called: Iterable[str] = ()) -> None:
-        """Note an answer. LlamaIndex strips answers before it puts them into prompts."""
+        """Note an answer, without white space around it: LlamaIndex strips answers in prompts."""
         super().answered(variable, text.strip(), called)
 
     def trace(self, pieces: Pieces) -> Pieces:
@@ -122,7 +123,7 @@ class Run(RunSession):
         longest = sorted((a for a in answers if len(a[1]) >= MIN_ANSWER), key=lambda a: -len(a[1]))
         found: list[Piece] = []
         for piece in pieces:
-            # A value that is an answer as a whole is that answer, however short it is.
+            # A value that equals a whole answer counts as that answer, however short it is.
             if piece.name is not None and (variable := whole.get(piece.text.strip())):
                 found.append(piece._replace(from_var=variable))
                 continue
@@ -133,9 +134,9 @@ class Run(RunSession):
         return tuple(found)
 
     def _origin(self, value: str, answers: Sequence[tuple[str, str]]) -> str | None:
-        """The variable whose answer holds `value`, such as one of several sub-questions.
+        """The variable whose answer contains `value`, such as one of several sub-questions.
 
-        A value that an earlier prompt had too, such as the user's question, came from no answer.
+        It is None for a value that an earlier prompt had too, such as the user's question.
         """
         with self.lock:
             if value in self.origins:
@@ -179,7 +180,7 @@ def _show(server: Server, closer: Closer, on_graph: OnGraph, id: str) -> None:
     async def show() -> None:
         try:
             on_graph(await (await _session(server, id)).graph())
-        except Exception as error:  # the run has its answers, and no caller waits for it
+        except Exception as error:  # only logged: the run has its answers, and no caller waits
             log.warning("the graph of a run cannot be shown: %s", error)
         closer.add(id)
 

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def ask(server: Retrieval, asked: Asked) -> Any:
-    """The answer, of the graph that the running code has sent ahead or of a request."""
+    """The answer, from a graph that the running code has sent ahead, or from a request."""
     found = SPANS.found(server.server, asked)
     if found is not None:
         try:

@@ -1,4 +1,4 @@
-"""What a retriever is about to ask of the server: the embedding of its query, and the hits.
+"""The requests that a retriever is about to make: the embedding of its query, and the search.
 
 Both are sent ahead as steps of one graph, where the embedding model and the store are ours and at
 one server. A retriever that asks for exactly that gets their results.
@@ -144,7 +144,7 @@ class Lookup:
         self.found: Found | None = None
 
     def start(self) -> None:
-        """Submit it."""
+        """Submit the embedding and the search."""
         run = self._run
         embedded, hits = names = found_in(0 if run is None else run.reserve(1))
         steps = self._finding.steps(embedded, hits)
@@ -155,5 +155,5 @@ class Lookup:
         self.found = Found(self._finding, results[embedded], results[hits])
 
     def leave(self) -> None:
-        """Note that the retriever is done."""
+        """Note that the retriever has ended."""
         self._feed.close()

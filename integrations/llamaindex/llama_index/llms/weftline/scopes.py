@@ -1,7 +1,7 @@
-"""The methods of LlamaIndex that make many calls and have no span: they get a scope of ours.
+"""Adds scopes to the methods of LlamaIndex that make many calls and have no span.
 
-Without a span around them each of their calls would be a run of its own. A scope is a context
-variable, so that tasks and threads inherit it. LlamaIndex's own spans and events stay as they are.
+Without a scope, each of their calls would be a run of its own. A scope is a context variable, so
+that tasks and threads inherit it. LlamaIndex's own spans and events stay as they are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from llama_index.core.indices.base import BaseIndex
 
 
 class Spans(Protocol):
-    """Takes note of the beginning and the end of a method."""
+    """Is called at the beginning and the end of a method."""
 
     def enter(self, id: str, instance: Any, arguments: Any, parent: Any) -> Any: ...
 
@@ -61,7 +61,7 @@ def _scoped(
     def scope(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
         try:
             arguments = dict(signature.bind(*args, **kwargs).arguments)
-        except TypeError:  # the method itself says it better
+        except TypeError:  # calling the method gives the better error message
             arguments = {}
         instance = arguments.pop(next(iter(signature.parameters)), None)
         id = f"{type(instance).__name__}.{function.__name__}-{uuid4()}"

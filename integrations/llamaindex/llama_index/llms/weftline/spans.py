@@ -1,8 +1,8 @@
 """Watches LlamaIndex through its public instrumentation.
 
-At the start of a synthesis or an extraction, before its first call, the handler sees the object and
-all its texts. Then the graph is sent ahead. While a call is made, the spans around it know its
-template and arguments. The handler changes nothing that it sees.
+At the start of a synthesis or an extraction, before its first call, the handler gets the object and
+all its texts. Then it sends the graph ahead. During a call, the spans around it have its template
+and arguments. The handler changes none of LlamaIndex's objects.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from weftline.adapters.sessions import MAX_NAME, Nested, said_of
 
 log = logging.getLogger(__name__)
 
-# Bounds the spans that LlamaIndex never ends, such as those of closed event loops.
+# The most spans that are kept. LlamaIndex never ends some, such as those of closed event loops.
 MAX_SPANS = 20_000
 MAX_ANCESTORS = 12
 MAX_VALUES = 64
@@ -57,7 +57,7 @@ RETRIEVING = (*QUERYING, "_retrieve", "_aretrieve")
 
 @dataclass(eq=False, slots=True)
 class Span(Nested):
-    """A method under way: its object, its arguments, and the span that contains it."""
+    """A method that is running: its object, its arguments, and the span that contains it."""
 
     instance: Any
     arguments: Mapping[str, Any]
@@ -91,14 +91,14 @@ class Spans:
             self._send_ahead(span, method)
 
     def _innermost(self, active: str | None) -> Span | None:
-        """The span with the id `active`, or the scope of ours that lies inside it."""
+        """The span with the id `active`, or the scope of ours that is inside it."""
         span, scope = self._open.get(active or ""), self._open.get(ENCLOSING.get() or "")
         if scope is not None and (span is None or span in scope.ancestry()):
             return scope
         return span
 
     def leave(self, id: str, result: Any) -> None:
-        """Note that a method ends. Its `result` may be a stream that has not begun."""
+        """Note that a method ends. Its `result` may be a stream that nobody has read yet."""
         with self._lock:
             span = self._open.pop(id, None)
         if span is None:
@@ -194,7 +194,7 @@ class Spans:
         return _runs(root).find(server.place, partial(begin_run, server, llm.on_graph))
 
     def account(self, llm: Any, messages: Sequence[Mapping[str, Any]]) -> Request | None:
-        """The request for the prompt that the running code has made: its pieces and its run."""
+        """The provenance of the prompt that the running code has made: its pieces and its run."""
         span = self._innermost(active_span_id.get())
         if span is None:
             return None
@@ -216,13 +216,13 @@ _CHATS_LOCK = Lock()
 
 
 def _chat_of(span: Span) -> BaseChatEngine | None:
-    """The chat engine whose turn `span` is; None for anything inside something else."""
+    """The chat engine whose turn `span` is; None for other spans and for inner spans."""
     chat = span.instance
     return chat if span.parent is None and isinstance(chat, BaseChatEngine) else None
 
 
 def _runs(root: Span) -> RunSessions[Run]:
-    """The sessions of the run that `root` is, or whose turn it is."""
+    """The sessions of the run `root`, or of the chat engine if `root` is a turn of a chat."""
     chat = _chat_of(root)
     if chat is None:
         return root.runs
@@ -264,7 +264,7 @@ def _covers(span: Span, synthesizer: Any) -> bool:
 
 
 def _llm_of(instance: Any) -> Any:
-    """The Weftline that a synthesizer or an extractor calls; None for any other object."""
+    """The Weftline LLM that a synthesizer or an extractor calls; None for any other object."""
     if can_plan(instance):
         llm = instance._llm
     elif can_build(instance):
@@ -316,9 +316,9 @@ def _name(llm: Any, around: Sequence[Span]) -> str:
 
 
 class _Handler(BaseSpanHandler[Any]):
-    """LlamaIndex's side.
+    """The handler that LlamaIndex calls.
 
-    LlamaIndex swallows a handler's exceptions, so its methods must not raise.
+    LlamaIndex ignores a handler's exceptions, so its methods must not raise.
     """
 
     @classmethod
@@ -362,7 +362,7 @@ _HANDLER = _Handler()
 
 
 def listen() -> None:
-    """Watch from now on. Calling it again puts the handler back if it was removed."""
+    """Add the handler to LlamaIndex's instrumentation, also again if it was removed."""
     enclose(SPANS, active_span_id.get)
     root = get_dispatcher()
     if _HANDLER not in root.span_handlers:

@@ -1,4 +1,4 @@
-"""Objects and tool calls of a Weftline: how it asks for them, and how it reads them."""
+"""The part of Weftline that asks for objects and tool calls, and reads them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Options = dict[str, Any] | None
 class StructuredLLM(FunctionCallingLLM):
     """The part of a Weftline that asks for objects and tool calls."""
 
-    # Tells type checkers that subclasses take their fields as keywords.
+    # Tells type checkers that the fields of subclasses are keyword arguments.
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
 
@@ -40,7 +40,7 @@ class StructuredLLM(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Model:
-        """As in every LLM. Without tools the server holds the text to the class's JSON schema."""
+        """As in every LLM. Without tools the server constrains the text to the class's schema."""
         options = self._held_to(output_cls, llm_kwargs)
         made: Model = super().structured_predict(output_cls, prompt, options, **prompt_args)
         return made
@@ -64,7 +64,7 @@ class StructuredLLM(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Generator[Model | FlexibleModel, None, None]:
-        """The object as it grows. It is held to its schema by the call of a tool."""
+        """The object as it grows. The model writes it as the arguments of a tool call."""
         options = self._held_to(output_cls, llm_kwargs, is_streamed=True)
         parts: Generator[Model | FlexibleModel, None, None] = super().stream_structured_predict(
             output_cls, prompt, options, **prompt_args
@@ -118,7 +118,7 @@ class StructuredLLM(FunctionCallingLLM):
     async def astream_chat_with_tools(
         self, tools: Sequence[BaseTool], *args: Any, **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        """As in every LLM. Tools of `early` start as their calls are complete."""
+        """As in every LLM. A tool of `early` starts as soon as its call is complete."""
         return watched(await super().astream_chat_with_tools(tools, *args, **kwargs), tools)
 
     def _validate_chat_with_tools_response(

@@ -1,7 +1,7 @@
-"""Texts that contain answers which do not exist yet.
+"""Texts that contain answers that do not exist yet.
 
-While a plan is made, a symbol stands for a future answer: a short text that occurs nowhere else.
-Templates and joins carry the symbol to the place where the answer belongs.
+While a plan is made, a symbol stands for a future answer. It is a short text that occurs nowhere
+else. Templates and joins put it at the place where the answer belongs.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Answer:
     steps: tuple[Spec, ...] = ()
 
     def then(self, *steps: Spec) -> Answer:
-        """This answer after more transforms."""
+        """This answer after further transforms."""
         return Answer(self.index, (*self.steps, *steps))
 
     @property
     def has_braces(self) -> bool:
-        """Whether its text will be that of a dict, as far as the transforms tell."""
+        """Whether the transforms make a dict, whose text has braces."""
         return any(step["op"] in _DICTS for step in self.steps) and self.steps[-1]["op"] == "str"
 
     def of(self, answers: Mapping[int, Any]) -> str:
@@ -69,7 +69,7 @@ class Symbols:
         return f"\ue000{self.nonce}.{number}{braces}\ue001"
 
     def are_whole_in(self, text: str) -> bool:
-        """Whether no symbol in `text` was cut or changed, by a filter of a template for example."""
+        """Whether all symbols in `text` are intact. A filter of a template may change one."""
         known = [part for part in self.parts(text) if isinstance(part, str)]
         return not any(mark in part for part in known for mark in ("\ue000", "\ue001"))
 

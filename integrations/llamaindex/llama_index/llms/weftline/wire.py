@@ -1,4 +1,4 @@
-"""LlamaIndex's messages as OpenAI's requests, and OpenAI's answers as LlamaIndex's responses."""
+"""Turns LlamaIndex's messages into requests of OpenAI's API, and the responses back."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def chat_response(answer: Mapping[str, Any]) -> ChatResponse:
 
 
 def _assistant(blocks: list[Any], calls: list[Any]) -> ChatMessage:
-    """A message that holds its tool calls twice, because LlamaIndex looks in two places."""
+    """An assistant's message. It has its tool calls twice, because LlamaIndex reads two places."""
     return ChatMessage(
         role=MessageRole.ASSISTANT,
         blocks=[*blocks, *map(_call_block, calls)],
@@ -106,7 +106,7 @@ def _usage(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class ChatSoFar:
-    """A streamed chat answer. Every chunk becomes a response that holds the whole answer so far."""
+    """A streamed chat answer. Every chunk becomes a response with the whole answer so far."""
 
     text: str = ""
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class ChatSoFar:
 
 @dataclass
 class TextSoFar:
-    """A streamed text answer. Every chunk becomes a response that holds the whole answer so far."""
+    """A streamed text answer. Every chunk becomes a response with the whole answer so far."""
 
     text: str = ""
 
@@ -152,7 +152,7 @@ class TextSoFar:
 
 
 def arguments_of(block: ToolCallBlock) -> dict[str, Any]:
-    """The arguments of a tool call as far as they have arrived; empty if they are no object."""
+    """The arguments of a tool call so far. Empty if they are not a JSON object."""
     given = block.tool_kwargs
     if isinstance(given, str):
         try:

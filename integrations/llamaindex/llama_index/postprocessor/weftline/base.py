@@ -16,8 +16,8 @@ from weftline.adapters.fields import ServerFields
 class WeftlineRerank(BaseNodePostprocessor, ServerFields):
     """Keeps the `top_n` nodes that fit the query best, the best first.
 
-    `model` names a reranker of the server; None takes the first one. An embedder reranks too, by
-    the similarity of tokens.
+    `model` names a reranker of the server. None means the first one. It may also be an embedder,
+    which scores by the similarity of tokens.
     """
 
     model: str | None = Field(default=None)

@@ -32,7 +32,7 @@ from weftline.errors import WeftlineError
 
 SEPARATOR = "\n---------------------\n"
 REPORT = "weftline"
-"""The key of a response's metadata under which the report stands."""
+"""The key of the report in a response's metadata."""
 
 _report: ContextVar[Report | None] = ContextVar("weftline_report", default=None)
 
@@ -40,12 +40,14 @@ _report: ContextVar[Report | None] = ContextVar("weftline_report", default=None)
 class WeftlineSynthesizer(BaseSynthesizer):
     """Answers like LlamaIndex's synthesizer of the same mode, with one request.
 
-    `response.metadata["weftline"]` tells for each source which calls read it and how long they
-    took. For a streamed answer it is filled when the stream has ended. LlamaIndex's own synthesizer
-    runs where the client parses answers: objects, or an LLM with an output parser. It also runs
-    where the calls are not one graph: modes without calls, or answers that may need packing again.
+    `response.metadata["weftline"]` has for each source which calls read it and how many seconds
+    they took. For a streamed answer it is filled in when the stream has ended.
 
-    LlamaIndex's events and callbacks see the calls when all of them have been answered.
+    LlamaIndex's own synthesizer runs if the client parses the answers (objects, or an LLM with an
+    output parser). It also runs if the calls are not one graph (modes without calls, or answers
+    that may need packing again).
+
+    LlamaIndex's events and callbacks are called for all calls when the last one has ended.
     """
 
     def __init__(
@@ -128,9 +130,9 @@ class WeftlineSynthesizer(BaseSynthesizer):
         if not can_plan(self._inner):
             return None
         if self._inner._output_cls is not None or self._llm.output_parser is not None:
-            return None  # LlamaIndex's own synthesizer parses them; its calls are sent ahead
+            return None  # LlamaIndex's own synthesizer parses them, and its calls are sent ahead
         if self._streaming and isinstance(self._inner, Accumulate):
-            return None  # LlamaIndex raises its own error for it
+            return None  # LlamaIndex raises its own error
         try:
             plan = plan_synthesis(self._inner, query, list(chunks), others)
             if not plan.complete:
@@ -250,7 +252,7 @@ class WeftlineSynthesizer(BaseSynthesizer):
 
 
 class _Sent:
-    """A synthesis under way at the server."""
+    """A synthesis that runs in the server."""
 
     def __init__(self, llm: Any, plan: Plan) -> None:
         self._llm = llm
@@ -279,9 +281,10 @@ class _Sent:
         return str(value.value)
 
     def tell(self) -> None:
-        """Make the calls again in the client, where the values answer them.
+        """Make the calls again in the client, which gets their answers from the values.
 
-        So LlamaIndex's events and callbacks see every call, and its token counter counts them.
+        In this way LlamaIndex's events and callbacks get every call, and its token counter counts
+        them.
         """
         with self._llm.asking.answering(self.graph):
             for messages, fields in self.graph.asked():

@@ -1,4 +1,4 @@
-"""The report of a synthesis: the time and the tokens of each call, and the sources that it read."""
+"""The report of a synthesis: the seconds and tokens of each call, and the sources that it read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _TOKENS = ("prompt_tokens", "cached_tokens", "output_tokens")
 class Report(dict[str, Any]):
     """`calls` has the name, seconds and tokens of each call, and `sources` the calls of each node.
 
-    Seconds and tokens are filled in with the answer. `total_s` is the server's time for all calls.
+    Seconds and tokens are filled in at the end of the answer. `total_s` is the time in seconds from
+    the submit of the first call to the end of the last one, in the server.
     """
 
     def __init__(self, plan: Plan, variables: Sequence[str]) -> None:
@@ -41,7 +42,8 @@ class Report(dict[str, Any]):
             ]
 
 
-# A node that was split is in several prompts. A common piece of this many characters shows it.
+# A node that was split is in several prompts. A call counts as a reader of a node if its prompt has
+# a piece of this many characters of the node.
 _PIECE = 80
 
 

@@ -15,7 +15,7 @@ from llama_index.core.schema import QueryBundle
 
 
 class SpeculativeRouterQueryEngine(RouterQueryEngine):
-    """A RouterQueryEngine that trades work for time: all branches begin before one is chosen.
+    """A RouterQueryEngine that answers sooner and computes more: it begins all branches at once.
 
     The retrievers of every branch run, so they must have no side effects. Branches that are not
     chosen are cancelled, in the server too. The answer is that of the plain router.

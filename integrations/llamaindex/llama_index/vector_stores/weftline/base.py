@@ -30,8 +30,8 @@ class WeftlineVectorStore(BasePydanticVectorStore, ServerFields):
         context = StorageContext.from_defaults(vector_store=WeftlineVectorStore())
         VectorStoreIndex.from_documents(documents, context, embed_model=WeftlineEmbedding())
 
-    It keeps texts and metadata, so an index can be opened again with
-    `VectorStoreIndex.from_vector_store`. Filters are equalities that all must hold.
+    The store keeps texts and metadata, so an index can be opened again with
+    `VectorStoreIndex.from_vector_store`. A filter must be a conjunction of equalities.
     """
 
     stores_text: bool = True
@@ -140,7 +140,7 @@ class WeftlineVectorStore(BasePydanticVectorStore, ServerFields):
 
 
 def _equal(filters: MetadataFilters | None) -> Mapping[str, Any]:
-    """Metadata by name. Raises ValueError for any other filter than equalities that all hold."""
+    """The metadata that `filters` require. Raises ValueError for anything but equalities."""
     if filters is None:
         return {}
     if filters.condition not in (FilterCondition.AND, None):

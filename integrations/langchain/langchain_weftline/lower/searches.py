@@ -1,0 +1,172 @@
+"""Retrievers over a store of the server: each one's embedding and search are steps of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.runnables.config import get_callback_manager_for_config
+from langchain_core.vectorstores import VectorStoreRetriever
+
+from langchain_weftline.lower.steps import Fetch, Handler, Lowerer, Step, Steps
+from langchain_weftline.lower.symbols import CannotCompile, Local, Ref, Unknown
+from langchain_weftline.model.answers import new_variable
+from langchain_weftline.retrieval.vectorstore import (
+    StoreInServer,
+    WeftlineVectorStore,
+    documents_of,
+    in_server,
+)
+from weftline import steps
+from weftline.adapters import Server
+from weftline.errors import WeftlineError
+
+_DEFAULT_K = 4  # of LangChain's vector stores
+_STEP = "retriever: "  # begins the steps' names: the server's errors name the step that failed
+
+
+@dataclass(frozen=True, slots=True)
+class SearchDraft:
+    """The search of one retriever. Its hits become the variable `var`.
+
+    The `query` is a text, or a variable of the server.
+    """
+
+    var: str
+    query: str | Ref
+    embedded: str
+    name: str
+    store: StoreInServer
+    k: int
+    filter: Mapping[str, Any]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The variable of its query, if the server has it."""
+        return (self.query.var,) if isinstance(self.query, Ref) else ()
+
+    def steps(self) -> tuple[steps.Embed, steps.Search]:
+        """The two steps of the submit."""
+        if isinstance(self.query, Ref):
+            source = steps.Source(var=self.query.var, transforms=self.query.transforms)
+        else:
+            source = steps.Source(value=self.query)
+        embed = steps.Embed(
+            in_=source,
+            out=self.embedded,
+            engine=self.store.embedder,
+            name=f"{_STEP}embed{self.name}",
+        )
+        search = steps.Search(
+            in_=steps.Source(var=self.embedded),
+            out=self.var,
+            store=self.store.name,
+            k=self.k,
+            filter=dict(self.filter),
+            name=f"{_STEP}search{self.name}",
+        )
+        return embed, search
+
+
+class Searches:
+    """Lowers retrievers, and collects the searches that nobody has submitted yet in `drafts`."""
+
+    def __init__(self, lowering: Lowerer, mint: Callable[[], str] = new_variable) -> None:
+        self._lowering = lowering
+        self._mint = mint
+        self.drafts: list[SearchDraft] = []
+        self.server: Server | None = None  # of all searches so far
+
+    @property
+    def handlers(self) -> Mapping[type, Handler]:
+        """The handler of each class."""
+        return {VectorStoreRetriever: self._retriever}
+
+    def _retriever(self, step: Step, value: Any) -> Steps:
+        """A retriever of a vector store, if the server holds the store and embeds the query."""
+        retriever: VectorStoreRetriever = step.runnable
+        kept = retriever.vectorstore
+        if type(kept) is not WeftlineVectorStore:
+            raise CannotCompile(retriever, f"its store {type(kept).__name__!r} is in the client")
+        store = in_server(kept)
+        if store is None:
+            raise CannotCompile(retriever, "the client embeds its queries")
+        if self._lowering.mode.is_ahead:
+            raise CannotCompile(retriever, "LangChain runs it, and the server the calls ahead")
+        if self.server is not None and self.server.place != store.server.place:
+            raise CannotCompile(retriever, "another store of the chain has another server")
+        if _is_heard(step):
+            raise CannotCompile(retriever, "callbacks hear of it")
+        k, filter = _terms(retriever)
+        if isinstance(value, Local):
+            value = yield Fetch(value)
+        query = _query(retriever, value)
+        draft = SearchDraft(
+            var=self._mint(),
+            query=query,
+            embedded=self._mint(),
+            name=_name(step.path),
+            store=store,
+            k=k,
+            filter=filter,
+        )
+        self.drafts.append(draft)
+        self.server = store.server
+        why = f"embed, and search in store {store.name!r}"
+        self._lowering.note(step, why, in_server=True)
+        return Ref(draft.var, is_text=False, make=documents_of)
+
+    def taken(self) -> list[SearchDraft]:
+        """The searches that are submitted now."""
+        drafts, self.drafts = self.drafts, []
+        return drafts
+
+
+def is_of_search(failure: WeftlineError) -> bool:
+    """Whether a retriever has failed: it then raises the server's error as it is."""
+    return failure.call is not None and failure.call.startswith(_STEP)
+
+
+def _name(path: tuple[str, ...]) -> str:
+    """The place in the chain, as the end of a step's name."""
+    place = "".join(char if char.isprintable() else " " for char in ".".join(path))[:100]
+    return f" for {place}" if place else ""
+
+
+def _is_heard(step: Step) -> bool:
+    """Whether callbacks want to know of retrievers: LangChain tells them, so it runs this one."""
+    handlers = get_callback_manager_for_config(step.config).handlers
+    return any(not handler.ignore_retriever for handler in handlers)
+
+
+def _terms(retriever: VectorStoreRetriever) -> tuple[int, Mapping[str, Any]]:
+    """How many documents are wanted, and what their metadata must hold."""
+    if retriever.search_type != "similarity":
+        raise CannotCompile(retriever, f"the client searches by {retriever.search_type!r}")
+    terms = dict(retriever.search_kwargs)
+    k, filter = terms.pop("k", _DEFAULT_K), terms.pop("filter", None) or {}
+    if terms:
+        raise CannotCompile(retriever, f"its search has the argument {next(iter(terms))!r}")
+    if type(k) is not int or not 1 <= k <= steps.MAX_K or type(filter) is not dict:
+        raise CannotCompile(retriever, "its k or its filter is not what a search takes")
+    return k, filter
+
+
+def _query(retriever: VectorStoreRetriever, value: Any) -> str | Ref:
+    if isinstance(value, Unknown):
+        return ""  # in a plan: the run has it
+    if isinstance(value, Ref) and value.is_text and value.make is None:
+        return value
+    if type(value) is str and _can_be_sent(value):
+        return value
+    raise CannotCompile(retriever, "its query is not one text")
+
+
+def _can_be_sent(text: str) -> bool:
+    """Whether JSON can carry a text. It cannot carry half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
