@@ -63,10 +63,10 @@ def _equals(value: Any, given: Any) -> bool:
 
 
 def _in(value: Any, given: list[Any]) -> bool:
-    alike = [one for one in given if _kind(one) == _kind(value)]
-    if not alike:
+    comparable = [one for one in given if _kind(one) == _kind(value)]
+    if not comparable:
         _misfit("in", value, " or ".join(sorted({_kind(one) for one in given})))
-    return value in alike
+    return value in comparable
 
 
 def _contains(value: Any, given: Any) -> bool:

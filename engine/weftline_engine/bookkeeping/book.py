@@ -149,7 +149,7 @@ class Book:
         drafts and one more token."""
         chunks = [chunk for chunk in plan.chunks if chunk.samples]
         for chunk, sampled in zip(chunks, tokens, strict=True):
-            self._take_all(chunk, sampled)
+            self._add_tokens(chunk, sampled)
         for chunk in plan.chunks:
             if not chunk.sequence.generates and chunk.sequence.complete:
                 self._filled(self.ops.of(chunk.sequence))
@@ -196,7 +196,7 @@ class Book:
             drafter.drafted = len(chunk.drafts)
         return drafted
 
-    def _take_all(self, chunk: Chunk, sampled: Items[Sampled]) -> None:
+    def _add_tokens(self, chunk: Chunk, sampled: Items[Sampled]) -> None:
         """Add the tokens of a step to a generate: accepted drafts, and one more."""
         sequence = chunk.sequence
         live = self.ops.of(sequence)
@@ -205,8 +205,8 @@ class Book:
             if place:
                 self.scheduler.accept(sequence)
             if drafting is not None and drafter is not None:
-                drafting.heed(drafter, one.token)
-            self._take(live, one)
+                drafting.compare(drafter, one.token)
+            self._add_token(live, one)
             if sequence.phase is Phase.DONE:
                 break
         if chunk.drafts:
@@ -216,7 +216,7 @@ class Book:
             if sequence.phase is Phase.DONE:
                 drafting.remember(live.op, sequence.tokens[sequence.prompt :])
 
-    def _take(self, live: Live, sampled: Sampled) -> None:
+    def _add_token(self, live: Live, sampled: Sampled) -> None:
         """Add the next token to a generate."""
         sequence, params, token = live.sequence, live.params, sampled.token
         if token is None:

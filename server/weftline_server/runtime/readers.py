@@ -48,7 +48,7 @@ class Readers:
         self._signals: defaultdict[tuple[str, str], set[Callable[[], None]]] = defaultdict(set)
 
     def wake(self, session: Session, variable: str) -> None:
-        """The variable has a new part, a value or an error, or its client may compute it."""
+        """Wake the readers: there is a new part, a value, an error, or a client's step is due."""
         for signal in self._signals.get((session.id, variable), ()):
             signal()
 

@@ -169,7 +169,7 @@ class Registry:
             )
 
     def charge(self, session: Session) -> None:
-        """Count what the values of `session` take now."""
+        """Record how many bytes the values of `session` take now."""
         if session.id not in self._by_id:
             return
         now, before = session.spent.value_bytes, self._charged.get(session.id, 0)
@@ -186,7 +186,7 @@ class Registry:
                 await self.journal.kept(session)
 
     def busy(self) -> bool:
-        """Whether a call of any session is on an engine, or on its way there."""
+        """Whether a call of any session runs on an engine or is being sent to one."""
         return any(session.execution.under_way for session in self._sessions.values())
 
     def aged(self, now: float) -> list[Session]:

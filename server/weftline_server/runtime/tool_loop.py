@@ -48,7 +48,7 @@ MOST_TURNS = 16
 
 @dataclass(slots=True)
 class _Written:
-    """A call as far as the model has written it, and the task that runs it."""
+    """A tool call as far as the model has written it, and the task that runs it."""
 
     id: str
     name: str
@@ -86,7 +86,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class ClientCall:
-    """A call of a tool that the client computes. Its result is the value of `variable`."""
+    """A call of a tool that the client runs. Its result becomes the value of `variable`."""
 
     id: str
     name: str
@@ -142,7 +142,7 @@ class ToolLoop:
             call = self._next(call, turn)
 
     async def _written(self, turn: Turn) -> AsyncGenerator[str, None]:
-        """What the model says in one turn, by and by. Starts the tools that may start early."""
+        """Yield what the model writes in one turn. Start the tools that may start early."""
         driver, session = self._driver, self._session
         parser = self._parser(turn.task)
         reading = driver.readers.stream(session, turn.task.writes[0])
@@ -207,7 +207,7 @@ class ToolLoop:
         await self._driver.start(self._session, [task])
 
     async def _feed(self, call: _Written) -> None:
-        """Pass on what the model has written of a call whose tool takes it piece by piece."""
+        """Send the new text of a call to its tool, if the tool takes its arguments as a stream."""
         body = None if call.task is None else call.task.primitives[0].body
         if call.task is None or not isinstance(body, ToolBody) or not body.is_open:
             return
@@ -251,7 +251,7 @@ class ToolLoop:
         )
 
     def _goes_on(self, turn: Turn) -> bool:
-        """Whether all calls of the turn are for tools of the server, and none is cut off."""
+        """Whether the run continues: the server runs all calls of the turn, none cut off."""
         if not turn.calls or any(call.name not in self._tools for call in turn.calls):
             return False
         if turn.was_stopped:
@@ -327,7 +327,7 @@ class ToolLoop:
 
 
 def _json(call: _Written) -> str:
-    """The arguments for the next prompt. Of a call that was stopped, those that are complete."""
+    """The arguments for the next prompt. A stopped call has only its complete arguments."""
     try:
         json.loads(call.arguments)
     except ValueError:

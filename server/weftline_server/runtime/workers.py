@@ -58,7 +58,7 @@ class Workers:
         self._ending: set[asyncio.Task[None]] = set()  # waits for killed processes
 
     async def check(self, tenant: str, specs: Sequence[Spec]) -> None:
-        """Compile the patterns of `specs`, most of which are known. Raises InvalidRequest."""
+        """Compile the patterns of `specs` that are not cached. Raises InvalidRequest."""
         new: dict[str, Spec] = {}
         for spec in specs:
             key = json.dumps(spec, sort_keys=True)
@@ -88,7 +88,7 @@ class Workers:
             self._known.popitem(last=False)
 
     async def apply(self, tenant: str, specs: Sequence[Spec], value: object) -> Any:
-        """`value` after `specs`: here if that takes no time, else in a process."""
+        """Apply `specs` to `value`: on the event loop if they are cheap, else in a process."""
         if not specs:
             return value
         if is_large(specs, value):
@@ -96,7 +96,7 @@ class Workers:
         return transforms.run(specs, value)
 
     async def run(self, tenant: str, specs: Sequence[Spec], value: object) -> Any:
-        """`value` after `specs`, as `transforms.run` gives it. Raises TransformFailed."""
+        """Return what `transforms.run` makes of `value`. Raises TransformFailed."""
         try:
             return await self._job(tenant, {"run": list(specs), "value": value})
         except _TooLong:
@@ -140,7 +140,7 @@ class Workers:
         return made["value"]
 
     async def _take(self, tenant: str) -> _Worker:
-        """A worker for one job. Tenants that wait get the next ones in turn."""
+        """Return a worker for one job. Waiting tenants get workers in turn."""
         if self._idle:
             return self._idle.pop()
         if len(self._all) + self._starting < self._config.processes:
@@ -256,7 +256,7 @@ class _Worker:
         return await self._reader.readexactly(size)
 
     async def end(self) -> None:
-        """Kill the process, whatever it computes, and wait until it has ended."""
+        """Kill the process, even in the middle of a job, and wait until it has ended."""
         self._writer.close()
         if self._child.returncode is None:
             self._child.kill()

@@ -43,7 +43,7 @@ class Delivery:
         self._learn = learn  # told of the tenant, the template and the tokens of each output
 
     def ready(self, member: Member) -> None:
-        """Take note of an engine that takes work."""
+        """Note the KV pool of an engine that takes work now, and ask for a placement round."""
         assert member.description is not None, "a ready engine has described itself"
         if member.takes_prompts:
             counts = api.Capability.USAGE in member.description.capabilities
@@ -52,7 +52,7 @@ class Delivery:
         self._place_soon()
 
     def heard(self, member: Member, events: Sequence[api.Event]) -> None:
-        """Pass an engine's events on, except those of ops that are no longer ours."""
+        """Pass an engine's events on. Drop events of ops that its record no longer has."""
         changed = False  # so that work may be placed that had no room
         for event in events:
             # The op of such an event may have ended and been freed: only its context counts.
@@ -118,7 +118,7 @@ class Delivery:
         self._sessions.outcome(work.primitive, failed)
 
     def _finished(self, member: Member, work: Work, event: api.Finished | api.Paused) -> None:
-        """Release an op that ended well, or that paused: another op will continue its context."""
+        """Release an op that succeeded or paused. Another op continues a paused op's context."""
         written = member.ops.written(work.op.id)
         member.ops.totals.ended(work.op.id, event.usage)
         member.release(work.op.id)

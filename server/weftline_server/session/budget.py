@@ -66,9 +66,7 @@ class Spent:
         self._check("value_bytes", self.value_bytes + value_bytes(value), "send less text")
 
     def add_value(self, value: Any) -> None:
-        """Charge a value. One that a call has made exists already, so only later values
-        are refused.
-        """
+        """Charge a value. A value that a call has made is never refused, but the next may be."""
         self.value_bytes += value_bytes(value)
 
     def _check(self, name: str, wanted: float, advice: str) -> None:
@@ -81,6 +79,6 @@ class Spent:
 
 
 def value_bytes(value: Any) -> int:
-    """The bytes of a text, or of any other value's JSON."""
+    """Return the bytes of a text in UTF-8, or of the JSON of any other value."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))

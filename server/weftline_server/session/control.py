@@ -21,7 +21,7 @@ from weftline_server.session.variable import Variable
 def finish(
     execution: Execution, spent: Spent, event: ev.PrimitiveFinished, opened: float
 ) -> list[ev.Action]:
-    """End a primitive, after the graph has grown by what its body makes of its value."""
+    """End a primitive. First add the tasks that its body derives from its value."""
     run = execution.primitives.get(event.primitive)
     if run is None or not run.live or event.error is not None:
         return execution.finished(event)
@@ -49,7 +49,7 @@ def finish(
 def take_items(
     execution: Execution, spent: Spent, event: ev.ItemsCame, opened: float
 ) -> list[ev.Action]:
-    """Add what the graph gets for some items of a list."""
+    """Add the tasks that a step needs for some items of a list."""
     run = execution.primitives.get(event.primitive)
     if run is None or not run.live:
         return []
@@ -65,7 +65,7 @@ def take_items(
 def _grow(
     execution: Execution, spent: Spent, run: PrimitiveRun, growth: Growth, age_s: float
 ) -> list[ev.Action]:
-    """Add all of `growth`. Raises AlreadySet, DuplicateProducer, BudgetExceeded: adds nothing."""
+    """Add all of `growth`, or raise AlreadySet, DuplicateProducer or BudgetExceeded."""
     variables = execution.variables
     writes = [v for task in growth.tasks for v in task.writes if v in variables]
     execution.graph.check(growth.tasks, [v for v in writes if variables[v].settled])

@@ -58,7 +58,7 @@ class TasksSubmitted(SessionEvent):
 
 @record
 class TurnCame(SessionEvent):
-    """The session may plan or start the next part of a large submit; it has asked for a turn."""
+    """The session has asked to plan or start the next part of a large submit, and now may."""
 
 
 @record
@@ -139,7 +139,7 @@ class PrimitiveEvent(SessionEvent):
 
 @record
 class PrimitivePrepared(PrimitiveEvent):
-    """Its prompt was rendered. `tokens` counts the prompt and the longest output it may have."""
+    """The prompt was rendered. `tokens` counts the prompt and the longest allowed output."""
 
     tokens: int
 
@@ -168,7 +168,7 @@ class PrimitiveSent(PrimitiveEvent):
 
 @record
 class TextGenerated(PrimitiveEvent):
-    """An engine generated a part of its output."""
+    """An engine generated a part of the primitive's output."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -180,7 +180,7 @@ class TextGenerated(PrimitiveEvent):
 
 @record
 class ItemsMade(PrimitiveEvent):
-    """Items of the list that it makes, behind those so far. What the list is, its end decides."""
+    """More items of the list that the primitive makes. Its end decides the final list."""
 
     values: tuple[Any, ...]
 
@@ -228,7 +228,7 @@ class ItemsCame(PrimitiveEvent):
 
 @record
 class PrimitiveFailed(PrimitiveEvent):
-    """It failed for good; attempts that are repeated are not reported."""
+    """The primitive failed and is not tried again. Failed attempts before are not reported."""
 
     error: WeftlineError
 
@@ -272,7 +272,7 @@ class SessionResumed(SessionEvent):
 
 @record
 class SessionClosed(SessionEvent):
-    """The session ends, and with it all that still runs."""
+    """The session ends, and all primitives that still run are cancelled."""
 
     reason: str = "the session was closed"
 
@@ -290,7 +290,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """More of the primitive's prompt is known, though not yet all of it."""
+    """Early fill: more of the primitive's prompt is known, but not all of it."""
 
     primitive: str
 

@@ -67,7 +67,7 @@ class Execution:
         self._owned: dict[str, list[TaskRun]] = {}  # task → tasks that it has added
 
     def validate(self) -> None:
-        """Assert what holds between any two events."""
+        """Assert the invariants that hold between any two events."""
         for id, run in self.primitives.items():
             primitive = self.graph.primitives[id]
             settled = {self.variables[v].settled for v in primitive.writes}
@@ -128,7 +128,7 @@ class Execution:
         return start(self, fresh)
 
     def settled(self, variable: Variable, now: float) -> list[ev.Action]:
-        """Start the primitives that waited for a variable of the client, or fail them with it."""
+        """Start the primitives that waited for a variable of the client. Fail them if it failed."""
         actions: list[ev.Action] = [ev.Notify(variable.id)]
         for id in tuple(self.graph.consumers.get(variable.id, ())):
             error = lost_read(self.graph.primitives[id], self.variables)
@@ -151,7 +151,7 @@ class Execution:
         return []
 
     def sent(self, event: ev.PrimitiveSent) -> list[ev.Action]:
-        """An engine got the primitive; again if an earlier attempt failed."""
+        """An engine got the primitive. This happens again when an earlier attempt has failed."""
         run = self._live(event)
         if run is None or run.step is None:
             return []
@@ -271,7 +271,7 @@ class Execution:
         return actions
 
     def _is_needed(self, task: TaskRun, released: Mapping[str, None]) -> bool:
-        """Whether a live task reads an output of `task`, or a client may read one later."""
+        """Whether a task that has not ended reads an output of `task`, or a client may read one."""
         if (owner := self.tasks.get(task.task.owner)) is not None and not owner.live:
             return False
         given = (one for one in task.task.primitives if not isinstance(one.body, Growing))
@@ -289,14 +289,14 @@ class Execution:
         return None if found is None else self.primitives[found].task
 
     def _live(self, event: ev.PrimitiveEvent) -> PrimitiveRun | None:
-        """The primitive that `event` is about; None if it has ended, because the news is late."""
+        """The primitive that `event` is about; None if it has ended before the event came."""
         run = self.primitives.get(event.primitive)
         return run if run is not None and run.live else None
 
     def _drop(
         self, run: PrimitiveRun, error: WeftlineError | None, state: RunState
     ) -> list[ev.Action]:
-        """End a live primitive without a result; without an error it is skipped."""
+        """End a primitive that has not ended, without a result. Without an error it is skipped."""
         actions: list[ev.Action] = []
         if run.filling or run.state in UNDER_WAY:
             actions.append(ev.Stop(run.id))
@@ -349,14 +349,14 @@ class Execution:
             actions.append(ev.Run(run.id))
 
     def _text_came(self, run: PrimitiveRun, variable: str, actions: list[ev.Action]) -> None:
-        """More of a prompt is known if the text is of its first input that is not ready."""
+        """Extend the early fill of `run` if the text is of its first input that is not ready."""
         reads = self.graph.primitives[run.id].reads
         if run.filling and reads[run.ready : run.ready + 1] == ((variable, Flow.STREAM),):
             actions.append(ev.Fill(run.id))
 
 
 def start(execution: Execution, runs: Iterable[PrimitiveRun]) -> list[ev.Action]:
-    """Queue the new primitives whose inputs are there, and fail those whose inputs have failed."""
+    """Queue the new primitives whose inputs are ready. Fail those whose inputs have failed."""
     actions: list[ev.Action] = []
     for run in runs:
         if (error := failed_input(run.task.task, execution.variables)) is not None:
@@ -367,7 +367,7 @@ def start(execution: Execution, runs: Iterable[PrimitiveRun]) -> list[ev.Action]
 
 
 def close(execution: Execution, reason: str) -> list[ev.Action]:
-    """Cancel all that has not ended. Nothing follows from one end for another: all of it ends."""
+    """Cancel every task that has not ended. No failure is propagated, because all tasks end."""
     actions: list[ev.Action] = []
     execution.held = Held()
     for task in execution.tasks.values():
@@ -397,7 +397,7 @@ def go_on(execution: Execution) -> list[ev.Action]:
 
 
 def may_restart(execution: Execution, primitive: str) -> bool:
-    """Whether no client has text of the primitive that another attempt could change."""
+    """Whether another attempt is safe: no client has text that it could change."""
     run = execution.primitives[primitive]
     writes = execution.graph.primitives[primitive].writes
     return run.live and not any(execution.variables[var].taken for var in writes)

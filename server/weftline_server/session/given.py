@@ -53,7 +53,7 @@ def refuse(execution: Execution, event: ev.VariableRefused) -> list[ev.Action]:
 
 
 def client_step(execution: Execution, variable: str) -> PrimitiveRun | None:
-    """The step by which a client makes the variable, if it does."""
+    """The step of kind `client` that makes the variable; None if there is none."""
     producer = execution.graph.producer.get(variable)
     if producer is None or execution.graph.primitives[producer].kind != CLIENT:
         return None
@@ -61,7 +61,7 @@ def client_step(execution: Execution, variable: str) -> PrimitiveRun | None:
 
 
 def _by_client(execution: Execution, id: str) -> PrimitiveRun | None:
-    """The client's step that makes `id`; None for a variable without a producer."""
+    """The client's step that makes variable `id`; None if the variable has no producer."""
     variable, run = execution.variables.get(id), client_step(execution, id)
     by_other = run is None and id in execution.graph.producer
     if by_other or (variable is not None and variable.settled):

@@ -31,7 +31,7 @@ class Held:
 
     @staticmethod
     def are_many(runs: Sequence[PrimitiveRun]) -> bool:
-        """Whether these are too many for one turn."""
+        """Whether these primitives are too many for one turn of the event loop."""
         return len(runs) > PART
 
     def hold(self, runs: Sequence[PrimitiveRun], planning: Planning) -> list[ev.Action]:
@@ -45,7 +45,7 @@ class Held:
         return [ev.GoOn()] if was_idle else []
 
     def planned_next(self) -> list[str]:
-        """The next part to plan; empty when all are planned."""
+        """The next primitives to plan; empty when all are planned."""
         found: list[str] = []
         size = 0
         while self._plan and size < PART:
@@ -55,7 +55,7 @@ class Held:
         return found
 
     def started_next(self) -> list[PrimitiveRun]:
-        """The next part to start, which is held no more; empty while some are to be planned."""
+        """Release the next primitives to start. Empty until all are planned."""
         if self._plan:
             return []
         runs = [self._start.popleft() for _ in range(min(PART, len(self._start)))]

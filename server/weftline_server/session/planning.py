@@ -76,14 +76,14 @@ class Planning:
         self.reuse.end(primitive)
 
     def take_rewired(self) -> Collection[str]:
-        """The primitives that wait for something else since the last `update`, told once."""
+        """Return and clear the primitives that were rewired since the last `update`."""
         found = self.plan.rewired
         if found:
             self.plan.rewired = {}
         return found
 
     def update(self) -> list[str]:
-        """Plan anew what has changed. Return the primitives whose advice is different now."""
+        """Run the passes over what has changed. Return the primitives whose advice differs now."""
         if not self._changed:
             return []
         planned = analyse(self._graph, self.plan, self._changed, self._without, self._plugins)

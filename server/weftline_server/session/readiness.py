@@ -1,4 +1,4 @@
-"""Whether a primitive can run: its inputs, what comes before it, and the failures among them."""
+"""Decides whether a primitive can run, from its inputs, its order and the failures among them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WAITS_FOR_NOTHING = frozenset({Flow.LATER})
 
 
 def ready_reads(primitive: Primitive, variables: Mapping[str, Variable], start: int = 0) -> int:
-    """How many of its reads are there, up to the first that is not; `start` of them are."""
+    """Return how many leading reads are ready. The first `start` are known to be."""
     reads = primitive.reads
     for at in range(start, len(reads)):
         variable, flow = reads[at]
@@ -29,12 +29,12 @@ def ready_reads(primitive: Primitive, variables: Mapping[str, Variable], start: 
 
 
 def is_behind(primitive: Primitive, runs: Mapping[str, PrimitiveRun]) -> bool:
-    """Whether a primitive that has to end before this one has not."""
+    """Whether the primitive still waits for another one that has to end first."""
     return any(runs[before].state is not RunState.DONE for before in primitive.after)
 
 
 def failed_input(task: Task, variables: Mapping[str, Variable]) -> WeftlineError | None:
-    """The error of the first variable that failed of those that the task names and needs."""
+    """The error of the first failed variable among those that the task needs."""
     for read in task.reads:
         if (error := variables[read].error) is not None and read not in task.tolerates:
             return error
@@ -42,7 +42,7 @@ def failed_input(task: Task, variables: Mapping[str, Variable]) -> WeftlineError
 
 
 def lost_read(primitive: Primitive, variables: Mapping[str, Variable]) -> WeftlineError | None:
-    """The error of the first of its reads that will never have a value."""
+    """The error of the first variable it reads that will never have a value."""
     for variable, flow in primitive.reads:
         error = variables[variable].error
         if error is not None and flow is not Flow.OUTCOME and flow not in _WAITS_FOR_NOTHING:
@@ -58,7 +58,7 @@ def undecided(graph: Graph, lost: Iterable[str]) -> Iterator[str]:
 
 
 def takers(graph: Graph, runs: Mapping[str, PrimitiveRun], variable: str) -> Iterator[Fill]:
-    """Let the waiting readers that take a list item by item have its new items."""
+    """Pass the new items of a list to the waiting readers that take it item by item."""
     for id in graph.consumers.get(variable, ()):
         run = runs[id]
         if run.state is not RunState.WAITING or not run.filling:
@@ -68,6 +68,6 @@ def takers(graph: Graph, runs: Mapping[str, PrimitiveRun], variable: str) -> Ite
 
 
 def gathers(primitive: Primitive) -> bool:
-    """Whether its value is a list of what it reads, in that order."""
+    """Whether the primitive's value is the list of the values that it reads, in that order."""
     items = primitive.items
     return items is not None and items.ordered and not items.takes

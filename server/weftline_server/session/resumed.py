@@ -15,7 +15,7 @@ TOOL = "tool"  # the kind of the calls that an answer of a chat completion asked
 
 
 def abandon(execution: Execution, event: ev.TasksAbandoned) -> list[ev.Action]:
-    """End tasks as the departure of their last reader did."""
+    """End the tasks that the recorded departure of their last reader has ended."""
     actions: list[ev.Action] = []
     for id in event.tasks:
         gone = Cancelled("its last reader went away")

@@ -111,7 +111,7 @@ class Drafting:
         ):
             drafter.drafted = count
 
-    def heed(self, drafter: Drafter, token: int | None) -> None:
+    def compare(self, drafter: Drafter, token: int | None) -> None:
         """Compare a guess with the next token that the step has generated. Call it in order."""
         if drafter.place == 0:
             drafter.proposed += drafter.drafted

@@ -106,12 +106,12 @@ class Scheduler:
         self._copies: list[tuple[int, int]] = []
         self._planned: set[int] = set()  # ids of the sequences with a chunk in this step
         self._full = False  # no more sequences are admitted in this step
-        self._unborn: list[Sequence] = []  # sequences that came after the last plan
+        self._unstamped: list[Sequence] = []  # sequences that came after the last plan
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its tokens, with all its output, must fit into the pool."""
         sequence.grain = self.config.block_size
-        self._unborn.append(sequence)
+        self._unstamped.append(sequence)
         sequence.move_to(Phase.WAITING)
         self.waiting.append(sequence)
 
@@ -121,8 +121,8 @@ class Scheduler:
         self.tree.step += 1
         self.tree.now = now
         self._copies, self._planned, self._full = [], set(), False
-        while self._unborn:
-            one = self._unborn.pop()
+        while self._unstamped:
+            one = self._unstamped.pop()
             one.born = now - one.hints.waited
         everyone = [*self.running, *self.waiting]
         rank(everyone)
@@ -140,7 +140,7 @@ class Scheduler:
             most = 1 if decodes else prompts.allow(sequence)
             if sequence.open:
                 most = min(most, early_left)
-            if most < 1 or not bound.allows(sequence) or not self._is_in(sequence):
+            if most < 1 or not bound.allows(sequence) or not self._ensure_running(sequence):
                 continue
             chunk = self._chunk(sequence, most)
             if chunk is not None:
@@ -159,7 +159,7 @@ class Scheduler:
         chunks = []
         for chunk, some in zip(plan.chunks, drafts, strict=True):
             if some:
-                room = self._room(chunk.sequence, len(some))
+                room = self._reserve_drafts(chunk.sequence, len(some))
                 blocks = tuple(chunk.sequence.blocks)
                 chunk = replace(chunk, drafts=some[:room], blocks=blocks)
             chunks.append(chunk)
@@ -226,7 +226,7 @@ class Scheduler:
         samples = sequence.generates and stop == len(sequence.tokens) and not sequence.open
         return Chunk(sequence, start, stop, blocks, samples)
 
-    def _is_in(self, sequence: Sequence) -> bool:
+    def _ensure_running(self, sequence: Sequence) -> bool:
         """Whether the sequence is running. A waiting one is admitted if possible. After the first
         one without room no other is admitted in this step, so that none overtakes it."""
         if sequence.phase is Phase.WAITING and not self._full:
@@ -242,7 +242,7 @@ class Scheduler:
         need = len(sequence.tokens) // size + 1 - len(match.nodes)
         need = min(need, self.pool.count - len(match.nodes))
         while self.tree.available - unheld < need:
-            victim = self._makes_way(sequence)
+            victim = self._to_preempt_for(sequence)
             if victim is not None:
                 self._preempt(victim)
             elif self.running or not self.contexts.unpin_oldest():
@@ -254,7 +254,7 @@ class Scheduler:
         self.running.append(sequence)
         return True
 
-    def _makes_way(self, sequence: Sequence) -> Sequence | None:
+    def _to_preempt_for(self, sequence: Sequence) -> Sequence | None:
         """The running sequence to preempt for this waiting one. None if none should be.
 
         A sequence that waits for input is preempted, because its input may be the output of the
@@ -274,13 +274,13 @@ class Scheduler:
         """Give the sequence blocks for `tokens` tokens. False if there were too few, and the
         sequence was preempted."""
         while len(sequence.blocks) * self.config.block_size < tokens:
-            block = self._take(sequence)
+            block = self._block_for(sequence)
             if block is None:
                 return False
             sequence.blocks.append(block)
         return True
 
-    def _take(self, sequence: Sequence) -> int | None:
+    def _block_for(self, sequence: Sequence) -> int | None:
         """A block for the sequence. Less urgent sequences are preempted for it. None if all others
         are more urgent; then the sequence itself was preempted."""
         while True:
@@ -296,7 +296,7 @@ class Scheduler:
             elif not self.contexts.unpin_oldest():
                 raise AssertionError(f"op {sequence.op.id} does not fit the pool even alone")
 
-    def _room(self, sequence: Sequence, drafts: int) -> int:
+    def _reserve_drafts(self, sequence: Sequence, drafts: int) -> int:
         """Give the sequence blocks for these drafts, as far as there are any without a holder.
         Returns how many of the drafts have a block."""
         size = self.config.block_size

@@ -188,18 +188,18 @@ class NativeDecoder:
                     blocks=cache_L2KPX.shape[3],
                     **{name: tensor.data_ptr() for name, tensor in inputs.items()},
                     **{name: array.ctypes.data for name, array in flat._asdict().items()},
-                    x=self._room("x", tokens * config.hidden),
-                    normed=self._room("normed", max(tokens, rows) * stride(config.hidden)),
-                    qkv=self._room(
+                    x=self._scratch_for("x", tokens * config.hidden),
+                    normed=self._scratch_for("normed", max(tokens, rows) * stride(config.hidden)),
+                    qkv=self._scratch_for(
                         "qkv", tokens * (config.heads + 2 * config.kv_heads) * config.head_size
                     ),
-                    attended=self._room(
+                    attended=self._scratch_for(
                         "attended", tokens * stride(config.heads * config.head_size)
                     ),
-                    gated=self._room("gated", tokens * stride(config.mlp)),
-                    partial=self._room("partial", heads * config.head_size),
-                    top=self._room("top", heads),
-                    weight=self._room("weight", heads),
+                    gated=self._scratch_for("gated", tokens * stride(config.mlp)),
+                    partial=self._scratch_for("partial", heads * config.head_size),
+                    top=self._scratch_for("top", heads),
+                    weight=self._scratch_for("weight", heads),
                     rounded=self._rounded(max(tokens, rows)),
                 )
             ),
@@ -212,9 +212,9 @@ class NativeDecoder:
             return None
         config = self.config
         widest = max(config.hidden, config.mlp, config.heads * config.head_size)
-        return self._room("rounded", rows * rounded_stride(widest) // 4)
+        return self._scratch_for("rounded", rows * rounded_stride(widest) // 4)
 
-    def _room(self, name: str, count: int) -> int:
+    def _scratch_for(self, name: str, count: int) -> int:
         """The address of scratch memory for `count` numbers; it is kept for the next step."""
         if name not in self._scratch or len(self._scratch[name]) < count:
             # Zeros, because a row's padding is multiplied by padded weights (0) and must be finite.

@@ -75,11 +75,11 @@ class OptDecoder(TorchModel):
         self._weights = weights
         hidden, width = config.hidden, config.embedding
         positions = config.context_limit + _FIRST_POSITION
-        self.embedding_VE = self._take("embed_tokens.weight", config.vocabulary, width)
-        self.positions_XC = self._take("embed_positions.weight", positions, hidden)
+        self.embedding_VE = self._read("embed_tokens.weight", config.vocabulary, width)
+        self.positions_XC = self._read("embed_positions.weight", positions, hidden)
         projects = width != hidden
-        self.in_CE = self._take("project_in.weight", hidden, width) if projects else None
-        self.out_EC = self._take("project_out.weight", width, hidden) if projects else None
+        self.in_CE = self._read("project_in.weight", hidden, width) if projects else None
+        self.out_EC = self._read("project_out.weight", width, hidden) if projects else None
         self.layers = [self._layer(f"layers.{i}") for i in range(config.layers)]
         self.last_norm = self._norm("final_layer_norm") if config.last_norm else None
         self.head_VE = self.embedding_VE
@@ -88,19 +88,19 @@ class OptDecoder(TorchModel):
             self.head_VE = found.to(device, dtype)
         del self._weights
 
-    def _take(self, name: str, *shape: int) -> Tensor:
+    def _read(self, name: str, *shape: int) -> Tensor:
         return self._weights.read(f"model.decoder.{name}", shape).to(self.device, self.dtype)
 
     def _norm(self, name: str) -> LayerNorm:
         hidden = self.config.hidden
-        return LayerNorm(self._take(f"{name}.weight", hidden), self._take(f"{name}.bias", hidden))
+        return LayerNorm(self._read(f"{name}.weight", hidden), self._read(f"{name}.bias", hidden))
 
     def _linear(self, names: list[str], rows: int, columns: int) -> Linear:
         """These projections as one matrix."""
-        weight = torch.cat([self._take(f"{name}.weight", rows, columns) for name in names])
+        weight = torch.cat([self._read(f"{name}.weight", rows, columns) for name in names])
         if not self.config.bias:
             return Linear(weight, None)
-        return Linear(weight, torch.cat([self._take(f"{name}.bias", rows) for name in names]))
+        return Linear(weight, torch.cat([self._read(f"{name}.bias", rows) for name in names]))
 
     def _layer(self, name: str) -> Layer:
         hidden, mlp = self.config.hidden, self.config.mlp

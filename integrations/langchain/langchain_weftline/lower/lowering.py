@@ -34,7 +34,7 @@ from langchain_weftline.model.answers import new_variable
 
 
 class Lowering:
-    """One lowering. `calls` and `searches` collect what it finds. `note` is called for each step."""
+    """One lowering. `calls` and `searches` collect what it finds. `note` is called for a step."""
 
     def __init__(
         self,

@@ -204,7 +204,7 @@ class Fleet:
         self._watcher.ready(member)
 
     def _fence(self, member: Member) -> None:
-        """Ignore an engine from now on: its successor has joined."""
+        """Ignore all further events of an engine whose successor has joined."""
         if member.task is not None:
             member.task.cancel()
         if member.state is not EngineState.DOWN:
@@ -245,7 +245,7 @@ class Fleet:
                 return
 
     async def _end(self, member: Member) -> None:
-        """End what may be left of an engine that is lost, before another takes its place."""
+        """Close what is left of a lost engine before another one takes its place."""
         assert member.engine is not None
         try:
             await member.engine.close()

@@ -277,7 +277,7 @@ class Member:
 
     @property
     def on_demand(self) -> bool:
-        """Whether it runs only when it is used."""
+        """Whether the engine starts only when it is first used."""
         return isinstance(self.make, OnDemand)
 
     @property
@@ -291,7 +291,7 @@ class Member:
         return not self.kinds.isdisjoint(PROMPT_KINDS)
 
     def op(self, work: Work, now: float) -> api.Op:
-        """The op as this engine gets it: references only if it drafts."""
+        """The op as this engine gets it. References are sent only to engines that draft."""
         op = work.op_beside(self.latency_tokens, now)
         drafts = self.description is not None and self.description.drafts
         return op if drafts or not op.references else replace(op, references=())

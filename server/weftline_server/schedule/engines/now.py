@@ -54,7 +54,7 @@ class EngineNow:
     def of(
         member: Member, salt: str | None, queued_of: Callable[[str | None, str], int], kept: int
     ) -> EngineNow:
-        """What the engine does for the tenant with this salt, or for all."""
+        """Return what the engine does for the tenant with this salt, or for all tenants."""
         described, works = member.description, member.ops.works.values()
         totals = member.ops.totals
         model = None if described is None else described.model

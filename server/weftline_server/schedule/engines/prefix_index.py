@@ -20,7 +20,7 @@ class KnownPrefixes(Protocol):
 
     @property
     def hashes(self) -> Collection[str]:
-        """The hashes, as a view that follows later changes."""
+        """The hashes of the known prefixes: a view that follows later changes."""
         ...
 
     def expect(self, context: str, prefixes: Prefixes) -> None:
@@ -36,7 +36,7 @@ class KnownPrefixes(Protocol):
         ...
 
     def held(self, without: Collection[str]) -> tuple[int, int]:
-        """About how many tokens are on the device and on the host, but for prefixes `without`.
+        """About how many tokens are on the device and on the host, except prefixes `without`.
 
         Tokens that several contexts share count once.
         """

@@ -119,7 +119,7 @@ def admit(
 
 
 def _is_late(one: Application, pool: Pool, now: float) -> bool:
-    """Whether it has waited so long that it is admitted whatever it costs."""
+    """Whether the application has waited long enough to be admitted without room."""
     apart = max(FORCED_EVERY_S, RELOADS * pool.fill_s * one.own)
     return now - one.since > PATIENCE_S and pool.forced > apart
 

@@ -104,7 +104,7 @@ def _is_served(model: Any) -> bool:
 
 
 class Found:
-    """The results of a finding under way. Each goes to one request."""
+    """The results of a finding that was sent ahead. Each is given to one request."""
 
     def __init__(self, finding: Finding, embedded: Result, hits: Result) -> None:
         self._finding = finding
@@ -113,7 +113,7 @@ class Found:
         self._lock = Lock()
 
     def claim(self, server: Server, asked: Asked) -> Result | None:
-        """The result of the request that asks exactly this, if nobody has claimed it."""
+        """The result for a request equal to one of the finding's, if it is not claimed yet."""
         if server.place != self._finding.server.place:
             return None
         kind = "embedded" if asked == self._finding.embedding else "hits"
@@ -131,7 +131,7 @@ class Found:
 
 
 class Lookup:
-    """A finding under way, after which no call was planned.
+    """A finding that was sent ahead without a call after it.
 
     It joins the session of `run`. Without a run it has a session of its own, which ends with it.
     """
