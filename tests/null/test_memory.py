@@ -317,13 +317,30 @@ def test_the_most_that_applications_will_hold_at_once(sizes: tuple[int, ...], mo
 SATED = Pool(tokens=1000, recomputed=0.0, busy=1.0)
 
 
-def test_applications_enter_in_the_order_of_arrival_while_they_fit() -> None:
+def test_applications_enter_in_their_turn_while_they_fit() -> None:
     """The third does not fit. A later one that would fit waits behind it."""
     waiting = [app(name, at, size, size) for name, at, size in _QUEUE]
-    assert names(admit(waiting, [], SATED, 10.0).enter) == ["a", "b"]
+    assert names(admit(waiting, [], SATED, 30.0).enter) == ["a", "b"]
 
 
-_QUEUE = (("d", 4.0, 50), ("c", 3.0, 600), ("b", 2.0, 300), ("a", 1.0, 300))
+_QUEUE = (("d", 24.0, 150), ("c", 3.0, 600), ("b", 2.0, 300), ("a", 1.0, 300))
+
+
+@pytest.mark.parametrize(("later_s", "first"), [(3.9, "small"), (4.1, "large")])
+def test_a_smaller_one_goes_first_if_it_came_soon_after(later_s: float, first: str) -> None:
+    """Two seconds count as much as twice the tokens: 200 tokens go before 800 that came 4 s
+    before. What counts is since when they wait, and not when they came first."""
+    large, small = app("large", 50.0, 800, 800), app("small", 0.0, 200, 200)
+    large.since, small.since = 10.0, 10.0 + later_s
+    full = replace(SATED, tokens=900)
+    assert names(admit([small, large], [], full, 60.0).enter) == [first]
+
+
+def test_nothing_is_overtaken_for_ever() -> None:
+    """Sizes count within bounds: the largest goes before the smallest that comes 20 s later."""
+    large, small = app("large", 0.0, 900_000, 900_000), app("small", 20.5, 1, 1)
+    full = replace(SATED, tokens=1_000_000)
+    assert names(admit([small, large], [], full, 21.0).enter)[0] == "large"
 
 
 def test_one_always_enters_an_empty_cache() -> None:

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import log2
 
 from weftline_server.schedule.memory.applications import Application
 
@@ -24,6 +25,13 @@ FILLED = 0.9
 # recomputing delays no call.
 SATURATED = 0.95
 IDLE = 0.8
+# Of two that wait, one with half the tokens goes first if it came at most SMALLER_S later: it holds
+# its room for fewer token-seconds. Sizes count within bounds, so that nothing is overtaken by what
+# comes 20 s later. LAMPS's mix at 3 requests a second took an engine 14.9 s each instead of 15.9 s
+# in the order of arrival, and the first token came after 3.9 s instead of 8.2 s. With 10 s it was
+# 13.4 s, but large applications waited as long as behind a gate that admits what fits.
+SMALLER_S = 2.0
+LEAST_OWN, MOST_OWN = 64.0, 65_536.0
 # Seconds between two changes beyond the room. Applications are admitted one at a time, and after
 # this time the share that is recomputed shows the effect of the last admission or eviction.
 PROBATION_S = 4.0
@@ -74,11 +82,11 @@ def admit(
 ) -> Admission:
     """Decide which applications may start now.
 
-    They are admitted in the order of arrival, the tenants in turn: one that does not fit holds up
-    all later ones.
+    They are admitted in the order of their turn, the tenants in turn: one that does not fit holds
+    up all later ones.
     """
     inside = tuple(inside)
-    queue = _in_turn(sorted(waiting, key=_arrival), inside)
+    queue = _in_turn(sorted(waiting, key=_turn), inside)
     inside = sorted(inside, key=_arrival)
     room = pool.tokens - max((one.habits.shared for one in (*inside, *queue)), default=0.0)
     cheap = pool.recomputed is not None and pool.recomputed < MOST_RECOMPUTED
@@ -160,3 +168,8 @@ def _in_turn(queue: list[Application], inside: Iterable[Application]) -> list[Ap
 
 def _arrival(one: Application) -> float:
     return one.arrival
+
+
+def _turn(one: Application) -> float:
+    """The least goes first: what waits longer, and what needs less room."""
+    return one.since + SMALLER_S * log2(min(max(one.own, LEAST_OWN), MOST_OWN))
