@@ -34,11 +34,7 @@ from langchain_weftline.model.answers import new_variable
 
 
 class Lowering:
-<<<<<<< HEAD
-    """One lowering. `calls` collects the calls that it finds. `note` is called for each step."""
-=======
     """One lowering. `calls` and `searches` collect what it finds; `note` is told of each step."""
->>>>>>> 98fd50fc7227893b57c8142c3529e1b2699f4276
 
     def __init__(
         self,
