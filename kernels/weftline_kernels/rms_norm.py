@@ -61,6 +61,7 @@ def _rms_norm(
     c = tl.arange(0, BLOCK)
     here = c < channels
     x_C = tl.load(x + row * stride + c, mask=here, other=0.0).to(tl.float32)
+    # The padding up to BLOCK is 0 and adds nothing to the sum. The mean is over real channels.
     root = tl.rsqrt(tl.sum(x_C * x_C, axis=0) / channels + eps)
     weight_C = tl.load(weight + c, mask=here, other=0.0).to(tl.float32)
     tl.store(o + row * channels + c, (x_C * root * weight_C).to(o.dtype.element_ty), mask=here)

@@ -44,6 +44,7 @@ def _silu_mul(
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = c < channels
+    # The exponential and the product are computed in float32, and the result is rounded once.
     gate = tl.load(x + row * stride + c, mask=here, other=0.0).to(tl.float32)
     up = tl.load(x + row * stride + channels + c, mask=here, other=0.0).to(tl.float32)
     gated = gate / (1.0 + tl.exp(-gate)) * up

@@ -46,11 +46,12 @@ static void round_row(const act *x, int64_t inner, RowHead *row) {
 INLINE void quads(ivec totals[][2], const int rows, const i8 *const x[], const i8 *weights) {
     wvec words[2] = {load_words(weights), load_words(weights + 4 * LANES)};
 #if defined __AVX512VNNI__
-    /* The instruction wants one factor without sign, so 128 is added to the weights. */
+    /* The instruction needs one unsigned factor, so 128 is added to each weight. `product_int8`
+     * subtracts 128 times the sum of the row at the end. */
     words[0] ^= 0x80808080u, words[1] ^= 0x80808080u;
 #elif defined __AVX2__
-    /* Here, too, so the sign of a weight goes to the input. No weight and no input is -128, and
-     * 2 * 127 * 127 fits into 16 bits. */
+    /* maddubs needs one unsigned factor, too. So the weight's sign is moved to the input. Neither
+     * is ever -128, and the sum of two products, 2 * 127 * 127 at most, fits into 16 bits. */
     wvec sizes[2];
 #ifdef __AVX512F__
     __mmask64 negative[2];
@@ -122,6 +123,7 @@ INLINE void product_int8(const RowHead *x, int64_t inner, const i8 *panel, const
 #pragma GCC unroll 2
         for (int v = 0; v < 2; v++) {
 #ifdef __AVX512VNNI__
+            /* The weights were 128 too large (see `quads`). */
             totals[r][v] -= 128 * row[r]->sum;
 #endif
             sums[r][v] = __builtin_convertvector(totals[r][v], vec) * row[r]->scale

@@ -53,5 +53,5 @@ def objectives(graph: Graph, plan: Plan, changed: Changed) -> Findings:
 
 
 def _whole(asked: Criterion) -> Criterion:
-    """What a consumer for `asked` wants of its producer, whose whole value it needs."""
+    """The criterion that a consumer with `asked` sets for a producer of its whole input."""
     return asked if asked is Criterion.THROUGHPUT else Criterion.LATENCY

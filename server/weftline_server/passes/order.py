@@ -25,7 +25,7 @@ def order(graph: Graph, plan: Plan, changed: Changed) -> Findings:
 
 
 def has_order(primitive: Primitive) -> bool:
-    """Whether the primitive waits for another one without reading its value."""
+    """Whether the primitive has an `order` edge: it waits for a writer, and reads no value."""
     return Flow.ORDER in [read.flow for read in primitive.reads]
 
 

@@ -87,7 +87,7 @@ class Pass(Protocol):
 
 
 class InvalidFindings(Exception):
-    """A pass returned findings that the graph cannot take; nothing of them was applied."""
+    """A pass returned findings that do not fit the graph. None of them was applied."""
 
 
 def verify(graph: Graph, plan: Plan, findings: Findings) -> None:

@@ -1,4 +1,4 @@
-"""Passes that the operator names: each leaves the graph as it is, if it fails.
+"""Passes that the operator names. A pass that fails leaves the graph as it is.
 
 They are Python functions that an installed package offers under the entry point `weftline.passes`.
 Only the operator's configuration can name one.
@@ -32,7 +32,7 @@ class Plugin:
     failed: bool = False
 
     def complain(self, error: Exception) -> None:
-        """It raised, or the graph cannot take what it found."""
+        """Log the first failure: the pass raised, or its findings do not fit the graph."""
         if not self.failed:
             log.warning("the pass %s fails and changes nothing: %r", self.name, error)
         self.failed = True

@@ -7,7 +7,7 @@ from weftline_server.passes.plan import Changed, Findings, Plan
 
 
 def prefixes(graph: Graph, plan: Plan, changed: Changed) -> Findings:
-    """The hashes of each primitive's prompt, in order; they never change."""
+    """Find the prefix hashes of each primitive's prompt, in order. They never change."""
     found: dict[str, tuple[str, ...]] = {}
     for id in changed:
         body = graph.primitives[id].body

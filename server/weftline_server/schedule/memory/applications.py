@@ -122,7 +122,7 @@ class Application:
 
     @property
     def own(self) -> float:
-        """The tokens of KV cache that it holds and shares with no other application."""
+        """The tokens of KV cache that the application shares with no other application."""
         return max(0.0, self.size - self.habits.shared)
 
     @property
@@ -138,7 +138,7 @@ class Application:
         return max(0.0, last - self.size)
 
     def queued(self, tokens: int, now: float) -> None:
-        """Take note of a new call of `tokens` tokens."""
+        """Record a new call of `tokens` tokens, prompt and output."""
         self.first = self.first or tokens
         self.size = max(self.size, tokens)
         if self.idle_since is not None and not self.goes_on:
@@ -159,7 +159,7 @@ class Application:
             self.idle_since, self.goes_on = now, goes_on
 
     def is_dormant(self, now: float) -> bool:
-        """Return whether it has been away so long that other applications get its room."""
+        """Return whether it has paused so long that other applications get its room."""
         if self.idle_since is None:
             return False
         usual = max(self.expected_pause_s, self.habits.pause_s or 0.0)

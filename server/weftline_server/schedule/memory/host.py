@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class HostCopies:
-    """The copies on each engine, in tokens, the oldest first."""
+    """The host copies of each engine's contexts, in tokens, the oldest first."""
 
     def __init__(self) -> None:
         self._tokens: dict[str, dict[str, int]] = {}

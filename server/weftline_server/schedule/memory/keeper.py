@@ -91,7 +91,7 @@ class Pools:
         return self.tokens.get(engine) if engine in self._counting else None
 
     def pin(self, kept: Kept) -> bool:
-        """Take a context's tokens from what may be pinned. Return False if there is no room."""
+        """Count a context's tokens as pinned. Return False if the bound on pins is reached."""
         pool, pinned = self.tokens.get(kept.engine, 0), self._pinned.get(kept.engine, 0)
         if pinned + kept.tokens > MOST_PINNED * pool:
             return False
@@ -192,7 +192,7 @@ class Memory:
         return self._pin_for(one, op)
 
     def _pin_for(self, one: Application, op: Op) -> list[Verb]:
-        """Pin the contexts that `op` will continue."""
+        """Pin the contexts that `op` will continue, so that they are not evicted before it runs."""
         found: list[Verb] = []
         for context, kept in one.kept.items():
             if not kept.pinned and kept.begins(op.tokens or ()) and self._pools.pin(kept):

@@ -65,7 +65,7 @@ class Pauses:
         self._guesses: dict[str, float] = {}
 
     def guess(self, tool: str, seconds: float) -> None:
-        """Take the operator's word for a tool that was not observed yet."""
+        """Set the operator's estimate for a tool that was not observed yet."""
         self._guesses[tool] = seconds
 
     def expect(self, tenant: str, tools: Iterable[str]) -> float | None:

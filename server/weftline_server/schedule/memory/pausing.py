@@ -1,4 +1,4 @@
-"""What happens to the context of a paused call: it stays, it is copied to host memory, or it goes.
+"""Decides about the context of a paused call: keep it, copy it to host memory, or drop it.
 
 A context that may be evicted costs nothing until its room is needed. So a strategy is chosen only
 where an application waits for room, and by the waste of each. A context that is to be discarded is
@@ -65,11 +65,11 @@ class Pausing:
         self._costs.pop(engine, None)
 
     def expect(self, tenant: str, tools: tuple[str, ...]) -> float | None:
-        """The seconds of a pause for these tools; None where nothing tells it."""
+        """The expected seconds of a pause for these tools; None where nothing is known."""
         return self.pauses.expect(tenant, tools) if self._learns else None
 
     def gives_up(self, paused: Paused) -> bool:
-        """Whether others make better use of its room than the context itself during the pause."""
+        """Whether the context should lose its room: others use it better during the pause."""
         costs = self._costs.get(paused.engine)
         if costs is None:
             return False

@@ -1,4 +1,4 @@
-"""Memory's wishes about contexts, as data, and the code that sends them to the engines."""
+"""What memory tells engines about contexts: verbs as data, and the code that sends them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from weftline_engine.api import KvCosts
 
 
 class Strategy(StrEnum):
-    """What happens to a context during a pause. The first of equally good ones is taken."""
+    """What happens to a context during a pause. Of equally good strategies the first wins."""
 
     PRESERVE = "preserve"
     SWAP = "swap"

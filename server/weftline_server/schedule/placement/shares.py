@@ -46,7 +46,7 @@ class Served:
         self._waited: set[str] = set()  # in the last round
 
     def begin(self, waiting: Iterable[str]) -> Mapping[str, float]:
-        """The counts at the beginning of a round.
+        """Return the counts at the beginning of a round.
 
         A tenant that waits again after a pause begins with no less than the others have: it saves
         up no turns.
