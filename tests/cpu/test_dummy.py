@@ -47,6 +47,7 @@ def test_a_dummy_needs_nothing_but_its_config(
     (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 4000}))
     words = {
         "kv_tokens": 512,
+        "host_kv_tokens": 0,
         "block_size": 16,
         "max_running": 8,
         "step_tokens": 64,
