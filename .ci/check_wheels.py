@@ -82,9 +82,11 @@ def _install(folder: Path, wheels: list[Path]) -> Path:
     )
     # This interpreter's pip, for the venv needs none; what the programs import is compiled then.
     pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-compile")
-    pip = (*pip, "-c", ROOT / "constraints.txt")
+    locked = ROOT / "deploy" / "locked" / "server.txt"
     with _timed("install"):
         venv.create(folder, with_pip=False)
+        _call(*pip, "--require-hashes", "-r", locked)
+        pip = (*pip, "-c", ROOT / "constraints.txt")
         _call(*pip, f"weftline[server,engine] @ {root.as_uri()}", langchain)
         _call(*pip, "--no-deps", llama)
     return python

@@ -84,6 +84,29 @@ def test_the_constraints_pin_what_we_ask_for(folder: str) -> None:
     assert pins["torch"] == Version("2.13.0")
 
 
+def locked(name: str) -> dict[str, tuple[Version, int]]:
+    """The version of each package in deploy/locked, and how many hashes it has."""
+    text = (ROOT / "deploy" / "locked" / f"{name}.txt").read_text()
+    found = re.findall(r"^([a-z0-9-]+)==(\S+)(.*(?:\n    .*)*)", text, re.MULTILINE)
+    return {name: (Version(pin), rest.count("--hash=sha256:")) for name, pin, rest in found}
+
+
+def test_an_image_holds_nothing_without_a_hash() -> None:
+    """The lists have all that a server asks for, at the versions that the tests run with."""
+    pins, packages = constraints(), locked("server") | locked("torch") | locked("build")
+    wanted = [Requirement(text) for text in project(".")["dependencies"]]
+    for extra in ("server", "engine", "encryption", "otel", "gpu"):
+        wanted += [Requirement(text) for text in project(".")["optional-dependencies"][extra]]
+    assert {canonicalize_name(one.name) for one in wanted} <= packages.keys()
+    assert [name for name, (_, hashes) in packages.items() if not hashes] == []
+    other = {n: pin for n, (pin, _) in packages.items() if pins.get(n, pin) != pin}
+    assert other == {}
+    dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()
+    installs = re.findall(r"pip install --no-cache-dir (.*)", dockerfile)
+    assert all(one.startswith(("--require-hashes", "--no-deps")) for one in installs), installs
+    assert f'"torch=={pins["torch"]}"' in dockerfile
+
+
 def test_the_distributions_have_one_version() -> None:
     """The adapters require the weftline version that they were released with."""
     assert len({project(folder)["version"] for folder in PROJECTS}) == 1
