@@ -21,12 +21,16 @@ from weftline_server.journal.replay import Opened, Unreadable, replay, resumed
 from weftline_server.journal.store import Close, Drop, Keyed, Open, Store, StoreConfig
 from weftline_server.journal.writer import Item, Progress, Said, Sweep, Writer
 from weftline_server.session import events as ev
+from weftline_server.session.resumed import runs_once
 from weftline_server.session.session import Session
 
 log = logging.getLogger("weftline.journal")
 
 ACK_S = 10.0  # the longest wait for a disk that does not answer
 KEYS_S = 600.0  # idempotency keys are kept as long as responses are
+# Records that nobody waits for are written this much later, with what has come meanwhile: a commit
+# for each end of a chain's five calls made the server's CPU 1.37 times that without a store.
+LINGER_S = 0.01
 
 
 @dataclass(slots=True)
@@ -77,6 +81,7 @@ class Journal:
         opened = [one.opened for one in self._store.sessions(closed=False)]
         self.aliases = {(one.tenant, one.alias): one.id for one in opened if one.alias}
         self._ledger = _Ledger()
+        self._lingers = False  # whether records that nobody waits for will be written
 
     def _keys(self) -> dict[tuple[str, str], Earlier]:
         since = self.clock.wall(self._now()) - KEYS_S
@@ -152,6 +157,10 @@ class Journal:
             track.closed = True
             items.append(Close(track.number, at) if session.tasks else Drop(track.number))
         self._put(track, *items)
+        match event:  # a restarted server that finds no end of such a one fails it (Interrupted)
+            case ev.PrimitiveFinished(primitive=id) | ev.PrimitiveFailed(primitive=id):
+                if runs_once(session.execution, id):
+                    self._hurry()
 
     def earlier(self, key: Key) -> Earlier | None:
         """What an earlier run of the server did for this key. Raises KeyReused."""
@@ -192,6 +201,8 @@ class Journal:
                 "ask again then",
                 retry_after_s=1.0,
             )
+        if not self._ledger.has(track.mark):
+            self._hurry()
         await self._ledger.reached(track.mark, track.number)
 
     def sweep(self) -> None:
@@ -211,12 +222,21 @@ class Journal:
         self._ledger.put += 1
         track.mark = self._ledger.put
         self._writer.put(items)
-        if not self._ledger.woken:
+        if not self._lingers:
+            self._lingers = True
+            self._loop.call_later(LINGER_S, self._lingered)
+
+    def _lingered(self) -> None:
+        self._lingers = False
+        self._wake()
+
+    def _hurry(self) -> None:
+        """Write what is there. All records of one turn of the loop go to the thread together."""
+        if not self._ledger.woken and self._loop is not None:
             self._ledger.woken = True
             self._loop.call_soon(self._wake)
 
     def _wake(self) -> None:
-        """All records of one turn of the loop go to the thread together."""
         self._ledger.woken = False
         if self._writer is not None:
             self._writer.wake()
@@ -243,11 +263,15 @@ class _Ledger:
         if self.error or self._full:
             raise self._failed()
 
+    def has(self, mark: int) -> bool:
+        """Whether `mark` items are on disk."""
+        return mark <= self._done
+
     async def reached(self, mark: int, session: int) -> None:
         """Return when `mark` items are on disk. Raises StorageFull."""
         if session in self._lost:
             raise StorageFull("the session could not be kept while the disk was full: open another")
-        if mark <= self._done:
+        if self.has(mark):
             return
         if self.error:
             raise self._failed()

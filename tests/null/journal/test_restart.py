@@ -102,6 +102,46 @@ async def test_what_had_not_ended_runs_again(tmp_path: Path) -> None:
         assert journal is not None and journal.run == 2
 
 
+def recorded(path: Path) -> int:
+    """How many records are on disk."""
+    with closing(sqlite3.connect(path)) as store:
+        (found,) = store.execute("SELECT count(*) FROM records").fetchone()
+    return int(found)
+
+
+@pytest.mark.parametrize("linger_s", [0.0, 3600.0])
+async def test_records_wait_for_the_first_that_is_needed(
+    linger_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ends of calls that no client asks for are written together: soon, or with the first
+    value that is given. What runs once is written at once."""
+    monkeypatch.setattr(journal, "LINGER_S", linger_s)
+    path, go = tmp_path / "store", tmp_path / "go"
+    (tmp_path / "ours.py").write_text(MODULE)
+    table = {"name": "work", "call": "ours:work", "path": str(tmp_path)}
+    also = factories(from_tables({"function": [table]}))
+    waits = function("a", mark="", go=str(go)) | {"effects": "none"}
+    reads = [call(out, "{{input:x}} {{output:y}}", x="a", y=out) for out in "bc"]
+    async with running(path, also=also) as server:
+        id = await server.session()
+        await server.submit(id, *reads, steps=[waits])
+        assert recorded(path) == 1  # the submit, which was acknowledged
+        go.touch()
+        (session,) = server.service.registry
+        while not all(session.variables[out].value for out in "abc"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        if linger_s:
+            assert recorded(path) == 1
+            assert (await server.get(id, "a")).json()["value"] == "done"
+            assert recorded(path) == 4
+        while recorded(path) < 4:  # noqa: ASYNC110 - a thread writes them
+            await asyncio.sleep(0.01)
+        once = function("d", mark="", go=str(go)) | {"effects": "once"}
+        await server.submit(id, steps=[once])
+        while recorded(path) < 7:  # noqa: ASYNC110 - the submit, its beginning and its end
+            await asyncio.sleep(0.01)
+
+
 async def test_a_submit_that_is_sent_again_finds_its_calls(tmp_path: Path) -> None:
     """Its answer was lost with the server. With another body the key is refused."""
     body = {"calls": [call("one", "one {{output:x}}", x="a")], "get": ["a"], "close": True}
