@@ -30,6 +30,11 @@ LONG := tests/e2e/test_bench.py tests/e2e/test_bench_runs.py tests/e2e/test_benc
   tests/integrations/test_bench_recipes.py tests/integrations/test_bench_harness.py \
   tests/cpu/test_models_conversion.py
 BUT_LONG := $(addprefix --ignore=,$(LONG))
+# What `make test-fast` leaves to `make test`: files that start MCP servers, sandboxes and interpreters,
+# which take a second or more each, and four of five random graphs.
+STARTERS := tests/null/tools/test_mcp.py tests/null/tools/test_tool_sandbox.py \
+  tests/null/steps/test_native_code.py
+QUICK := RANDOM_GRAPHS=60
 SMOKE := tests/e2e/test_openai_clients.py::test_a_chat_completion
 
 # $(call suite,FOLDER,COMMAND): run COMMAND if FOLDER has tests.
@@ -52,7 +57,7 @@ demo: install ## two LangChain summaries, plain and as one graph, on a real mode
 	$(BIN)/python cookbook/demo.py
 
 test-fast: install ## about a minute: decisions on the null engine, layers, words, and one real answer
-	$(NO_TORCH) $(BY_FILE) $(STRICT) tests/null $(NO_NET)
+	$(NO_TORCH) $(QUICK) $(BY_FILE) $(STRICT) tests/null $(addprefix --ignore=,$(STARTERS)) $(NO_NET)
 	$(BY_FILE) $(SMOKE) $(SHAPE)
 
 test: install ## the product's tests that need no GPU, but for those of test-long and check

@@ -81,7 +81,6 @@ class Journal:
         opened = [one.opened for one in self._store.sessions(closed=False)]
         self.aliases = {(one.tenant, one.alias): one.id for one in opened if one.alias}
         self._ledger = _Ledger()
-        self._lingers = False  # whether records that nobody waits for will be written
 
     def _keys(self) -> dict[tuple[str, str], Earlier]:
         since = self.clock.wall(self._now()) - KEYS_S
@@ -222,12 +221,12 @@ class Journal:
         self._ledger.put += 1
         track.mark = self._ledger.put
         self._writer.put(items)
-        if not self._lingers:
-            self._lingers = True
+        if not self._ledger.lingers:
+            self._ledger.lingers = True
             self._loop.call_later(LINGER_S, self._lingered)
 
     def _lingered(self) -> None:
-        self._lingers = False
+        self._ledger.lingers = False
         self._wake()
 
     def _hurry(self) -> None:
@@ -252,7 +251,8 @@ class _Ledger:
 
     def __init__(self) -> None:
         self.put = 0
-        self.woken = False
+        self.woken = False  # the writer will write in the next turn of the loop
+        self.lingers = False  # or LINGER_S after the first record that nobody waits for
         self.error = ""
         self._done = 0
         self._lost: frozenset[int] = frozenset()

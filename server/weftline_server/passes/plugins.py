@@ -40,6 +40,8 @@ class Plugin:
 
 def load(names: Sequence[str]) -> tuple[Plugin, ...]:
     """The passes that installed packages offer under these names. Raises UnknownPass."""
+    if not names:
+        return ()  # to look through the installed packages takes 8 ms
     offered = {one.name: one for one in entry_points(group=GROUP)}
     found = []
     for name in dict.fromkeys(names):
