@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 
-RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0)
+RATIOS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 STEP_S = 0.01  # of a word: about the pace of the embedded engine's smallest model on a CPU
 LINES = 24  # of code or of a plan; the paper's scripts have 4 to 30
 WORDS = 6  # in each line
