@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -31,6 +31,8 @@ VERSION = 1
 
 _CALL: TypeAdapter[Call] = TypeAdapter(Call)
 _STEP: TypeAdapter[Step] = TypeAdapter(Step)
+
+_USAGE = tuple(one.name for one in fields(Usage))
 
 Json = dict[str, Any]
 
@@ -182,8 +184,9 @@ def _write_finished(one: Noted, clock: Clock) -> Json:
     assert isinstance(event, ev.PrimitiveFinished)
     body: Json = {"p": event.primitive, "reason": event.reason.value, "value": event.value}
     if event.usage is not None:
-        times = {name: clock.wall(getattr(event.usage, name)) for name in ("started", "filled")}
-        body["usage"] = asdict(event.usage) | times
+        used = {name: getattr(event.usage, name) for name in _USAGE}
+        times = {name: clock.wall(used[name]) for name in ("started", "filled")}
+        body["usage"] = used | times
     if one.sent is not None:
         body["sent"] = [clock.wall(one.sent[0]), *one.sent[1:]]
     if event.error is not None:
