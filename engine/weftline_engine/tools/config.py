@@ -29,7 +29,9 @@ class ToolsConfig:
 
     `path` is put before Python's search path. `env` names variables of the server's environment
     that the tools may read. With `user` the calls run as that user, which needs root. `cores` are
-    CPU cores; empty means all. With `sandbox` each call runs in a sandbox of bubblewrap.
+    CPU cores; empty means all. `niceness` is the least niceness of a call's processes: where they
+    and an engine need the same core, the engine gets most of it. With `sandbox` each call runs in a
+    sandbox of bubblewrap.
     """
 
     name: str
@@ -39,6 +41,7 @@ class ToolsConfig:
     env: tuple[str, ...] = ()
     user: str | None = None
     cores: tuple[int, ...] = ()
+    niceness: int = 10
     sandbox: bool = False
     limits: Limits = field(default_factory=Limits)
 

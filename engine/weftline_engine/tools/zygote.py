@@ -138,6 +138,7 @@ def _call(config: ToolsConfig, sandbox: Sandbox | None, tool: Found, descriptor:
         for stream in (0, 1, 2):
             os.dup2(nothing, stream)
         _limit(config)
+        _stand_back(config.niceness)
         connection = socket.socket(fileno=descriptor)
         if sandbox is not None:  # it returns only if it fails
             name = tool.spec.function.name
@@ -146,6 +147,13 @@ def _call(config: ToolsConfig, sandbox: Sandbox | None, tool: Found, descriptor:
             serve_call(lambda: tool, connection)
     finally:
         os._exit(0)
+
+
+def _stand_back(niceness: int) -> None:
+    """Let engines go first where this process and they need the same core. A process that is nicer
+    already stays so."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    os.setpriority(os.PRIO_PROCESS, 0, max(own, niceness))
 
 
 def _limit(config: ToolsConfig) -> None:

@@ -27,8 +27,9 @@ class ToolSpec:
     `module` is imported with `path` before Python's search path. `name` is the engine's name, by
     default the module's. `preload` names further modules to import once, for all calls. `env` names
     the environment variables that the tools may read. `user` runs the calls as that user, which
-    needs root. `cores` are CPU cores; empty means all. With `sandbox` each call is isolated by
-    bubblewrap, without network. `limits` is what one call may use.
+    needs root. `cores` are CPU cores; empty means all. `niceness` is that of the calls' processes,
+    0 to 19. With `sandbox` each call is isolated by bubblewrap, without network. `limits` is what
+    one call may use.
     """
 
     module: str
@@ -38,6 +39,7 @@ class ToolSpec:
     env: tuple[str, ...] = ()
     user: str | None = None
     cores: tuple[int, ...] = ()
+    niceness: int = 10
     sandbox: bool = False
     limits: Limits = field(default_factory=Limits)
 
@@ -54,6 +56,7 @@ class ToolSpec:
             env=self.env,
             user=self.user,
             cores=self.cores,
+            niceness=self.niceness,
             sandbox=self.sandbox,
             limits=self.limits,
         )
@@ -61,6 +64,7 @@ class ToolSpec:
         return lambda: ToolEngine(config, begun)
 
 
+MOST_NICENESS = 19
 _NAME = re.compile(r"[A-Za-z0-9_\-]{1,64}")
 
 
@@ -143,7 +147,13 @@ def from_tables(
     for table in tools:
         if "module" not in table:
             raise InvalidRequest("a [[tool]] table needs a module", param="tool.module")
-        found.append(make(ToolSpec, table, "tool."))
+        spec = make(ToolSpec, table, "tool.")
+        if not 0 <= spec.niceness <= MOST_NICENESS:
+            raise InvalidRequest(
+                f"the niceness of a [[tool]] is 0 to {MOST_NICENESS}, not {spec.niceness}",
+                param="tool.niceness",
+            )
+        found.append(spec)
     for table in servers:
         if "name" not in table:
             raise InvalidRequest("an [[mcp]] table needs a name", param="mcp.name")

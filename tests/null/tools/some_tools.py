@@ -60,6 +60,12 @@ def spin() -> None:
 
 
 @tool(effects="none")
+def niceness() -> int:
+    """How nice the call's process is."""
+    return os.getpriority(os.PRIO_PROCESS, 0)
+
+
+@tool(effects="none")
 def fail() -> None:
     """Raise an error."""
     raise LookupError("nothing is here")

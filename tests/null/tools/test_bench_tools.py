@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.micro import _some_tools
+from bench.micro import _some_tools, tools_beside
 from bench.micro.tools import Row, cases
 from weftline.toolkit import tools_in
 from weftline_server.prompt.tool_format import ToolFormat
@@ -34,3 +34,11 @@ def test_the_bound_is_what_overlapping_can_gain() -> None:
     for case, decode_s, bound in ((half, 2.0, 0.5), (one, 1.0, 1.0), (two, 0.5, 0.5)):
         row = Row(case, decode_s * case.tool_s + case.tool_s, 1.0)
         assert abs(row.bound - bound) < 1e-9
+
+
+def test_the_time_between_tokens_beside_a_busy_tool() -> None:
+    """The gaps of all texts count together, and those between two texts do not."""
+    gaps = tools_beside.Gaps()
+    gaps.add([1.0, 11.0, 12.0])
+    gaps.add([0.0, 3.0, 5.0])
+    assert [gaps.share(share) for share in (0.0, 0.5, 1.0)] == [1.0, 2.0, 10.0]

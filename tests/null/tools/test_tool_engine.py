@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from tests.null.tools.conftest import Calls, running
+from weftline.errors import InvalidRequest
 from weftline_engine import api
 from weftline_engine.tools.calls import Begun
 from weftline_engine.tools.engine import ToolEngine
+from weftline_server.commands.tools import from_tables
 
 
 async def gone(pid: int) -> None:
@@ -72,6 +74,19 @@ async def test_a_call_has_a_result(calls: Calls) -> None:
     assert [one["content"] for one in made[:2]] == ["3", "5"]
     assert json.loads(made[2]["content"]) == {"found": "é", "kind": "web"}
     assert not any(one["is_error"] for one in made)
+
+
+async def test_calls_stand_back_behind_engines(calls: Calls) -> None:
+    """Their processes are nicer than the server's."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert await calls.result("niceness") == max(own, 10)
+
+
+@pytest.mark.parametrize("niceness", [-1, 20])
+def test_niceness_has_bounds(niceness: int) -> None:
+    """No call may go before the engines, and the kernel knows no more than 19."""
+    with pytest.raises(InvalidRequest, match=f"0 to 19, not {niceness}"):
+        from_tables([{"module": "shop", "niceness": niceness}])
 
 
 async def test_a_streaming_tool_takes_its_call_as_it_is_written(calls: Calls) -> None:
