@@ -132,8 +132,8 @@ def test_as_many_drafts_as_pay() -> None:
     assert counts([9], [[0.1] * 12], costs) == [0]
     assert counts([9, 9], [[0.9] * 4, [0.3] * 4], costs) == [4, 0]
     assert counts([9], [[0.97] * 12], DEAR) == [0]
-    assert counts([9] * 15, [[0.9] * 12] * 15, FREE) == [1] + [0] * 14
-    assert counts([9] * 16, [[0.9] * 12] * 16, FREE) == [0] * 16
+    assert counts([9] * 14, [[0.9] * 12] * 14, FREE) == [1, 1] + [0] * 12
+    assert counts([9] * 15, [[0.9] * 12] * 15, FREE) == [0] * 15  # one row more gains 6 %
 
 
 @settings(max_examples=60, deadline=None)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 MOST_ROWS = 16
 MOST_DRAFTS = 11  # of a sequence; with its last token 12 rows, which a product's tile holds
 # Drafts must make a step at least this many times as fast. Less is within the error of the costs.
-LEAST_GAIN = 1.05
+LEAST_GAIN = 1.1
 
 
 @dataclass(frozen=True, slots=True)
