@@ -119,7 +119,8 @@ class Occupancy:
 class Memory:
     """The memory of all engines. Ops without a prompt hold no KV cache, and are ignored.
 
-    `without` may name `retention`, `admission` and `tool_pauses`, to switch them off.
+    `without` may name `retention`, `admission`, `memory_rank` and `tool_pauses`, to switch them
+    off.
     """
 
     def __init__(self, outlook: Outlook, without: Collection[str] = frozenset()) -> None:
@@ -127,6 +128,7 @@ class Memory:
         self._outlook = outlook
         self._retains = "retention" not in without
         self._admits = "admission" not in without
+        self._ranks = "memory_rank" not in without
         self._applications = Applications()
         self._pools = Pools()
         self._pausing = Pausing(learns="tool_pauses" not in without)
@@ -182,6 +184,8 @@ class Memory:
             if one.is_dormant(now):
                 self.gate.leave(one.id)
         one.queued(tokens, now)
+        if self._ranks:
+            one.need = self._pausing.need(tokens - output, output, one.expected_pause_s)
         for context, kept in one.kept.items():
             if kept.paused and kept.begins(op.tokens or ()):
                 self._pausing.resumed(context, now)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from weftline_engine.api import KvCosts, Retention
 from weftline_server.schedule.memory.host import HostCopies
 from weftline_server.schedule.memory.pauses import Pauses
+from weftline_server.schedule.memory.rank import Need, token_seconds
 from weftline_server.schedule.memory.verbs import Advise, Retain, Verb
 from weftline_server.schedule.memory.waste import Load, Strategy, Waste, waste
 
@@ -67,6 +68,19 @@ class Pausing:
     def expect(self, tenant: str, tools: tuple[str, ...]) -> float | None:
         """The expected seconds of a pause for these tools; None where nothing is known."""
         return self.pauses.expect(tenant, tools) if self._learns else None
+
+    def need(self, held: int, output: int, pause_s: float) -> float | None:
+        """The token-seconds of a call with a prompt of `held` tokens, until it gives its room up.
+
+        It is None where no engine has measured its costs. The pause counts if the context stays
+        during it.
+        """
+        costs = next(iter(self._costs.values()), None)
+        if costs is None:
+            return None
+        strategy = waste(held + output, pause_s, costs, Load()).best
+        need = Need(output, costs.step_s, held=held, pause_s=pause_s, strategy=strategy)
+        return token_seconds(need)
 
     def gives_up(self, paused: Paused) -> bool:
         """Whether the context should lose its room: others use it better during the pause."""
