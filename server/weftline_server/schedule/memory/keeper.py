@@ -132,6 +132,7 @@ class Memory:
         self._applications = Applications()
         self._pools = Pools()
         self._pausing = Pausing(learns="tool_pauses" not in without)
+        self._pressed: set[str] = set()  # models whose applications wait for room
         self._made: dict[str, PrimitiveId] = {}  # kept context → the primitive that left it
 
     def has_pool(
@@ -194,6 +195,20 @@ class Memory:
             self.gate.wait(one)
             return [Advise(k.engine, c, LONG_S, None) for c, k in one.kept.items() if not k.pinned]
         return self._pin_for(one, op)
+
+    def admit(self, model: str, pool: int | None, now: float) -> list[Verb]:
+        """Admit applications of a model, as Gate.admit. Where some begin to wait for room, decide
+        anew about the paused contexts that stayed.
+        """
+        self.gate.admit(model, pool, now)
+        waited = model in self._pressed
+        if not self.gate.is_waited_for(model):
+            self._pressed.discard(model)
+        elif not waited:
+            self._pressed.add(model)
+            kept = [c for a in self._applications if a.model == model for c in a.kept]
+            return self._pausing.press(kept, now)
+        return []
 
     def _pin_for(self, one: Application, op: Op) -> list[Verb]:
         """Pin the contexts that `op` will continue, so that they are not evicted before it runs."""
