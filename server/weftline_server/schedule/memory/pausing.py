@@ -1,8 +1,8 @@
 """Decides about the context of a paused call: keep it, copy it to host memory, or drop it.
 
 A context that may be evicted costs nothing until its room is needed. So a strategy is chosen only
-where an application waits for room, at the pause or later, and by the waste of each. A context that is to be discarded is
-then the first to be evicted. The code is synchronous and is told the time.
+where an application waits for room, at the pause or later, and by the waste of each. A context that
+is to be discarded is then the first to be evicted. The code is synchronous and is told the time.
 """
 
 from __future__ import annotations
