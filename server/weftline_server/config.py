@@ -17,6 +17,7 @@ from weftline_server.schedule.placement import POLICIES
 # and rerankers have dedupe, and the server has the others.
 OPTIMISATIONS = frozenset(PASSES) | {
     "admission",
+    "memory_rank",
     "affinity",
     "dedupe",
     "drafting",

@@ -19,6 +19,7 @@ from .unit_time import FIGURE_3, FIGURE_3_MEMORY, KEYS, schedule
 SERVER = {
     "app": frozenset[str](),
     "app without tool_pauses": frozenset({"tool_pauses"}),
+    "app without memory_rank": frozenset({"memory_rank"}),
     "app without admission": frozenset({"admission"}),
 }
 ERRORS = (0.05, 0.1, 0.3, 0.5)

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weftline_engine.api import KvCosts
+from weftline_server.schedule.memory.rank import Need, token_seconds
 from weftline_server.schedule.memory.waste import Load, Strategy, waste
-
-from .rank import Need, token_seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from weftline_server.schedule.memory.rank import Need, token_seconds
 from weftline_server.schedule.memory.waste import Strategy
-
-from .rank import Need, token_seconds
 
 # Units after which a schedule that does not end is given up.
 MOST_UNITS = 1000

@@ -110,6 +110,7 @@ class Application:
     idle_since: float | None = None
     goes_on: bool = False  # when it became idle, its next call was known and on its way
     pause_s: float | None = None
+    need: float | None = None  # token-seconds of its newest call, until it gives its room up
     prompt: tuple[int, int] | None = None  # length and hash of its newest prompt
     salt: str = ""  # of its tenant
     kept: dict[str, Kept] = field(default_factory=dict)

@@ -119,7 +119,8 @@ class Occupancy:
 class Memory:
     """The memory of all engines. Ops without a prompt hold no KV cache, and are ignored.
 
-    `without` may name `retention`, `admission` and `tool_pauses`, to switch them off.
+    `without` may name `retention`, `admission`, `memory_rank` and `tool_pauses`, to switch them
+    off.
     """
 
     def __init__(self, outlook: Outlook, without: Collection[str] = frozenset()) -> None:
@@ -127,9 +128,11 @@ class Memory:
         self._outlook = outlook
         self._retains = "retention" not in without
         self._admits = "admission" not in without
+        self._ranks = "memory_rank" not in without
         self._applications = Applications()
         self._pools = Pools()
         self._pausing = Pausing(learns="tool_pauses" not in without)
+        self._pressed: set[str] = set()  # models whose applications wait for room
         self._made: dict[str, PrimitiveId] = {}  # kept context → the primitive that left it
 
     def has_pool(
@@ -182,6 +185,8 @@ class Memory:
             if one.is_dormant(now):
                 self.gate.leave(one.id)
         one.queued(tokens, now)
+        if self._ranks:
+            one.need = self._pausing.need(tokens - output, output, one.expected_pause_s)
         for context, kept in one.kept.items():
             if kept.paused and kept.begins(op.tokens or ()):
                 self._pausing.resumed(context, now)
@@ -190,6 +195,20 @@ class Memory:
             self.gate.wait(one)
             return [Advise(k.engine, c, LONG_S, None) for c, k in one.kept.items() if not k.pinned]
         return self._pin_for(one, op)
+
+    def admit(self, model: str, pool: int | None, now: float) -> list[Verb]:
+        """Admit applications of a model, as Gate.admit. Where some begin to wait for room, decide
+        anew about the paused contexts that stayed.
+        """
+        self.gate.admit(model, pool, now)
+        waited = model in self._pressed
+        if not self.gate.is_waited_for(model):
+            self._pressed.discard(model)
+        elif not waited:
+            self._pressed.add(model)
+            kept = [c for a in self._applications if a.model == model for c in a.kept]
+            return self._pausing.press(kept, now)
+        return []
 
     def _pin_for(self, one: Application, op: Op) -> list[Verb]:
         """Pin the contexts that `op` will continue, so that they are not evicted before it runs."""

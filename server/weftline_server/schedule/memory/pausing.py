@@ -1,18 +1,20 @@
 """Decides about the context of a paused call: keep it, copy it to host memory, or drop it.
 
 A context that may be evicted costs nothing until its room is needed. So a strategy is chosen only
-where an application waits for room, and by the waste of each. A context that is to be discarded is
-then the first to be evicted. The code is synchronous and is told the time.
+where an application waits for room, at the pause or later, and by the waste of each. A context that
+is to be discarded is then the first to be evicted. The code is synchronous and is told the time.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from weftline_engine.api import KvCosts, Retention
 from weftline_server.schedule.memory.host import HostCopies
 from weftline_server.schedule.memory.pauses import Pauses
+from weftline_server.schedule.memory.rank import Need, token_seconds
 from weftline_server.schedule.memory.verbs import Advise, Retain, Verb
 from weftline_server.schedule.memory.waste import Load, Strategy, Waste, waste
 
@@ -68,6 +70,19 @@ class Pausing:
         """The expected seconds of a pause for these tools; None where nothing is known."""
         return self.pauses.expect(tenant, tools) if self._learns else None
 
+    def need(self, held: int, output: int, pause_s: float) -> float | None:
+        """The token-seconds of a call with a prompt of `held` tokens, until it gives its room up.
+
+        It is None where no engine has measured its costs. The pause counts if the context stays
+        during it.
+        """
+        costs = next(iter(self._costs.values()), None)
+        if costs is None:
+            return None
+        strategy = waste(held + output, pause_s, costs, Load()).best
+        need = Need(output, costs.step_s, held=held, pause_s=pause_s, strategy=strategy)
+        return token_seconds(need)
+
     def gives_up(self, paused: Paused) -> bool:
         """Whether the context should lose its room: others use it better during the pause."""
         costs = self._costs.get(paused.engine)
@@ -88,6 +103,27 @@ class Pausing:
             strategy = Strategy.SWAP
         verbs = self._verbs(paused, strategy)
         self._open[paused.context] = paused, found, strategy
+        return verbs
+
+    def press(self, contexts: Iterable[str], now: float) -> list[Verb]:
+        """An application has begun to wait for room: decide anew about contexts that stayed.
+
+        What is left of its pause counts. One that lasts longer than expected is expected to last as
+        long again.
+        """
+        verbs: list[Verb] = []
+        for context in contexts:
+            found = self._open.get(context)
+            if found is None or found[2] is not Strategy.PRESERVE:
+                continue
+            paused, lasted = found[0], now - found[0].since
+            left_s = paused.pause_s - lasted if lasted < paused.pause_s else lasted
+            again = self.begin(replace(paused, pause_s=left_s), True)
+            if self.is_copied(paused.engine, context):  # the engine copies what it holds
+                verbs.append(Retain(paused.engine, context, Retention.KEEP))
+            if self._open[context][2] is not Strategy.PRESERVE:
+                verbs += again
+            self._open[context] = paused, *self._open[context][1:]
         return verbs
 
     def resumed(self, context: str, now: float) -> None:

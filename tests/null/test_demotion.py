@@ -1,0 +1,66 @@
+"""A paused context that stayed is demoted when others need its room later."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.null.test_memory import World, make_op, make_usage
+from weftline_engine.api import KvCosts, Retention
+from weftline_server.graph.primitive import PrimitiveId
+from weftline_server.schedule.memory.pausing import LONG_S
+from weftline_server.schedule.memory.verbs import Advise, Retain, Verb
+
+COPIES = KvCosts(step_s=0.02, fill_s=1e-3, chunk=64, copy_s=1e-6, host_tokens=800)
+
+
+def pressed(costs: KvCosts, at: float, name: str = "m") -> list[Verb]:
+    """A call of 400 tokens pauses at 1 s for about five, alone. At `at` a session of `name` comes
+    that does not fit; what is said then. A second one changes nothing.
+    """
+    world = World()
+    world.memory.has_pool("e", 1000, costs=costs)
+    op = make_op("a", "p", 390)
+    world.memory.queued(op, "m", True, 0.0)
+    world.memory.admit("m", 1000, 0.0)
+    id = PrimitiveId("a", "p")
+    told = world.memory.paused("e", id, op, make_usage(390), 1.0, tuple(range(390, 400)))
+    assert told[-1] == Retain("e", "p", Retention.EVICTABLE)
+    other = make_op("c", "c", 700)
+    world.memory.queued(other, "m", True, 1.5)
+    assert world.memory.admit("m", 1000, 1.5) == [], "it has room"
+    world.memory.queued(make_op("b", "b", 900), name, True, at)
+    said = world.memory.admit(name, 1000 if name == "m" else None, at)
+    world.memory.queued(make_op("d", "d", 900), "m", True, at)
+    if name == "m":
+        assert world.memory.admit("m", 1000, at) == [], "it is decided once"
+    return said
+
+
+@pytest.mark.parametrize(("at", "left_s"), [(2.0, 4.0), (11.0, 10.0)])
+def test_a_context_is_copied_when_its_room_is_needed(at: float, left_s: float) -> None:
+    """It is held again, copied, and let go. It is expected after the rest of its pause, and one
+    that is overdue after as long again.
+    """
+    assert pressed(COPIES, at) == [
+        Retain("e", "p", Retention.KEEP),
+        Advise("e", "p", left_s, None),
+        Retain("e", "p", Retention.SWAP),
+    ]
+
+
+def test_a_context_is_given_up_when_copies_are_impossible() -> None:
+    """Then it is the first to be evicted."""
+    assert pressed(replace(COPIES, host_tokens=0), 2.0) == [
+        Advise("e", "p", LONG_S, None),
+        Retain("e", "p", Retention.EVICTABLE),
+    ]
+
+
+def test_a_context_stays_where_that_is_cheapest() -> None:
+    """Its call goes on in a moment, and computing it again takes long. Other models are no reason
+    either."""
+    dear = replace(COPIES, host_tokens=0, fill_s=1.0)
+    assert pressed(dear, 2.0) == []
+    assert pressed(COPIES, 2.0, "n") == []
