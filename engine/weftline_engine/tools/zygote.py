@@ -154,6 +154,11 @@ def _stand_back(niceness: int) -> None:
     already stays so."""
     own = os.getpriority(os.PRIO_PROCESS, 0)
     os.setpriority(os.PRIO_PROCESS, 0, max(own, niceness))
+    # Where the kernel groups processes by their session, niceness counts within the group only: a
+    # busy tool then took half of a core from the engine. Kernels without such groups lack the file,
+    # and a user may change ten groups a second. It is an advice then, as it is without it.
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(niceness), encoding="ascii")
 
 
 def _limit(config: ToolsConfig) -> None:

@@ -60,9 +60,11 @@ def spin() -> None:
 
 
 @tool(effects="none")
-def niceness() -> int:
-    """How nice the call's process is."""
-    return os.getpriority(os.PRIO_PROCESS, 0)
+def niceness() -> list[int]:
+    """How nice the call's process is, and its group where the kernel has groups."""
+    group = Path("/proc/self/autogroup")
+    said = [int(group.read_text().split()[-1])] if group.exists() else []
+    return [os.getpriority(os.PRIO_PROCESS, 0), *said]
 
 
 @tool(effects="none")

@@ -79,7 +79,10 @@ async def test_a_call_has_a_result(calls: Calls) -> None:
 async def test_calls_stand_back_behind_engines(calls: Calls) -> None:
     """Their processes are nicer than the server's."""
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert await calls.result("niceness") == max(own, 10)
+    process, *group = await calls.result("niceness")
+    assert process == max(own, 10)
+    if os.getuid() == 0:  # the kernel lets other users change ten groups a second, of all users
+        assert group in ([], [10])
 
 
 @pytest.mark.parametrize("niceness", [-1, 20])
