@@ -70,6 +70,10 @@ class Setup:
     logs: Path = Path("out/bench-logs")
 
 
+# vLLM refuses requests with tools without them. Answers without tools are the same with them.
+TOOL_CALLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+
+
 @dataclass(slots=True)
 class Server:
     """A running server: its address, its process and its command line."""
@@ -112,6 +116,7 @@ def command(
         "--dtype",
         setup.vllm_dtype or setup.dtype,
         "--enable-prompt-tokens-details",  # for the share of the prompts that was in the cache
+        *TOOL_CALLS,
         *_pool(model, setup),
         *spec.arguments,
     )

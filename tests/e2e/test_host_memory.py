@@ -93,6 +93,29 @@ async def test_a_context_waits_in_host_memory_while_its_tool_runs(
     assert said == [said_of(one) for one in alone.messages]
 
 
+async def test_a_context_that_stayed_is_copied_when_another_agent_comes(small_url: str) -> None:
+    """The first agent pauses alone, so its context stays where it is. The second one needs its
+    room: the context is copied then, and the second agent's call is made during the pause. The
+    first one goes on from the copy."""
+    async with httpx.AsyncClient(base_url=small_url, timeout=300) as http:
+
+        async def copied() -> int:
+            [engine] = (await http.get("/v1/engines")).json()["engines"]
+            return int(engine["pool"]["host"])
+
+        opened = [(await http.post("/v1/session", json={})).json() for _ in range(2)]
+        first, second = (Agent(http, 7 + n, one["session_id"]) for n, one in enumerate(opened))
+        before = await first.turn()
+        assert await copied() == 0, "nobody needed its room"
+        await second.turn()
+        assert await copied() > 0
+        await http.delete(f"/v1/session/{opened[1]['session_id']}")
+        after = await first.turn()
+        await http.delete(f"/v1/session/{opened[0]['session_id']}")
+    cached = after["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= before["prompt_tokens"] - 16, "all but a part of a block"
+
+
 def said_of(message: dict[str, Any]) -> Any:
     """What a message says, without the ids of its calls."""
     calls = [one["function"] for one in message.get("tool_calls") or ()]

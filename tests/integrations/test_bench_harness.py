@@ -317,6 +317,7 @@ def test_both_sides_get_the_same_pool(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(servers, "VLLM_PYTHON", tmp_path / "config.json")
     theirs = command(ServerSpec(Kind.VLLM), setup, 1)
     assert theirs[theirs.index("--kv-cache-memory-bytes") + 1] == str(1000 * 2 * 30 * 3 * 64 * 2)
+    assert "--tool-call-parser" in theirs, "else it refuses the tools of an agent"
     wide = command(ServerSpec(Kind.VLLM), replace(setup, dtype="float32"), 1)
     assert wide[wide.index("--kv-cache-memory-bytes") + 1] == str(1000 * 2 * 30 * 3 * 64 * 4)
     faster = command(ServerSpec(Kind.VLLM), replace(setup, vllm_dtype="float32"), 1)

@@ -27,7 +27,7 @@ def pressed(costs: KvCosts, at: float, name: str = "m") -> list[Verb]:
     id = PrimitiveId("a", "p")
     told = world.memory.paused("e", id, op, make_usage(390), 1.0, tuple(range(390, 400)))
     assert told[-1] == Retain("e", "p", Retention.EVICTABLE)
-    other = make_op("c", "c", 700)
+    other = make_op("c", "c", 500)
     world.memory.queued(other, "m", True, 1.5)
     assert world.memory.admit("m", 1000, 1.5) == [], "it has room"
     world.memory.queued(make_op("b", "b", 900), name, True, at)
@@ -48,6 +48,29 @@ def test_a_context_is_copied_when_its_room_is_needed(at: float, left_s: float) -
         Advise("e", "p", left_s, None),
         Retain("e", "p", Retention.SWAP),
     ]
+
+
+def test_a_context_is_copied_when_what_enters_takes_its_room() -> None:
+    """The session of a paused call has left, so another one enters at once. Both fill more than
+    the cache. A smaller one would leave the context where it is.
+    """
+    world = World()
+    world.memory.has_pool("e", 1000, costs=COPIES)
+    op = make_op("a", "p", 390)
+    world.memory.queued(op, "m", True, 0.0)
+    world.memory.admit("m", 1000, 0.0)
+    world.memory.paused("e", PrimitiveId("a", "p"), op, make_usage(390), 1.0)
+    assert not world.memory.gate.is_inside("a")
+    world.memory.queued(make_op("b", "b", 590), "m", True, 2.0)
+    assert world.memory.admit("m", 1000, 2.0) == [], "both fit"
+    world.memory.closed("b")
+    world.memory.queued(make_op("c", "c", 700), "m", True, 2.5)
+    assert world.memory.admit("m", 1000, 2.5) == [
+        Retain("e", "p", Retention.KEEP),
+        Advise("e", "p", 3.5, None),
+        Retain("e", "p", Retention.SWAP),
+    ]
+    assert world.memory.gate.is_inside("c")
 
 
 def test_a_context_is_given_up_when_copies_are_impossible() -> None:

@@ -79,8 +79,14 @@ class Gate:
         if (tokens := usage.prompt_tokens - usage.cached_tokens) >= FEWEST_TIMED:
             use.fill_s = mean(use.fill_s, (usage.filled - usage.started) / tokens)
 
-    def admit(self, model: str, pool: int | None, now: float) -> None:
+    def held(self, model: str) -> float:
+        """Return the tokens of the model's KV cache that the applications inside hold."""
+        return sum(one.own for one in self._inside.values() if one.model == model)
+
+    def admit(self, model: str, pool: int | None, now: float) -> bool:
         """Admit applications while they fit into the `pool` tokens of the model's engines.
+
+        Return whether any has entered.
 
         Applications are also evicted, whether or not any waits, where those inside have grown until
         they evict each other. A `pool` of None is of unknown size, and admits everything.
@@ -89,11 +95,11 @@ class Gate:
         use = self.use(model)
         share = use.recomputed.share
         if not waiting and (share is None or share < MOST_RECOMPUTED):
-            return
+            return False
         if pool is None:
             for one in waiting:
                 del self._waiting[one.id]
-            return
+            return False
         for one in [one for one in self._inside.values() if one.is_dormant(now)]:
             del self._inside[one.id]
         state = Pool(
@@ -114,3 +120,4 @@ class Gate:
             use.changed = now
         if decided.forced:
             use.forced = now
+        return bool(decided.enter)

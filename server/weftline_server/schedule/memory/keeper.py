@@ -197,18 +197,28 @@ class Memory:
         return self._pin_for(one, op)
 
     def admit(self, model: str, pool: int | None, now: float) -> list[Verb]:
-        """Admit applications of a model, as Gate.admit. Where some begin to wait for room, decide
-        anew about the paused contexts that stayed.
+        """Admit applications of a model, as Gate.admit. Where some begin to wait for room, or enter
+        and take the room of contexts outside, decide anew about the paused contexts that stayed.
         """
-        self.gate.admit(model, pool, now)
+        entered = self.gate.admit(model, pool, now)
         waited = model in self._pressed
-        if not self.gate.is_waited_for(model):
-            self._pressed.discard(model)
-        elif not waited:
-            self._pressed.add(model)
+        waits = self.gate.is_waited_for(model)
+        (self._pressed.add if waits else self._pressed.discard)(model)
+        if (waits and not waited) or (entered and self._takes_room(model, pool)):
             kept = [c for a in self._applications if a.model == model for c in a.kept]
             return self._pausing.press(kept, now)
         return []
+
+    def _takes_room(self, model: str, pool: int | None) -> bool:
+        """Whether what is inside does not fit beside the contexts of applications outside."""
+        outside = (
+            kept.tokens
+            for one in self._applications
+            if one.model == model and not self.gate.is_inside(one.id)
+            for context, kept in one.kept.items()
+            if not self._pausing.is_copied(kept.engine, context)
+        )
+        return pool is not None and self.gate.held(model) + sum(outside) > pool
 
     def _pin_for(self, one: Application, op: Op) -> list[Verb]:
         """Pin the contexts that `op` will continue, so that they are not evicted before it runs."""
