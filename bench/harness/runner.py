@@ -12,6 +12,7 @@ from typing import Any
 from bench.harness import results, resume
 from bench.harness.fleet import Fleet
 from bench.harness.metrics import repeated_share
+from bench.harness.model import with_template
 from bench.harness.runs import Run
 from bench.harness.servers import Setup
 from bench.harness.stage import Stage
@@ -117,6 +118,8 @@ async def run(plan: Plan, fleet: Fleet) -> Outcome:
     workload, setup = load(plan.workload), plan.setup
     if workload.kv_tokens is not None:
         setup = replace(setup, kv_tokens=workload.kv_tokens(plan.scale))
+    if workload.template is not None and setup.model is not None:
+        setup = replace(setup, model=with_template(setup.model, workload.template))
     bench = _Bench(plan, workload, fleet, counter(setup.model))
     report: dict[str, Any] = {
         "workload": plan.workload,

@@ -88,6 +88,7 @@ class Workload:
     systems: tuple[str, ...] | None = None  # None: the usual ones
     quick_systems: tuple[str, ...] | None = None
     kv_tokens: Callable[[Scale], int] | None = None  # the pool of every engine; None: the scale's
+    template: str | None = None  # the chat template of every engine; None: the model's own
 
 
 def names() -> list[str]:

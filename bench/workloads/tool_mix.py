@@ -2,7 +2,9 @@
 
 Every answer is given: the model is held to one tool with one possible argument, so that all systems
 generate the same tokens. The last call of an agent is `answer`, as agents with structured answers
-end. The tools of an agent stay the same, so that each prompt begins with the one before it.
+end. The tools of an agent stay the same, so that each prompt begins with the one before it. All
+engines get the chat template tool_mix.jinja: with a template that knows no tools, vLLM leaves them
+out of the prompt, and weftline describes them.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from langchain_core.language_models import BaseChatModel
@@ -35,6 +38,10 @@ from bench.workloads.many_agents import (
 # Seconds of each tool, and how often it is called for each ten calls.
 TOOLS = {"clock": (0.05, 5), "search": (0.7, 4), "crawl": (8.0, 1)}
 ANSWER = "answer"
+CALL = 32  # the tokens that a call has around its text, and some more
+TOOL = 62  # the tokens of a tool in the prompt, without the text that is its argument
+STOPS = {"ignore_eos": False}  # a call ends where its JSON does; the stage's models never stop
+TEMPLATE = Path(__file__).with_suffix(".jinja")
 
 
 class State(TypedDict):
@@ -62,7 +69,12 @@ def described(name: str, text: str) -> dict[str, Any]:
         "required": ["text"],
         "additionalProperties": False,
     }
-    about = {"name": name, "description": f"The tool {name}.", "parameters": schema}
+    about = {
+        "name": name,
+        "description": f"The tool {name}.",
+        "parameters": schema,
+        "strict": True,  # without it vLLM writes any arguments
+    }
     return {"type": "function", "function": about}
 
 
@@ -80,11 +92,16 @@ def drawn(stage: Stage, number: int) -> Agent:
     calls = rng.choices(tuple(TOOLS), weights, k=turns - 1)
     text = document(f"call {seed}", scale.tokens(OUTPUT))
     return Agent(
-        role=document(f"role {seed}", role_tokens(scale)),
+        role=document(f"role {seed}", max(1, role_tokens(scale) - _tool_tokens(scale))),
         tools=[described(name, text) for name in (*TOOLS, ANSWER)],
         calls=[*calls, ANSWER],
         results=[document(f"{seed} {at}", scale.tokens(RESULT)) for at in range(turns - 1)],
     )
+
+
+def _tool_tokens(scale: Scale) -> int:
+    """The tokens of the tools in an agent's prompt."""
+    return (len(TOOLS) + 1) * (TOOL + scale.tokens(OUTPUT))
 
 
 def seconds_of(name: str, scale: Scale) -> float:
@@ -97,8 +114,8 @@ def graph(llm: BaseChatModel, agent: Agent, scale: Scale) -> CompiledStateGraph[
     """A loop of model and tools, until the model calls ANSWER."""
 
     async def think(state: State) -> dict[str, Any]:
-        # A call ends where its JSON does: ignore_eos, which the stage sets, has no part in it.
-        model = llm.bind(tools=agent.tools, tool_choice=chosen(agent.calls[state["turns"]]))
+        choice = chosen(agent.calls[state["turns"]])
+        model = llm.bind(tools=agent.tools, tool_choice=choice, extra_body=STOPS)
         return {"messages": [await model.ainvoke(state["messages"])]}
 
     async def act(state: State) -> dict[str, Any]:
@@ -132,7 +149,7 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
 
 async def run(stage: Stage, point: Point) -> None:
     """Every agent is a LangGraph."""
-    llm = stage.llm(stage.scale.tokens(2 * OUTPUT), compiled=False)
+    llm = stage.llm(stage.scale.tokens(OUTPUT) + CALL, compiled=False)
 
     async def work(agent: Agent) -> str:
         messages = [SystemMessage(agent.role), HumanMessage(TASK)]
@@ -147,7 +164,7 @@ async def run(stage: Stage, point: Point) -> None:
 
 async def by_hand(stage: Stage, point: Point) -> None:
     """Every agent is a loop."""
-    async with stage.plain(stage.scale.tokens(2 * OUTPUT)) as client:
+    async with stage.plain(stage.scale.tokens(OUTPUT) + CALL) as client:
 
         async def work(agent: Agent) -> str:
             messages = [
@@ -155,7 +172,7 @@ async def by_hand(stage: Stage, point: Point) -> None:
                 {"role": "user", "content": TASK},
             ]
             for turn, name in enumerate(agent.calls):
-                more = {"tools": agent.tools, "tool_choice": chosen(name)}
+                more = {"tools": agent.tools, "tool_choice": chosen(name), **STOPS}
                 said = await client.say(messages, **more)
                 called = said.get("tool_calls")
                 if name == ANSWER:
@@ -221,5 +238,6 @@ WORKLOAD = Workload(
         "weftline",
     ),
     kv_tokens=kv_tokens,
+    template=TEMPLATE.read_text(encoding="utf-8"),
     target={"0": 2.5, "at once": 1.2},
 )

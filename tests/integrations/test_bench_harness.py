@@ -29,6 +29,7 @@ from bench.harness.metrics import (
     repeated_share,
     spread,
 )
+from bench.harness.model import TEMPLATE, with_template
 from bench.harness.results import rows
 from bench.harness.runs import Run
 from bench.harness.servers import (
@@ -50,6 +51,7 @@ from bench.workloads.rag import of_one_length
 from weftline.delay import proxy
 from weftline.errors import EngineUnavailable, InvalidRequest
 from weftline_server.config import OPTIMISATIONS
+from weftline_server.prompt.prompter import _compile
 
 
 def app(kind: str, start: float, seconds: float, output: int = 10, error: str | None = None) -> App:
@@ -371,6 +373,40 @@ def test_the_tools_of_an_agent_are_given() -> None:
         [text] = schemas[0]["properties"]["text"]["enum"]
         assert len(text.split()) > 5
     assert tool_mix.seconds_of("crawl", QUICK) == 8.0 == 10 * tool_mix.seconds_of("crawl", TINY)
+
+
+def test_a_model_gets_another_template(tmp_path: Path) -> None:
+    """The directory has the name and the files of the model, also where these change later."""
+    model, folder = tmp_path / "tiny", tmp_path / "out"
+    model.mkdir()
+    (model / "config.json").write_text("1")
+    (model / TEMPLATE).write_text("its own")
+    copy = with_template(model, "another", folder)
+    assert copy.name == "tiny" and copy != model
+    assert {file.name: file.read_text() for file in copy.iterdir()} == {
+        "config.json": "1",
+        TEMPLATE: "another",
+    }
+    (model / "config.json").write_text("2")
+    assert with_template(model, "another", folder) == copy != with_template(model, "third", folder)
+    assert (copy / "config.json").read_text() == "2" and (model / TEMPLATE).read_text() == "its own"
+
+
+def test_the_prompt_of_an_agent_has_its_tools() -> None:
+    """The template writes what the model wrote, so a prompt begins with the context before it."""
+    template = _compile(tool_mix.TEMPLATE.read_text())
+    tools = [tool_mix.described("clock", "now")]
+    before: list[dict[str, object]] = [
+        {"role": "system", "content": "Role."},
+        {"role": "user", "content": "Go."},
+    ]
+    call = {"function": {"name": "clock", "arguments": {"text": "now"}}}
+    after = [*before, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    prompt = template.render(messages=before, tools=tools, add_generation_prompt=True)
+    assert '"parameters": {"type": "object", "properties": {"text": ' in prompt
+    assert prompt.endswith("<|im_start|>user\nGo.<|im_end|>\n<|im_start|>assistant\n")
+    wrote = '<tool_call>\n{"name": "clock", "arguments": {"text": "now"}}\n</tool_call>'
+    assert template.render(messages=after, tools=tools) == f"{prompt}{wrote}<|im_end|>\n"
 
 
 def test_a_missing_vllm_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
