@@ -122,7 +122,7 @@ SYSTEMS: Mapping[str, System] = {
     "without-memory": _weftline(
         "weftline without memory during tools", "--without", "admission,retention"
     ),
-    "weftline-tool-pauses": _weftline("weftline, pauses by tool", "--also", "tool_pauses"),
+    "without-tool_pauses": _weftline("weftline without pauses by tool", "--without", "tool_pauses"),
     "request-policy": _weftline("weftline, request policy", "--policy", "request"),
     # The baseline of Parrot's experiments: a server of 2023 that holds 4,096 tokens at a time.
     "request-capped": _weftline(

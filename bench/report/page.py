@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.harness.systems import SERVER_ONLY
 from bench.harness.texts import ROOT
-from bench.harness.workload import SCALES, load, names
+from bench.harness.workload import SCALES, Workload, load, names
 from bench.report import charts, others, verdicts
 from weftline.errors import InvalidRequest
 
@@ -107,6 +107,7 @@ def write_page(results: Path, docs: Path = DOCS) -> Path:
         "",
         *headline(reports),
         *other_sizes(folder),
+        *other_machines(folder),
         *_repeated(reports),
     ]
     for name in ORDER:
@@ -282,6 +283,35 @@ def other_sizes(folder: Path) -> list[str]:
     return lines
 
 
+def other_machines(folder: Path) -> list[str]:
+    """A section for each size that was measured in another folder, with all rows."""
+    lines = []
+    for path in sorted(path for scale in SCALES for path in folder.parent.glob(f"*/{scale}")):
+        if path.parent == folder:
+            continue
+        reports = {file.stem: json.loads(file.read_text()) for file in sorted(path.glob("*.json"))}
+        first = next(iter(reports.values()))
+        lines += [
+            f"## At the sizes of `--scale {path.name}`, on {first['machine']['cpu']}",
+            "",
+            about(first),
+            "",
+            *same_engine(reports),
+        ]
+        for name in (name for name in ORDER if name in reports):
+            report, workload = reports[name], load(name)
+            repeats = report["repeats"]
+            said = " ".join(verdicts.verdicts(workload, report))
+            lines += [
+                f"{workload.title}, {repeats} repetition{'s' if repeats > 1 else ''}:",
+                "",
+                *_table(report, workload),
+                "",
+                *([said, ""] if said else []),
+            ]
+    return lines
+
+
 def _base(report: Report, row: Report) -> Report:
     base = next(iter(report["systems"]))
     where = ("point", "delay_ms", "cache")
@@ -296,20 +326,28 @@ def _base(report: Report, row: Report) -> Report:
 def section(name: str, report: Report, docs: Path) -> list[str]:
     """A workload's title, pictures, table, and the paper's result."""
     workload = load(name)
-    metric = next(iter(workload.metrics))
-    titles = {system: about["title"] for system, about in report["systems"].items()}
-    base = next(iter(titles.values()))
+    base = next(iter(report["systems"].values()))["title"]
     lines = [f"## {workload.title}", ""]
     if report["partial"]:
         lines += ["**Partial: the run was interrupted.**", ""]
     lines += [
         f"![{caption}]({path.relative_to(docs)})" for caption, path in _draw(name, report, docs)
     ]
-    lines += [
-        "",
+    lines += ["", *_table(report, workload)]
+    lines += ["", f"The paper ({workload.figure}): {workload.paper}. Here, over {base}:"]
+    said = " ".join(verdicts.verdicts(workload, report))
+    lines += [f"{said} Why it differs: {workload.difference}", ""]
+    return lines
+
+
+def _table(report: Report, workload: Workload) -> list[str]:
+    """All rows of a report: each point on each system, with the ratio of the headline's metric."""
+    metric = next(iter(workload.metrics))
+    titles = {system: about["title"] for system, about in report["systems"].items()}
+    lines = [
         f"| point | round trip | system | {' | '.join(workload.metrics)} | ratio | cached | lost |",
+        "|" + "---|" * (6 + len(workload.metrics)),
     ]
-    lines += ["|" + "---|" * (6 + len(workload.metrics))]
     for row in report["rows"]:
         cells = [
             number(row["metrics"][m]) if m in row["metrics"] else "–" for m in workload.metrics
@@ -320,9 +358,6 @@ def section(name: str, report: Report, docs: Path) -> list[str]:
             f"| {titles[row['system']]} | {' | '.join(cells)} "
             f"| {_spread(ratio) if ratio else '–'} | {_hit_rate(row)} | {row['failed'] or '–'} |"
         )
-    lines += ["", f"The paper ({workload.figure}): {workload.paper}. Here, over {base}:"]
-    said = " ".join(verdicts.verdicts(workload, report))
-    lines += [f"{said} Why it differs: {workload.difference}", ""]
     return lines
 
 

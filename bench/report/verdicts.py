@@ -99,13 +99,15 @@ def _best_semaphore(report: Report, row: Report, bar: float) -> Iterator[str]:
         at_once: other["metrics"][metric]["ratio"]["median"]
         for other in report["rows"]
         if all(other[key] == row[key] for key in where)
+        and other["system"] in SYSTEMS  # not one that was removed since
         and (at_once := SYSTEMS[other["system"]].at_once) is not None
         and "ratio" in other["metrics"].get(metric, {})
     }
     if by_size:
         best = max(by_size, key=lambda size: by_size[size])
         found = row["metrics"][metric]["ratio"]["median"] / by_size[best]
-        rival = f"the baseline with {best} at once, the best of {len(by_size)} semaphores"
+        among = f", the best of {len(by_size)} semaphores" if len(by_size) > 1 else ""
+        rival = f"the baseline with {best} at once{among}"
         yield f"{found:.2f} times {rival}, of {bar:g} to reach."
 
 

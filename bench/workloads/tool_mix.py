@@ -223,7 +223,7 @@ WORKLOAD = Workload(
         "langchain-vllm-12",
         "asyncio-weftline",
         "without-memory",
-        "weftline-tool-pauses",
+        "without-tool_pauses",
         "weftline",
         "weftline-vllm",
         "weftline-vllm-plugin",

@@ -26,6 +26,7 @@ OPTIMISATIONS = frozenset(PASSES) | {
     "prefill_early",
     "retention",
     "speculate",
+    "tool_pauses",
     "tree_attention",
 }
 
@@ -33,7 +34,7 @@ _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-]+(:\d{1,5})?|https?://\[[0-9a-f:]+
 
 # What earned less than 3 % where it was measured, or was not measured on a real load yet: on only
 # where `also` names it.
-OFF_BY_DEFAULT = frozenset({"length_prediction", "tool_pauses"})
+OFF_BY_DEFAULT = frozenset({"length_prediction"})
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
