@@ -124,6 +124,7 @@ def write_page(results: Path, docs: Path = DOCS) -> Path:
             lines += write(json.loads(path.read_text()))
     lines += others.rag_graph(folder.parent)
     lines += others.rag_parts()
+    lines += others.tool_parts()
     lines += others.replay(folder.parent)
     lines += others.gpu(folder.parent)
     missing = [f"`{name}`" for name in names() if name not in reports]
