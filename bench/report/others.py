@@ -280,9 +280,9 @@ _TOOL_PARTS = (
     "Memory while tools run (`weftline bench tool_mix`): see the agents with fast and slow tools "
     "above. There the whole is worth 2.10 times in the mean of the agents, and expecting pauses by "
     "tool 1.48 times of that.",
-    "LAMPS's mix on a simulated GPT-J-6B (`weftline bench simulate lamps --window 60`), mean "
-    "seconds of a request without its tools, the server and LAMPS's order with exact predictions: "
-    "6.9 and 7.1 at 1 request a second, 7.8 and 7.7 at 2, 11.3 and 9.6 at 3, 19.2 and 15.2 at 4. "
+    "`weftline bench simulate lamps --window 60` runs LAMPS's mix on a simulated GPT-J-6B. A "
+    "request takes, without its tools, in the server and in LAMPS's order with exact predictions: "
+    "6.9 and 7.1 s at 1 request a second, 7.8 and 7.7 at 2, 11.3 and 9.6 at 3, 19.2 and 15.2 at 4. "
     "The engine is saturated from 3 on. There the server is behind, and in a window of 120 s more "
     "so: 15.2 and 11.5 at 3, 44.4 and 22.1 at 4. It bounds how long large applications wait, "
     "which LAMPS's order does not.",
