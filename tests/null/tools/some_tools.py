@@ -26,8 +26,9 @@ def search(query: str, kind: Literal["web", "news"] = "web") -> dict[str, Any]:
 
 
 @tool(effects="once")
-def note(path: str, wait_s: float = 0.0) -> str:
-    """Write a line to a file."""
+def note(path: str, wait_s: float = 0.0, first_s: float = 0.0) -> str:
+    """Wait `first_s`, write a line to a file, and wait `wait_s`."""
+    time.sleep(first_s)
     with Path(path).open("a") as file:
         file.write("noted\n")
     time.sleep(wait_s)

@@ -212,20 +212,23 @@ async def test_a_call_begins_at_most_once(tmp_path: Path) -> None:
 
 
 async def test_a_call_that_is_killed_runs_once(calls: Calls, tmp_path: Path) -> None:
-    """200 kills at random moments, each with a second attempt at the same call."""
+    """200 calls, a random one of which is killed at each of 200 random moments; each call gets a
+    second attempt."""
     assert isinstance(calls.engine, ToolEngine)
     zygote, chance = calls.engine._zygote, random.Random(5)
     assert zygote is not None
 
     async def killed(number: int) -> None:
         path = tmp_path / str(number)
-        arguments = {"path": str(path), "wait_s": 0.02}
+        arguments = {"path": str(path), "wait_s": 0.02, "first_s": 0.02}
         for attempt in (0, 1):
             ended = calls.begin("note", arguments, id=f"s/{number}", attempt=attempt)
-            await asyncio.sleep(chance.uniform(0, 0.03))
-            for child in children_of(zygote.pid):
-                with suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
+            if attempt == 0:
+                await asyncio.sleep(chance.uniform(0, 0.06))
+                # One child of all: who kills every child leaves none alive on a slow machine.
+                for child in chance.sample(alive := children_of(zygote.pid), min(1, len(alive))):
+                    with suppress(ProcessLookupError):
+                        os.kill(child, signal.SIGKILL)
             value = await calls.value(ended)
             assert value["content"] == "noted" or "It may have run" in value["content"]
         lines = path.read_text().splitlines() if path.exists() else []
