@@ -29,6 +29,9 @@ class Queue:
     def __iter__(self) -> Iterator[Work]:
         return iter(self._works.values())
 
+    def __contains__(self, op: object) -> bool:
+        return op in self._works
+
     def of(self, salt: str) -> int:
         """How many of the tenant with this salt wait."""
         return self._of[salt]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -12,14 +13,19 @@ from weftline_server.schedule.engines.fleet import Fleet
 from weftline_server.schedule.engines.member import EngineState, Member, Work
 from weftline_server.schedule.memory.keeper import Memory
 from weftline_server.schedule.memory.verbs import perform
-from weftline_server.schedule.placement import Served, place
+from weftline_server.schedule.placement import Placement, Served, place
 from weftline_server.schedule.queue import Queue
 from weftline_server.schedule.sessions import Sent, Sessions
 from weftline_server.schedule.suspects import alone, is_suspect
 
+TURN_SENDS = 128  # calls that are sent in one turn of the loop, in about 10 ms
+
 
 class Rounds:
-    """Runs one placement round for everything that happens in one turn of the event loop."""
+    """Runs one placement round for everything that happens in one turn of the event loop.
+
+    A round that places more than TURN_SENDS calls sends them in several turns.
+    """
 
     def __init__(
         self,
@@ -37,6 +43,7 @@ class Rounds:
         self._policy = policy
         self._now = clock
         self._due = False  # a round will run in this turn of the event loop
+        self._placed: deque[Placement] = deque()  # what the last round has not sent yet
         self._served = Served()
         # Waiting ops that were not admitted at first: when they were, or None.
         self._held: dict[str, float | None] = {}
@@ -48,8 +55,12 @@ class Rounds:
             asyncio.get_running_loop().call_soon(self.run)
 
     def run(self) -> None:
-        """Place and send everything that can start now."""
+        """Place and send everything that can start now, or go on with what was placed."""
         self._due = False
+        if self._placed:
+            self._send_some()
+            self.soon()  # the engines may have room for more by now
+            return
         self._queue.replan(self._sessions.replanned())
         ready = [
             member for member in self._fleet.members.values() if member.state is EngineState.READY
@@ -65,11 +76,23 @@ class Rounds:
         # Summing up the loads of 256 engines takes milliseconds, so it is left out without need.
         loads = [member.load() for member in ready] if queue else []
         served = self._served.begin(item.tenant for item in queue)
-        for placement in place(queue, loads, self._policy, self._now(), served):
-            self._send(placement.id, self._fleet.members[placement.engine], placement.why)
+        self._placed.extend(place(queue, loads, self._policy, self._now(), served))
+        self._send_some()
+        if self._placed:
+            self.soon()
         for model, members in models.items():
             busy = sum(bool(member.ops.works) for member in members) / len(members)
             gate.ran(model, busy, self._now())
+
+    def _send_some(self) -> None:
+        """Send what was placed, at most TURN_SENDS calls. What cannot be sent any more still waits
+        for the next round, or was cancelled."""
+        for _ in range(min(TURN_SENDS, len(self._placed))):
+            placement = self._placed.popleft()
+            member = self._fleet.members.get(placement.engine)
+            is_ready = member is not None and member.state is EngineState.READY
+            if member is not None and is_ready and placement.id in self._queue:
+                self._send(placement.id, member, placement.why)
 
     def _admitted(self) -> list[Work]:
         """The waiting work whose application may use a KV cache, or that needs none."""

@@ -19,6 +19,7 @@ from weftline_server.schedule.engines.member import EngineState, Member
 log = logging.getLogger("weftline.fleet")
 
 RESTART_PAUSES_S = (0.2, 1.0, 5.0)  # then always 5 s: a crash loop must not spin
+TURN_EVENTS = 256  # events that are heard in one turn of the loop, in about 20 ms
 START_S = 120.0  # longest start of an engine on demand, for whose end steps wait
 _SERVING = (EngineState.ASLEEP, EngineState.STARTING, EngineState.READY)
 MOST_GONE = 64  # engines that joined and are gone, which health still names
@@ -213,7 +214,7 @@ class Fleet:
 
     async def _supervise(self, member: Member) -> None:
         """Pass the engine's events on. When it dies, start it again or wait until it joins."""
-        failures = 0
+        failures = heard = 0
         while not member.closed:
             try:
                 if member.state in (EngineState.DOWN, EngineState.STARTING):
@@ -223,6 +224,10 @@ class Fleet:
                 async for events in member.engine.events():
                     failures = 0
                     self._hear(member, events)
+                    heard += len(events)
+                    if heard >= TURN_EVENTS:  # what is there already comes without a wait
+                        heard = 0
+                        await asyncio.sleep(0)
             except (api.EngineDied, InvalidRequest) as error:
                 member.last_error = str(error)
             except Exception as error:  # no more files, no memory, or a bug: the next try may work
