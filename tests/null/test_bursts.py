@@ -10,7 +10,8 @@ import pytest
 
 from tests.null.asgi import Serve, Server, call
 from weftline_engine import api
-from weftline_engine.null import NullConfig, NullEngine
+from weftline_engine.null import NullConfig, NullEngine, NullMode
+from weftline_server.schedule.engines.fleet import TURN_EVENTS
 from weftline_server.schedule.rounds import TURN_SENDS
 
 CALLS = 3 * TURN_SENDS + 1
@@ -80,3 +81,15 @@ async def test_what_is_cancelled_between_two_parts_is_not_sent(
     answer = await server.http.post("/v1/submit", json={"calls": [named(7)], "get": ["v7"]})
     assert answer.json()["values"] == {"v7": "7"}
     assert sum(engine.sent.values()) <= TURN_SENDS + 1
+
+
+async def test_a_stream_has_the_same_chunks_whatever_ran_before(serve: Serve) -> None:
+    """The engine's events of earlier calls split no stream."""
+    server = await serve(NullConfig(mode=NullMode.FIXED))
+    words = TURN_EVENTS // 6  # so that some stream holds the place where the count is full
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": words, "stream": True}
+    streams = []
+    for _ in range(12):
+        answer = await server.http.post("/v1/chat/completions", json=body)
+        streams.append(answer.text.count("data: "))
+    assert streams == [streams[0]] * len(streams)

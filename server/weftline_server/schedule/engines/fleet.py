@@ -45,6 +45,27 @@ class Watcher(Protocol):
         ...
 
 
+class _Turn:
+    """Counts the events that one supervisor hears in one turn of the event loop.
+
+    Events of earlier turns do not count: a pause that they cause would split the chunks of a
+    stream at a place that depends on what other calls have done.
+    """
+
+    def __init__(self) -> None:
+        self._events = 0
+
+    def heard(self, events: int) -> int:
+        """Add `events`. Returns the events of this turn."""
+        if self._events == 0:
+            asyncio.get_running_loop().call_soon(self._end)
+        self._events += events
+        return self._events
+
+    def _end(self) -> None:
+        self._events = 0
+
+
 class Fleet:
     """Every engine by name.
 
@@ -214,7 +235,8 @@ class Fleet:
 
     async def _supervise(self, member: Member) -> None:
         """Pass the engine's events on. When it dies, start it again or wait until it joins."""
-        failures = heard = 0
+        failures = 0
+        turn = _Turn()
         while not member.closed:
             try:
                 if member.state in (EngineState.DOWN, EngineState.STARTING):
@@ -224,10 +246,8 @@ class Fleet:
                 async for events in member.engine.events():
                     failures = 0
                     self._hear(member, events)
-                    heard += len(events)
-                    if heard >= TURN_EVENTS:  # what is there already comes without a wait
-                        heard = 0
-                        await asyncio.sleep(0)
+                    if turn.heard(len(events)) >= TURN_EVENTS:
+                        await asyncio.sleep(0)  # events that are there already come without a wait
             except (api.EngineDied, InvalidRequest) as error:
                 member.last_error = str(error)
             except Exception as error:  # no more files, no memory, or a bug: the next try may work
