@@ -385,8 +385,8 @@ def report(console: Console, found: Found, speed: Speed) -> None:
             run, times = median(runs), sorted(run.seconds for run in runs)
             console.print(
                 f"{way:>20}: {run.seconds:5.2f} s (of {len(runs)} runs {times[0]:.2f} to "
-                f"{times[-1]:.2f}), {run.requests:2} requests, "
-                f"{run.read_by_client:2} intermediate values through the client",
+                f"{times[-1]:.2f}), requests: {run.requests:2}, "
+                f"intermediate values through the client: {run.read_by_client:2}",
                 soft_wrap=True,
             )
         console.print(f"{'ratio':>20}: {ratio(found, title):5.2f}")

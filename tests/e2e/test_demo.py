@@ -26,9 +26,9 @@ def test_the_demo_in_float32(smollm2_directory: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "texts: equal" in done.stdout
-    assert done.stdout.count(" 1 requests,  0 intermediate values through the client") == 2
-    assert " 8 requests,  7 intermediate values through the client" in done.stdout
-    assert " 5 requests,  4 intermediate values through the client" in done.stdout
+    assert done.stdout.count("requests:  1, intermediate values through the client:  0") == 2
+    assert "requests:  8, intermediate values through the client:  7" in done.stdout
+    assert "requests:  5, intermediate values through the client:  4" in done.stdout
     assert done.stdout.count("━ 13/13 calls") == 2
     for name, title in (
         ("refine", "refine, 250 ms away"),
