@@ -42,14 +42,23 @@ class Gaps:
         return sorted(self.seconds)[int(share * (len(self.seconds) - 1))]
 
 
-def table(
-    model: str | None, niceness: int | None, seconds: float, turns: int, tokens: int = TOKENS
-) -> str:
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What serves: the `model` that writes (None: none), and the `niceness` and `seconds` of the
+    tool. With `apart` the model computes on core 0, and the tool on core 1."""
+
+    model: str | None = None
+    niceness: int | None = None
+    seconds: float = 20.0
+    apart: bool = False
+
+
+def table(setting: Setting, turns: int, tokens: int = TOKENS) -> str:
     """The table of a run. A first text of `tokens` tokens is not counted."""
     gaps = {"alone": Gaps(), "beside a busy tool": Gaps()}
     with (
         tempfile.TemporaryDirectory() as name,
-        _served(Path(name), model, niceness, seconds) as url,
+        _served(Path(name), setting) as url,
         httpx.Client(base_url=url, timeout=600) as http,
     ):
         _text(http, tokens)
@@ -124,11 +133,11 @@ def _body(model: str, text: str, tokens: int) -> dict[str, object]:
 
 
 @contextmanager
-def _served(folder: Path, model: str | None, niceness: int | None, seconds: float) -> Iterator[str]:
+def _served(folder: Path, setting: Setting) -> Iterator[str]:
     """A server with the tool, an engine that calls it, and one that writes."""
     script = [
         {"when": "done-work", "reply": "Good."},
-        {"when": "#busy", "reply": call("work", seconds=seconds) + "I am calling it. " * 4},
+        {"when": "#busy", "reply": call("work", seconds=setting.seconds) + "I am calling it. " * 4},
         {"when": "#text", "reply": "word " * TOKENS},
     ]
     (folder / "script.json").write_text(json.dumps(script))
@@ -138,10 +147,14 @@ def _served(folder: Path, model: str | None, niceness: int | None, seconds: floa
         "null_script": str(folder / "script.json"),
         "null_step_s": STEP_S,
     }
-    writer = {**null} if model is None else {"engine": "torch", "model": model}
+    torch: dict[str, object] = {"engine": "torch", "model": setting.model}
+    writer = torch if setting.model else {**null}
     tool: dict[str, object] = {"module": "_some_tools", "path": str(FOLDER)}
-    if niceness is not None:
-        tool["niceness"] = niceness
+    if setting.niceness is not None:
+        tool["niceness"] = setting.niceness
+    if setting.apart:
+        tool["cores"] = [1]
+        writer |= {"cores": [0]} if setting.model else {}
     tables: list[tuple[str, dict[str, object]]] = [
         ("engine", {**null, "name": "caller", "call_it": "caller"}),
         ("engine", {**writer, "name": "writer", "call_it": "writer"}),
@@ -151,5 +164,8 @@ def _served(folder: Path, model: str | None, niceness: int | None, seconds: floa
     for kind, one in tables:
         lines += [f"[[{kind}]]", *(f"{key} = {json.dumps(value)}" for key, value in one.items())]
     (folder / "weftline.toml").write_text("\n".join(lines) + "\n")
-    with started(["serve", "--port", "0", "--config", str(folder / "weftline.toml")]) as url:
+    # With drafts a step has one token or several, as its measured gain says: so both times would be
+    # of different steps.
+    words = ["serve", "--port", "0", "--config", str(folder / "weftline.toml")]
+    with started([*words, "--without", "drafting"]) as url:
         yield url

@@ -13,6 +13,7 @@ from weftline_engine.simulated import SimulatedConfig, SimulatedEngine
 from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.registry import Registry, RegistryConfig
 from weftline_server.schedule.dispatcher import Dispatcher
+from weftline_server.schedule.memory.lengths import Lengths
 
 from .virtual import VirtualLoop
 
@@ -36,8 +37,12 @@ async def world(
     *configs: SimulatedConfig,
     policy: str = "app",
     without: frozenset[str] = frozenset(),
+    lengths: Lengths | None = None,
 ) -> AsyncIterator[World]:
-    """A server on a simulated engine of each config, stopped at the end of the block."""
+    """A server on a simulated engine of each config, stopped at the end of the block.
+
+    `lengths` predicts outputs in place of the server's own predictor.
+    """
     engines: list[SimulatedEngine] = []
 
     def make(config: SimulatedConfig) -> SimulatedEngine:
@@ -45,7 +50,7 @@ async def world(
         return engines[-1]
 
     makers = {f"e{i}": partial(make, config) for i, config in enumerate(configs)}
-    async with serving(loop, makers, policy=policy, without=without) as made:
+    async with serving(loop, makers, policy=policy, without=without, lengths=lengths) as made:
         made.engines = engines
         yield made
 
@@ -57,10 +62,12 @@ async def serving(
     *,
     policy: str = "app",
     without: frozenset[str] = frozenset(),
+    lengths: Lengths | None = None,
 ) -> AsyncIterator[World]:
     """A server on the engines that `makers` create, stopped at the end of the block."""
     registry = Registry(RegistryConfig(max_sessions=1 << 30), without)
     dispatcher = Dispatcher(makers, policy, loop.time, without)
+    dispatcher.lengths = lengths or dispatcher.lengths
     made = World(Driver(registry, dispatcher, without, loop.time), loop)
     await dispatcher.start(made.driver)
     try:

@@ -22,6 +22,7 @@ OPTIMISATIONS = frozenset(PASSES) | {
     "dedupe",
     "drafting",
     "early_tools",
+    "host_tier",
     "conversations",
     "prefill_early",
     "retention",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from bench.micro import tools_beside
+from bench.micro.tools_beside import Setting
 
 
 def test_a_text_is_measured_alone_and_beside_a_busy_tool() -> None:
     """Ten words a turn, from a null engine. A tool that ends before the text is an error."""
-    rows = tools_beside.table(None, None, 2.0, 1, tokens=10).splitlines()
+    rows = tools_beside.table(Setting(seconds=2.0), 1, tokens=10).splitlines()
     assert [row.split(" | ")[0] for row in rows[2:]] == [
         "| alone",
         "| beside a busy tool",
@@ -17,4 +18,4 @@ def test_a_text_is_measured_alone_and_beside_a_busy_tool() -> None:
     ]
     assert rows[2].count(" ms") == rows[3].count(" ms") == 2
     with pytest.raises(SystemExit, match="raise --seconds"):
-        tools_beside.table(None, 5, 0.01, 1, tokens=60)
+        tools_beside.table(Setting(niceness=5, seconds=0.01, apart=True), 1, tokens=60)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tests.null.test_memory import World, make_op, make_usage, pause
-from weftline_engine.api import Retention
+from weftline_engine.api import KvCosts, Retention
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.memory.applications import UNKNOWN_PAUSE_S
 from weftline_server.schedule.memory.verbs import Advise, Free, Retain, Verb
+
+CHEAP = KvCosts(step_s=0.02, fill_s=1e-3, chunk=64, copy_s=1e-9, host_tokens=800)
 
 
 def test_paused_contexts_go_to_host_memory_where_others_wait_for_room() -> None:
@@ -33,6 +37,23 @@ def test_paused_contexts_go_to_host_memory_where_others_wait_for_room() -> None:
     ]
     assert world.memory.abandoned("r") == [Free("e", "r")]
     assert paused("u", 590)[-1] == Retain("e", "u", Retention.SWAP)
+
+
+@pytest.mark.parametrize("costs", [None, CHEAP])
+@pytest.mark.parametrize("off", [(), ("host_tier",)])
+def test_without_the_host_tier_nothing_is_copied(
+    off: tuple[str, ...], costs: KvCosts | None
+) -> None:
+    """Another application waits for room, and a copy is the least waste. Without copies the context
+    may just be evicted."""
+    world = World(*off)
+    world.memory.has_pool("e", 1000, costs=costs)
+    world.memory.queued(make_op("a", "p", 390), "m", True, 0.0)
+    world.memory.gate.admit("m", 1000, 0.0)
+    world.memory.queued(make_op("waits", "w", 900), "m", True, 0.5)
+    found = pause(world, "a", "p", 390, 1.0)
+    last = Retention.EVICTABLE if off else Retention.SWAP
+    assert [one for one in found if isinstance(one, Retain)] == [Retain("e", "p", last)]
 
 
 def test_a_copy_comes_back_for_a_prompt_that_begins_with_its_own() -> None:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.engines.member import Member, Work
+from weftline_server.schedule.placement.items import Queued
+from weftline_server.schedule.placement.scores import Candidate
 
 
 def sent(*prefixes: tuple[str, int]) -> Work:
@@ -34,6 +36,36 @@ def test_the_load_follows_the_ops_it_holds() -> None:
     assert released is not None and one.load() == idle
     one.describe(api.Description(model="n", kv_tokens=300))
     assert one.load().model == "n"
+
+
+def test_calls_at_different_points_of_their_outputs_are_never_all_large() -> None:
+    """Two calls of 100 tokens with 40 of output hold 200 at their ends. When the first has written
+    30, it leaves 10 steps later, and then the second has 70 tokens: never more than 170 together.
+    Progress counts where a call comes or ends. The prefix of a call that ends stays with another.
+    """
+    one, first = member(300), generating("o", 60, 40)
+    one.hold(first)
+    assert (one.load().held, one.load().apart) == (100, 0)
+    one.ops.answer("o", tuple(range(30)))
+    one.hold(generating("p", 60, 40))
+    assert (one.load().held, one.load().apart) == (200, 30)
+    assert one.ops.left() == {"app o": 10, "app p": 40}
+    call = Queued(id="q", model="m", kind="generate", queued=0.0, tokens=1, hints=api.Hints())
+    assert Candidate(one.load()).room(call.of, False) == 130
+    one.release("p")
+    one.hold(replace(generating("p", 60, 40), prefixes=(("a", 50),)))
+    one.hold(replace(generating("r", 60, 1), prefixes=(("a", 50),)))
+    assert (one.load().held, one.load().apart) == (100 + 100 + 11, 30 + 11)
+    one.hold(replace(generating("s", 60, 40), op=replace(generating("s", 60, 40).op, tokens=None)))
+    assert one.ops.left()["app s"] == 0, "an engine that takes text tells no progress"
+
+
+def generating(name: str, prompt: int, output: int) -> Work:
+    sampling = api.SamplingParams(max_tokens=output)
+    work = sent()
+    hints = api.Hints(application=f"app {name}")
+    op = replace(work.op, id=name, context=name, tokens=(1,) * prompt, sampling=sampling)
+    return replace(work, op=replace(op, hints=hints), tokens=prompt + output)
 
 
 def test_cached_tokens_are_no_work() -> None:

@@ -46,7 +46,7 @@ def test_what_holds_its_room_for_a_short_time_goes_first(
 def test_token_seconds_count_within_bounds() -> None:
     """What holds the whole cache for an hour goes before the least that comes 30 s later."""
     long, short = app("long", 0.0, 900, 900), app("short", 30.1, 900, 900)
-    long.need, short.need = 3e6, 0.01
+    long.newest.need, short.newest.need = 3e6, 0.01
     assert names(admit([short, long], [], FULL, 31.0).enter) == ["long"]
     short.since = 29.9
     assert names(admit([short, long], [], FULL, 31.0).enter) == ["short"]

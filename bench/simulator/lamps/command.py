@@ -6,8 +6,10 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 from bench.harness.results import write
+from weftline_server.config import OFF_BY_DEFAULT
 
 from .lengths import exactness
 from .policies import POLICIES
@@ -15,14 +17,16 @@ from .replay import Arrivals, Outcome, replay
 from .trace import drawn, read
 from .unit_time import FIGURE_3, FIGURE_3_MEMORY, KEYS, schedule
 
-# The server with its parts, and without one of them.
+# What of the server is off: it with its parts, without one of them, and with one that is off.
 SERVER = {
-    "app": frozenset[str](),
-    "app without tool_pauses": frozenset({"tool_pauses"}),
-    "app without memory_rank": frozenset({"memory_rank"}),
-    "app without admission": frozenset({"admission"}),
+    "app": OFF_BY_DEFAULT,
+    **{
+        f"app without {part}": OFF_BY_DEFAULT | {part}
+        for part in ("tool_pauses", "memory_rank", "host_tier", "admission")
+    },
+    **{f"app also {part}": OFF_BY_DEFAULT - {part} for part in sorted(OFF_BY_DEFAULT)},
 }
-ERRORS = (0.05, 0.1, 0.3, 0.5)
+ERRORS = "0.05,0.1,0.3,0.5"
 MIX_SIZE = 400
 
 
@@ -32,6 +36,8 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--trace", type=Path, help="a file of lengths (default: a drawn mix)")
     parser.add_argument("--rates", default="2,3,4", help="requests a second")
     parser.add_argument("--window", type=float, default=120.0, help="seconds of arrivals")
+    parser.add_argument("--seeds", default="0", help="draws of the arrivals, and their mean")
+    parser.add_argument("--errors", default=ERRORS, help="of predictions, at the highest rate")
     parser.add_argument("--kv-tokens", type=int, default=16_384, help="tokens of the KV cache")
     parser.add_argument("--host-kv-tokens", type=int, default=0, help="tokens of host memory")
     parser.add_argument("--policies", help="policies, separated by commas (default: all)")
@@ -50,20 +56,28 @@ def main(words: Sequence[str]) -> int:
         f"{lengths.acc_15:.0%} within 15, mean error {lengths.mean_error:.1f} tokens"
     )
     names = args.policies.split(",") if args.policies else [*POLICIES, *SERVER]
+    seeds = [int(seed) for seed in args.seeds.split(",")]
     rows: list[dict[str, object]] = []
 
     def one(name: str, load: Arrivals) -> None:
-        found = _replayed(name, load, args.kv_tokens, args.host_kv_tokens)
-        row = {"policy": name, "rate": load.rate, "error": load.error, **found.row}
-        print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-        rows.append(row)
+        served: list[float] = []
+        for seed in seeds:
+            found = _replayed(name, replace(load, seed=seed), args.kv_tokens, args.host_kv_tokens)
+            row = {"policy": name, "rate": load.rate, "error": load.error, "seed": seed}
+            row |= found.row
+            print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+            served.append(found.row["serving_s"])
+            rows.append(row)
+        if len(seeds) > 1:
+            print(f"mean of {len(seeds)} seeds: serving_s {fmean(served):.2f}", flush=True)
 
     for rate in rates:
-        load = Arrivals(agents=agents, rate=rate, window_s=window_s)
         for name in names:
-            one(name, load)
-    for error in () if args.quick else ERRORS:
-        one("LAMPS", replace(load, error=error))
+            one(name, Arrivals(agents=agents, rate=rate, window_s=window_s))
+    highest = Arrivals(agents=agents, rate=max(rates), window_s=window_s)
+    for error in [] if args.quick else [float(error) for error in args.errors.split(",") if error]:
+        for name in [name for name in ("LAMPS", "app") if name in names]:
+            one(name, replace(highest, error=error))
     if args.folder is not None:
         told = {"window_s": window_s, "kv_tokens": args.kv_tokens, "trace": bool(args.trace)}
         write(args.folder, "lamps", {**told, "rows": rows})

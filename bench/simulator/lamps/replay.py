@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -22,6 +22,8 @@ from weftline.protocol import Call, InOut, Message, Placeholder, Sampling, Segme
 from weftline.tools import Function, Tool
 from weftline_engine import api
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost, asking
+from weftline_server.schedule.memory.lengths import Expected, Lengths
+from weftline_server.schedule.memory.pauses import Pauses
 from weftline_server.schedule.memory.waste import Load, Strategy
 
 from .policies import Policy, Seen
@@ -124,11 +126,46 @@ def replay(
             return await _all(load, bench.run, loop, [bench.engine])
 
     async def ours(loop: VirtualLoop) -> Outcome:
-        async with world(loop, engine_config, without=without) as made:
+        rng = random.Random(f"predictions {load.seed}")
+        lengths = OffLengths(load.error, rng) if load.error else None
+        async with world(loop, engine_config, without=without, lengths=lengths) as made:
+            if load.error:
+                made.driver.dispatcher.memory.pausing.pauses = OffPauses(load.error, rng)
             server = _Server(made, load)
             return await _all(load, server.run, loop, made.engines)
 
     return run(ours if policy is None else papers)
+
+
+class OffPauses(Pauses):
+    """The server's predictor of pauses, whose predictions are off by a normal `share`."""
+
+    def __init__(self, share: float, rng: random.Random) -> None:
+        super().__init__()
+        self._share, self._rng = share, rng
+
+    def expect(self, tenant: str, tools: Iterable[str]) -> float | None:
+        """`Pauses.expect`"""
+        found = super().expect(tenant, tools)
+        return None if found is None else max(1e-9, found * off(self._rng, self._share))
+
+
+class OffLengths(Lengths):
+    """Predicts that an output fills its bound, as it does in a replay, off by a normal `share`."""
+
+    def __init__(self, share: float, rng: random.Random) -> None:
+        super().__init__()
+        self._share, self._rng = share, rng
+
+    def expect(self, tenant: str, template: str, bound: int) -> Expected | None:
+        """`Lengths.expect`"""
+        length = max(1, round(bound * off(self._rng, self._share)))
+        return Expected(length, length)
+
+
+def off(rng: random.Random, share: float) -> float:
+    """What a prediction that is off by a normal `share` is multiplied with."""
+    return 1 + rng.gauss(0, share)
 
 
 class Runs(Protocol):
@@ -187,7 +224,7 @@ class _Server:
 
 
 def _call(said: str, variable: str, turn: Turn) -> Call:
-    sampling = Sampling(max_tokens=turn.output, temperature=0.0, ignore_eos=True)
+    sampling = Sampling(max_tokens=turn.output, temperature=0.0)
     out = Placeholder(name="o", in_out=InOut.OUT, semantic_var_id=variable, sampling=sampling)
     prompt = (
         Message(role="user", content=(Segment(text=said),)),
@@ -345,9 +382,9 @@ class _Alone:
         self, rng: random.Random, agent: Agent, at: int, arrived: float, context: int
     ) -> tuple[Seen, Strategy]:
         """What is predicted of turn `at`, and what follows from it for its pause."""
-        off, turn, rest = self._load.error, agent.turns[at], agent.turns[at:]
-        output = max(1, round(turn.output * (1 + rng.gauss(0, off))))
-        pause_s = max(1e-9, turn.pause_s * (1 + rng.gauss(0, off)))
+        share, turn, rest = self._load.error, agent.turns[at], agent.turns[at:]
+        output = max(1, round(turn.output * off(rng, share)))
+        pause_s = max(1e-9, turn.pause_s * off(rng, share))
         seen = Seen(
             arrived=arrived,
             came=self._loop.time(),

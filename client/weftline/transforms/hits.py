@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,34 +16,51 @@ from weftline.transforms.base import MAX_OPTION_CHARS, Transform, refuse
 class Texts(Transform):
     """The texts of hits or items, in their order, joined by `separator`.
 
-    Several queries give a list of lists. Their hits are joined in the order of the lists.
+    Several queries give a list of lists. Their hits are joined in the order of the lists. With
+    `unique` a hit with the text, the id and the metadata of an earlier one is left out.
     """
 
     op: ClassVar[str] = "texts"
     separator: str = "\n\n"
+    unique: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.separator, str) or len(self.separator) > MAX_OPTION_CHARS:
             refuse(f"texts takes 'separator', at most {MAX_OPTION_CHARS} characters")
+        if not isinstance(self.unique, bool):
+            refuse("texts takes 'unique', true or false")
 
     def apply(self, value: Any) -> Any:
-        return self.separator.join(_texts(value, nested=True))
+        items = _items(value, nested=True)
+        kept = _unique(items) if self.unique else items
+        return self.separator.join(item["text"] for item in kept)
 
     def joined(self, items: Sequence[Any]) -> str:
         """The texts so far. There is no separator at the end."""
         return str(self.apply(list(items)))
 
 
-def _texts(value: Any, *, nested: bool) -> Iterator[str]:
+def _items(value: Any, *, nested: bool) -> Iterator[dict[str, Any]]:
     if not isinstance(value, list):
         raise TransformFailed("texts reads a list of hits or items")
     for one in value:
         if isinstance(one, list) and nested:
-            yield from _texts(one, nested=False)
+            yield from _items(one, nested=False)
         elif isinstance(one, dict) and isinstance(one.get("text"), str):
-            yield one["text"]
+            yield one
         else:
             raise TransformFailed("texts reads hits or items, each an object with a 'text'")
+
+
+def _unique(items: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The items without those that have the text, the id and the metadata of an earlier one."""
+    seen: dict[str, list[Any]] = {}  # by text, so that few are compared
+    for item in items:
+        rest = item.get("id"), item.get("metadata")
+        earlier = seen.setdefault(item["text"], [])
+        if rest not in earlier:
+            earlier.append(rest)
+            yield item
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from weftline.arguments import ArgumentReader
-from weftline.errors import Cancelled, InvalidRequest, WeftlineError
+from weftline.errors import Cancelled, EngineFailed, InvalidRequest, WeftlineError
 from weftline.protocol import Call, InOut, Message, Placeholder, Segment, Submit
 from weftline.tools import CalledFunction, ClientTool, ToolCall
 from weftline_engine.api import FinishReason
@@ -44,6 +44,8 @@ from weftline_server.session.session import Session
 
 # A model that calls tools for ever gets this many turns.
 MOST_TURNS = 16
+# A turn whose engine dies is asked for again so often, where no client has its text.
+MOST_AGAIN = 2
 
 
 @dataclass(slots=True)
@@ -112,26 +114,36 @@ class ToolLoop:
         self._blocks = blocks
         self._watches = ExitStack()  # of the open calls of the turn that is being written
         self._due: list[ClientCall] = []  # calls that the client is not yet told of
+        self._spare: list[_Written] = []  # complete calls of a turn whose engine has died
         self.turns: list[Turn] = []
 
-    async def events(self) -> AsyncIterator[str | ClientCall]:
+    async def events(self, told: bool = True) -> AsyncIterator[str | ClientCall]:
         """What the model says, turn by turn, and the calls that the client has to compute.
 
-        Afterwards `turns` is complete.
+        Afterwards `turns` is complete. Where the client is `told` all of it at once, a turn whose
+        engine dies fails; else it is asked for again.
         """
-        call = self._call
+        call, again = self._call, 0 if told else MOST_AGAIN
         while True:
             [task] = await self._driver.submit(
                 self._session, Submit(session_id=self._session.id, calls=(call,))
             )
             turn = Turn(task, in_text=self._blocks is not None)
             self.turns.append(turn)
-            async with aclosing(self._written(turn)) as texts:
-                async for text in texts:
-                    if text:
-                        yield text
-                    for due in self._take_due():
-                        yield due
+            try:
+                async with aclosing(self._written(turn)) as texts:
+                    async for text in texts:
+                        if text:
+                            yield text
+                        for due in self._take_due():
+                            yield due
+            except EngineFailed:
+                if not again:
+                    raise
+                again -= 1
+                self._give_up(self.turns.pop())
+                continue
+            self._drop_spare()
             if not self._goes_on(turn):
                 return
             await self._run_rest(turn)
@@ -160,6 +172,30 @@ class ToolLoop:
         for delta in parser.end():
             yield await self._hear(turn, delta)
 
+    def _give_up(self, turn: Turn) -> None:
+        """Keep the complete calls of a turn that has failed. Their tools have no effects, so the
+        next attempt may use their results."""
+        for call in turn.calls:
+            if call.task is not None and call.sealed:
+                self._spare.append(call)
+            elif call.task is not None:
+                self._driver.cancel(self._session, call.task.id)
+
+    def _take_spare(self, call: _Written) -> Task | None:
+        """The task that runs an equal call already, of the attempt before; None without one."""
+        for spare in self._spare:
+            if (spare.name, spare.arguments) == (call.name, call.arguments):
+                self._spare.remove(spare)
+                return spare.task
+        return None
+
+    def _drop_spare(self) -> None:
+        """End the calls that no attempt has written again."""
+        for spare in self._spare:
+            assert spare.task is not None
+            self._driver.cancel(self._session, spare.task.id)
+        self._spare.clear()
+
     def _parser(self, task: Task) -> ToolParser | BlockParser:
         if self._blocks is not None:
             return BlockParser(self._blocks, task.id)
@@ -174,7 +210,9 @@ class ToolLoop:
             case Called(_, id, name):
                 turn.calls.append(_Written(id, name))
                 tool = self._tools.get(name)
-                if isinstance(tool, ServerTool) and tool.streams and self._may_start(tool):
+                is_known = any(spare.name == name for spare in self._spare)
+                streams = isinstance(tool, ServerTool) and tool.streams and not is_known
+                if tool is not None and streams and self._may_start(tool):
                     await self._start(turn.calls[-1], is_open=True)
             case Arguments(index, text):
                 turn.calls[index].arguments += text
@@ -183,6 +221,8 @@ class ToolLoop:
                 call = turn.calls[index]
                 call.sealed = True
                 tool = self._tools.get(call.name)
+                if call.task is None:
+                    call.task = self._take_spare(call)
                 if call.task is not None:
                     await self._feed(call)
                 elif tool is not None and self._may_start(tool):

@@ -116,6 +116,7 @@ class Rounds:
             sizes = [one.room for one in members if one.description is not None]
             known = [size for size in sizes if size is not None]
             pool = sum(known) if len(known) == len(sizes) else None
+            self._memory.gate.progress(one.ops.left() for one in members)
             perform(self._memory.admit(model, pool, self._now()), self._fleet.members)
 
     def _send(self, op: str, member: Member, why: tuple[Considered, ...] = ()) -> None:

@@ -93,3 +93,13 @@ def test_texts_follow_one_another() -> None:
     """Several queries give lists of hits."""
     hits = [[{"text": "a"}], [], [{"text": "b"}, {"text": "c"}]]
     assert run([{"op": "texts", "separator": "-"}], hits) == "a-b-c"
+
+
+def test_unique_texts_are_those_of_unlike_documents() -> None:
+    """A document that two queries find stands once, and another one with its text stays."""
+    one = {"id": "1", "text": "a", "metadata": {}, "score": 0.9}
+    again, other = {**one, "score": 0.1}, {**one, "id": "2"}
+    spec = {"op": "texts", "separator": "-", "unique": True}
+    assert run([spec], [[one, {"text": "b"}], [again, other]]) == "a-b-a"
+    with pytest.raises(InvalidRequest, match="'unique', true or false"):
+        run([{**spec, "unique": "yes"}], [])

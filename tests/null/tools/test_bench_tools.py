@@ -36,6 +36,21 @@ def test_the_bound_is_what_overlapping_can_gain() -> None:
         assert abs(row.bound - bound) < 1e-9
 
 
+def test_work_cannot_start_before_its_call_is_written() -> None:
+    """Of three searches the first takes as long as the reply. It starts when a third is written, so
+    the end is at four thirds. Of 24 lines the last still runs when all are written, or the first
+    was waited for."""
+    [search] = [case for case in cases((1.0,)) if case.workload == "Search"]
+    assert abs(search.least_s(1.44) - 4 / 3 * 1.44) < 1e-9
+    assert search.least_s(1000.0) == 1000.0 + 0.02
+    found = Row(search, 2 * 1.44, 4 / 3 * 1.44)
+    assert abs(found.possible - 0.5) < 1e-9 and abs(found.gain - found.possible) < 1e-9
+    [plan] = [case for case in cases((1.0,)) if case.workload == "Planning"]
+    assert abs(plan.least_s(plan.tool_s) - 25 / 24 * plan.tool_s) < 1e-9
+    assert abs(plan.least_s(24.0) - (24.0 + plan.tool_s / 24)) < 1e-9
+    assert abs(plan.least_s(0.24) - (0.01 + plan.tool_s)) < 1e-9
+
+
 def test_the_time_between_tokens_beside_a_busy_tool() -> None:
     """The gaps of all texts count together, and those between two texts do not."""
     gaps = tools_beside.Gaps()

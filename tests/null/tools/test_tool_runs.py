@@ -22,6 +22,7 @@ from weftline_engine.tools.calls import Begun
 from weftline_engine.tools.engine import ToolEngine
 from weftline_server.config import ServerConfig
 from weftline_server.observe.cost import Price
+from weftline_server.schedule.engines import fleet
 
 PACE = LatencyProfile(step_s=0.002)  # 500 words a second
 
@@ -258,6 +259,58 @@ async def test_the_tools_die_in_the_middle_of_a_call(server: Server, tmp_path: P
     assert answer["choices"][0]["message"]["content"] == "I check."
     assert told(answer)[0].startswith("the tool did not finish: engine tool:some died")
     assert (tmp_path / "notes").read_text() == "noted\n"
+
+
+class _Dies(NullEngine):
+    """A null engine that dies when it has written the first of the `deadly` words."""
+
+    def __init__(self, config: NullConfig, deadly: list[str]) -> None:
+        super().__init__(config)
+        self._deadly = deadly
+
+    async def events(self) -> AsyncIterator[list[api.Event]]:
+        texts: dict[str, str] = {}
+        async for events in super().events():
+            yield events
+            for one in events:
+                if isinstance(one, api.Part):
+                    texts[one.op] = texts.get(one.op, "") + one.text
+                else:
+                    texts.pop(one.op, None)
+            if self._deadly and any(self._deadly[0] in text for text in texts.values()):
+                self._deadly.clear()
+                raise api.EngineDied("killed by signal 9")
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["written again", "another call"])
+async def test_the_model_dies_in_the_middle_of_a_turn(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
+    """It has written a call, which runs, and a part of the next one. Another attempt is made. It
+    uses the result if it writes the same call, and drops it otherwise. A stream fails instead: the
+    client has a part of the text."""
+    monkeypatch.setattr(fleet, "RESTART_PAUSES_S", (0.0,))
+    deadly = ["x x x"]
+
+    def model() -> NullEngine:
+        first = called("add", a=1, b=2 if deadly or same else 3)
+        rules = ('"found": "x', "Found."), ("#add", first + called("look_up", query="x " * 40))
+        config = NullConfig(mode=NullMode.SCRIPT, model="m", script=rules, latency=PACE)
+        return _Dies(config, deadly)
+
+    also = {"m": model, "tool:some": lambda: ToolEngine(config(), Begun())}
+    server = await serve(also=also)
+    session = server.driver.open("local")
+    answer = await ask(server, "#add", session_id=session.id, model="m")
+    assert answer["choices"][0]["message"]["content"] == "Found."
+    assert told(answer)[0] == ("3" if same else "4")
+    names = [task.name for task in session.graph.tasks.values()]
+    assert [names.count(name) for name in ("chat", "add")] == [3, 1 if same else 2]
+    deadly.append("x x x")
+    body = {"messages": [{"role": "user", "content": "#add"}], "stream": True, "model": "m"}
+    body["weftline"] = {"run_tools": True}
+    stream = await server.http.post("/v1/chat/completions", json=body)
+    assert "died while it ran this call" in stream.text and "Found" not in stream.text
 
 
 async def test_a_session_that_is_closed_ends_its_tools(server: Server, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from langchain_weftline.lower.classic import Classic
 from langchain_weftline.lower.control import Control
 from langchain_weftline.lower.flow import Flow
 from langchain_weftline.lower.parsers import has_transform
+from langchain_weftline.lower.retrievers import Retrievers
 from langchain_weftline.lower.searches import Searches
 from langchain_weftline.lower.source import place_of
 from langchain_weftline.lower.steps import Fetch, Handler, Mode, Note, Noting, Run, Step, Steps
@@ -47,6 +48,7 @@ class Lowering:
         self.searches = Searches(self, mint)
         self.calls = Calls(self, mint, self.searches)
         self._classic = Classic(self)
+        self._retrievers = Retrievers(self, self.searches)
         flow = Flow(self)
         # By exact class, because a subclass may override anything.
         self._handlers = {
@@ -79,6 +81,8 @@ class Lowering:
         handler = self._handlers.get(_class_of(runnable))
         if handler is None:
             handler = self._classic.handler(type(runnable))
+        if handler is None:
+            handler = self._retrievers.handler(type(runnable))
         if handler is None and has_transform(type(runnable)):
             handler = self.calls.parser
         if handler is None and isinstance(runnable, BasePromptTemplate):

@@ -38,9 +38,10 @@ from langchain_weftline.lower.texts import (
     percent,
     said,
 )
-from langchain_weftline.retrieval.vectorstore import documents_of
+from langchain_weftline.retrieval.vectorstore import documents_of, unique_documents_of
 from weftline.transforms.base import MAX_OPTION_CHARS
 
+_DOCUMENTS = (documents_of, unique_documents_of)
 _BUILTINS = (dict, enumerate, len, list, range, str, tuple, zip)
 _CONSTANTS = (str, int, float, bool, type(None))
 
@@ -284,12 +285,14 @@ def _joined_documents(on: _Evaluation, node: ast.Call) -> Ref | None:
             keywords=[],
         ) if read == item:
             documents, separator = on.value(of), on.value(before)
-            if not isinstance(documents, Ref) or documents.make is not documents_of:
+            if not isinstance(documents, Ref) or documents.make not in _DOCUMENTS:
                 return None
             if type(separator) is not str or len(separator) > MAX_OPTION_CHARS:
                 return None
-            joined = documents.then({"op": "texts", "separator": separator}, is_text=True)
-            return replace(joined, make=None)
+            spec: dict[str, Any] = {"op": "texts", "separator": separator}
+            if documents.make is unique_documents_of:
+                spec["unique"] = True
+            return replace(documents.then(spec, is_text=True), make=None)
     return None
 
 

@@ -10,7 +10,7 @@ from langchain_core.runnables.config import get_callback_manager_for_config
 from langchain_core.vectorstores import VectorStoreRetriever
 
 from langchain_weftline.lower.steps import Fetch, Handler, Lowerer, Step, Steps
-from langchain_weftline.lower.symbols import CannotCompile, Local, Ref, Unknown
+from langchain_weftline.lower.symbols import CannotCompile, Local, Make, Ref, Unknown
 from langchain_weftline.model.answers import new_variable
 from langchain_weftline.retrieval.vectorstore import (
     StoreInServer,
@@ -27,19 +27,26 @@ _STEP = "retriever: "  # begins the steps' names: the server's errors name the s
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """Where a retriever searches, and what it wants to find."""
+
+    store: StoreInServer
+    k: int
+    filter: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class SearchDraft:
     """The search of one retriever. Its hits become the variable `var`.
 
-    The `query` is a text, or a variable of the server.
+    The `query` is a text, or a variable of the server, which may be a list of texts.
     """
 
     var: str
     query: str | Ref
     embedded: str
     name: str
-    store: StoreInServer
-    k: int
-    filter: Mapping[str, Any]
+    terms: Terms
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -55,15 +62,15 @@ class SearchDraft:
         embed = steps.Embed(
             in_=source,
             out=self.embedded,
-            engine=self.store.embedder,
+            engine=self.terms.store.embedder,
             name=f"{_STEP}embed{self.name}",
         )
         search = steps.Search(
             in_=steps.Source(var=self.embedded),
             out=self.var,
-            store=self.store.name,
-            k=self.k,
-            filter=dict(self.filter),
+            store=self.terms.store.name,
+            k=self.terms.k,
+            filter=dict(self.terms.filter),
             name=f"{_STEP}search{self.name}",
         )
         return embed, search
@@ -85,6 +92,13 @@ class Searches:
 
     def _retriever(self, step: Step, value: Any) -> Steps:
         """A retriever of a vector store, if the server holds the store and embeds the query."""
+        terms = self.terms(step)
+        if isinstance(value, Local):
+            value = yield Fetch(value)
+        return self.found(step, terms, query_of(step.runnable, value), documents_of)
+
+    def terms(self, step: Step) -> Terms:
+        """What the retriever `step` searches for. Raises CannotCompile if the server cannot."""
         retriever: VectorStoreRetriever = step.runnable
         kept = retriever.vectorstore
         if type(kept) is not WeftlineVectorStore:
@@ -96,26 +110,25 @@ class Searches:
             raise CannotCompile(retriever, "LangChain runs it, and the server the calls ahead")
         if self.server is not None and self.server.place != store.server.place:
             raise CannotCompile(retriever, "another store of the chain has another server")
-        if _is_heard(step):
+        if is_heard(step):
             raise CannotCompile(retriever, "callbacks hear of it")
         k, filter = _terms(retriever)
-        if isinstance(value, Local):
-            value = yield Fetch(value)
-        query = _query(retriever, value)
+        return Terms(store, k, filter)
+
+    def found(self, step: Step, terms: Terms, query: str | Ref, make: Make) -> Ref:
+        """What a search finds for `query`, a text or a list of texts, made into documents."""
         draft = SearchDraft(
             var=self._mint(),
             query=query,
             embedded=self._mint(),
             name=_name(step.path),
-            store=store,
-            k=k,
-            filter=filter,
+            terms=terms,
         )
         self.drafts.append(draft)
-        self.server = store.server
-        why = f"embed, and search in store {store.name!r}"
+        self.server = terms.store.server
+        why = f"embed, and search in store {terms.store.name!r}"
         self._lowering.note(step, why, in_server=True)
-        return Ref(draft.var, is_text=False, make=documents_of)
+        return Ref(draft.var, is_text=False, make=make)
 
     def taken(self) -> list[SearchDraft]:
         """The searches that are submitted now."""
@@ -134,7 +147,7 @@ def _name(path: tuple[str, ...]) -> str:
     return f" for {place}" if place else ""
 
 
-def _is_heard(step: Step) -> bool:
+def is_heard(step: Step) -> bool:
     """Whether callbacks want to know of retrievers: LangChain tells them, so it runs this one."""
     handlers = get_callback_manager_for_config(step.config).handlers
     return any(not handler.ignore_retriever for handler in handlers)
@@ -153,7 +166,8 @@ def _terms(retriever: VectorStoreRetriever) -> tuple[int, Mapping[str, Any]]:
     return k, filter
 
 
-def _query(retriever: VectorStoreRetriever, value: Any) -> str | Ref:
+def query_of(retriever: Any, value: Any) -> str | Ref:
+    """The query of a search. Raises CannotCompile where it is not surely one text."""
     if isinstance(value, Unknown):
         return ""  # in a plan: the run has it
     if isinstance(value, Ref) and value.is_text and value.make is None:

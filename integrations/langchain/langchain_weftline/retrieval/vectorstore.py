@@ -266,5 +266,11 @@ def documents_of(hits: Sequence[Item]) -> list[Document]:
     return [_document(hit) for hit in hits]
 
 
+def unique_documents_of(lists: Sequence[Sequence[Item]]) -> list[Document]:
+    """The documents that several searches have found, each once, in their order."""
+    found = [document for hits in lists for document in documents_of(hits)]
+    return [document for number, document in enumerate(found) if document not in found[:number]]
+
+
 def _scored(hits: Sequence[Item]) -> list[tuple[Document, float]]:
     return [(_document(hit), hit["score"]) for hit in hits]

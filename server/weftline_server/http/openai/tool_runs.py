@@ -58,7 +58,7 @@ class ToolRun:
 
     async def whole(self) -> dict[str, Any]:
         """The body of a response that is not streamed."""
-        async for _ in self._loop.events():
+        async for _ in self._loop.events(told=False):
             pass
         turn = self._turns[-1]
         choice = self._reply.choice(0, turn.message(), self._step(), None)

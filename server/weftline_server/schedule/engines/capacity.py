@@ -6,7 +6,7 @@ KV cache of all of them. The engine measures this when it starts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 # Seconds per token of a chat: Parrot's experiments allow 40 ms, which is faster than people read.
@@ -32,3 +32,18 @@ def latency_tokens(profile: Sequence[tuple[int, float]]) -> int | None:
     if longer <= seconds:
         return None
     return round(more + (more - tokens) * (longest - longer) / (longer - seconds))
+
+
+def most_at_once(sizes: Iterable[tuple[int, int]]) -> int:
+    """The most tokens that calls of these sizes hold at once. Of each call's size, so many tokens
+    are not there yet. All grow at the same rate, and each leaves at its size.
+
+    So calls that began together are large together, and calls that are at different points of
+    their outputs are not.
+    """
+    most = held = 0
+    in_order = sorted(((left, size) for size, left in sizes), reverse=True)
+    for count, (left, size) in enumerate(in_order, 1):
+        held += size - left
+        most = max(most, held + count * left)
+    return most

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from weftline_engine import api
 from weftline_server.graph.considered import Considered
 from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.schedule.engines.capacity import latency_tokens
+from weftline_server.schedule.engines.capacity import latency_tokens, most_at_once
 from weftline_server.schedule.engines.on_demand import OnDemand
 from weftline_server.schedule.engines.prefix_index import KnownPrefixes, known_prefixes
 from weftline_server.schedule.engines.totals import Totals
@@ -177,15 +177,27 @@ class InHand:
         """Return whether a consumer may have seen text, so that another attempt could differ."""
         return op in self._answered
 
+    def _left(self, work: Work) -> int:
+        """The most tokens that an op may still generate; 0 where its progress is not known."""
+        if work.op.tokens is None or work.op.open:
+            return 0
+        return max(0, work.tokens - len(work.op.tokens) - self.totals.so_far(work.op.id))
+
+    def left(self) -> dict[str, int]:
+        """By application: the most tokens that its call here may still generate."""
+        return {work.op.hints.application: self._left(work) for work in self.works.values()}
+
     def load(self, name: str, description: api.Description, known: Collection[str]) -> EngineLoad:
         """Sum up the ops for placement. `known` are the hashes of the engine's prefixes."""
         groups: dict[str, int] = {}
         latency = grouped = throughput = 0
         held = early = bounded = strict = 0
         shared: set[str] = set()
+        sizes: list[tuple[int, int]] = []
         # Tokens that early fills share with other calls count for the other calls, so these come
-        # first.
-        for work in sorted(self.works.values(), key=lambda work: work.op.open):
+        # first. Of these the last to end comes first: the prefix stays until then.
+        left = {op: self._left(work) for op, work in self.works.items()}
+        for work in sorted(self.works.values(), key=lambda work: (work.op.open, -left[work.op.id])):
             hints = work.op.hints
             missing = work.tokens - self._cached[work.op.id]
             if work.item.throughput:
@@ -204,6 +216,7 @@ class InHand:
                 early += own
             else:
                 held += own
+                sizes.append((own, min(own, left[work.op.id])))
                 bounded += own if work.item.bounded else 0
                 strict += own if work.item.strict else 0
         return EngineLoad(
@@ -213,6 +226,7 @@ class InHand:
             running=len(self.works),
             max_running=description.max_running,
             held=held,
+            apart=held - most_at_once(sizes),
             early=early,
             latency=latency,
             grouped=grouped,

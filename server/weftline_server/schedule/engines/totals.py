@@ -19,6 +19,10 @@ class Totals:
         self.output += tokens
         self._counted[op] = self._counted.get(op, 0) + tokens
 
+    def so_far(self, op: str) -> int:
+        """The tokens that an op has generated."""
+        return self._counted.get(op, 0)
+
     def ended(self, op: str, usage: Usage) -> None:
         """Count an op that ended well. An engine that takes text sends no token ids before."""
         self.computed += usage.prompt_tokens - usage.cached_tokens

@@ -152,8 +152,12 @@ def peak(applications: Iterable[Application]) -> float:
     may fill FILLED of the cache.
     """
     most = held = count = 0.0
-    for growth, own in sorted(((one.growth, one.own) for one in applications), reverse=True):
-        margin = 1 / FILLED if growth else 1.0
+    present = ((one, one.newest.left) for one in applications)
+    for growth, own, grows in sorted(
+        ((one.growth + left, one.own - left, one.growth > 0) for one, left in present),
+        reverse=True,
+    ):
+        margin = 1 / FILLED if grows else 1.0
         held += margin * own
         count += margin
         most = max(most, held + count * growth)
@@ -178,6 +182,6 @@ def _arrival(one: Application) -> float:
 
 def _turn(one: Application) -> float:
     """The least goes first: what waits longer, and what needs less room for less time."""
-    if one.need is not None:
-        return one.since + SOONER_S * log2(min(max(one.need, LEAST_NEED), MOST_NEED))
+    if (need := one.newest.need) is not None:
+        return one.since + SOONER_S * log2(min(max(need, LEAST_NEED), MOST_NEED))
     return one.since + SMALLER_S * log2(min(max(one.own, LEAST_OWN), MOST_OWN))

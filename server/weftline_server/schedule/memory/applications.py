@@ -90,6 +90,15 @@ def prefix_hash(tokens: Sequence[int], length: int) -> int:
 
 
 @dataclass(slots=True)
+class Newest:
+    """The newest call of an application: its token-seconds until it gives its room up, if they are
+    known, and the tokens that it may still generate, if it runs alone."""
+
+    need: float | None = None
+    left: int = 0
+
+
+@dataclass(slots=True)
 class Application:
     """One session as the scheduler sees it.
 
@@ -110,7 +119,7 @@ class Application:
     idle_since: float | None = None
     goes_on: bool = False  # when it became idle, its next call was known and on its way
     pause_s: float | None = None
-    need: float | None = None  # token-seconds of its newest call, until it gives its room up
+    newest: Newest = field(default_factory=Newest)
     prompt: tuple[int, int] | None = None  # length and hash of its newest prompt
     salt: str = ""  # of its tenant
     kept: dict[str, Kept] = field(default_factory=dict)
@@ -138,8 +147,9 @@ class Application:
         last = GROWTH * self.first if self.habits.size is None else self.habits.size
         return max(0.0, last - self.size)
 
-    def queued(self, tokens: int, now: float) -> None:
-        """Record a new call of `tokens` tokens, prompt and output."""
+    def queued(self, tokens: int, now: float, output: int = 0) -> None:
+        """Record a new call of `tokens` tokens, `output` of which it generates."""
+        self.newest.left = 0 if self.busy or tokens < self.size else output
         self.first = self.first or tokens
         self.size = max(self.size, tokens)
         if self.idle_since is not None and not self.goes_on:
@@ -156,6 +166,7 @@ class Application:
         is no pause, because it tells nothing about the user or the tools.
         """
         self.busy -= 1
+        self.newest.left = 0
         if self.busy == 0:
             self.idle_since, self.goes_on = now, goes_on
 

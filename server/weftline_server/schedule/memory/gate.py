@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from weftline_engine.api import Usage
@@ -78,6 +79,15 @@ class Gate:
         use.recomputed.add(usage, known, horizon)
         if (tokens := usage.prompt_tokens - usage.cached_tokens) >= FEWEST_TIMED:
             use.fill_s = mean(use.fill_s, (usage.filled - usage.started) / tokens)
+
+    def progress(self, engines: Iterable[Mapping[str, int]]) -> None:
+        """Note how many tokens the running calls may still generate, by application."""
+        if not self._waiting:
+            return
+        for left in engines:
+            for id, tokens in left.items():
+                if (one := self._inside.get(id)) is not None and one.newest.left:
+                    one.newest.left = tokens
 
     def held(self, model: str) -> float:
         """Return the tokens of the model's KV cache that the applications inside hold."""

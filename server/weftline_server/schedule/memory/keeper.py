@@ -119,8 +119,8 @@ class Occupancy:
 class Memory:
     """The memory of all engines. Ops without a prompt hold no KV cache, and are ignored.
 
-    `without` may name `retention`, `admission`, `memory_rank` and `tool_pauses`, to switch them
-    off.
+    `without` may name `retention`, `admission`, `memory_rank`, `tool_pauses` and `host_tier`, to
+    switch them off.
     """
 
     def __init__(self, outlook: Outlook, without: Collection[str] = frozenset()) -> None:
@@ -131,7 +131,7 @@ class Memory:
         self._ranks = "memory_rank" not in without
         self._applications = Applications()
         self._pools = Pools()
-        self._pausing = Pausing(learns="tool_pauses" not in without)
+        self.pausing = Pausing("tool_pauses" not in without, "host_tier" not in without)
         self._pressed: set[str] = set()  # models whose applications wait for room
         self._made: dict[str, PrimitiveId] = {}  # kept context → the primitive that left it
 
@@ -148,7 +148,7 @@ class Memory:
         others have started does not announce this, and may show it only later.
         """
         self._pools.add(engine, kv_tokens, counts)
-        self._pausing.add(engine, kv_tokens, costs)
+        self.pausing.add(engine, kv_tokens, costs)
 
     def occupancy(self) -> Occupancy:
         """What the KV caches hold at this moment."""
@@ -161,12 +161,12 @@ class Memory:
     def lost(self, engine: str) -> None:
         """Forget an engine that is gone with all its contexts."""
         self._pools.lose(engine)
-        self._pausing.lose(engine)
+        self.pausing.lose(engine)
         for one in self._applications:
             for context in [c for c, kept in one.kept.items() if kept.engine == engine]:
                 del one.kept[context]
                 self._made.pop(context, None)
-                self._pausing.freed(engine, context)
+                self.pausing.freed(engine, context)
 
     def queued(
         self, op: Op, model: str, stays: bool, now: float, expected: int | None = None
@@ -184,12 +184,12 @@ class Memory:
             one.since = now
             if one.is_dormant(now):
                 self.gate.leave(one.id)
-        one.queued(tokens, now)
+        one.queued(tokens, now, output)
         if self._ranks:
-            one.need = self._pausing.need(tokens - output, output, one.expected_pause_s)
+            one.newest.need = self.pausing.need(tokens - output, output, one.expected_pause_s)
         for context, kept in one.kept.items():
             if kept.paused and kept.begins(op.tokens or ()):
-                self._pausing.resumed(context, now)
+                self.pausing.resumed(context, now)
         gated = self._admits and stays and self._pools.tokens and op.tokens is not None
         if gated and not self.gate.is_inside(one.id):
             self.gate.wait(one)
@@ -206,7 +206,7 @@ class Memory:
         (self._pressed.add if waits else self._pressed.discard)(model)
         if (waits and not waited) or (entered and self._takes_room(model, pool)):
             kept = [c for a in self._applications if a.model == model for c in a.kept]
-            return self._pausing.press(kept, now)
+            return self.pausing.press(kept, now)
         return []
 
     def _takes_room(self, model: str, pool: int | None) -> bool:
@@ -216,7 +216,7 @@ class Memory:
             for one in self._applications
             if one.model == model and not self.gate.is_inside(one.id)
             for context, kept in one.kept.items()
-            if not self._pausing.is_copied(kept.engine, context)
+            if not self.pausing.is_copied(kept.engine, context)
         )
         return pool is not None and self.gate.held(model) + sum(outside) > pool
 
@@ -281,7 +281,7 @@ class Memory:
         if len(op.tokens) + len(written) == kept.tokens:
             kept.ids = (*op.tokens, *written)
         tools = self._outlook.called_tools(id)
-        pause_s = self._pausing.expect(op.salt, tools)
+        pause_s = self.pausing.expect(op.salt, tools)
         paused = Paused(
             engine=engine,
             context=op.context,
@@ -292,11 +292,11 @@ class Memory:
             since=now,
             load=load or Load(),
         )
-        gives_up = self._pausing.gives_up(paused)
+        gives_up = self.pausing.gives_up(paused)
         one.habits.learn_release(gives_up)
         if gives_up:
             self.gate.leave(one.id)
-        found += self._pausing.begin(paused, self.gate.is_waited_for(one.model))
+        found += self.pausing.begin(paused, self.gate.is_waited_for(one.model))
         return found
 
     def continuing(self, engine: str, op: Op) -> Op:
@@ -328,7 +328,7 @@ class Memory:
             Retain(engine, context, Retention.KEEP)
             for context, kept in one.kept.items()
             if kept.engine == engine
-            and self._pausing.is_copied(engine, context)
+            and self.pausing.is_copied(engine, context)
             and kept.begins(op.tokens)
         ]
 
@@ -404,6 +404,6 @@ class Memory:
             kept = one.kept.pop(context)
             self._made.pop(context, None)
             self._pools.unpin(kept)
-            self._pausing.freed(kept.engine, context)
+            self.pausing.freed(kept.engine, context)
             found.append(Free(kept.engine, context))
         return found

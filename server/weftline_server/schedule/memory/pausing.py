@@ -23,6 +23,9 @@ log = logging.getLogger("weftline.memory")
 # The expected pause of a context whose room others need more, in seconds. It is read after
 # everything that is inside.
 LONG_S = 3600.0
+# An application that gives up its place keeps its context until others need the room. So giving up
+# is assumed to waste this share of what discarding or copying would.
+LOST = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +45,14 @@ class Paused:
 class Pausing:
     """The paused contexts of all applications, and what was learned from them.
 
-    Engines that announce no costs get copies up to the size of their pool.
+    Engines that announce no costs get copies up to the size of their pool. Unless it `copies`, no
+    context goes to host memory.
     """
 
-    def __init__(self, learns: bool = True) -> None:
+    def __init__(self, learns: bool = True, copies: bool = True) -> None:
         self.pauses = Pauses()
         self._learns = learns
+        self._copies = copies
         self._host = HostCopies()
         self._costs: dict[str, KvCosts] = {}
         self._pools: dict[str, int] = {}
@@ -58,7 +63,7 @@ class Pausing:
         self._pools[engine] = kv_tokens or 0
         self._costs.pop(engine, None)
         if costs is not None:
-            self._costs[engine] = costs
+            self._costs[engine] = costs if self._copies else replace(costs, host_tokens=0)
 
     def lose(self, engine: str) -> None:
         """Forget an engine that is gone with all its contexts and their copies."""
@@ -84,12 +89,12 @@ class Pausing:
         return token_seconds(need)
 
     def gives_up(self, paused: Paused) -> bool:
-        """Whether the context should lose its room: others use it better during the pause."""
+        """Whether the application should give up its place: others use it better in the pause."""
         costs = self._costs.get(paused.engine)
         if costs is None:
             return False
         found = waste(paused.tokens, paused.pause_s, costs, paused.load)
-        return found.best is not Strategy.PRESERVE
+        return found.preserve > LOST * min(found.discard, found.swap)
 
     def begin(self, paused: Paused, pressed: bool) -> list[Verb]:
         """Decide about a context; `pressed` says that an application waits for room."""
@@ -99,7 +104,7 @@ class Pausing:
         if pressed and costs is not None:
             found = waste(paused.tokens, paused.pause_s, costs, paused.load)
             strategy = found.best
-        elif pressed:
+        elif pressed and self._copies:
             strategy = Strategy.SWAP
         verbs = self._verbs(paused, strategy)
         self._open[paused.context] = paused, found, strategy

@@ -101,12 +101,14 @@ class EngineLoad:
 
     `kinds` are the kinds of op that it takes. `kv_tokens` limits what runs there at all, and
     `latency_tokens` limits what runs beside a call that a user waits for (Parrot's Figure 10);
-    None means unlimited. `held` counts the tokens in flight. `bounded` of them belong to calls that
-    hold throughput calls and groups to `latency_tokens`; `strict` of them belong to calls that hold
-    every call to it. Early fills hold `early` tokens more. A prefix that several calls share
-    counts once; the hashes of such prefixes are in `shared`. `latency`, `grouped` and `throughput`
-    count the tokens that calls of each kind had to compute; `grouped` are those of task groups that
-    a reader waits for. They leave out the tokens that the engine's cache had when the call came.
+    None means unlimited. `held` counts the tokens in flight, with all that the calls may generate;
+    `apart` of them are never held at once, because calls end before others have grown. `bounded` of
+    them belong to calls that hold throughput calls and groups to `latency_tokens`; `strict` of them
+    belong to calls that hold every call to it. Early fills hold `early` tokens more. A prefix that
+    several calls share counts once; the hashes of such prefixes are in `shared`. `latency`,
+    `grouped` and `throughput` count the tokens that calls of each kind had to compute; `grouped`
+    are those of task groups that a reader waits for. They leave out the tokens that the engine's
+    cache had when the call came.
     """
 
     name: str
@@ -115,6 +117,7 @@ class EngineLoad:
     running: int = 0
     max_running: int = 64
     held: int = 0
+    apart: int = 0
     early: int = 0
     latency: int = 0
     grouped: int = 0

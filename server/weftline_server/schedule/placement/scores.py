@@ -112,7 +112,7 @@ class Candidate:
         held = self.held + self.early if is_open else self.held
         if held == 0:
             return inf  # a call that is too large for every engine must still run: it runs alone
-        left = inf if load.kv_tokens is None else load.kv_tokens - held
+        left = inf if load.kv_tokens is None else load.kv_tokens - held + load.apart
         bound = load.latency_tokens
         if bound is None:
             return left
@@ -135,7 +135,9 @@ class Candidate:
     def keep_for(self, item: Queued) -> None:
         """Take nothing in this round that would use the room that `item` waits for."""
         kv_tokens = self.load.kv_tokens
-        full = kv_tokens is not None and self.missing(item) > kv_tokens - self.held
+        full = (
+            kv_tokens is not None and self.missing(item) > kv_tokens - self.held + self.load.apart
+        )
         self.keep(Kept.ALL if full else Kept.SHARE)
 
     def keep(self, kept: Kept) -> None:

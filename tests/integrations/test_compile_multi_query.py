@@ -1,0 +1,305 @@
+"""Retrievers that ask a model or other retrievers: their calls and searches are one graph."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from langchain_classic.retrievers import EnsembleRetriever, MultiQueryRetriever
+from langchain_community.vectorstores import FAISS
+from langchain_core.callbacks import BaseCallbackHandler, CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+
+from langchain_weftline import ChatWeftline, WeftlineVectorStore, compile_chain
+from tests.integrations.conftest import served
+from tests.integrations.recording import Recording, recorded
+from tests.integrations.tiers import outcome
+
+TEXTS = ["Rome lies on the Tiber.", "The weft crosses the warp.", "Soup is hot.", "Rome is old."]
+QUESTION = "What crosses the warp?"
+QUERIES = PromptTemplate.from_template("{question}\nRome\n\nsoup is what")
+ASK = ChatPromptTemplate.from_template("Answer from this.\n{context}\n\nQuestion: {question}")
+CHAT, SUBMIT = "/v1/chat/completions", "/v1/submit"
+SET = "/v1/session/variable"
+
+both = pytest.mark.parametrize("is_async", [False, True], ids=["invoke", "ainvoke"])
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server that echoes prompts, with an embedder without weights and a store in memory."""
+    with served("--embedder", "null", "--store", "memory") as url:
+        store = WeftlineVectorStore(base_url=url)
+        store.add_texts(TEXTS, [{"n": n} for n in range(len(TEXTS))])
+        yield url
+
+
+@pytest.fixture
+def recording(url: str) -> Iterator[Recording]:
+    with recorded(url) as recording:
+        yield recording
+
+
+def model(recording: Recording) -> ChatWeftline:
+    return ChatWeftline(base_url=recording.url, temperature=0, max_tokens=64, max_retries=0)
+
+
+def in_server(recording: Recording, **terms: Any) -> BaseRetriever:
+    store = WeftlineVectorStore(base_url=recording.url)
+    return store.as_retriever(search_kwargs={"k": 2, **terms})
+
+
+def in_client() -> BaseRetriever:
+    store = FAISS.from_texts(TEXTS, DeterministicFakeEmbedding(size=16))
+    return store.as_retriever(search_kwargs={"k": 2})
+
+
+class Shelf(BaseRetriever):
+    """A retriever that finds what it is asked for, or fails for one query."""
+
+    refused: str = ""
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun
+    ) -> list[Document]:
+        if query == self.refused:
+            raise LookupError(f"nothing on {query}")
+        return [Document(f"About {query[:20]}."), Document("On all shelves.")]
+
+
+def several(recording: Recording, base: BaseRetriever, **how: Any) -> Any:
+    return MultiQueryRetriever.from_llm(base, model(recording), prompt=QUERIES, **how)
+
+
+def ensemble_of(retrievers: list[Any], **how: Any) -> Any:
+    return EnsembleRetriever(retrievers=retrievers, **how)
+
+
+def rag(found: Any, recording: Recording) -> Any:
+    given = {"context": found, "question": RunnablePassthrough()}
+    return given | ASK | model(recording) | StrOutputParser()
+
+
+def format_docs(docs: list[Document]) -> str:
+    return "\n\n".join(doc.page_content for doc in docs)
+
+
+def sent(recording: Recording) -> list[str]:
+    """The requests that carry work."""
+    paths = [path for verb, path, _ in recording.requests if verb in ("POST", "PUT")]
+    recording.requests.clear()
+    return [SET if "/variable/" in path else path for path in paths]
+
+
+def run(chain: Any, is_async: bool, config: Any = None) -> Any:
+    return (
+        asyncio.run(chain.ainvoke(QUESTION, config)) if is_async else chain.invoke(QUESTION, config)
+    )
+
+
+@both
+def test_queries_searches_and_answer_are_one_request(recording: Recording, is_async: bool) -> None:
+    """A model writes queries, the store is searched for each, and a model reads each text once."""
+    plain = rag(several(recording, in_server(recording)) | format_docs, recording)
+    expected = run(plain, is_async)
+    assert sent(recording).count(CHAT) == 2
+    assert expected.count("Rome is old.") == 1
+    compiled = compile_chain(plain)
+    assert run(compiled, is_async) == expected
+    (body,) = recording.bodies(SUBMIT)
+    assert sent(recording) == [SUBMIT]
+    assert [step["kind"] for step in body["steps"]] == ["embed", "search"]
+    (prompt,) = [call for call in body["calls"] if call["name"] != "context.queries"]
+    assert {"op": "texts", "separator": "\n\n", "unique": True} in [
+        spec for given in prompt["placeholders"] for spec in given.get("transforms", ())
+    ]
+    assert str(compiled.explain(QUESTION).after) == "1 request, 1 in a row"
+
+
+@both
+@pytest.mark.parametrize("original", [False, True], ids=["queries", "original"])
+@pytest.mark.parametrize("place", ["server", "client", "shelf"])
+def test_the_documents_are_the_plain_ones(
+    recording: Recording, place: str, original: bool, is_async: bool
+) -> None:
+    """The same documents with ids and metadata, in the same order, wherever they are found."""
+    base = {"server": in_server(recording), "client": in_client(), "shelf": Shelf()}[place]
+    retriever = several(recording, base, include_original=original)
+    expected = run(retriever, is_async)
+    sent(recording)
+    assert len(expected) > 2
+    assert run(compile_chain(retriever), is_async) == expected
+    assert sent(recording) == [SUBMIT]
+
+
+@both
+@pytest.mark.parametrize("original", [False, True], ids=["queries", "original"])
+def test_what_the_client_does_with_the_documents(
+    recording: Recording, original: bool, is_async: bool
+) -> None:
+    """The client formats what the server found: one submit, and one text that is sent back."""
+    shown = RunnableLambda(lambda docs: [doc.metadata["n"] for doc in docs])
+    plain = rag(
+        several(recording, in_server(recording), include_original=original) | shown, recording
+    )
+    expected = run(plain, is_async)
+    sent(recording)
+    assert run(compile_chain(plain), is_async) == expected
+    assert sent(recording) == [SUBMIT, SET]
+
+
+@both
+@pytest.mark.parametrize("place", ["server", "shelf"])
+def test_a_model_without_queries(recording: Recording, place: str, is_async: bool) -> None:
+    """An empty answer has no lines, so nothing is searched for and nothing is found."""
+    base = in_server(recording) if place == "server" else Shelf()
+    silent = model(recording).bind(stop=["u"])  # the echo begins with the role user
+    retriever = MultiQueryRetriever.from_llm(base, silent, prompt=QUERIES)
+    assert run(retriever, is_async) == []
+    sent(recording)
+    assert run(compile_chain(retriever), is_async) == []
+    assert sent(recording) == [SUBMIT]
+
+
+def test_queries_that_are_no_list_of_texts_are_searched_for_in_the_client(
+    recording: Recording,
+) -> None:
+    """A JSON answer may be anything. LangChain iterates over what it is."""
+    prompt = PromptTemplate.from_template('```json\n["{question}", "Rome"]\n```')
+    retriever = several(recording, in_server(recording))
+    chain = prompt | model(recording) | JsonOutputParser()
+    retriever = retriever.model_copy(update={"llm_chain": chain})
+    expected = retriever.invoke(QUESTION)
+    sent(recording)
+    assert compile_chain(retriever).invoke(QUESTION) == expected
+    assert sent(recording)[0] == SUBMIT
+    *_, last = compile_chain(retriever).explain(QUESTION).in_client
+    assert last.why == "its chain may give something else than texts"
+
+
+@both
+@pytest.mark.parametrize("place", ["server", "shelf"])
+def test_a_search_that_fails(recording: Recording, place: str, is_async: bool) -> None:
+    """The error is the plain one: of the store in the server, and of a retriever of the client."""
+    nowhere = WeftlineVectorStore(base_url=recording.url, store="none").as_retriever()
+    base = nowhere if place == "server" else Shelf(refused="Rome")
+    retriever = several(recording, base)
+    plain = outcome(lambda: run(retriever, is_async))
+    assert plain[0] != "value"
+    assert outcome(lambda: run(compile_chain(retriever), is_async)) == plain
+
+
+@both
+def test_a_model_that_fails(recording: Recording, is_async: bool) -> None:
+    """The model's error is the plain one, and nothing is searched for."""
+    retriever = several(recording, Shelf())
+    wrong = model(recording).model_copy(update={"model_name": "nosuch"})
+    retriever = retriever.model_copy(update={"llm_chain": QUERIES | wrong | StrOutputParser()})
+    plain = outcome(lambda: run(retriever, is_async))
+    assert outcome(lambda: run(compile_chain(retriever), is_async)) == plain
+
+
+class Hears(BaseCallbackHandler):
+    def __init__(self) -> None:
+        self.found: list[tuple[str, int]] = []
+
+    def on_retriever_start(self, serialized: Any, query: str, **_: Any) -> None:
+        self.found.append((query, -1))
+
+    def on_retriever_end(self, documents: Any, **_: Any) -> None:
+        self.found.append(("", len(documents)))
+
+
+@both
+@pytest.mark.parametrize("kind", ["several", "ensemble"])
+def test_callbacks_that_hear_of_retrievers(recording: Recording, kind: str, is_async: bool) -> None:
+    """LangChain runs the retriever then, so they hear what they hear of the plain one."""
+    base = in_server(recording)
+    made = {
+        "several": several(recording, base),
+        "ensemble": ensemble_of([base, several(recording, base)]),
+    }[kind]
+    heard, ours = Hears(), Hears()
+    expected = run(made, is_async, {"callbacks": [heard]})
+    assert run(compile_chain(made), is_async, {"callbacks": [ours]}) == expected
+    assert len(heard.found) > 6 and sorted(ours.found) == sorted(heard.found)
+
+
+def test_queries_that_langchain_logs(
+    recording: Recording, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever reads the log of the queries, as LangChain's guide shows, still reads it."""
+    retriever = several(recording, in_server(recording))
+    with caplog.at_level(logging.INFO, logger="langchain_classic.retrievers.multi_query"):
+        assert compile_chain(retriever).invoke(QUESTION) == retriever.invoke(QUESTION)
+    assert [record.message[:18] for record in caplog.records] == ["Generated queries:"] * 2
+
+
+class Words(BaseRetriever):
+    """A retriever of the client that notes in which order it is asked."""
+
+    name: str
+    asked: Any
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun
+    ) -> list[Document]:
+        self.asked.append(self.name)
+        return [Document("Soup is hot."), Document(self.name)]
+
+
+@both
+def test_an_ensemble(recording: Recording, is_async: bool) -> None:
+    """Server and client search for the same query, and their lists are ranked as in LangChain."""
+    asked: list[str] = []
+    texts = RunnableLambda(lambda query: ["The weft crosses the warp.", query])
+    ensemble = ensemble_of(
+        [
+            Words(name="first", asked=asked),
+            in_server(recording),
+            Words(name="second", asked=asked),
+            several(recording, in_server(recording, filter={"n": 3})),
+            texts,
+        ],
+        weights=[0.1, 0.3, 0.1, 0.2, 0.3],
+    )
+    plain = rag(ensemble | format_docs, recording)
+    expected, documents = run(plain, is_async), run(ensemble, is_async)
+    sent(recording)
+    assert run(compile_chain(plain), is_async) == expected
+    assert sent(recording) == [SUBMIT, SET]
+    assert run(compile_chain(ensemble), is_async) == documents
+    assert sent(recording) == [SUBMIT]
+    assert asked == ["first", "second"] * 4
+
+
+@both
+@pytest.mark.parametrize("why", ["no store", "refused", "no key"])
+def test_an_ensemble_that_fails(recording: Recording, why: str, is_async: bool) -> None:
+    """By a retriever of the server, by one of the client, and by a key that is not there."""
+    nowhere = WeftlineVectorStore(base_url=recording.url, store="none").as_retriever()
+    other = {"no store": nowhere, "refused": Shelf(refused=QUESTION), "no key": Shelf()}[why]
+    how = {"id_key": "n"} if why == "no key" else {}
+    ensemble = ensemble_of([in_server(recording), other], **how)
+    plain = outcome(lambda: run(ensemble, is_async))
+    assert plain[0] != "value"
+    assert outcome(lambda: run(compile_chain(ensemble), is_async)) == plain
+
+
+def test_an_ensemble_of_the_client_stays_as_it_is(recording: Recording) -> None:
+    ensemble = ensemble_of([in_client(), Shelf()])
+    explained = compile_chain(rag(ensemble | format_docs, recording)).explain(QUESTION)
+    assert "its retrievers are in the client" in [step.why for step in explained.in_client]
+    chain = rag(ensemble | format_docs, recording)
+    expected = chain.invoke(QUESTION)
+    sent(recording)
+    assert compile_chain(chain).invoke(QUESTION) == expected
+    assert sent(recording) == [SUBMIT]
