@@ -184,6 +184,7 @@ class SimulatedEngine:
             kv_tokens=self.config.kv_tokens,
             max_running=self.config.max_running,
             device="simulated",
+            fill_tokens=config.block_size,
             step_profile=self._profile() if config.bounds else (),
             kv_costs=api.KvCosts(
                 step_s=config.cost.step_s,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+import pytest
+
 from weftline.protocol import Call, InOut, Placeholder, Segment
 from weftline_engine.api import FinishReason, Usage
+from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.call import task_of
 from weftline_server.runtime.future import want
@@ -93,6 +98,26 @@ def test_a_reader_that_has_to_wait_comes_later() -> None:
     more = call("b2", "More: ", "<y", ">y2"), call("c", SYSTEM, "<y2", ">z")
     session = made(first, between, *more)
     assert finish(session, "a", text="x" * 44) == Want(tokens=80, pause_s=2.0)
+
+
+def test_a_graph_of_layers_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven layers of six calls, each of which reads the layer before: 6 ** 6 ways, 37 calls."""
+    calls = [call("first", SYSTEM, ">first")]
+    calls += [call(f"c0_{i}", f"{i} ", f">v0_{i}") for i in range(6)]
+    for layer in range(1, 7):
+        before = [f"<v{layer - 1}_{i}" for i in range(6)]
+        calls += [call(f"c{layer}_{i}", f"{i} ", *before, f">v{layer}_{i}") for i in range(6)]
+    session = made(*calls, call("last", SYSTEM, *(f"<v6_{i}" for i in range(6)), ">end"))
+    looked: list[str] = []
+    upstream = Graph.upstream
+
+    def counted(self: Graph, id: str) -> Collection[str]:
+        looked.append(id)
+        return upstream(self, id)
+
+    monkeypatch.setattr(Graph, "upstream", counted)
+    assert finish(session, "first", text="x" * 44) == Want(tokens=80, pause_s=7.0)
+    assert len(looked) == len(set(looked)) == 37
 
 
 def test_a_prefix_of_a_few_tokens_is_not_kept() -> None:

@@ -17,6 +17,8 @@ from weftline.protocol import Call, Criterion, InOut, Placeholder, Sampling, Seg
 from weftline_engine.api import Description, Hints, Op, Retention
 from weftline_engine.null import NullConfig, NullEngine
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
+from weftline_server.prompt.prompter import Prompter
+from weftline_server.prompt.render import PromptBefore
 from weftline_server.runtime.kinds import prefixes
 from weftline_server.schedule.memory.applications import UNKNOWN_PAUSE_S
 from weftline_server.session.origin import trace_of
@@ -48,11 +50,11 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Said:
     return heard
 
 
-def played(story: Callable[[World], Awaitable[None]]) -> None:
+def played(story: Callable[[World], Awaitable[None]], config: SimulatedConfig = CONFIG) -> None:
     """Run `story` on a server with two engines."""
 
     async def main(loop: VirtualLoop) -> None:
-        async with world(loop, CONFIG, CONFIG) as made:
+        async with world(loop, config, config) as made:
             await story(made)
 
     run(main)
@@ -86,6 +88,31 @@ def test_an_input_is_filled_as_it_streams(said: Said) -> None:
     assert ends[-1] == graphs[0]["prompt"].prompt_tokens == 260
     piece = PIECE_CHARS // len("w000 ")
     assert len(feeds[-1][1]) < piece and graphs[0]["phases"]["fill"] < 0.010 + piece * 0.001
+
+
+def test_an_engine_with_large_blocks_is_fed_less_often(
+    said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fills whole blocks of 128 tokens. After a piece of 50 tokens the prompt is not even
+    tokenised. The prompt that is complete closes the op all the same.
+    """
+    tokenised: list[int] = []
+    stable = Prompter.stable_prefix
+
+    def counted(self: Prompter, prompt: PromptBefore, hole: str) -> tuple[int, ...]:
+        tokenised.append(len(stable(self, prompt, hole)))
+        return stable(self, prompt, hole)
+
+    async def story(made: World) -> None:
+        session = made.driver.open("t")
+        await made.driver.submit(session, Submit(calls=CHAIN))
+        await made.driver.readers.get(session, "final")
+
+    monkeypatch.setattr(Prompter, "stable_prefix", counted)
+    played(story, replace(CONFIG, block_size=128))
+    feeds = [arguments[1:] for name, arguments in said if name == "feed"]
+    assert len(tokenised) == 2 and tokenised[1] - tokenised[0] >= 100
+    assert feeds[-1][0] + len(feeds[-1][1]) == 260
 
 
 def test_a_cancelled_early_fill_is_cancelled_on_its_engine(said: Said) -> None:

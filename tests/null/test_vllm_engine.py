@@ -17,7 +17,8 @@ from tests.null.test_openai_faults import ending
 from weftline_engine import api
 from weftline_engine.openai.endpoint import EndpointConfig
 from weftline_engine.vllm.config import VLLMConfig
-from weftline_engine.vllm.engine import UNREAD_TOKENS, WARM_TOKENS, VLLMEngine
+from weftline_engine.vllm.early import WARM_TOKENS
+from weftline_engine.vllm.engine import UNREAD_TOKENS, VLLMEngine
 from weftline_engine.vllm.gauge import Gauge, Meter, gauge
 
 ANSWER: dict[str, Any] = {"choices": [{"text": "a", "token_ids": [1], "finish_reason": "stop"}]}
@@ -129,6 +130,22 @@ async def test_a_prompt_is_filled_early_where_that_pays(
                 break
         fills = [one for one in endpoint.requests if one["max_tokens"] == 1]
         assert len(fills) == warmed
+
+
+async def test_one_request_fills_what_open_prompts_share(tmp_path: Path) -> None:
+    """Ten calls of a program begin with its task, and each later asks for a file of its own."""
+    async with started(tmp_path, BUSY % (0, 0.1)) as (engine, endpoint):
+        for i in range(10):
+            engine.submit(generate(f"review {i}", open=True))
+        for i in range(10):
+            engine.feed(f"review {i}", 2 * WARM_TOKENS + 1, (i,), last=True)
+        left = 10
+        async for events in engine.events():
+            left -= sum(isinstance(one, api.Finished) for one in events)
+            if not left:
+                break
+        fills = [one for one in endpoint.requests if one["max_tokens"] == 1]
+        assert [len(one["prompt"]) for one in fills] == [2 * WARM_TOKENS + 1]
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,11 @@ async def test_an_open_prompt_is_filled_early(vllm: Target) -> None:
         if known == 128:
             engine.submit(replace(op, tokens=tokens[:known], open=True))
         else:
-            found = engine._open[op.id]
+            found = engine._open.get(op.id)
+            assert found is not None
             engine.feed(op.id, len(found.tokens), tokens[len(found.tokens) : known], False)
-        found = engine._open[op.id]
+        found = engine._open.get(op.id)
+        assert found is not None
         assert found.warmed == warmed
         if found.warming is not None:
             await found.warming

@@ -87,7 +87,8 @@ class Description:
     flight, and the seconds of a step in which all their sequences decode. It is empty if unknown.
     `batch_profile` is measured at start by engines that work on items. It has the items of a batch,
     their tokens in all, and the seconds of the batch. `kv_costs` is None where nothing was
-    measured. An engine that `drafts` verifies guesses of several tokens in one step.
+    measured. An engine that `drafts` verifies guesses of several tokens in one step. An open prompt
+    that has grown by fewer than `fill_tokens` gives it nothing to fill early.
 
     `tools` are the tools that an engine of kind "tool" runs: the name, description and parameters
     that models see, the effects, the most seconds of a call, and whether the tool reads its call in
@@ -113,6 +114,7 @@ class Description:
     step_profile: tuple[tuple[int, float], ...] = ()
     batch_profile: tuple[tuple[int, int, float], ...] = ()
     drafts: bool = False
+    fill_tokens: int = 16
     kv_costs: KvCosts | None = None
     tools: tuple[Mapping[str, object], ...] = ()
 

@@ -53,16 +53,16 @@ class Child:
         guard = (sys.executable, "-m", "weftline_engine.vllm.guard")
         try:
             name, version = await self._package()
-            ours = self._runs_our_scheduler(version)
+            ours, on_cpu = self._runs_our_scheduler(version), is_for_cpus(name, version)
             if ours:
                 await self.notes.listen(self._folder / "notes")
             self._process = await asyncio.create_subprocess_exec(
                 *guard,
-                *self._config.command(self._folder / "http", ours=ours),
+                *self._config.command(self._folder / "http", ours=ours, on_cpu=on_cpu),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
-                env=self._environment(ours, is_for_cpus(name, version)),
+                env=self._environment(ours, on_cpu),
                 limit=1 << 20,
             )
             self._reader = asyncio.create_task(self._read())

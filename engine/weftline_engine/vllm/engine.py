@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,13 +34,10 @@ from weftline_engine.openai.scheduling import Scheduler, headers
 from weftline_engine.transport import wire
 from weftline_engine.vllm.child import Child
 from weftline_engine.vllm.config import VLLMConfig
+from weftline_engine.vllm.early import WARM_TOKENS, OpenPrompt, OpenPrompts
 from weftline_engine.vllm.gauge import EVERY_S, Gauge, Meter
 from weftline_engine.vllm.notes import Notes
 
-# An open prompt is filled early in multiples of 128 tokens: one KV block of vLLM on a CPU, several
-# on a GPU. The call itself recomputes an incomplete block, so filling part of one gains nothing.
-# An early fill also costs a request, and a step that samples one token.
-WARM_TOKENS = 128
 # One second of an application's age counts as this many tokens of work less. So no call starves.
 AGE_TOKENS = 256
 # A throughput call is ordered as if it arrived a minute later.
@@ -50,16 +47,6 @@ THROUGHPUT_TOKENS = 60 * AGE_TOKENS
 # A reader that comes later gets the text at most this many tokens late.
 UNREAD_TOKENS = 16
 DEEPEST = 63  # larger depths count as this one
-
-
-@dataclass(slots=True)
-class _Open:
-    """An open op: its tokens so far, of which `warmed` have been sent in early fills."""
-
-    op: api.Op
-    tokens: list[int]
-    warmed: int = 0
-    warming: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
 class VLLMEngine(RemoteEngine):
@@ -74,7 +61,7 @@ class VLLMEngine(RemoteEngine):
         self._notes = Notes()  # to our scheduler in the child
         self._model = ""
         self._contexts: dict[str, tuple[int, ...]] = {}
-        self._open: dict[str, _Open] = {}
+        self._open = OpenPrompts()
         self._priority = config.connect is None
         self._meter: Meter | None = None  # of a vLLM without our scheduler
 
@@ -117,8 +104,7 @@ class VLLMEngine(RemoteEngine):
         if self._meter is not None:
             self._meter.start()
         if op.open:
-            self._open[op.id] = _Open(op, list(tokens))
-            self._warm(self._open[op.id])
+            self._warm(self._open.add(op, tokens))
         else:
             self._spawn(replace(op, tokens=tokens))
 
@@ -131,7 +117,7 @@ class VLLMEngine(RemoteEngine):
         if not last:
             self._warm(found)
             return
-        del self._open[op]
+        self._open.pop(op)
         tokens = self._contexts[found.op.context] = tuple(found.tokens)
         whole = replace(found.op, tokens=tokens, open=False)
         self._ops[op] = whole
@@ -144,7 +130,7 @@ class VLLMEngine(RemoteEngine):
         self._notes.send(wire.Update(op, hints))
 
     def cancel(self, op: str) -> None:
-        if (found := self._open.pop(op, None)) and found.warming:
+        if (found := self._open.pop(op)) and found.warming:
             found.warming.cancel()
         super().cancel(op)
 
@@ -172,7 +158,7 @@ class VLLMEngine(RemoteEngine):
         return body if status == 200 else b""
 
     async def close(self) -> None:
-        for task in (self._watch, *(one.warming for one in self._open.values())):
+        for task in (self._watch, *self._open.busy()):
             if task is not None:
                 task.cancel()
         if self._meter is not None:
@@ -195,6 +181,7 @@ class VLLMEngine(RemoteEngine):
             context_limit=limit or self._config.max_model_len or 8192,
             kv_tokens=pool,
             max_running=self._config.max_running,
+            fill_tokens=WARM_TOKENS,
             dtype=self._config.dtype,
             default_sampling=default_sampling(directory),
             capabilities=capabilities(self._child is not None, self._priority, self._pauses),
@@ -221,17 +208,13 @@ class VLLMEngine(RemoteEngine):
         others = gauge.others(pool, requests, own)
         self._outbox.put(api.Occupied(**self._outbox.head("", 0), tokens=others))
 
-    def _warm(self, found: _Open) -> None:
+    def _warm(self, found: OpenPrompt) -> None:
         """Fill the known prefix of an open prompt early, one request at a time."""
-        busy = found.warming is not None and not found.warming.done()
-        # vLLM always recomputes the last token of a prompt, with its whole block. One token more
-        # avoids that when the prefix is shared and another call has left the blocks in the cache.
-        whole = (len(found.tokens) - 1) // WARM_TOKENS * WARM_TOKENS
-        if busy or whole <= found.warmed:
-            return
         if self._meter is not None and not self._meter.last.has_room:
             return
-        found.warmed = whole
+        whole = self._open.due(found)
+        if whole is None:
+            return
         # The filled blocks are kept, because the call itself will come.
         self._notes.send(wire.Retain(found.op.context, api.Retention.KEEP))
         body = self._fill_body(tuple(found.tokens[: whole + 1]), found.op)

@@ -23,9 +23,9 @@ from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.session.session import Session
 from weftline_server.session.task import RunState
 
-# A smaller piece does not pay for its message and step: one KV block, and about as much text.
+# A smaller piece does not pay for its message and step.
 MIN_TOKENS = 16
-MIN_CHARS = 64
+CHARS = 4  # of a token, about
 
 # Marks where the unknown part begins. No value can contain it, because it cannot be guessed.
 HOLE = f"\ue000{uuid.uuid4().hex}\ue000"
@@ -107,8 +107,8 @@ class EarlyFill:
         prompt = known_before(session, primitive, HOLE)
         prompter = self._prompts.prompter(primitive.resource)
         chars = _known_chars(prompt) + (prompter.begins if prompt.messages is not None else 0)
-        if chars - early.chars < MIN_CHARS:
-            return
+        if chars - early.chars < CHARS * prompter.description.fill_tokens:
+            return  # too little for the engine, so the prompt is not tokenised anew
         loop = asyncio.get_running_loop()
         ids = await loop.run_in_executor(None, prompter.stable_prefix, prompt, HOLE)
         if run.state is not RunState.WAITING:

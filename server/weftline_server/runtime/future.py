@@ -70,7 +70,8 @@ def want(session: Session, id: str) -> Want | None:
         if tokens is None or tokens >= MIN_SHARED:
             assert run.step is not None, "a finished primitive has its step"
             lasted = (run.step.finished or 0.0) - run.step.queued
-            hops = min(_hops(session, reader, _MOST_HOPS) for reader in readers)
+            known: dict[tuple[str, int], int] = {}
+            hops = min(_hops(session, reader, _MOST_HOPS, known) for reader in readers)
             return Want(tokens, max(0.0, hops * lasted))
     return Want() if session.stays else None
 
@@ -110,9 +111,16 @@ def _tokens(session: Session, run: PrimitiveRun, count: int) -> int | None:
     )
 
 
-def _hops(session: Session, id: str, most: int) -> int:
-    """The number of primitives in a row that have to end before `id` can start."""
+def _hops(session: Session, id: str, most: int, known: dict[tuple[str, int], int]) -> int:
+    """The number of primitives in a row that have to end before `id` can start.
+
+    `known` are the answers so far. Without them, each layer of a graph multiplied the work.
+    """
     if most == 0 or session.primitives[id].state is not RunState.WAITING:
         return 0
-    above = (one for one in session.graph.upstream(id) if session.primitives[one].live)
-    return 1 + max((_hops(session, one, most - 1) for one in above), default=0)
+    found = known.get((id, most))
+    if found is None:
+        above = (one for one in session.graph.upstream(id) if session.primitives[one].live)
+        found = 1 + max((_hops(session, one, most - 1, known) for one in above), default=0)
+        known[id, most] = found
+    return found
