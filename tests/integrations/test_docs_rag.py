@@ -48,7 +48,7 @@ def test_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     specs = from_tables(tomllib.loads(text))
     assert [type(spec) for spec in specs] == [
         *[EmbedderSpec] * 2,
-        RerankerSpec,
+        *[RerankerSpec] * 2,
         *[StoreSpec] * 3,
     ]
     assert {spec.store for spec in specs if isinstance(spec, StoreSpec)} == set(Store) - {"memory"}

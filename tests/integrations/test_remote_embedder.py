@@ -102,6 +102,44 @@ async def test_an_answer_that_is_wrong_fails_the_op(data: list[Any], message: st
         await engine.close()
 
 
+async def test_a_reranker_that_speaks_as_tei_does() -> None:
+    """It refuses Jina's `documents`, takes `texts`, and answers with a list, the best first."""
+    asked: list[Any] = []
+
+    async def rerank(request: web.Request) -> web.Response:
+        body = await request.json()
+        asked.append(body.get("texts"))
+        if "texts" not in body:
+            return web.Response(status=422, text="missing field `texts`")
+        scores = [{"index": at, "score": len(text) / 8} for at, text in enumerate(body["texts"])]
+        return web.json_response(sorted(scores, key=lambda one: -one["score"]))
+
+    app = web.Application()
+    app.router.add_post("/rerank", rerank)
+    async with TestServer(app) as server:
+        there = EndpointConfig(url=str(server.make_url("/")).rstrip("/"))
+        engine = RemoteItems(RemoteConfig(name="judge", kind="rerank", endpoint=there))
+        await engine.start()
+        found = await value(engine, "rerank", query="a", texts=["ab", "abcd", "a"])
+        assert isinstance(found, api.Finished) and found.value == {"scores": [0.25, 0.5, 0.125]}
+        assert asked == [None, ["weft"], ["ab", "abcd", "a"]]
+        await engine.close()
+
+
+async def test_a_reranker_that_takes_neither_form_says_the_first_reason() -> None:
+    async def rerank(request: web.Request) -> web.Response:
+        jina = "documents" in await request.json()
+        return web.json_response({"message": "no query" if jina else "no documents"}, status=400)
+
+    app = web.Application()
+    app.router.add_post("/rerank", rerank)
+    async with TestServer(app) as server:
+        there = EndpointConfig(url=str(server.make_url("/")).rstrip("/"))
+        engine = RemoteItems(RemoteConfig(name="judge", kind="rerank", endpoint=there))
+        with pytest.raises(api.EngineDied, match=r"judge at .* answered 400: no query"):
+            await engine.start()
+
+
 def test_settings_that_do_not_fit() -> None:
     for table in ({"connect": "host:8000"}, {"connect": "http://host", "batch": 0}):
         [spec] = from_tables({"embedder": [table]})

@@ -140,6 +140,16 @@ class Endpoint:
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Send a POST and return the JSON object of the response. Raises EndpointError."""
+        return _object(await self._posted(path, body))
+
+    async def post_for_list(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """Send a POST and return the JSON list of the response. Raises EndpointError."""
+        value = _json(await self._posted(path, body))
+        if not isinstance(value, list):
+            raise _broken("sent JSON that is not a list")
+        return value
+
+    async def _posted(self, path: str, body: dict[str, Any]) -> bytes:
         async with (
             self._failing(),
             asyncio.timeout(self._config.first_s),
@@ -147,7 +157,7 @@ class Endpoint:
         ):
             if response.status != 200:
                 raise await _refusal(response)
-            return _object(await _body(response, MOST_BODY))
+            return await _body(response, MOST_BODY)
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """Send a GET and return status and body, within `connect_s`. Raises EndpointError."""
@@ -239,11 +249,15 @@ class _Patience:
         self._timer = self._loop.call_at(self._due, self._look)
 
 
-def _object(data: bytes) -> dict[str, Any]:
+def _json(data: bytes) -> Any:
     try:
-        value = json.loads(data)
+        return json.loads(data)
     except (ValueError, RecursionError):
         raise _broken("sent something that is not JSON") from None
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    value = _json(data)
     if not isinstance(value, dict):
         raise _broken("sent JSON that is not an object")
     if "error" in value:

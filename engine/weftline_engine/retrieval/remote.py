@@ -1,4 +1,5 @@
-"""An embedder or a reranker behind HTTP: /embeddings as OpenAI's, or /rerank as Jina's.
+"""An embedder or a reranker behind HTTP: /embeddings as OpenAI's, or /rerank as Jina's or that of
+Text Embeddings Inference.
 
 The texts of an op go out in requests of `batch` texts, several at once. The endpoint forms its own
 batches of them, as vLLM and Text Embeddings Inference do.
@@ -49,17 +50,34 @@ class RemoteItems(RemoteEngine):
         super().__init__(config.breaker)
         self._config = config
         self._free = asyncio.Semaphore(config.requests)
+        self._reranks = self._rerank
 
     async def start(self) -> api.Description:
         """Send one text. Raises EngineDied if the endpoint does not answer as it should."""
         self._endpoint = Endpoint(self._config.endpoint)
         try:
-            await self._part("weft" if self._config.kind == RERANK else None, ["weft"])
+            await self._ask_once()
         except EndpointError as error:
             await self._endpoint.close()
             where = self._config.endpoint.url
             raise api.EngineDied(f"{self._config.name} at {where} did not start: {error}") from None
         return described.of_endpoint(self._config.name, self._config.kind)
+
+    async def _ask_once(self) -> None:
+        """Send one text. A reranker that refuses Jina's words may take those of TEI."""
+        if self._config.kind != RERANK:
+            await self._part(None, ["weft"])
+            return
+        try:
+            await self._part("weft", ["weft"])
+        except EndpointError as refusal:
+            if refusal.error != "InvalidRequest":
+                raise
+            self._reranks = self._rerank_of_tei
+            try:
+                await self._part("weft", ["weft"])
+            except EndpointError:
+                raise refusal from None
 
     async def _answer(self, op: api.Op, answer: Answer) -> None:
         """Send the op's texts in parts, and emit Finished. Raises EndpointError."""
@@ -99,12 +117,21 @@ class RemoteItems(RemoteEngine):
             body = {**model, "input": list(texts), "encoding_format": "float"}
             answer = await self.endpoint.post("/embeddings", body)
             return [_vector(row) for row in _ordered(answer.get("data"), "embedding", len(texts))]
-        body = {**model, "query": query, "documents": list(texts), "top_n": len(texts)}
-        answer = await self.endpoint.post("/rerank", body)
-        scores = _ordered(answer.get("results"), "relevance_score", len(texts))
+        scores = await self._reranks(model, query, texts)
         if not all(isinstance(one, (int, float)) and math.isfinite(one) for one in scores):
             raise _wrong("scores that are not numbers")
         return scores
+
+    async def _rerank(self, model: dict[str, Any], query: str, texts: Sequence[str]) -> list[Any]:
+        body = {**model, "query": query, "documents": list(texts), "top_n": len(texts)}
+        answer = await self.endpoint.post("/rerank", body)
+        return _ordered(answer.get("results"), "relevance_score", len(texts))
+
+    async def _rerank_of_tei(
+        self, model: dict[str, Any], query: str, texts: Sequence[str]
+    ) -> list[Any]:
+        rows = await self.endpoint.post_for_list("/rerank", {"query": query, "texts": list(texts)})
+        return _ordered(rows, "score", len(texts))
 
 
 def _ordered(rows: object, name: str, count: int) -> list[Any]:

@@ -40,6 +40,11 @@ class Growing(ABC):
         """The variables that nothing needs any more if the primitive fails."""
         return ()
 
+    @property
+    def changes(self) -> bool:
+        """Whether what it adds to the graph changes something outside the graph."""
+        return False
+
 
 class TakesItems(Growing):
     """A body that can take the items of its list one by one, before the list is complete."""

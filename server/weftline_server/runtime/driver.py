@@ -165,7 +165,8 @@ class Driver:
             if begun >= TURN_PARTS:
                 begun = 0
                 await asyncio.sleep(0)
-        tasks = gated(tasks, speculate="speculate" not in self.without)
+        if "speculate" in self.without:
+            tasks = gated(tasks)
         taken = [id for task in tasks for id in task.writes] if whole else _taken_whole(submit)
         await self.start(session, tasks, detach=submit.detach, whole=taken, key=key)
         return tuple(tasks)

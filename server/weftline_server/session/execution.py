@@ -29,6 +29,7 @@ from weftline_server.session.readiness import (
 )
 from weftline_server.session.task import ALLOWED, UNDER_WAY, PrimitiveRun, RunState, Step, TaskRun
 from weftline_server.session.variable import WITHOUT_VALUE, Variable, VariableState
+from weftline_server.session.wanted import decides, is_unsure
 
 # Primitives of a session that an op may name as references.
 _MOST_RECENT = 8
@@ -75,9 +76,8 @@ class Execution:
             assert run.live or False not in settled, f"{id} is {run.state}, an output is open"
             if run.state is RunState.WAITING and not run.held:
                 ready = ready_reads(primitive, self.variables)
-                assert ready < len(primitive.reads) or is_behind(primitive, self.primitives), (
-                    f"{id} is ready"
-                )
+                waits = is_behind(primitive, self.primitives) or self.held.is_unsure(id)
+                assert ready < len(primitive.reads) or waits, f"{id} is ready"
                 assert run.ready == ready or run.looked_at is not primitive
         for task in self.tasks.values():
             states = {run.state for run in task.primitives}
@@ -117,12 +117,14 @@ class Execution:
                 self._owned.setdefault(task.owner, []).append(added)
             for run in added.primitives:
                 self.primitives[run.id] = run
+                self.held.branches |= decides(self.graph.primitives[run.id])
                 self.work_left += run.work
                 planning.add(run.id)
                 fresh.append(run)
             if task.criteria is not None:
                 for var in task.writes:
                     planning.want(var, task.criteria)
+        self.held.look_again()
         if hold and self.held.are_many(fresh):
             return self.held.hold(fresh, planning)
         return start(self, fresh)
@@ -313,6 +315,8 @@ class Execution:
     def _end(self, run: PrimitiveRun) -> None:
         self.work_left -= run.work
         run.task.ended = self.now
+        if decides(self.graph.primitives[run.id]):
+            self.held.look_again()
         self.planning.end(run.id)
 
     def _move(self, run: PrimitiveRun, state: RunState) -> None:
@@ -342,6 +346,8 @@ class Execution:
                 actions.append(ev.Fill(run.id))
         elif (error := failed_input(run.task.task, self.variables)) is not None:
             actions += self.fail(run.task, error)
+        elif self.held.branches and is_unsure(self.graph, self.primitives, run.id):
+            self.held.until_certain(run.id)
         else:
             run.filling = False
             self._move(run, RunState.QUEUED)

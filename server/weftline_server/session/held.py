@@ -1,8 +1,11 @@
-"""The primitives of large submits that are still to be planned or started.
+"""The primitives that could start, and do not yet: those of large submits, and those that only an
+undecided branch may need.
 
 All tasks of a submit enter the graph at once, because a submit is taken whole or not at all. To
 plan and start 10,000 takes 0.5 s, in which no other client would get an answer. So these are done
 in parts, each in a turn of its own.
+
+What changes something outside the graph waits until it is certain that it is needed.
 """
 
 from __future__ import annotations
@@ -20,14 +23,37 @@ PART = 512  # primitives and edges of a turn, which takes 10 to 30 ms
 class Held:
     """The held primitives, in the order in which they are planned and started.
 
-    All are planned before any is started."""
+    All are planned before any is started. `branches` says whether the graph has any.
+    """
 
     def __init__(self) -> None:
+        self.branches = False
+        self._unsure: dict[str, None] = {}
+        self._changed = False  # something may be certain by now
         self._plan: deque[tuple[str, int]] = deque()  # each with the number of its edges
         self._start: deque[PrimitiveRun] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._start)
+
+    def is_unsure(self, primitive: str) -> bool:
+        """Whether the primitive waits until it is certain that it is needed."""
+        return primitive in self._unsure
+
+    def until_certain(self, primitive: str) -> None:
+        """Hold a primitive that perhaps nothing needs."""
+        self._unsure[primitive] = None
+
+    def look_again(self) -> None:
+        """The graph has changed, or a branch is decided."""
+        self._changed = bool(self._unsure)
+
+    def take_unsure(self) -> list[str]:
+        """The primitives to look at again, which are held no more."""
+        if not self._changed:
+            return []
+        found, self._unsure, self._changed = list(self._unsure), {}, False
+        return found
 
     @staticmethod
     def are_many(runs: Sequence[PrimitiveRun]) -> bool:

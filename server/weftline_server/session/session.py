@@ -140,6 +140,8 @@ class Session:
             actions.append(ev.Replan(moved))
         for id in self.execution.planning.take_rewired():  # they wait for less than before
             self.execution.advance(self.primitives[id], event.now, actions)
+        for id in self.execution.held.take_unsure():
+            self.execution.advance(self.primitives[id], event.now, actions)
         return actions
 
     def _work_moved(self) -> bool:

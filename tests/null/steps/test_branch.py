@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.null.asgi import Serve, call
-from tests.null.steps.wire import branch, each, run, states
+from tests.null.steps.wire import branch, each, loop, run, states
 from weftline.errors import InvalidRequest, TransformFailed
 from weftline.predicates import MAX_DEPTH, check, holds
 from weftline.protocol import Call, InOut, Placeholder, Segment
@@ -23,6 +23,8 @@ from weftline_server.lowering.control.sides import gated
 from weftline_server.lowering.step import lower_step
 from weftline_server.session.task import RunState
 
+# A call takes longer than all that could start beside it.
+SLOW = NullConfig(latency=LatencyProfile(step_s=0.02))
 NUMBER = {"op": "contains", "value": "number"}
 SIDES = (
     call("count", "one {{output:numbers}}", numbers="numbers"),
@@ -302,8 +304,7 @@ async def test_a_side_starts_before_the_decision_unless_that_is_left_out(
     serve: Serve, without: frozenset[str]
 ) -> None:
     """With speculation both sides run beside the call that decides. Without it neither does."""
-    slow = NullConfig(latency=LatencyProfile(step_s=0.02))
-    server = await serve(slow, ServerConfig(without=without))
+    server = await serve(SLOW, ServerConfig(without=without))
     route = branch("kind", {"numbers": NUMBER}, "words", "answer", name="route")
     asked = call("ask", "it is a number {{output:kind}}", kind="kind")
     answer = await run(server, route, calls=(asked, *SIDES, READ), get=["said"])
@@ -340,6 +341,122 @@ async def test_a_side_that_changes_a_store_waits_for_the_decision(serve: Serve) 
     assert document.text == "numbers"
 
 
+@pytest.mark.parametrize("kind", ["a number", "a word"])
+async def test_a_body_that_changes_a_store_waits_for_the_decision(serve: Serve, kind: str) -> None:
+    """Each side adds documents in the body of a list. Those of the other side are never added."""
+    table = MemoryTable()
+    server = await serve(SLOW, also=_stores(table))
+    sides = [
+        each([f"{side}-a", f"{side}-b"], _adds("item"), {"added": side})
+        for side in ("numbers", "words")
+    ]
+    route = branch("kind", {"numbers": NUMBER}, "words", "answer", name="route")
+    asked = call("ask", f"it is {kind} {{{{output:kind}}}}", kind="kind")
+    answer = await run(server, *sides, route, calls=[asked], get=["answer"])
+    assert [one["count"] for one in answer["values"]["answer"]] == [1, 1]
+    taken = "numbers" if "number" in kind else "words"
+    assert _texts(table) == [f"{taken}-a", f"{taken}-b"]
+
+
+async def test_a_loop_that_changes_a_store_waits_for_the_decision(serve: Serve) -> None:
+    """Each side adds a document in the first round of a loop. The other side adds none."""
+    table = MemoryTable()
+    server = await serve(SLOW, also=_stores(table))
+    again = call("again", "{{input:item}}{{output:more}}", item="item", more="more")
+    until = {"on": "more", "when": {"op": "truthy"}}
+    sides = [
+        loop({"item": f"{side}-text"}, {"item": "more"}, {**_adds("item"), "calls": [again]}, until,
+             most=1, out=side, name=side)
+        for side in ("numbers", "words")
+    ]  # fmt: skip
+    calls = [
+        call("ask", "it is a number {{output:kind}}", kind="kind"),
+        call("one", "a{{output:t}}", t="numbers-text"),
+        call("two", "b{{output:t}}", t="words-text"),
+    ]
+    route = branch("kind", {"numbers": NUMBER}, "words", "answer", name="route")
+    answer = await run(server, *sides, route, calls=calls, get=["answer"])
+    assert answer["values"]["answer"].strip() == "a"
+    assert [text.strip() for text in _texts(table)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "added"),
+    [("number", "number", ["shared"]), ("word", "number", ["shared"]), ("word", "word", [])],
+)
+@pytest.mark.parametrize("without", [frozenset[str](), frozenset({"speculate"})])
+async def test_what_sides_of_two_branches_share_waits_for_both(
+    serve: Serve, without: frozenset[str], first: str, second: str, added: list[str]
+) -> None:
+    """Documents that two sides read are added if one of the sides is taken."""
+    table = MemoryTable()
+    server = await serve(SLOW, ServerConfig(without=without), also=_stores(table))
+    shared = _adds(None, "shared")["steps"]
+    asked = [
+        call("ask1", f"a {first} {{{{output:kind1}}}}", kind1="kind1"),
+        call("ask2", f"a {second} {{{{output:kind2}}}}", kind2="kind2"),
+    ]
+    sides = [
+        call(f"side{n}", "{{input:added}}{{output:o}}", added="added", o=f"s{n}") for n in (1, 2)
+    ]
+    plain = call("plain", "no{{output:other}}", other="other")
+    routes = [
+        branch(f"kind{n}", {f"s{n}": NUMBER}, "other", f"answer{n}", name=f"route{n}")
+        for n in (1, 2)
+    ]
+    answer = await run(
+        server, *shared, *routes, calls=[*asked, *sides, plain], get=["answer1", "answer2"]
+    )
+    said = answer["values"]
+    assert ["count" in said["answer1"], "count" in said["answer2"]] == [
+        first == "number",
+        second == "number",
+    ]
+    assert _texts(table) == added
+
+
+async def test_a_branch_that_cannot_decide_leaves_what_another_one_needs(serve: Serve) -> None:
+    """The documents are added for the branch that can decide."""
+    table = MemoryTable()
+    server = await serve(SLOW, also=_stores(table))
+    shared = _adds(None, "shared")["steps"]
+    sides = [
+        call(f"side{n}", "{{input:added}}{{output:o}}", added="added", o=f"s{n}") for n in (1, 2)
+    ]
+    plain = call("plain", "no{{output:other}}", other="other")
+    routes = [
+        branch({"value": "number"}, {"s1": NUMBER}, "other", "answer1", name="route1"),
+        branch("kind", {"s2": {"op": "compare", "is": ">", "value": 1}}, "other", "answer2"),
+    ]
+    asked = call("ask", "a word {{output:kind}}", kind="kind")
+    answer = await run(server, *shared, *routes, calls=[asked, *sides, plain], get=["answer1"])
+    assert "count" in answer["values"]["answer1"], answer
+    assert _texts(table) == ["shared"]
+
+
+def _stores(table: MemoryTable) -> dict[str, Any]:
+    return {
+        "words": lambda: LocalItems(WordBackend("words")),
+        "docs": lambda: LocalItems(StoreBackend("docs", table)),
+    }
+
+
+def _adds(variable: str | None, text: str = "") -> dict[str, Any]:
+    """Steps that add one document, whose text is that of the variable, or `text`."""
+    source = {"value": [text]} if variable is None else {"var": variable}
+    return {
+        "steps": [
+            {"kind": "embed", "in": source, "out": "vectors"},
+            {"kind": "ingest", "in": {"var": "vectors"}, "store": "docs", "out": "added"},
+        ]
+    }
+
+
+def _texts(table: MemoryTable) -> list[str]:
+    found = table.fetch("local", table.matching("local", {}))
+    return sorted(document.text for document in found)
+
+
 def test_only_what_serves_undecided_sides_alone_waits() -> None:
     """Not what decides, what another task or the client may read, or a task of another branch."""
     names = ("kind", "a", "b", "both", "shared", "other", "free")
@@ -349,10 +466,9 @@ def test_only_what_serves_undecided_sides_alone_waits() -> None:
         on=Source(var="kind"), cases=(Case(when=NUMBER, take="a"),), default="b", out="answer"
     )
     tasks.append(lower_step(route, "", "route"))
-    after = {task.id: task.primitives[0].after for task in gated(tasks, speculate=False)}
+    after = {task.id: task.primitives[0].after for task in gated(tasks)}
     assert {name for name, waits in after.items() if waits} == {"a", "b", "both"}
     assert after["both"] == ("route/0",)
-    assert gated(tasks, speculate=True) == tasks, "calls change nothing outside the graph"
 
 
 def _reading(name: str, *variables: str) -> Call:

@@ -60,6 +60,26 @@ class Program:
     rules: dict[str, Callable[[Values], Any]] = field(default_factory=dict)
     read: set[str] = field(default_factory=set)
     clients: dict[str, list[str]] = field(default_factory=dict)  # variable → what it reads
+    careful: set[str] = field(default_factory=set)  # of these, what changes something
+    uses: dict[str, set[str]] = field(default_factory=dict)  # variable → what it needs
+    sides: dict[str, tuple[str, Any, str, str]] = field(default_factory=dict)  # of branches
+
+    def needs(self, name: str, value: Values) -> bool:
+        """Whether a variable that nothing reads needs this one, by the sides that are taken."""
+        if name not in self.read:
+            return True
+        return any(
+            (name in used or (reader in self.sides and name == self._taken(reader, value)))
+            and self.needs(reader, value)
+            for reader, used in self.uses.items()
+        )
+
+    def _taken(self, out: str, value: Values) -> str | None:
+        on, when, side, default = self.sides[out]
+        try:
+            return side if holds(when, value(on)) else default
+        except Failure:
+            return None
 
     def values(self, outside: Values) -> Values:
         """The values of its variables, each computed when it is asked for."""
@@ -101,7 +121,7 @@ class Builder:
     def build(self, size: int) -> Program:
         kinds = [self.call, self.call, self.bad, self.branch]
         kinds += [self.each, self.loop] if self.depth else []
-        kinds += [self.client] if self.prefix == "v" else []
+        kinds += [self.client, self.shared] if self.prefix == "v" else []
         self.call()
         for _ in range(size):
             self.random.choice(kinds)()
@@ -125,6 +145,7 @@ class Builder:
         holders = {f"i{n}": read for n, read in enumerate(reads)}
         target = {"in_out": "out", "semantic_var_id": out, "transforms": list(transforms)}
         self.made.calls.append(call(out, prompt + "{{output:o}}", **holders, o=target))
+        self.made.uses[out] = set(reads)
 
         def text(value: Values) -> str:
             return letter + "".join(value_text(value(read)) for read in reads)
@@ -141,17 +162,33 @@ class Builder:
 
         self.made.rules[out] = fails
 
-    def client(self) -> None:
+    def client(self) -> str:
         reads, out = self._pick(self.random.randint(0, 2)), self._new()
-        step = {"kind": "client", "name": out, "reads": list(dict.fromkeys(reads)), "out": out}
+        effects = self.random.choice(["none", "idempotent", "once"])
+        step = {"kind": "client", "name": out, "reads": list(dict.fromkeys(reads)), "out": out,
+                "effects": effects}  # fmt: skip
+        self.made.uses[out] = set(reads)
+        self.made.careful.update([out] if effects != "none" else [])
         self.made.steps.append(step)
         self.made.clients[out] = reads
         self.made.rules[out] = lambda value: joined([value(read) for read in reads])
+        return out
 
-    def branch(self) -> None:
-        on, side, default = self._pick(3) if len(self.texts) > 2 else self._pick(1) * 3
+    def shared(self) -> None:
+        """A step of the client that nothing reads but sides of two branches."""
+        side = self.client()
+        self.texts.remove(side)
+        self.made.read.add(side)
+        for _ in range(2):
+            self.branch(side)
+
+    def branch(self, only: str = "") -> None:
+        count = 2 if only else 3
+        on, *sides = self._pick(count) if len(self.texts) >= count else self._pick(1) * count
+        side, default = [only, *sides] if only else sides
         when, out = self._when(), self._new()
         self.made.steps.append(branch(on, {side: when}, default, out, name=out))
+        self.made.uses[out], self.made.sides[out] = {on}, (on, when, side, default)
 
         def taken(value: Values) -> Any:
             return value(side if holds(when, value(on)) else default)
@@ -166,6 +203,7 @@ class Builder:
         body = inner.build(self.random.randint(0, 2))
         self.made.read.update(body.read)
         own, out = self.random.choice(inner.own), self._new()
+        self.made.uses[out] = body.read
         policy = self.random.choice(["fail", "skip", "value"])
         more = {"otherwise": "else"} if policy == "value" else {}
         step = each(listed, {"calls": body.calls, "steps": body.steps}, {own: out}, item=item,
@@ -195,6 +233,7 @@ class Builder:
         self.made.read.update(body.read)
         after, asked = self.random.choice(inner.own), self.random.choice(inner.own)
         when, most, out = self._when(), self.random.randint(1, 3), self._new()
+        self.made.uses[out] = {first, *body.read}
         until = {"on": asked, "when": when}
         step = loop({carry: first}, {carry: after}, {"calls": body.calls, "steps": body.steps},
                     until, most=most, out=out, name=out)  # fmt: skip
@@ -347,3 +386,5 @@ def check_outcomes(program: Program, session: Session) -> None:
         else:
             assert variable.state is VariableState.READY, (name, variable.error)
             assert variable.value == wanted
+        if name in program.careful and variable.state is VariableState.READY:
+            assert program.needs(name, value), f"{name} ran for a side that was not taken"

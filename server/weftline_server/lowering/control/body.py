@@ -24,7 +24,6 @@ from weftline_server.graph.graph import Graph
 from weftline_server.graph.growth import Growing
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.call import lower_call
-from weftline_server.lowering.control.sides import gated
 
 Rename = Callable[[str], str]
 LowerStep = Callable[[Step, str, str], Task]  # a step, what runs it, the id of its task
@@ -52,6 +51,16 @@ def resource_of(step: Step) -> str:
     if isinstance(step, FunctionStep):
         return step.function
     return getattr(step, "store", None) or getattr(step, "engine", None) or ""
+
+
+def is_free(body: Body) -> bool:
+    """Whether it can run for nothing: it changes nothing outside the graph."""
+    return not any(
+        step.kind in ("ingest", "delete")
+        or (isinstance(step, FunctionStep) and step.effects != "none")
+        or (isinstance(step, Each | Loop) and not is_free(step.body))
+        for step in body.steps
+    )
 
 
 def size_of(body: Body) -> int:
@@ -120,9 +129,7 @@ def instance(body: Body, made: Instance, lower: LowerStep) -> tuple[Task, ...]:
             named = replace(renamed(step, rename), name=name)
             yield lower(named, resource_of(step), f"{made.id}.s{number}")
 
-    # A branch in a body speculates, unless that would change something outside the graph.
-    found = gated(list(tasks()), speculate=True)
-    return tuple(replace(task, owner=made.owner) for task in found)
+    return tuple(replace(task, owner=made.owner) for task in tasks())
 
 
 def tried(body: Body, made: Instance, lower: LowerStep) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Any
 
 from weftline.errors import InvalidRequest, TransformFailed
-from weftline.steps import Body, Each, FunctionStep, Loop
+from weftline.steps import Each
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.growth import Growth, TakesItems
 from weftline_server.graph.primitive import Flow, ItemFlow, Primitive, Read, Task
@@ -27,6 +27,7 @@ from weftline_server.lowering.control.body import (
     LowerStep,
     check_writes,
     instance,
+    is_free,
     read_outside,
     size_of,
     tried,
@@ -56,19 +57,9 @@ def lower_each(step: Each, id: str, lower: LowerStep) -> Task:
 def _item_flow(step: Each) -> ItemFlow | None:
     """How items come in. An item that is not in the list in the end may only have cost time."""
     source = step.over
-    if source.var is None or source.var in step.after or not _is_free(step.body):
+    if source.var is None or source.var in step.after or not is_free(step.body):
         return None
     return ItemFlow(takes=source.var, through=source.transforms)
-
-
-def _is_free(body: Body) -> bool:
-    """Whether it can run for nothing: it changes nothing outside the graph."""
-    return not any(
-        step.kind in ("ingest", "delete")
-        or (isinstance(step, FunctionStep) and step.effects != "none")
-        or (isinstance(step, Each | Loop) and not _is_free(step.body))
-        for step in body.steps
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +82,11 @@ class EachBody(ControlBody, TakesItems):
     def is_slow(self) -> bool:
         """Whether it runs transforms."""
         return bool(self.step.over.transforms)
+
+    @property
+    def changes(self) -> bool:
+        """Whether its body does."""
+        return not is_free(self.step.body)
 
     def value(self, variables: Variables) -> object:
         items = read(self.step.over, variables)

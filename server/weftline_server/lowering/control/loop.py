@@ -25,6 +25,7 @@ from weftline_server.lowering.control.body import (
     LowerStep,
     check_writes,
     instance,
+    is_free,
     read_outside,
     tried,
 )
@@ -101,6 +102,11 @@ class BeginBody(ControlBody, Growing):
     """The begin of a loop. Its value is the most rounds that it may have."""
 
     rounds: Rounds
+
+    @property
+    def changes(self) -> bool:
+        """Whether its body does."""
+        return not is_free(self.rounds.step.body)
 
     def value(self, variables: Variables) -> object:
         return self.rounds.step.most

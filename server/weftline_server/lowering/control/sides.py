@@ -1,8 +1,8 @@
-"""Which tasks serve undecided sides of branches only, and so may have to wait for the decision.
+"""Which tasks serve undecided sides of branches only, and wait for the decision if nothing is
+speculative.
 
 A side starts before its branch is decided: that is speculation. What changes something outside the
-graph is never speculative. It waits for the decision, and so does all else that a branch may skip
-if speculation is switched off.
+graph is never speculative; see `weftline_server.session.wanted`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from weftline_server.graph.growth import Growing
-from weftline_server.graph.primitive import Effects, Task
+from weftline_server.graph.primitive import Task
 from weftline_server.lowering.control.branch import DecideBody
 
 
-def gated(tasks: Sequence[Task], *, speculate: bool) -> list[Task]:
-    """The tasks, in which those that wait for a decision come after it.
+def gated(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks, in which those that a decision may make needless come after it.
 
     Only tasks of one submit are seen together: a side that was submitted before its branch has
     begun.
@@ -34,8 +34,7 @@ def gated(tasks: Sequence[Task], *, speculate: bool) -> list[Task]:
         decision = branch.primitives[0]
         assert isinstance(decision.body, DecideBody)
         for task in _only_for(branch, decision.body.step.sides, writer, readers):
-            if not speculate or any(one.effects is not Effects.NONE for one in task.primitives):
-                waits.setdefault(task.id, []).append(decision.id)
+            waits.setdefault(task.id, []).append(decision.id)
     return [after(task, waits.get(task.id, ())) for task in tasks]
 
 
