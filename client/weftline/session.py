@@ -23,6 +23,7 @@ from weftline.steps import (
     Search,
     Source,
     Step,
+    Text,
 )
 from weftline.variable import V, VariableBase
 
@@ -151,13 +152,22 @@ class SessionBase(ControlVerbs[V]):
         """
         return self._add_step(Embed, texts, transforms, after, engine=engine)
 
-    def ingest(self, embedded: V, *, store: str, after: Sequence[V] = ()) -> V:
+    def ingest(
+        self,
+        embedded: V,
+        *,
+        store: str,
+        items: V | Sequence[str | Mapping[str, Any]] | None = None,
+        after: Sequence[V] = (),
+    ) -> V:
         """Add embedded texts to the server's store of this name.
 
-        A text replaces the one with the same id. The value is `{"ids": [...], "count": n}`. The
-        step also waits for the variables of `after`.
+        A text replaces the one with the same id. With `items` these are stored, one for each
+        vector, in place of the texts that were embedded. The value is `{"ids": [...], "count": n}`.
+        The step also waits for the variables of `after`.
         """
-        return self._add_step(Ingest, embedded, (), after, store=store)
+        source = None if items is None else self._source(items, ())
+        return self._add_step(Ingest, embedded, (), after, store=store, items=source)
 
     def search(
         self,
@@ -185,6 +195,13 @@ class SessionBase(ControlVerbs[V]):
         most `limit` hits are kept; None keeps all.
         """
         return self._add_step(Merge, hits, (), (), by=by, limit=limit)
+
+    def text(self, *parts: V | str) -> V:
+        """Make one text of texts, one after the other, such as `session.text("Q: ", question)`."""
+        made = self.variable()
+        step = Text(parts=tuple(self._source(part, ()) for part in parts), out=made.id)
+        self._pending_steps.append(step)
+        return made
 
     def rerank(
         self,

@@ -20,6 +20,7 @@ from weftline.ids import check_id
 MAX_K = 1000  # hits of a search, and items that a rerank keeps
 MAX_NAME = 128  # characters
 MAX_CASES = 64
+MAX_PARTS = 256  # of a text
 MAX_ITEMS = 10_000  # of an `each`; a submit may have as many calls
 MAX_ROUNDS = 1000
 MAX_NESTED = 4  # levels of bodies in bodies
@@ -115,13 +116,20 @@ class Embed(Reading):
 class Ingest(Reading):
     """Adds embedded texts to `store`, or replaces those with equal ids.
 
-    It may run again, because a second run has no further effect.
+    It may run again, because a second run has no further effect. With `items` it stores these items
+    with the vectors, one for each, in place of the texts that were embedded.
 
     An item without an id gets the hash of its content. The value is {"ids": [...], "count": n}.
     """
 
     store: str
+    items: Source | None = None
     kind: Literal["ingest"] = field(default_factory=lambda: "ingest")
+
+    @property
+    def sources(self) -> Mapping[str, Source]:
+        """What it reads: the vectors, and the items if they are others."""
+        return {"in": self.in_} if self.items is None else {"in": self.in_, "items": self.items}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +172,24 @@ class Rerank(Reading):
     def sources(self) -> Mapping[str, Source]:
         """What it reads: the texts and the query."""
         return {"in": self.in_, "query": self.query}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text(StepBase):
+    """Writes one text: its `parts`, one after the other. Each part is a text."""
+
+    parts: tuple[Source, ...]
+    kind: Literal["text"] = field(default_factory=lambda: "text")
+
+    def __post_init__(self) -> None:
+        StepBase.__post_init__(self)  # super() fails here: slots=True makes a new class
+        if not 0 < len(self.parts) <= MAX_PARTS:
+            raise InvalidRequest(f"a text has 1 to {MAX_PARTS} parts", param="parts")
+
+    @property
+    def sources(self) -> Mapping[str, Source]:
+        """Its parts, by their numbers."""
+        return {str(number): part for number, part in enumerate(self.parts)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,6 +454,7 @@ STEPS: Mapping[str, type[StepBase]] = MappingProxyType(
         "search": Search,
         "merge": Merge,
         "rerank": Rerank,
+        "text": Text,
         "delete": Delete,
         "fetch": Fetch,
         "client": ClientStep,
@@ -456,6 +483,7 @@ Step: TypeAlias = Annotated[
     | Search
     | Merge
     | Rerank
+    | Text
     | Delete
     | Fetch
     | ClientStep

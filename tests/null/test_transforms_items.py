@@ -38,6 +38,27 @@ def test_closed_items(op: str, text: str, items: list[Any]) -> None:
     assert closed_items([{"op": op}], text) == items
 
 
+SUBS = '{"items": [{"q": "a"}, {"q": [1, {"b": "]"}]}'
+
+
+@pytest.mark.parametrize(
+    ("text", "items"),
+    [
+        (SUBS, [{"q": "a"}, {"q": [1, {"b": "]"}]}]),
+        (SUBS[:-1], [{"q": "a"}]),
+        (f"Here:\n```json\n{SUBS}", [{"q": "a"}, {"q": [1, {"b": "]"}]}]),
+        ('[{"q": 1}, {"q": 2', [{"q": 1}]),
+        ('{"others": [{"q": 1}', []),
+        ('{"first": {}, "items": [{"q": 1}', []),
+        ("items:\n- {q: 1}\n", []),
+        ('{"items": ["a", "b"', []),
+    ],
+)
+def test_closed_items_of_an_entry(text: str, items: list[Any]) -> None:
+    """The objects of LlamaIndex's sub-questions are known one by one."""
+    assert closed_items([{"op": "json_or_yaml", "key": "items"}], text) == items
+
+
 def test_which_transforms_give_items() -> None:
     assert all(gives_items([{"op": op}]) for op in LISTS)
     assert gives_items([{"op": "string"}, {"op": "line_list"}])

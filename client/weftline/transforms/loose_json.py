@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ from weftline.transforms.base import (
     Transform,
     as_text,
     check_json,
+    check_text,
     refuse,
 )
 from weftline.transforms.yaml_text import NO_YAML, is_plain, load_yaml, yaml_module
@@ -45,22 +47,25 @@ class JsonOrYaml(Transform):
     This is how LlamaIndex's parsers of sub-questions and of vector store queries read. `fenced`
     looks inside a ```json fence first, which LlamaIndex's parser of selections does not do. YAML
     that cannot be written as JSON fails: dates, keys that are not text, and anchors whose expansion
-    is too large.
+    is too large. With `key` the value of an object is its entry of that name, if it has one.
     """
 
     op: ClassVar[str] = "json_or_yaml"
     costly: ClassVar[bool] = True
     fenced: bool = True
+    key: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.fenced, bool):
             refuse("json_or_yaml's 'fenced' is true or false")
+        if self.key is not None:
+            check_text(self.key, "json_or_yaml's 'key'")
         yaml_module()
 
     def apply(self, value: Any) -> Any:
         text = as_text(value, self.op)
-        if self.fenced and "```json" in text:
-            text = text.split("```json")[1].strip().strip("`").strip()
+        if self.fenced and _FENCE in text:
+            text = text.split(_FENCE)[1].strip().strip("`").strip()
         found = _between_brackets(text)
         try:
             parsed = json.loads(found)
@@ -70,8 +75,34 @@ class JsonOrYaml(Transform):
             raise TransformFailed(f"ValueError: {NO_JSON}") from error
         except ValueError as error:  # a number with more than sys.get_int_max_str_digits() digits
             raise TransformFailed(f"ValueError: {error}") from error
+        if self.key is not None and isinstance(parsed, dict):
+            parsed = parsed.get(self.key, parsed)
         check_json(parsed)
         return parsed
+
+    def closed(self, text: str) -> list[Any]:
+        """The objects of the list that are complete, if the text is JSON so far."""
+        if self.fenced and _FENCE in text:
+            text = text.split(_FENCE)[1]
+        start = text.find("[")
+        before = text[: max(start, 0)].partition("{")[2].strip()
+        # Before the list stands nothing, or the beginning of an object that has only this entry.
+        if start < 0 or before not in ("", f'"{self.key}":', f'"{self.key}" :'):
+            return []
+        found: list[Any] = []
+        end = start + 1
+        while (item := _OBJECT.match(text, end)) is not None:
+            try:
+                value, end = _DECODER.raw_decode(text, item.end() - 1)
+            except (ValueError, RecursionError):
+                break
+            found.append(value)
+        return found
+
+
+_FENCE = "```json"
+_DECODER = json.JSONDecoder()
+_OBJECT = re.compile(r"\s*,?\s*\{")
 
 
 def _between_brackets(text: str) -> str:

@@ -27,6 +27,7 @@ from weftline.steps import (
     Rerank,
     Search,
     Step,
+    Text,
 )
 from weftline_server.graph.primitive import Effects, Flow, ItemFlow, Primitive, Read, Specs, Task
 from weftline_server.lowering.control import Control, lower_control
@@ -39,7 +40,7 @@ EFFECTS = {"ingest": Effects.IDEMPOTENT, "delete": Effects.IDEMPOTENT}
 WRITES_STORE = frozenset({"ingest", "delete"})
 TAKES_ITEMS = frozenset({"each", "embed", "search", "merge", "rerank"})
 # The client or the server computes these kinds.
-NO_ENGINE = frozenset({"branch", "client", "each", "loop", "merge"})
+NO_ENGINE = frozenset({"branch", "client", "each", "loop", "merge", "text"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +170,7 @@ def engine_inputs(step: Step, given: Mapping[str, Any]) -> dict[str, Any]:
         case Embed():
             return {"texts": [item["text"] for item in items_of(step, given["in"])]}
         case Ingest():
-            embedded = embedded_of(step, given["in"])
-            return {name: embedded[name] for name in ("items", "vectors", "dimensions")}
+            return _ingested(step, given)
         case Search():
             embedded = embedded_of(step, given["in"])
             vectors = {name: embedded[name] for name in ("vectors", "dimensions")}
@@ -188,10 +188,28 @@ def engine_inputs(step: Step, given: Mapping[str, Any]) -> dict[str, Any]:
         case Merge():
             hits_of(step, given["in"])
             return {}
+        case Text():
+            joined(step, given)
+            return {}
         case FunctionStep():
             return {"arguments": dict(given)}
         case ClientStep() | Branch() | Each() | Loop():
             return {}  # no engine gets them
+
+
+def _ingested(step: Ingest, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Vectors, and the items that are stored with them."""
+    embedded = embedded_of(step, given["in"])
+    found = {name: embedded[name] for name in ("items", "vectors", "dimensions")}
+    if "items" in given:
+        found["items"] = items_of(step, given["items"])
+        if len(found["items"]) != len(embedded["items"]):
+            raise InvalidRequest(
+                f"{_named(step)} has {len(found['items'])} items for {len(embedded['items'])} "
+                "vectors: give one for each",
+                param="items",
+            )
+    return found
 
 
 def result_of(step: Step, given: Mapping[str, Any], result: Any) -> object:
@@ -210,6 +228,8 @@ def result_of(step: Step, given: Mapping[str, Any], result: Any) -> object:
             return [{**items[at], "score": score} for score, at in best]
         case Merge():
             return merged(step, hits_of(step, given["in"]))
+        case Text():
+            return joined(step, given)
         case Fetch():
             return result["items"]
         case Ingest() | Delete() | ClientStep() | FunctionStep() | Branch() | Each() | Loop():
@@ -265,6 +285,18 @@ def merged(step: Merge, hits: Sequence[Mapping[str, Any]]) -> list[Mapping[str, 
             best[key] = hit
     ranked = sorted(best.values(), key=lambda hit: -hit.get("score", 0.0))
     return ranked[: step.limit]
+
+
+def joined(step: Text, given: Mapping[str, Any]) -> str:
+    """The text of the parts. Raises InvalidRequest for a part that is no text."""
+    for number in range(len(step.parts)):
+        if not isinstance(part := given[str(number)], str):
+            raise InvalidRequest(
+                f"{_named(step)} takes parts that are text, and part {number} is a "
+                f"{type(part).__name__}",
+                param="parts",
+            )
+    return "".join(given[str(number)] for number in range(len(step.parts)))
 
 
 def _named(step: Step) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 from weftline.protocol import Message, Segment
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.call import call_of
+from weftline_server.lowering.control.branch import TakeBody
+from weftline_server.lowering.control.each import GatherBody
 from weftline_server.observe.critical import critical_view
 from weftline_server.observe.placed import placement_view
 from weftline_server.runtime.service import EngineStatus
@@ -37,16 +39,40 @@ def output_step(session: Session, variable: str) -> Step | None:
 
 def value_view(session: Session, variable: str) -> dict[str, Any]:
     """The value of a ready variable, and how it was generated unless the client has set it."""
-    value = {"semantic_var_id": variable, "value": session.variable(variable).value}
+    value = session.variable(variable).value
+    return {"semantic_var_id": variable, "value": value, **_made(session, variable)}
+
+
+def _made(session: Session, variable: str) -> dict[str, Any]:
+    """How a ready variable was generated.
+
+    The value of a branch is made by the call that it took. For the list of an `each`, `items` has
+    the variable of each item and how that was made, and None for an item that failed.
+    """
+    if output_step(session, variable) is None:
+        return {}
+    primitive = session.graph.primitives[session.graph.producer[variable]]
+    task = session.primitives[primitive.id].task.task
+    if task.call is not None:
+        return _generated(session, task, variable)
+    match primitive.body:
+        case TakeBody(side=side) if side:
+            return {**_made(session, side), "step_id": task.id}
+        case GatherBody():
+            listed = primitive.body.sources(session.variables)
+            made = [
+                None if one is None else {"semantic_var_id": one, **_made(session, one)}
+                for one in listed
+            ]
+            return {"step_id": task.id, "items": made}
+    return {"step_id": task.id}
+
+
+def _generated(session: Session, task: Task, variable: str) -> dict[str, Any]:
     step = output_step(session, variable)
-    if step is None:
-        return value
-    task = session.primitives[session.graph.producer[variable]].task.task
-    if task.call is None:
-        return {**value, "step_id": task.id}
+    assert step is not None, "a ready output has a step"
     assert step.usage is not None and step.reason is not None, "a ready output has finished"
     return {
-        **value,
         "call_id": task.id,
         "model": task.resource,
         "prompt_tokens": step.usage.prompt_tokens,

@@ -447,6 +447,7 @@ class Kinds:
         self._elsewhere: Mapping[str, Kind] = {
             "client": ClientKind(salt, self.workers),
             "merge": ServerKind(salt, self.workers),
+            "text": ServerKind(salt, self.workers),
         }
         self._control = ControlKind(salt)
         self._tools = ToolKind(salt)

@@ -246,3 +246,27 @@ async def test_a_server_without_engines_says_how_to_get_them(serve: Serve) -> No
         assert answer.json()["error"]["message"] == (
             f"this server has no {what}: start it with a table [[{what}]] in its configuration"
         )
+
+
+async def test_items_are_stored_in_place_of_the_texts_that_were_embedded(server: Server) -> None:
+    """A text is found by what was embedded, and read as what was stored."""
+    items = [{"id": "a", "text": "shown a"}, {"id": "b", "text": "shown b"}]
+    ingest = step("ingest", "vecs", "indexed", store="docs", items={"value": items})
+    answer = await run(
+        server,
+        step("embed", ["red fox", "blue whale"], "vecs"),
+        ingest,
+        {**step("embed", [], "qvec"), "in": text("a blue whale")},
+        step("search", "qvec", "hits", store="docs", k=1, after=["indexed"]),
+        get=["indexed", "hits"],
+    )
+    values = answer.json()["values"]
+    assert values["indexed"] == {"ids": ["a", "b"], "count": 2}
+    assert [(hit["id"], hit["text"]) for hit in values["hits"]] == [("b", "shown b")]
+
+
+async def test_there_is_an_item_for_each_vector(server: Server) -> None:
+    ingest = step("ingest", "vecs", "indexed", store="docs", items={"value": [{"text": "x"}]})
+    answer = await run(server, step("embed", TEXTS, "vecs"), ingest, get=["indexed"])
+    assert answer.status_code == 400
+    assert "has 1 items for 3 vectors: give one for each" in answer.json()["error"]["message"]

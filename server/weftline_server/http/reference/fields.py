@@ -97,6 +97,8 @@ _STEPS = {
     "Each.over": Field("The list.", _SOURCE),
     "FunctionStep.args": Field("The arguments by name.", {"text": _SOURCE}),
     "FunctionStep.function": Field("The name of a function of this server.", "clean"),
+    "Ingest.items": Field("The items that are stored, one for each vector.",
+                          {"value": [{"text": "The Rhine rises in the Alps."}]}),
     "Loop.body": Field("What a turn does.", _BODY),
     "Loop.carry": Field("The values of the first turn, by name.", {"draft": _SOURCE}),
     "Loop.most": Field("The most turns.", 3),
@@ -112,6 +114,7 @@ _STEPS = {
     "Search.k": Field("The most items that are found.", 4),
     "Source.value": Field("A value of the client.", "Where does the Rhine rise?"),
     "Source.var": Field("A variable of the session.", "question"),
+    "Text.parts": Field("What the text is made of, in order.", [{"value": "Answer: "}, _SOURCE]),
     "Until.on": Field("The variable of the body that the condition looks at.", "verdict"),
     "name": Field("A name for people. The graph and the log show it.", "draft"),
 }  # fmt: skip

@@ -19,6 +19,7 @@ from weftline.steps import (
     Rerank,
     Source,
     Step,
+    Text,
 )
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.growth import Growing
@@ -179,6 +180,8 @@ def renamed(step: Step, rename: Rename) -> Step:
         case FunctionStep():
             arguments = step.args.items()
             changes["args"] = {name: _renamed_source(one, rename) for name, one in arguments}
+        case Text():
+            changes["parts"] = tuple(_renamed_source(one, rename) for one in step.parts)
         case Branch():
             changes["cases"] = tuple(replace(one, take=rename(one.take)) for one in step.cases)
             changes["default"] = rename(step.default)

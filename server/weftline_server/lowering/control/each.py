@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
@@ -195,12 +195,22 @@ class GatherBody(ControlBody):
 
         return self._results(variables, takewhile(has_ended, self.items))
 
-    def _results(self, variables: Variables, items: Iterable[tuple[str, ...]]) -> list[Any]:
+    def sources(self, variables: Variables) -> list[str | None]:
+        """The variable of each result; None for an item that has failed."""
+        return list(self._sources(variables, self.items))
+
+    def _sources(
+        self, variables: Variables, items: Iterable[tuple[str, ...]]
+    ) -> Iterator[str | None]:
         at = list(self.step.collect).index(self.own)
-        found = []
         for item in items:
             if all(variables[one].state is VariableState.READY for one in item):
-                found.append(variables[item[at]].value)
+                yield item[at]
             elif self.step.on_error == "value":
-                found.append(self.step.otherwise)
-        return found
+                yield None
+
+    def _results(self, variables: Variables, items: Iterable[tuple[str, ...]]) -> list[Any]:
+        return [
+            self.step.otherwise if one is None else variables[one].value
+            for one in self._sources(variables, items)
+        ]

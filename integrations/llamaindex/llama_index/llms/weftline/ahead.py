@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from llama_index.llms.weftline.plan import Draft, Plan, Unplannable
 from llama_index.llms.weftline.provenance import Run
@@ -33,6 +33,14 @@ def variable(index: int) -> str:
 def request_key(messages: Iterable[tuple[str, str]], fields: Mapping[str, Any]) -> str:
     """The key of a request. Two requests have equal keys only if messages and fields are equal."""
     return json.dumps([list(messages), fields], sort_keys=True)
+
+
+class Sent(Protocol):
+    """Calls that were sent ahead."""
+
+    def claim(self, key: str) -> Result | None:
+        """The result of the first call with this key that no request has claimed."""
+        ...
 
 
 class Ahead:
@@ -83,7 +91,7 @@ class Ahead:
             results[HITS] = self._feed.results[hits]
             self.found = Found(finding, self._feed.results[embedded], results[HITS])
         drafts = range(len(self._plan.drafts))
-        self._claims = Claims([_planned(self._plan, at, self._fields, results) for at in drafts])
+        self._claims = Claims([planned(self._plan, at, self._fields, results) for at in drafts])
 
     @property
     def variables(self) -> list[str]:
@@ -98,7 +106,7 @@ class Ahead:
     @property
     def results(self) -> list[Result]:
         """The results of the calls, in order."""
-        return [planned.result for planned in self._claims.planned]
+        return [one.result for one in self._claims.planned]
 
     def asked(self) -> Iterator[tuple[list[tuple[str, str]], Mapping[str, Any]]]:
         """The request of each call: its messages, and its fields beside the LLM's own.
@@ -112,8 +120,8 @@ class Ahead:
 
     def claim(self, key: str) -> Result | None:
         """The result of the first call with this key that no request has claimed."""
-        planned = self._claims.claim(key)
-        return None if planned is None else planned.result
+        found = self._claims.claim(key)
+        return None if found is None else found.result
 
     @property
     def has_left(self) -> bool:
@@ -125,7 +133,7 @@ class Ahead:
 
         The calls that no request has claimed are cancelled, unless a claimed call still runs.
         """
-        if not any(planned.is_claimed and planned.is_running for planned in self._claims.planned):
+        if not any(one.is_claimed and one.is_running for one in self._claims.planned):
             self._feed.close()
 
     def abandon(self) -> None:
@@ -137,9 +145,10 @@ class Ahead:
         self._feed.when_over(then)
 
 
-def _planned(
+def planned(
     plan: Plan, index: int, fields: Mapping[str, Any], results: Mapping[int, Result]
 ) -> Planned[str]:
+    """Call number `index` of a plan, with the results of the calls and the values that it reads."""
     draft = plan.drafts[index]
     messages = [(role, plan.symbols.parts(text)) for role, text in draft.messages]
     inputs: frozenset[int] = frozenset().union(*(reads(parts) for _, parts in messages))
@@ -156,6 +165,31 @@ def _planned(
     return Planned(results[index], read, key_of)
 
 
+class Naming(Protocol):
+    """The variables of a plan: what its calls write, and what it reads."""
+
+    @property
+    def run(self) -> Run:
+        """The run whose earlier answers its prompts may hold."""
+        ...
+
+    def variable(self, index: int) -> str:
+        """The variable of the answer with this index."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The variables of a plan whose calls stand in a larger graph, by the answers' indexes."""
+
+    run: Run
+    by_index: Mapping[int, str]
+
+    def variable(self, index: int) -> str:
+        """The variable of the answer with this index."""
+        return self.by_index[index]
+
+
 @dataclass(frozen=True, slots=True)
 class Numbering:
     """The place of a graph in its session: the number of its first call, and the run."""
@@ -168,10 +202,10 @@ class Numbering:
         return found_in(self.first)[1] if index == HITS else variable(self.first + index)
 
 
-def calls_of(plan: Plan, fields: Mapping[str, Any], numbering: Numbering) -> tuple[Call, ...]:
+def calls_of(plan: Plan, fields: Mapping[str, Any], naming: Naming) -> tuple[Call, ...]:
     """The plan as calls for the server. Raises Unplannable for fields that calls do not have."""
     return tuple(
-        _call(draft, index, _Binding(plan.symbols, numbering), {**fields, **draft.fields})
+        _call(draft, index, _Binding(plan.symbols, naming), {**fields, **draft.fields})
         for index, draft in enumerate(plan.drafts)
     )
 
@@ -200,7 +234,7 @@ def _call(draft: Draft, index: int, binding: _Binding, fields: dict[str, Any]) -
         tools["tools"] = tuple(Tool(function=Function(**t["function"])) for t in tools["tools"])
     sampling = Sampling(**fields, stop=(stop,) if isinstance(stop, str) else tuple(stop))
     prompt, inputs = _prompt(draft, binding)
-    written = binding.numbering.variable(index)
+    written = binding.naming.variable(index)
     output = Placeholder(name=OUTPUT, in_out=InOut.OUT, semantic_var_id=written, sampling=sampling)
     return Call(
         name=draft.name,
@@ -234,7 +268,7 @@ class _Binding:
     """
 
     symbols: Symbols
-    numbering: Numbering
+    naming: Naming
     inputs: Inputs = field(default_factory=Inputs)
 
     def segments(self, pieces: Iterable[Piece]) -> Iterator[Segment]:
@@ -248,7 +282,7 @@ class _Binding:
                     yield from self._given(Piece(part, name))
 
     def _given(self, piece: Piece) -> Iterator[Segment]:
-        for found in self.numbering.run.trace((piece,)):
+        for found in self.naming.run.trace((piece,)):
             if piece.name is None:
                 yield Segment(text=found.text, from_var=found.from_var)
             else:
@@ -261,6 +295,6 @@ class _Binding:
         return Placeholder(
             name="value",
             in_out=InOut.IN,
-            semantic_var_id=self.numbering.variable(answer.index),
+            semantic_var_id=self.naming.variable(answer.index),
             transforms=tuple(dict(step) for step in answer.steps),
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from llama_index.llms.weftline.ahead import Ahead, request_key
+from llama_index.llms.weftline.ahead import Ahead, Sent, request_key
 from llama_index.llms.weftline.spans import SPANS
 from llama_index.llms.weftline.wire import CHAT, strip_to_text
 
@@ -41,7 +41,7 @@ class Asking:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.graphs: list[Ahead] = []
+        self.graphs: list[Sent] = []
         self._lock = Lock()
         self._limits: dict[str, int] = {}
         self._has_warned = False
@@ -73,25 +73,31 @@ class Asking:
 
     def send_ahead(self, graph: Ahead, with_parts: bool) -> None:
         """Submit a graph. From now on, requests that equal one of its calls get its answers."""
+        self.add(graph)
+        graph.start(with_parts)
+
+    def add(self, graph: Sent) -> None:
+        """From now on, requests that equal one of the graph's calls get its answers."""
         with self._lock:
             self.graphs.append(graph)
-        graph.start(with_parts)
+
+    def drop(self, graph: Sent) -> None:
+        """No more requests get their answers from this graph."""
+        with self._lock:
+            self.graphs.remove(graph)
 
     @contextmanager
     def answering(self, graph: Ahead) -> Iterator[None]:
         """Inside the block, requests get their answers from a graph that is already running."""
-        with self._lock:
-            self.graphs.append(graph)
+        self.add(graph)
         try:
             yield
         finally:
-            with self._lock:
-                self.graphs.remove(graph)
+            self.drop(graph)
 
     def leave(self, graph: Ahead) -> None:
         """Note that LlamaIndex has made all calls of a graph."""
-        with self._lock:
-            self.graphs.remove(graph)
+        self.drop(graph)
         graph.leave()
 
     def ask(

@@ -18,6 +18,7 @@ from llama_index.llms.weftline.plan import (
     can_plan,
     follow,
     plan_of,
+    split,
 )
 
 
@@ -58,8 +59,8 @@ def tree(plan: Plan, index: Any, nodes: Sequence[Any]) -> None:
 
 
 def _truncated(splitter: Any, text: str) -> str:
-    """The text as `truncate` cuts it, by a method that calls no instrumentation handler."""
-    parts: list[str] = splitter._split_text(text, splitter.chunk_size)
+    """The text as `truncate` cuts it."""
+    parts = split(splitter, text)
     if not parts:
         raise Unplannable("a node has no text")
     return parts[0]

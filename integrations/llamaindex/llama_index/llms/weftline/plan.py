@@ -245,23 +245,41 @@ def plan_synthesis(
     return plan
 
 
-def plan_on_hits(synthesizer: Any, query: str, k: int, node_tokens: int) -> Plan:
+def plan_on_hits(
+    synthesizer: Any, query: str, k: int, node_tokens: int, symbols: Symbols | None = None
+) -> Plan:
     """The one call that `synthesizer` makes on `k` nodes which the server finds.
 
     Raises Unplannable where it may make more. It makes one where all nodes fit into one prompt, as
     they do if the index's splitter made them.
     """
     _require(k == 1 or type(synthesizer) in _PACKING, "it makes a call for each node")
-    plan = plan_of(synthesizer._llm, synthesizer._output_cls)
+    found = Answer(HITS, ({"op": "node_texts"},))
+    return plan_on_one(synthesizer, query, found, k * (node_tokens + _SEPARATOR_TOKENS), symbols)
+
+
+def plan_on_one(
+    synthesizer: Any, query: str, text: Answer, tokens: int, symbols: Symbols | None = None
+) -> Plan:
+    """The one call that `synthesizer` makes on a text that is not known yet.
+
+    `tokens` are the most that the text has, with what `query` has beside its symbols. Raises
+    Unplannable where it may make several calls.
+    """
+    plan = plan_of(synthesizer._llm, synthesizer._output_cls, symbols)
     room = min(
         _repack(synthesizer, plan.llm, prompt.partial_format(query_str=query), ["x"], padding)[1]
         for prompt, padding in _prompts(synthesizer)
     )
-    _require(k * (node_tokens + _SEPARATOR_TOKENS) <= room, "the nodes may need several prompts")
-    found = plan.symbols.text(Answer(HITS, ({"op": "node_texts"},)))
-    follow(plan, synthesizer, query, [found])
+    _require(tokens <= room, "the texts may need several prompts")
+    follow(plan, synthesizer, query, [plan.symbols.text(text)])
     _require(len(plan.drafts) == 1, "it makes several calls")
     return plan
+
+
+def packs(synthesizer: object) -> bool:
+    """Whether the synthesizer packs all chunks into as few prompts as it can."""
+    return type(synthesizer) in _PACKING
 
 
 # These pack all chunks into as few prompts as they can.
@@ -285,7 +303,9 @@ def follow(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> N
     _SYNTHESIZERS[type(synthesizer)](plan, synthesizer, query, chunks)
 
 
-def plan_of(llm: Any, output_cls: type[BaseModel] | None = None) -> Plan:
+def plan_of(
+    llm: Any, output_cls: type[BaseModel] | None = None, symbols: Symbols | None = None
+) -> Plan:
     """An empty plan. Raises Unplannable if it is not known how answers enter later prompts."""
     if output_cls is not None:
         _require(llm.is_chat_model, "its objects are asked of a text model")
@@ -293,7 +313,7 @@ def plan_of(llm: Any, output_cls: type[BaseModel] | None = None) -> Plan:
         # LlamaIndex's programs leave the system prompt out where they run by await.
         _require(are_asked_in_text(llm) or not llm.system_prompt, "its tools have a system prompt")
     try:
-        return Plan(llm, output_cls)
+        return Plan(llm, output_cls, symbols or Symbols())
     except NoTransform as reason:
         raise Unplannable(str(reason)) from reason
 
@@ -310,12 +330,21 @@ def _repack(
     chunks: Sequence[str],
     padding: int = DEFAULT_PADDING,
 ) -> tuple[list[str], int]:
-    """The chunks that `prompt_helper.repack` gives, and the number of tokens that fit into one.
-
-    It calls only methods that LlamaIndex's instrumentation does not report, so that no handler
-    reports a splitting of chunks that LlamaIndex has not done yet.
-    """
+    """The chunks that `prompt_helper.repack` gives, and the number of tokens that fit into one."""
     helper = synthesizer._prompt_helper
     splitter = helper.get_text_splitter_given_prompt(prompt, padding=padding, llm=llm)
     combined = "\n\n".join(chunk.strip() for chunk in chunks if chunk.strip())
-    return splitter._split_text(combined, splitter.chunk_size), splitter.chunk_size
+    return split(splitter, combined), splitter.chunk_size
+
+
+def split(splitter: Any, text: str) -> list[str]:
+    """The parts of `text` that `splitter.split_text` gives.
+
+    It calls only methods that LlamaIndex does not report, so that no callback or event tells of a
+    splitting that LlamaIndex has not done yet.
+    """
+    if text == "":
+        return [text]
+    size = splitter.chunk_size
+    parts: list[str] = splitter._merge(splitter._split(text, size), size)
+    return parts

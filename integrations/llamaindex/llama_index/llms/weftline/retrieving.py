@@ -20,7 +20,7 @@ from weftline.adapters import Feed, Result, Server
 from weftline.adapters.fields import ServerFields
 from weftline.adapters.retrieval import Asked, vectors_of
 from weftline.errors import InvalidRequest
-from weftline.steps import Embed, Search, Source, Step
+from weftline.steps import Embed, Search, Source
 
 DEFAULT_NODE_TOKENS = 1024  # LlamaIndex's, for a splitter that does not say it
 
@@ -59,14 +59,13 @@ class Finding:
         asked: Asked = self.retriever._vector_store.asked(query)
         return asked
 
-    def steps(self, embedded: str, hits: str) -> tuple[Step, ...]:
-        """Both as steps of a graph, which write these variables."""
+    def steps(self, embedded: str, hits: str, query: Source | None = None) -> tuple[Embed, Search]:
+        """Both as steps of a graph, which write these variables. `query` replaces the query."""
         (embed,), (search,) = self.embedding.steps, self.search([0.0]).steps
         assert isinstance(embed, Embed) and isinstance(search, Search)
-        query = Source(value=self.query)
         return (
-            replace(embed, in_=query, out=embedded),
-            replace(search, in_=Source(var=embedded), out=hits),
+            replace(embed, in_=query or Source(value=self.query), out=embedded),
+            replace(search, in_=Source(var=embedded), out=hits or None),
         )
 
 
@@ -111,6 +110,14 @@ class Found:
         self._left: dict[str, Result] = {"embedded": embedded, "hits": hits}
         self._embedded = embedded
         self._lock = Lock()
+
+    def is_for(self, retriever: Any, query: str | None) -> bool:
+        """Whether it has what `retriever` asks for the text `query`."""
+        return self._finding.retriever is retriever and self._finding.query == query
+
+    def covers(self, retriever: Any, query: Any) -> bool:
+        """Whether what `retriever` asks for `query` was sent ahead: it is all of the query."""
+        return True
 
     def claim(self, server: Server, asked: Asked) -> Result | None:
         """The result for a request equal to one of the finding's, if it is not claimed yet."""

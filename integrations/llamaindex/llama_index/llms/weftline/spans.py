@@ -26,6 +26,8 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import QueryBundle
 from llama_index.llms.weftline.ahead import Ahead
 from llama_index.llms.weftline.building import builder_of, can_build, plan_build
+from llama_index.llms.weftline.choosing import is_sent_ahead
+from llama_index.llms.weftline.composed import Composed
 from llama_index.llms.weftline.extracting import can_extract, llm_of, plan_extraction
 from llama_index.llms.weftline.plan import (
     Plan,
@@ -36,6 +38,7 @@ from llama_index.llms.weftline.plan import (
 )
 from llama_index.llms.weftline.provenance import MIN_SEARCHED, Run, begin_run, by_template
 from llama_index.llms.weftline.retrieving import Finding, Lookup, finding_of
+from llama_index.llms.weftline.routing import can_route, decider_of, graph_of, streams
 from llama_index.llms.weftline.scopes import ENCLOSING, enclose
 from llama_index_instrumentation import get_dispatcher
 
@@ -62,7 +65,7 @@ class Span(Nested):
     instance: Any
     arguments: Mapping[str, Any]
     parent: Span | None
-    graph: Ahead | Lookup | None = None
+    graph: Ahead | Lookup | Composed | None = None
     asking: Any = None  # of the graph's calls
     runs: RunSessions[Run] = field(default_factory=RunSessions)
 
@@ -85,7 +88,9 @@ class Spans:
             while len(self._open) > MAX_SPANS:
                 self._open.popitem(last=False)
         method = id.partition("-")[0].rpartition(".")[2]
-        if method in RETRIEVING:
+        if method in QUERYING and can_route(instance):
+            self._route_ahead(span)
+        elif method in RETRIEVING:
             self._find_ahead(span, method)
         else:
             self._send_ahead(span, method)
@@ -138,14 +143,16 @@ class Spans:
 
     def _find_ahead(self, span: Span, method: str) -> None:
         """Send the embedding and the search of a query, and the call on what is found."""
-        if any(one.graph is not None and one.graph.found for one in span.ancestry()):
-            return
         engine = span.instance if method in QUERYING else None
         if engine is not None and type(engine) is not RetrieverQueryEngine:
             return
         retriever = span.instance if engine is None else engine._retriever
+        query = span.arguments.get("query_bundle")
+        sent = (None if one.graph is None else one.graph.found for one in span.ancestry())
+        if any(found is not None and found.covers(retriever, query) for found in sent):
+            return
         try:
-            finding = finding_of(retriever, span.arguments.get("query_bundle"))
+            finding = finding_of(retriever, query)
             if finding is None or self._answer_ahead(span, finding):
                 return
             *_, root = span.ancestry()
@@ -154,6 +161,26 @@ class Spans:
             span.graph = lookup
         except Exception as error:  # LlamaIndex will meet the same error, and report it
             log.debug("%s is not sent ahead: %s", type(span.instance).__name__, error)
+
+    def _route_ahead(self, span: Span) -> None:
+        """Send the query of an engine over other engines."""
+        query, llm = span.arguments.get("query_bundle"), decider_of(span.instance)
+        if not isinstance(query, QueryBundle) or not hasattr(llm, "asking"):
+            return
+        server = llm.asking.server
+        if not is_sent_ahead(llm, server):
+            return
+        try:
+            graph = graph_of(span.instance, query, server, self.run_of(span, llm))
+            first, rest = graph.prepare()
+        except Unplannable as reason:
+            log.debug("%s is not sent ahead: %s", type(span.instance).__name__, reason)
+            return
+        except Exception as error:  # LlamaIndex will meet the same error, and report it
+            llm.asking.warn(error)
+            return
+        graph.start(first, rest, with_parts=streams(span.instance))
+        span.graph = graph
 
     def _answer_ahead(self, span: Span, finding: Finding) -> bool:
         """Whether `span` is an engine's query whose only call was sent ahead with `finding`."""

@@ -17,8 +17,10 @@ from weftline import transforms
 Spec = Mapping[str, Any]
 """A transform as data (weftline.transforms)."""
 
-HITS = -1
-"""The index of an answer that is no call's: the nodes that were found for the query."""
+# The indexes of answers that are no call's.
+HITS = -1  # the nodes that were found for the query
+PART = -2  # one of the questions that a query was divided into
+PAIRS = -3  # the texts of these questions with their answers
 
 _DICTS = ("json", "structured", "xml", "regex", "regex_dict", "combining")
 

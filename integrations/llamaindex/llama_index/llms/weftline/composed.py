@@ -1,0 +1,240 @@
+"""A graph that was sent ahead for an engine over other engines, and how their requests find it.
+
+Which engines are asked, and what, is known when the graph's first call has ended.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from llama_index.llms.weftline.ahead import Names, calls_of, planned, variable
+from llama_index.llms.weftline.choosing import Option
+from llama_index.llms.weftline.deciding import Decision
+from llama_index.llms.weftline.plan import Plan
+from llama_index.llms.weftline.provenance import Run
+from llama_index.llms.weftline.retrieving import Found
+from llama_index.llms.weftline.symbols import HITS, PART
+
+from weftline import transforms
+from weftline.adapters import Claims, Feed, Planned, Result, Server
+from weftline.adapters.retrieval import Asked
+from weftline.errors import Cancelled, WeftlineError
+from weftline.protocol import Call
+from weftline.steps import Step
+from weftline.watching import Failed, Value
+
+LOST = False  # stands in lists for the results of an item that failed
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What follows the first call of a graph, and the variables that the client waits for."""
+
+    calls: tuple[Call, ...]
+    steps: tuple[Step, ...]
+    watch: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One query of one engine, and its results: the embedding, the hits and the answer.
+
+    `part` is the value that the query was made of, if the engine's plan reads it.
+    """
+
+    option: Option
+    embedded: Result
+    hits: Result
+    answer: Result | None
+    part: Any = None
+
+    def planned(self) -> Planned[str] | None:
+        """The call that answers it; None if it was not sent ahead."""
+        plan = self.option.plan
+        if plan is None or self.answer is None:
+            return None
+        results = {0: self.answer, HITS: self.hits, PART: settled(self.part)}
+        return planned(plan, 0, self.option.fields, results)
+
+
+class Composed(ABC):
+    """One graph. It answers the calls of several LLMs, and the retrievers of several engines."""
+
+    complete = False
+
+    def __init__(
+        self, decision: Decision, options: Sequence[Option], server: Server, run: Run
+    ) -> None:
+        self.decision = decision
+        self.options = options
+        self.run = run
+        self.number = run.reserve(2)
+        self.decided = variable(self.number)
+        self._feed = Feed(server, self._note, run.alias)
+        self._claims: Claims[str] = Claims([])
+        self.found = Queries(self)
+
+    @abstractmethod
+    def rest(self) -> Rest:
+        """What follows the first call. Raises Unplannable."""
+
+    @abstractmethod
+    def queries(self, decision: Any) -> Iterator[Query]:
+        """The queries that a decision leads to. Raises TypeError or KeyError if it is a bad one."""
+
+    @property
+    def last(self) -> Plan | None:
+        """The call that reads all answers, if it is in the graph."""
+        return None
+
+    def reads_of_last(self) -> dict[int, Result]:
+        """The results of the last call, and of what it reads."""
+        return {}
+
+    @property
+    def results(self) -> dict[str, Result]:
+        """The results of the variables that the client waits for."""
+        return self._feed.results
+
+    def prepare(self) -> tuple[tuple[Call, ...], Rest]:
+        """The first call and what follows it. Raises Unplannable."""
+        plan = self.decision.plan
+        names = Names(self.run, {0: self.decided})
+        return calls_of(plan, plan.llm.parameters(), names), self.rest()
+
+    def start(self, first: tuple[Call, ...], rest: Rest, *, with_parts: bool) -> None:
+        """Submit the graph. `with_parts` asks for texts as they are generated."""
+        self._feed.send(
+            (*first, *rest.calls), (self.decided, *rest.watch), steps=rest.steps, parts=with_parts
+        )
+        self.run.join(self._feed)
+        plan = self.decision.plan
+        made = [planned(plan, 0, plan.llm.parameters(), {0: self.results[self.decided]})]
+        if (last := self.last) is not None:
+            made.append(planned(last, 0, last.llm.parameters(), self.reads_of_last()))
+        self._claims = Claims(made)
+        for asking in self._askings():
+            asking.add(self)
+
+    def _askings(self) -> list[Any]:
+        plans = [self.decision.plan, self.last, *(one.plan for one in self.options)]
+        found = [plan.llm.asking for plan in plans if plan is not None]
+        return list({id(asking): asking for asking in found}.values())
+
+    def _note(self, event: Value | Failed) -> None:
+        """Note the answers, so that later prompts of the run that contain one name its variable."""
+        if not isinstance(event, Value):
+            return
+        if isinstance(event.value, str):
+            self.run.answered(event.variable, event.value)
+        for item, made in zip(event.value, event.facts.get("items", ()), strict=False):
+            if isinstance(item, str) and made is not None:
+                self.run.answered(made["semantic_var_id"], item)
+
+    def claim(self, key: str) -> Result | None:
+        """The result of the first call with this key that no request has claimed."""
+        for claims in (self._claims, self.found.claims):
+            made = claims.claim(key)
+            if made is not None:
+                return made.result
+        return None
+
+    @property
+    def has_left(self) -> bool:
+        """Whether there are calls that no request has claimed."""
+        return self._claims.has_left
+
+    def leave(self) -> None:
+        """Note that no more requests will come. What nobody waits for is cancelled."""
+        for asking in self._askings():
+            asking.drop(self)
+        calls = [*self._claims.planned, *self.found.claims.planned]
+        if not any(one.is_claimed and one.is_running for one in calls):
+            self._feed.close()
+
+
+class Queries:
+    """The queries of a graph, from the moment when its first call has ended."""
+
+    def __init__(self, graph: Composed) -> None:
+        self._graph = graph
+        self._lock = Lock()
+        self._known: list[tuple[Query, Found]] | None = None
+        self._claims: Claims[str] = Claims([])
+
+    @property
+    def claims(self) -> Claims[str]:
+        """The calls of the queries that are known."""
+        self._look()
+        return self._claims
+
+    def covers(self, retriever: Any, query: Any) -> bool:
+        """Whether what `retriever` asks for `query` was sent ahead."""
+        text = getattr(query, "query_str", None)
+        return any(
+            found.is_for(retriever, text) and not _has_failed(one.hits)
+            for one, found in self._look()
+        )
+
+    def claim(self, server: Server, asked: Asked) -> Result | None:
+        """The result for a retriever's request, if it is not claimed yet."""
+        found = (found.claim(server, asked) for _, found in self._look())
+        return next((result for result in found if result is not None), None)
+
+    def _look(self) -> list[tuple[Query, Found]]:
+        with self._lock:
+            if self._known is not None:
+                return self._known
+            done = self._graph.results.get(self._graph.decided)
+            if done is None or not done.value.done():
+                return []
+            self._known = []
+            if _has_failed(done):
+                return []
+            try:
+                decision = transforms.run(self._graph.decision.reading, done.value.result().value)
+                queries = list(self._graph.queries(decision))
+            except (WeftlineError, KeyError, TypeError):
+                return []  # LlamaIndex says itself that it cannot read the decision
+            self._known = [(q, Found(q.option.finding, q.embedded, q.hits)) for q in queries]
+            calls = (query.planned() for query in queries)
+            self._claims = Claims([call for call in calls if call is not None])
+            return self._known
+
+
+def _has_failed(result: Result) -> bool:
+    future = result.value
+    return future.done() and (future.cancelled() or future.exception() is not None)
+
+
+def settled(value: Any) -> Result:
+    """A result that is known."""
+    made = Result()
+    made.settle(Value("", value, {}))
+    return made
+
+
+def item_of(listed: Result, index: int) -> Result:
+    """The result of one item of a list that an `each` gathers."""
+    made = Result()
+
+    def settle(done: Future[Value]) -> None:
+        lost = Failed("", Cancelled("this part of a graph failed"))
+        if done.cancelled() or done.exception() is not None:
+            made.settle(lost)
+            return
+        event = done.result()
+        item = event.value[index] if index < len(event.value) else LOST
+        if item is LOST:
+            made.settle(lost)
+            return
+        facts = {**event.facts, **(event.facts["items"][index] or {})}
+        made.settle(Value(event.variable, item, facts))
+
+    listed.value.add_done_callback(settle)
+    return made
