@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+# The niceness of a call that runs only where nothing else needs the core. The kernel's end at 19.
+IDLE = 20
 VARIABLE = "WEFTLINE_TOOLS"  # holds the settings in the zygote's environment
 # The variables of the server's environment that a tool's process gets. Others may be secrets.
 PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
@@ -30,8 +32,8 @@ class ToolsConfig:
     `path` is put before Python's search path. `env` names variables of the server's environment
     that the tools may read. With `user` the calls run as that user, which needs root. `cores` are
     CPU cores; empty means all. `niceness` is the least niceness of a call's processes: where they
-    and an engine need the same core, the engine gets most of it. With `sandbox` each call runs in a
-    sandbox of bubblewrap.
+    and an engine need the same core, the engine gets most of it, and with IDLE all of it. With
+    `sandbox` each call runs in a sandbox of bubblewrap.
     """
 
     name: str

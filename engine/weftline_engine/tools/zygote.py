@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from weftline.toolkit import Found, tools_in
 from weftline_engine.tools import rlimits
 from weftline_engine.tools.call import serve_call
-from weftline_engine.tools.config import ToolsConfig, from_environment
+from weftline_engine.tools.config import IDLE, ToolsConfig, from_environment
 from weftline_engine.tools.sandbox import CannotSandbox, Sandbox
 
 MOST_MESSAGE = 1 << 16
@@ -139,6 +139,8 @@ def _call(config: ToolsConfig, sandbox: Sandbox | None, tool: Found, descriptor:
             os.dup2(nothing, stream)
         _limit(config)
         _stand_back(config.niceness)
+        if config.niceness == IDLE:
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         connection = socket.socket(fileno=descriptor)
         if sandbox is not None:  # it returns only if it fails
             name = tool.spec.function.name
@@ -152,7 +154,7 @@ def _call(config: ToolsConfig, sandbox: Sandbox | None, tool: Found, descriptor:
 def _stand_back(niceness: int) -> None:
     """Let engines go first where this process and they need the same core. A process that is nicer
     already stays so."""
-    own = os.getpriority(os.PRIO_PROCESS, 0)
+    own, niceness = os.getpriority(os.PRIO_PROCESS, 0), min(niceness, IDLE - 1)
     os.setpriority(os.PRIO_PROCESS, 0, max(own, niceness))
     # Where the kernel groups processes by their session, niceness counts within the group only: a
     # busy tool then took half of a core from the engine. Kernels without such groups lack the file,

@@ -28,7 +28,7 @@ class ToolSpec:
     default the module's. `preload` names further modules to import once, for all calls. `env` names
     the environment variables that the tools may read. `user` runs the calls as that user, which
     needs root. `cores` are CPU cores; empty means all. `niceness` is that of the calls' processes,
-    0 to 19. With `sandbox` each call is isolated by bubblewrap, without network. `limits` is what
+    0 to 20. With `sandbox` each call is isolated by bubblewrap, without network. `limits` is what
     one call may use.
     """
 
@@ -64,7 +64,7 @@ class ToolSpec:
         return lambda: ToolEngine(config, begun)
 
 
-MOST_NICENESS = 19
+MOST_NICENESS = 20  # the engine runs such calls only where nothing else needs the core
 _NAME = re.compile(r"[A-Za-z0-9_\-]{1,64}")
 
 

@@ -62,10 +62,10 @@ def spin() -> None:
 
 @tool(effects="none")
 def niceness() -> list[int]:
-    """How nice the call's process is, and its group where the kernel has groups."""
+    """How the call's process is scheduled, how nice it is, and its group if the kernel has any."""
     group = Path("/proc/self/autogroup")
     said = [int(group.read_text().split()[-1])] if group.exists() else []
-    return [os.getpriority(os.PRIO_PROCESS, 0), *said]
+    return [os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0), *said]
 
 
 @tool(effects="none")
