@@ -403,7 +403,7 @@ def a_guard(llm: Any) -> Chain:
     return ask(llm, "Tell of {x}") | RunnablePassthrough(len) | ask(llm, "Again: {y}")
 
 
-@program({"x": "soup"}, (2, 2), (2, 2))
+@program({"x": "soup"}, (2, 2), (1, 1))
 def a_branch_on_an_answer(llm: Any) -> Chain:
     ways = RunnableBranch(
         (lambda v: "number" in v["kind"], ask(llm, "Count {x}")), ask(llm, "Tell of {x}")

@@ -15,10 +15,11 @@ from typing import Any
 from weftline.aclient import AsyncSession
 from weftline.adapters.background import BACKGROUND, Chain, awaited
 from weftline.adapters.server import Server
-from weftline.errors import Cancelled, Timeout, WeftlineError
+from weftline.computations import outcome_of
+from weftline.errors import Cancelled, ClientStepFailed, Timeout, WeftlineError
 from weftline.http import MAX_RETRIES, OnGraph
 from weftline.protocol import Call, InOut, Submit
-from weftline.steps import Step
+from weftline.steps import Branch, Step
 from weftline.watching import Event, Failed, Graph, Part, Submitted, Value
 
 OnSettled = Callable[[Value | Failed], None]
@@ -109,6 +110,27 @@ class _Draft:
         steps = self.steps_for(_variables(call, InOut.IN), made)
         return replace(self, calls=(call,), steps=steps, watch=watch, graph=False, close=False)
 
+    @property
+    def sides(self) -> set[str]:
+        """The sides of its branches."""
+        branches = (step for step in self.steps if isinstance(step, Branch))
+        return {side for branch in branches for side in branch.sides}
+
+    def refusal(
+        self, variables: Iterable[str], refused: Mapping[str, WeftlineError]
+    ) -> WeftlineError | None:
+        """The error of the first of `variables` that cannot be made, because calls were `refused`.
+
+        A branch can be made if what decides it can: one of its sides may be refused.
+        """
+        makers = {step.out: step for step in self.steps}
+        for name in variables:
+            if name in refused:
+                return refused[name]
+            if name in makers and (error := self.refusal(makers[name].variables, refused)):
+                return error
+        return None
+
     def steps_for(self, variables: Iterable[str], made: Set[str]) -> tuple[Step, ...]:
         """The steps that make `variables`, and those before them, except what is `made`."""
         wanted = set(variables) - made
@@ -154,6 +176,8 @@ class Feed:
         self._is_last = False
         self._is_overdue = False
         self._work: list[Future[None]] = []
+        self._refused: dict[str, WeftlineError] = {}  # variables whose calls were refused
+        self._failed: set[str] = set()  # those of them that the server knows
         self.results: dict[str, Result] = {}
         self.graph: Future[dict[str, Any]] = Future()
 
@@ -244,7 +268,8 @@ class Feed:
         try:
             session = await self._join(draft) if draft.follows else None
             refusal = await self._push(draft, session, limits)
-            if refusal is not None and len(draft.calls) > 1 and refusal.status in _REFUSALS:
+            several = len(draft.calls) > 1 or draft.sides
+            if refusal is not None and several and refusal.status in _REFUSALS:
                 await self._push_separately(draft, limits)
             elif refusal is not None:
                 self._fail(draft.watch, refusal)
@@ -312,7 +337,7 @@ class Feed:
 
         Then only the calls at fault fail, and the calls that read their outputs.
         """
-        refused: dict[str, WeftlineError] = {}
+        refused = self._refused
         made: set[str] = set()
         async with asyncio.TaskGroup() as pushes:
             for call in draft.calls:
@@ -320,8 +345,7 @@ class Feed:
                 made.update(alone.watch)
                 for variable in alone.watch:  # the server runs only what somebody reads
                     self.results.setdefault(variable, Result())
-                reads = _variables(call, InOut.IN)
-                error = next((refused[name] for name in reads if name in refused), None)
+                error = draft.refusal(_variables(call, InOut.IN), refused)
                 if error is None:
                     error = await self._accepted(alone, limits, pushes)
                 if error is not None:
@@ -334,9 +358,14 @@ class Feed:
         if not self.session.done():  # all were refused
             self._fail(rest, next(iter(refused.values())))
             return
+        for name in rest:
+            if (error := draft.refusal([name], refused)) is not None:
+                self._fail([name], error, opened=True)
+        rest = tuple(name for name in rest if not self.results[name].value.done())
         if rest:
             steps = draft.steps_for(rest, made)
             reading = replace(draft, calls=(), steps=steps, watch=rest, graph=False, close=False)
+            await self._fail_sides(reading)
             refusal = await self._push(reading, self.session.result(), limits)
             if refusal is not None:
                 self._fail(rest, refusal, opened=True)
@@ -350,6 +379,7 @@ class Feed:
         self, draft: _Draft, limits: Mapping[str, _Limit], pushes: asyncio.TaskGroup
     ) -> WeftlineError | None:
         """Submit, and return when the server has accepted it. Returns the error of a refusal."""
+        await self._fail_sides(draft)
         accepted = asyncio.Event()
         session = self.session.result() if self.session.done() else None
 
@@ -365,6 +395,14 @@ class Feed:
         pushing = pushes.create_task(push())
         await accepted.wait()
         return pushing.result() if pushing.done() else None
+
+    async def _fail_sides(self, draft: _Draft) -> None:
+        """Fail the refused sides of the branches that are about to be submitted."""
+        for side in sorted(draft.sides & self._refused.keys() - self._failed):
+            self._failed.add(side)
+            client = await BACKGROUND.client(self.server)
+            outcome = outcome_of(self._refused[side])
+            await client.set(await awaited(self.session), side, outcome)
 
     def _expire(self, variable: str) -> None:
         if not self.results[variable].value.done():
@@ -382,6 +420,8 @@ class Feed:
             case Value(variable, value, facts) if self.session.done():
                 told = {**facts, "session_id": self.session.result()}
                 self._settle(Value(variable, value, told))
+            case Failed(variable, ClientStepFailed(param=str(side))) if side in self._refused:
+                self._settle(Failed(variable, self._refused[side]))
             case Value() | Failed():
                 self._settle(event)
             case Graph(graph):

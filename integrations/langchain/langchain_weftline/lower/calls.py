@@ -45,13 +45,41 @@ _NO_TOOLS = "it reads tool calls, and its model has no tools"
 
 
 @dataclass(frozen=True, slots=True)
+class Guard:
+    """A call on a side of a branch is made only if the variable `on` meets all of `when`.
+
+    `branch` is the variable of the branch, and `side` is the number of its side.
+    """
+
+    branch: str
+    side: int
+    on: str
+    when: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
-    """What a model of the chain was asked: its input, its configuration and its options."""
+    """What a model of the chain was asked: its input, its configuration and its options.
+
+    The call is made only if all `guards` hold.
+    """
 
     model: ChatWeftline
     value: Any
     config: RunnableConfig
     options: Mapping[str, Any]
+    guards: tuple[Guard, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallsState:
+    """What a lowering had found."""
+
+    drafts: list[Draft]
+    server: Server | None
+    models: int
+    unknown: int
+    names: set[str]
 
 
 class Calls:
@@ -81,6 +109,22 @@ class Calls:
     def handlers(self) -> Mapping[type, Handler]:
         """The handler of each class."""
         return {ChatWeftline: self.model}
+
+    def guard(self, variable: str, guard: Guard) -> None:
+        """The call that makes `variable` is on a side of a branch."""
+        asked = self.asked[variable]
+        self.asked[variable] = replace(asked, guards=(guard, *asked.guards))
+
+    def state(self) -> CallsState:
+        """The state to `restore`."""
+        drafts, names = list(self.drafts), set(self._names)
+        return CallsState(drafts, self.server, len(self.models), self.unknown, names)
+
+    def restore(self, state: CallsState) -> None:
+        """Forget the calls that were lowered since `state`."""
+        self.drafts, self.server, self._names = state.drafts, state.server, state.names
+        self.unknown = state.unknown
+        del self.models[state.models :]
 
     def parser(self, step: Step, value: Any) -> Steps:
         """An output parser that has a transform."""

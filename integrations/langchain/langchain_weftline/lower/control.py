@@ -1,4 +1,4 @@
-"""The steps that choose by a value or a failure: branches, routers, retries and fallbacks.
+"""The steps that choose by a value or a failure: routers, retries and fallbacks.
 
 If the value is in the server, the client fetches it and decides. What follows is lowered as usual.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from langchain_core.runnables import RunnableBranch, RunnableWithFallbacks
+from langchain_core.runnables import RunnableWithFallbacks
 from langchain_core.runnables.retry import RunnableRetry
 from langchain_core.runnables.router import RouterRunnable
 
 from langchain_weftline.lower.steps import Fetch, Handler, Lowerer, Run, Step, Steps
-from langchain_weftline.lower.symbols import UNKNOWN, Unknown, has_unknown, is_symbolic
+from langchain_weftline.lower.symbols import Unknown, is_symbolic
 
 
 class Control:
@@ -26,37 +26,10 @@ class Control:
     def handlers(self) -> Mapping[type, Handler]:
         """The handler of each class."""
         return {
-            RunnableBranch: self._branch,
             RouterRunnable: self._router,
             RunnableWithFallbacks: self._fallbacks,
             RunnableRetry: self._retry,
         }
-
-    def _branch(self, step: Step, value: Any) -> Steps:
-        """RunnableBranch. The conditions get the value itself, and the branch gets variables."""
-        seen = value
-        if is_symbolic(value):
-            self._lowering.note(step, "its conditions need a value that the server makes")
-            seen = yield Fetch(value)
-        for condition, runnable in step.runnable.branches:
-            met = yield from self._lowering.step(step.of(condition), seen)
-            if has_unknown(met):
-                return (yield from self._any_branch(step, value))
-            if is_symbolic(met):
-                met = yield Fetch(met)
-            if met:
-                return (yield from self._lowering.step(step.of(runnable), value))
-        return (yield from self._lowering.step(step.of(step.runnable.default), value))
-
-    def _any_branch(self, step: Step, value: Any) -> Steps:
-        """All branches, for an explanation. Before a run it is not known which one is taken."""
-        if self._lowering.mode.is_ahead:
-            return UNKNOWN
-        ways = [runnable for _, runnable in step.runnable.branches]
-        for number, runnable in enumerate(ways, 1):
-            yield from self._lowering.step(step.of(runnable, f"branch {number}"), value)
-        default = step.of(step.runnable.default, "default")
-        return (yield from self._lowering.step(default, value))
 
     def _router(self, step: Step, value: Any) -> Steps:
         """RouterRunnable: the runnable of the value's key, on the value's input."""

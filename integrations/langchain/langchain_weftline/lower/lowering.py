@@ -6,7 +6,8 @@ request and is sent the result. So the same code serves `invoke`, `ainvoke` and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from langchain_core.prompts import BasePromptTemplate
@@ -15,6 +16,7 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import merge_configs
 from langchain_core.runnables.configurable import DynamicRunnable
 
+from langchain_weftline.lower.branches import Branches
 from langchain_weftline.lower.calls import Calls
 from langchain_weftline.lower.classic import Classic
 from langchain_weftline.lower.control import Control
@@ -35,13 +37,18 @@ from langchain_weftline.model.answers import new_variable
 
 
 class Lowering:
-    """One lowering. `calls` and `searches` collect what it finds. `note` is called for a step."""
+    """One lowering. `calls` and `searches` collect what it finds. `note` is called for a step.
+
+    With `decides` the server takes the decisions that it can take.
+    """
 
     def __init__(
         self,
         mint: Callable[[], str] = new_variable,
         note: Noting | None = None,
         mode: Mode = Mode.RUN,
+        *,
+        decides: bool = True,
     ) -> None:
         self._note = note
         self.mode = mode
@@ -54,6 +61,7 @@ class Lowering:
         self._handlers = {
             **flow.handlers,
             **Control(self).handlers,
+            **Branches(self, mint, self.calls, self.searches, decides=decides).handlers,
             **self.calls.handlers,
             **self.searches.handlers,
         }
@@ -111,6 +119,24 @@ class Lowering:
         if self._note is not None:
             place = place_of(step.runnable)
             self._note(Note(step.path, name_of(step.runnable), in_server, why, place))
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Undo what was lowered in this block, if it raises CannotCompile."""
+        note, notes = self._note, list[Note]()
+        calls, searches = self.calls.state(), self.searches.state()
+        self._note = None if note is None else notes.append
+        try:
+            yield
+        except CannotCompile:
+            self.calls.restore(calls)
+            self.searches.restore(searches)
+            raise
+        finally:
+            self._note = note
+        if note is not None:
+            for one in notes:
+                note(one)
 
     def opened(self, value: Any) -> Steps:
         """A list or an object of the server as a list or dict of its items.

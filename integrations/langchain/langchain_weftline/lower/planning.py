@@ -5,23 +5,20 @@ A value that only the run can know, from a step of the client or from the server
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from langchain_core.documents import Document
-from langchain_core.prompts import BasePromptTemplate
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnablePick
+from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_weftline.lower.lowered import tree_of, variables_of
 from langchain_weftline.lower.lowering import Lowering
-from langchain_weftline.lower.prompts import calls_user_code, is_plain, render
-from langchain_weftline.lower.pure import apply_pure
+from langchain_weftline.lower.prompts import is_plain
+from langchain_weftline.lower.quiet import made_by
 from langchain_weftline.lower.steps import Fetch, Fork, Request, Run, Step, Steps
 from langchain_weftline.lower.symbols import (
     UNKNOWN,
-    CannotCompile,
     Local,
     has_unknown,
     is_symbolic,
@@ -79,38 +76,8 @@ def _answer(request: Request, planned: Planned | None) -> Any:
             planned.reads[promise.var] = variables_of(tree_of(request.value))
             return promise
         case Run(step, value) if not (request.options or has_unknown(value) or is_symbolic(value)):
-            return _made_by(step, value)
+            return made_by(step, value)
     return UNKNOWN
-
-
-def _made_by(step: Any, value: Any) -> Any:
-    """The output of a client's step for a plain value, if it can be found without running it."""
-    if isinstance(step, BasePromptTemplate):
-        return _prompt(step, value)
-    if type(step) is RunnablePick and type(value) is dict:
-        if isinstance(step.keys, str):
-            return value.get(step.keys)
-        return {key: value[key] for key in step.keys if key in value} or None
-    is_plain_lambda = type(step) is RunnableLambda and getattr(step, "afunc", None) is None
-    function = getattr(step, "func", None) if is_plain_lambda else None
-    if isinstance(function, operator.itemgetter):
-        return function(value)
-    if function is None:
-        return UNKNOWN
-    try:
-        return apply_pure(function, value)
-    except CannotCompile:
-        return UNKNOWN
-
-
-def _prompt(template: BasePromptTemplate[Any], value: Any) -> Any:
-    if calls_user_code(template):
-        return UNKNOWN
-    values = value if isinstance(value, dict) else {template.input_variables[0]: value}
-    try:
-        return render(template, values)
-    except CannotCompile:
-        return UNKNOWN
 
 
 def _known_part(value: Any) -> Any:

@@ -54,6 +54,15 @@ def apply_pure(function: Callable[..., Any], value: Any) -> Any:
 
     Raises CannotCompile if the function is not pure.
     """
+    node, evaluation = evaluation_of(function, value)
+    return evaluation.run(node, evaluation.value)
+
+
+def evaluation_of(function: Callable[..., Any], value: Any) -> tuple[Function, Evaluation]:
+    """The tree of `function`, and what evaluates its nodes for `value`.
+
+    Raises CannotCompile if its source is not known.
+    """
     step = f"function {getattr(function, '__name__', function)!r}"
     if not isinstance(function, FunctionType):
         raise CannotCompile(step, "it is not a plain Python function")
@@ -61,10 +70,10 @@ def apply_pure(function: Callable[..., Any], value: Any) -> Any:
     if source is None:
         raise CannotCompile(step, "no source of one plain parameter can be found for it")
     node, parameter = source
-    return _Evaluation(function, step, {parameter: value}).run(node)
+    return node, Evaluation(function, step, {parameter: value})
 
 
-class _Evaluation:
+class Evaluation:
     """One call of a pure function: its names, and the values of nodes."""
 
     def __init__(self, function: FunctionType, step: str, names: dict[str, Any]) -> None:
@@ -74,9 +83,10 @@ class _Evaluation:
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         self.cells = dict(cells)
 
-    def run(self, node: Function) -> Any:
+    def run(self, node: Function, result: Callable[[ast.expr], Any]) -> Any:
+        """What `result` makes of the expression that the function returns."""
         if isinstance(node, ast.Lambda):
-            return self.value(node.body)
+            return result(node.body)
         for statement in node.body:
             match statement:
                 case ast.Expr(value=ast.Constant()):  # a docstring
@@ -84,7 +94,7 @@ class _Evaluation:
                 case ast.Assign(targets=[ast.Name(id=name)], value=expression):
                     self.names[name] = self.value(expression)
                 case ast.Return(value=ast.expr() as expression):
-                    return self.value(expression)
+                    return result(expression)
                 case _:
                     raise self.impure(statement)
         return None
@@ -117,11 +127,11 @@ class _Evaluation:
         return CannotCompile(self.step, "the length of a value of the server is not known here")
 
 
-def _constant(on: _Evaluation, node: ast.Constant) -> Any:
+def _constant(on: Evaluation, node: ast.Constant) -> Any:
     return node.value
 
 
-def _name(on: _Evaluation, node: ast.Name) -> Any:
+def _name(on: Evaluation, node: ast.Name) -> Any:
     name = node.id
     if name in on.names:
         return on.names[name]
@@ -134,7 +144,7 @@ def _name(on: _Evaluation, node: ast.Name) -> Any:
     raise CannotCompile(on.step, f"its name {name!r} is no constant")
 
 
-def _dict(on: _Evaluation, node: ast.Dict) -> Any:
+def _dict(on: Evaluation, node: ast.Dict) -> Any:
     made: dict[Any, Any] = {}
     for key, item in zip(node.keys, node.values, strict=True):
         value = on.value(item)
@@ -147,7 +157,7 @@ def _dict(on: _Evaluation, node: ast.Dict) -> Any:
     return made
 
 
-def _list(on: _Evaluation, node: ast.List | ast.Tuple) -> list[Any]:
+def _list(on: Evaluation, node: ast.List | ast.Tuple) -> list[Any]:
     made: list[Any] = []
     for item in node.elts:
         if not isinstance(item, ast.Starred):
@@ -160,23 +170,23 @@ def _list(on: _Evaluation, node: ast.List | ast.Tuple) -> list[Any]:
     return made
 
 
-def _tuple(on: _Evaluation, node: ast.Tuple) -> Any:
+def _tuple(on: Evaluation, node: ast.Tuple) -> Any:
     return tuple(_list(on, node))
 
 
-def _subscript(on: _Evaluation, node: ast.Subscript) -> Any:
+def _subscript(on: Evaluation, node: ast.Subscript) -> Any:
     container, key = on.value(node.value), on.concrete(node.slice)
     if isinstance(container, (dict, list, tuple)):
         return container[key]
     return item_of(container, key, on.step)
 
 
-def _slice(on: _Evaluation, node: ast.Slice) -> Any:
+def _slice(on: Evaluation, node: ast.Slice) -> Any:
     parts = (node.lower, node.upper, node.step)
     return slice(*(part and on.concrete(part) for part in parts))
 
 
-def _unary(on: _Evaluation, node: ast.UnaryOp) -> Any:
+def _unary(on: Evaluation, node: ast.UnaryOp) -> Any:
     if isinstance(node.op, ast.Not):
         return not on.plain(node.operand)
     if isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
@@ -184,11 +194,11 @@ def _unary(on: _Evaluation, node: ast.UnaryOp) -> Any:
     raise on.impure(node)
 
 
-def _choice(on: _Evaluation, node: ast.IfExp) -> Any:
+def _choice(on: Evaluation, node: ast.IfExp) -> Any:
     return on.value(node.body if on.plain(node.test) else node.orelse)
 
 
-def _logic(on: _Evaluation, node: ast.BoolOp) -> Any:
+def _logic(on: Evaluation, node: ast.BoolOp) -> Any:
     *first, last = node.values
     for item in first:
         value = on.plain(item)
@@ -197,7 +207,7 @@ def _logic(on: _Evaluation, node: ast.BoolOp) -> Any:
     return on.value(last)
 
 
-def _compare(on: _Evaluation, node: ast.Compare) -> Any:
+def _compare(on: Evaluation, node: ast.Compare) -> Any:
     left = on.plain(node.left)
     for operator, item in zip(node.ops, node.comparators, strict=True):
         right = on.plain(item)
@@ -207,14 +217,14 @@ def _compare(on: _Evaluation, node: ast.Compare) -> Any:
     return True
 
 
-def _attribute(on: _Evaluation, node: ast.Attribute) -> Any:
+def _attribute(on: Evaluation, node: ast.Attribute) -> Any:
     owner = on.value(node.value)
-    if isinstance(owner, Answer) and node.attr in ("content", "text"):
+    if isinstance(owner, Answer) and not owner.calls_tools and node.attr in ("content", "text"):
         return owner.text
     raise on.impure(node)
 
 
-def _f_string(on: _Evaluation, node: ast.JoinedStr) -> Any:
+def _f_string(on: Evaluation, node: ast.JoinedStr) -> Any:
     pieces: list[Fragment] = []
     for part in node.values:
         if isinstance(part, ast.Constant):
@@ -228,7 +238,7 @@ def _f_string(on: _Evaluation, node: ast.JoinedStr) -> Any:
     return settled(pieces)
 
 
-def _binary(on: _Evaluation, node: ast.BinOp) -> Any:
+def _binary(on: Evaluation, node: ast.BinOp) -> Any:
     left, right = on.value(node.left), on.value(node.right)
     if isinstance(node.op, ast.Mod) and type(left) is str:
         return percent(left, right, on.step)
@@ -243,7 +253,7 @@ def _binary(on: _Evaluation, node: ast.BinOp) -> Any:
     raise on.impure(node)
 
 
-def _call(on: _Evaluation, node: ast.Call) -> Any:
+def _call(on: Evaluation, node: ast.Call) -> Any:
     if (texts := _joined_documents(on, node)) is not None:
         return texts
     values = _arguments(on, node)
@@ -264,7 +274,7 @@ def _call(on: _Evaluation, node: ast.Call) -> Any:
     return function(*values, **named)
 
 
-def _joined_documents(on: _Evaluation, node: ast.Call) -> Ref | None:
+def _joined_documents(on: Evaluation, node: ast.Call) -> Ref | None:
     """The texts of a search's documents, which the server joins: "x".join(d.page_content for ...).
 
     None for any other call.
@@ -296,13 +306,13 @@ def _joined_documents(on: _Evaluation, node: ast.Call) -> Ref | None:
     return None
 
 
-def _arguments(on: _Evaluation, node: ast.Call) -> list[Any]:
+def _arguments(on: Evaluation, node: ast.Call) -> list[Any]:
     if any(isinstance(item, ast.Starred) for item in node.args):
         raise on.impure(node)
     return [on.value(item) for item in node.args]
 
 
-def _method(on: _Evaluation, node: ast.Attribute, values: list[Any], named: dict[str, Any]) -> Any:
+def _method(on: Evaluation, node: ast.Attribute, values: list[Any], named: dict[str, Any]) -> Any:
     owner = on.value(node.value)
     if type(owner) is str and node.attr == "format":
         return formatted(owner, values, named, on.step)
@@ -313,7 +323,7 @@ def _method(on: _Evaluation, node: ast.Attribute, values: list[Any], named: dict
     return method(owner, node.attr, values, on.step)
 
 
-def _join(on: _Evaluation, separator: str, values: Any) -> Any:
+def _join(on: Evaluation, separator: str, values: Any) -> Any:
     if isinstance(values, Ref):
         return values.then({"op": "join", "separator": separator}, is_text=True)
     if not isinstance(values, (list, tuple, dict)):
@@ -321,16 +331,16 @@ def _join(on: _Evaluation, separator: str, values: Any) -> Any:
     return joined(separator, list(values), on.step)
 
 
-def _list_loop(on: _Evaluation, node: ast.ListComp | ast.GeneratorExp) -> Any:
+def _list_loop(on: Evaluation, node: ast.ListComp | ast.GeneratorExp) -> Any:
     return [on.value(node.elt) for _ in _each(on, node.generators)]
 
 
-def _dict_loop(on: _Evaluation, node: ast.DictComp) -> Any:
+def _dict_loop(on: Evaluation, node: ast.DictComp) -> Any:
     loop = _each(on, node.generators)
     return {on.concrete(node.key): on.value(node.value) for _ in loop}
 
 
-def _each(on: _Evaluation, generators: list[ast.comprehension]) -> Iterator[None]:
+def _each(on: Evaluation, generators: list[ast.comprehension]) -> Iterator[None]:
     """Bind the loop's names to each item in turn."""
     [loop, *more] = generators
     if more or loop.is_async:
@@ -350,7 +360,7 @@ def _each(on: _Evaluation, generators: list[ast.comprehension]) -> Iterator[None
     on.names = outer
 
 
-def _items(on: _Evaluation, node: ast.expr) -> Any:
+def _items(on: Evaluation, node: ast.expr) -> Any:
     """The items that a loop iterates over. Views of a dict are allowed only here."""
     match node:
         case ast.Call(
@@ -364,7 +374,7 @@ def _items(on: _Evaluation, node: ast.expr) -> Any:
     return on.value(node)
 
 
-def _bind(on: _Evaluation, target: ast.expr, item: Any) -> None:
+def _bind(on: Evaluation, target: ast.expr, item: Any) -> None:
     if isinstance(target, ast.Name):
         on.names[target.id] = item
     elif isinstance(target, ast.Tuple) and isinstance(item, (list, tuple)):
@@ -378,7 +388,7 @@ def _is_builtin(found: object) -> bool:
     return any(found is one for one in _BUILTINS)  # `in` would call the user's `==`
 
 
-_NODES: Mapping[type[ast.expr], Callable[[_Evaluation, Any], Any]] = MappingProxyType(
+_NODES: Mapping[type[ast.expr], Callable[[Evaluation, Any], Any]] = MappingProxyType(
     {
         ast.Attribute: _attribute,
         ast.BinOp: _binary,

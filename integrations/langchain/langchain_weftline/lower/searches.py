@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from langchain_core.runnables.config import get_callback_manager_for_config
 from langchain_core.vectorstores import VectorStoreRetriever
@@ -76,13 +76,28 @@ class SearchDraft:
         return embed, search
 
 
+class StepDraft(Protocol):
+    """One or more steps of the graph before they are submitted. They make the variable `var`."""
+
+    @property
+    def var(self) -> str:
+        """The variable that they make."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The variables that they read."""
+
+    def steps(self) -> tuple[steps.Step, ...]:
+        """The steps of the submit."""
+
+
 class Searches:
-    """Lowers retrievers, and collects the searches that nobody has submitted yet in `drafts`."""
+    """Lowers retrievers, and collects the steps that nobody has submitted yet in `drafts`."""
 
     def __init__(self, lowering: Lowerer, mint: Callable[[], str] = new_variable) -> None:
         self._lowering = lowering
         self._mint = mint
-        self.drafts: list[SearchDraft] = []
+        self.drafts: list[StepDraft] = []
         self.server: Server | None = None  # of all searches so far
 
     @property
@@ -121,7 +136,7 @@ class Searches:
             var=self._mint(),
             query=query,
             embedded=self._mint(),
-            name=_name(step.path),
+            name=name_at(step.path),
             terms=terms,
         )
         self.drafts.append(draft)
@@ -130,10 +145,18 @@ class Searches:
         self._lowering.note(step, why, in_server=True)
         return Ref(draft.var, is_text=False, make=make)
 
-    def taken(self) -> list[SearchDraft]:
-        """The searches that are submitted now."""
+    def taken(self) -> list[StepDraft]:
+        """The steps that are submitted now."""
         drafts, self.drafts = self.drafts, []
         return drafts
+
+    def state(self) -> tuple[list[StepDraft], Server | None]:
+        """The state to `restore`."""
+        return list(self.drafts), self.server
+
+    def restore(self, state: tuple[list[StepDraft], Server | None]) -> None:
+        """Forget what was lowered since `state`."""
+        self.drafts, self.server = state
 
 
 def is_of_search(failure: WeftlineError) -> bool:
@@ -141,7 +164,7 @@ def is_of_search(failure: WeftlineError) -> bool:
     return failure.call is not None and failure.call.startswith(_STEP)
 
 
-def _name(path: tuple[str, ...]) -> str:
+def name_at(path: tuple[str, ...]) -> str:
     """The place in the chain, as the end of a step's name."""
     place = "".join(char if char.isprintable() else " " for char in ".".join(path))[:100]
     return f" for {place}" if place else ""

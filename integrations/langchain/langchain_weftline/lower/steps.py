@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -109,6 +110,9 @@ class Lowerer(Protocol):
 
     def note(self, step: Step, why: str, *, in_server: bool = False) -> None:
         """Note where a step runs."""
+
+    def attempt(self) -> AbstractContextManager[None]:
+        """Undo what was lowered in this block, if it raises CannotCompile."""
 
     def opened(self, value: Any) -> Steps:
         """A list or an object of the server as a list or dict of variables."""

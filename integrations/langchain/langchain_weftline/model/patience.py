@@ -45,6 +45,11 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._due: dict[str, float] = {}
+        self._waits: dict[str, tuple[str, ...]] = {}
+
+    def wait(self, variable: str, for_: Iterable[str]) -> None:
+        """Note that `variable` also waits for others: a branch for its sides, for example."""
+        self._waits[variable] = tuple(for_)
 
     def submitted(
         self,
@@ -61,13 +66,22 @@ class Deadlines:
         self._due |= dict.fromkeys(later, math.inf)
         for call in calls:
             reads = [p.semantic_var_id for p in call.placeholders if p.in_out is InOut.IN]
-            start = max([now, *(self._due.get(name, now) for name in reads if name is not None)])
             for output in call.placeholders:
                 if output.in_out is InOut.OUT and output.semantic_var_id is not None:
-                    wait = patience.get(output.semantic_var_id, Patience())
-                    self._due[output.semantic_var_id] = start + wait.in_all
+                    made = output.semantic_var_id
+                    before = [name for name in reads if name is not None]
+                    before += self._waits.get(made, ())
+                    start = max([now, *(self._due_of(name, now) for name in before)])
+                    self._due[made] = start + patience.get(made, Patience()).in_all
 
     def left(self, variables: Iterable[str], now: float) -> dict[str, float]:
         """Seconds until the wait for each of `variables` times out, for those that have a limit."""
-        due = {name: self._due.get(name, math.inf) - now for name in variables}
+        due = {name: self._due_of(name, math.inf) - now for name in variables}
         return {name: max(seconds, 0.0) for name, seconds in due.items() if seconds < math.inf}
+
+    def _due_of(self, name: str, otherwise: float) -> float:
+        """When the wait for a variable times out, and `otherwise` where that is not known."""
+        if name in self._due:
+            return self._due[name]
+        waits = self._waits.get(name, ())
+        return max((self._due_of(one, otherwise) for one in waits), default=otherwise)

@@ -182,7 +182,9 @@ class CompiledChain(Runnable[Input, Output]):
         **options: Any,
     ) -> Iterator[Output]:
         for input in inputs:
-            with Execution(self.chain, input, config, self._on_graph, options) as execution:
+            with Execution(
+                self.chain, input, config, self._on_graph, options, streams=True
+            ) as execution:
                 yield from execution.stream()
 
     async def _astream(
@@ -193,7 +195,9 @@ class CompiledChain(Runnable[Input, Output]):
         **options: Any,
     ) -> AsyncIterator[Output]:
         async for input in inputs:
-            with Execution(self.chain, input, config, self._on_graph, options) as execution:
+            with Execution(
+                self.chain, input, config, self._on_graph, options, streams=True
+            ) as execution:
                 async with aclosing(execution.astream()) as parts:
                     async for part in parts:
                         yield part
@@ -224,7 +228,7 @@ def _streams_text(
     config = ensure_config(config)
     if is_classic(chain) or listens(get_callback_manager_for_config(config).handlers):
         return False
-    lowering = Lowering(mode=Mode.EXPLAIN)
+    lowering = Lowering(mode=Mode.EXPLAIN, decides=False)
     made = plan(lowering, chain, input, config, options)
     if any(model.callbacks for model in lowering.calls.models):
         return False

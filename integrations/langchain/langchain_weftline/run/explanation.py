@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.runnables import Runnable
 
+from langchain_weftline.lower.branches import branches_of
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.planning import Planned, plan
 from langchain_weftline.lower.steps import Mode, Note
@@ -107,28 +108,60 @@ def explain(
 
 
 def _requests(lowering: Lowering, planned: Planned) -> tuple[Requests, Requests]:
-    drafts, searches = lowering.calls.drafts, lowering.searches.drafts
-    unknown, mode = lowering.calls.unknown, lowering.mode
+    drafts, unknown, mode = lowering.calls.drafts, lowering.calls.unknown, lowering.mode
+    branches = branches_of(lowering.searches.drafts)
+    searches = [step for step in lowering.searches.drafts if step.var not in branches]
     searched = {search.var: search for search in searches}
     depths: dict[str, int] = {}
 
     def depth_of(name: str) -> int:
         if name in depths:
             return depths[name]
+        if name in branches:
+            return max(map(depth_of, branches[name].reads))
         if name in searched:
             return 1 + max(map(depth_of, searched[name].reads), default=0)
         origin = planned.reads.get(name.partition(".")[0], ())
         return max(map(depth_of, origin), default=0)
 
     for draft in drafts:  # producers come first
-        reads = (hole.ref.var for hole in Prompt(draft.turns).holes())
+        reads = [hole.ref.var for hole in Prompt(draft.turns).holes()]
+        reads += [guard.on for guard in lowering.calls.asked[draft.var].guards]
         depths[draft.var] = 1 + max(map(depth_of, reads), default=0)
     shown = {hole.ref.var for draft in drafts for hole in Prompt(draft.turns).holes()}
     sets = sum(name.partition(".")[0] in planned.reads for name in shown)
     more = unknown > 0 or planned.fetches > 0
     ends = [*depths.values(), *map(depth_of, searched)]
     waves = max(ends, default=0) + (unknown > 0)
-    before = Requests(len(drafts) + len(searches) + unknown, waves, more)
+    made, is_sure = _made(lowering)
+    before = Requests(made + len(searches) + unknown, waves, more or not is_sure)
     submits = (1 if drafts or searches else 0) + more
     alone = unknown if mode.is_ahead else 0  # these are not submitted together
     return before, Requests(submits + sets + max(0, alone - 1), submits, more)
+
+
+def _made(lowering: Lowering) -> tuple[int, bool]:
+    """How many of the calls the plain chain makes at least, and whether it makes no others.
+
+    It makes the calls of one side of a branch only.
+    """
+    branches = branches_of(lowering.searches.drafts)
+    asked = lowering.calls.asked
+
+    def least(calls: Sequence[str], depth: int) -> tuple[int, bool]:
+        sides: dict[str, dict[int, list[str]]] = {}
+        outside = [call for call in calls if len(asked[call].guards) == depth]
+        for call in calls:
+            for guard in asked[call].guards[depth : depth + 1]:
+                sides.setdefault(guard.branch, {}).setdefault(guard.side, []).append(call)
+        count, is_sure = len(outside), True
+        for branch, calls_of in sides.items():
+            found = [
+                least(calls_of.get(number, ()), depth + 1)
+                for number in range(len(branches[branch].sides))
+            ]
+            count += min(found)[0]
+            is_sure = is_sure and len(set(found)) == 1 and found[0][1]
+        return count, is_sure
+
+    return least([draft.var for draft in lowering.calls.drafts], 0)

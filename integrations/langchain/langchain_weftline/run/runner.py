@@ -47,10 +47,12 @@ class Execution:
         config: RunnableConfig,
         on_graph: OnGraph | None,
         options: Mapping[str, Any] = NO_OPTIONS,
+        *,
+        streams: bool = False,
     ) -> None:
         self._config = config
         self._on_graph = on_graph
-        lowering = Lowering()
+        lowering = Lowering(decides=not streams)  # a branch of the server has its value at once
         self._program = Program(lowering.step(Step(chain, config, (), options), input))
         self._telling = Telling()
         self._submits = Submits(lowering, self._program, self._telling, graph=on_graph is not None)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
+from langchain_weftline.lower.branches import branches_of
 from langchain_weftline.lower.lowered import Draft, Lowered, finish, raw_calls, with_texts
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.program import Event, Job, Lost, Outcome, Program
@@ -57,8 +58,8 @@ class Submits:
     def rest(self, outcome: Outcome) -> Lowered:
         """The calls that are not submitted yet, and the chain's result."""
         drafts = self._with_texts(self._calls.drafts)
-        # What a search reads stays raw, as it is for a step of the client.
-        reads = (name for search in self._searches.drafts for name in search.reads)
+        # What a step of the server reads stays raw, as it is for a step of the client.
+        reads = (name for step in self._searches.drafts for name in step.reads)
         wanted = [*self._program.wanted(), *reads]
         return finish(drafts, outcome.get(), self._calls.server, self._heard, wanted)
 
@@ -130,12 +131,17 @@ class Submits:
             assert server is not None, "a variable has a call or a search, which has a server"
             self.feed = Feed(server, tell)
         own = [name for name in own_inputs(calls) if self._program.is_own(name)]
-        searches = self._searches.taken()
+        made = self._searches.taken()
         steps = [
-            *(step for search in searches for step in search.steps()),
+            *(step for draft in made for step in draft.steps()),
             *self._promises.owe(calls, own, self._program.origin),
         ]
         patience, now = self._calls.patience, time.monotonic()
+        for branch in branches_of(made).values():
+            self._deadlines.wait(branch.var, branch.reads)
+        for name, asked in self._calls.asked.items():
+            if asked.guards:
+                self._deadlines.wait(name, [guard.on for guard in asked.guards])
         self._deadlines.submitted(calls, patience, now, later=own)
         outputs = [p.semantic_var_id for call in calls for p in call.placeholders]
         retries = [patience[name].retries for name in outputs if name in patience]

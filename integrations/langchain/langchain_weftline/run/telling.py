@@ -21,7 +21,7 @@ from langchain_core.outputs import LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_callback_manager_for_config
 
-from langchain_weftline.lower.calls import Asked
+from langchain_weftline.lower.calls import Asked, Guard
 from langchain_weftline.lower.lowered import (
     Constant,
     Draft,
@@ -36,7 +36,9 @@ from langchain_weftline.lower.symbols import Text, Turn, is_symbolic
 from langchain_weftline.model.answers import result_of, run_id_of
 from langchain_weftline.model.failures import own_failures
 from langchain_weftline.model.sampling import call_options
-from weftline.watching import Failed
+from weftline.errors import TransformFailed
+from weftline.predicates import holds
+from weftline.watching import Failed, Value
 
 Known = Mapping[str, Event]
 
@@ -89,7 +91,9 @@ class Telling:
     def reads(self) -> tuple[str, ...]:
         """The variables in the prompts of waiting calls."""
         trees = (self._prompts[name] for name in self._waiting)
-        return tuple(dict.fromkeys(name for tree in trees for name in variables_of(tree)))
+        prompts = [name for tree in trees for name in variables_of(tree)]
+        guards = [guard.on for name in self._waiting for guard in self._asked[name].guards]
+        return tuple(dict.fromkeys([*prompts, *guards]))
 
     def due(self, known: Known) -> Iterator[Start | End]:
         """The starts and ends since the last call of `due`, in the order of the calls."""
@@ -98,8 +102,11 @@ class Telling:
             for name in [name for name in self._managers if name in known]:
                 yield self._end(name, known[name])
             for name in list(self._waiting):
+                is_made = _holds(self._asked[name].guards, known)
                 prompt = settle(self._prompts[name], known)
-                if prompt is None:
+                if is_made is False:  # it is on a side that was not taken
+                    self._waiting.remove(name)
+                if not is_made or prompt is None:
                     continue
                 self._waiting.remove(name)
                 if prompt.error is None:
@@ -187,6 +194,22 @@ def _prompt(value: Any, turns: Sequence[Turn]) -> Tree:
             for turn in turns
         )
     )
+
+
+def _holds(guards: Sequence[Guard], known: Known) -> bool | None:
+    """Whether a call on a side of a branch is made. None while it is not known."""
+    for guard in guards:
+        event = known.get(guard.on)
+        if event is None:
+            return None
+        if not isinstance(event, Value):
+            return False
+        try:
+            if not all(holds(when, event.value) for when in guard.when):
+                return False
+        except TransformFailed:  # the branch has failed
+            return False
+    return True
 
 
 def _is_heard(asked: Asked) -> bool:

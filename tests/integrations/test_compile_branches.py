@@ -1,0 +1,344 @@
+"""RunnableBranch compiled: where its conditions are data, the server decides and skips a side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from threading import Lock
+from typing import Any
+
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.output_parsers import CommaSeparatedListOutputParser, StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import (
+    RunnableBranch,
+    RunnableLambda,
+    RunnableParallel,
+    RunnablePassthrough,
+)
+
+from langchain_weftline import ChatWeftline, compile_chain
+from langchain_weftline.lower.conditions import condition_of
+from langchain_weftline.lower.symbols import CannotCompile, Ref
+from tests.integrations.recording import Recording, recorded
+from tests.integrations.tiers import outcome
+from weftline import predicates
+
+SUBMIT, CHAT = "/v1/submit", "/v1/chat/completions"
+GIVEN = {"x": "soup", "tone": "calm"}
+TEXT = StrOutputParser()
+# What the model answers to "Which kind is soup?": the echo of its prompt.
+KIND = "user: Which kind is soup?\nassistant: "
+
+both = pytest.mark.parametrize("is_async", [False, True], ids=["invoke", "ainvoke"])
+
+
+@pytest.fixture
+def recording(echo_url: str) -> Iterator[Recording]:
+    with recorded(echo_url) as recording:
+        yield recording
+
+
+def model(recording: Recording, **options: Any) -> ChatWeftline:
+    return ChatWeftline(base_url=recording.url, temperature=0, max_retries=0, **options)
+
+
+def ask(llm: Any, template: str) -> Any:
+    return ChatPromptTemplate.from_template(template) | llm | TEXT
+
+
+def routed(llm: Any, *ways: Any, then: bool = True) -> Any:
+    """A model says the kind, the branch has the ways, and a model reads what the branch gives."""
+    chain = RunnablePassthrough.assign(kind=ask(llm, "Which kind is {x}?")) | RunnableBranch(*ways)
+    return chain | ask(llm, "Again: {y}") if then else chain
+
+
+def sent(recording: Recording) -> list[str]:
+    paths = [path for verb, path, _ in recording.requests if verb in ("POST", "PUT")]
+    recording.requests.clear()
+    return paths
+
+
+def run(chain: Any, is_async: bool = False, config: Any = None) -> Any:
+    return asyncio.run(chain.ainvoke(GIVEN, config)) if is_async else chain.invoke(GIVEN, config)
+
+
+CONSTANT = "soup"
+CONDITIONS: list[Callable[[Any], Any]] = [
+    lambda v: "soup" in v["kind"],
+    lambda v: "fish" in v["kind"],
+    lambda v: "fish" not in v["kind"],
+    lambda v: CONSTANT in v["kind"].lower(),
+    lambda v: v["kind"].strip().endswith("assistant:"),
+    lambda v: v["kind"].startswith("user"),
+    lambda v: v["kind"].startswith(("user", "system")),
+    lambda v: v["kind"].endswith(("x", "y")),
+    lambda v: v["kind"] == "user",
+    lambda v: v["kind"] != "user",
+    lambda v: v["kind"].split(":")[0] == "user",
+    lambda v: v["kind"].split(":")[0] == "user",
+    lambda v: v["kind"].split(":")[0] in ("user", "system"),
+    lambda v: v["kind"].split(":")[0] in {"assistant", "system", 3},
+    lambda v: v["kind"].split(":")[0] not in ["assistant", 1],
+    lambda v: v["kind"] > "t",
+    lambda v: v["kind"] <= "t",
+    lambda v: v["kind"] > "t",
+    lambda v: v["kind"],
+    lambda v: not v["kind"],
+    lambda v: v["kind"] == 1,
+    lambda v: v["kind"] is not None,
+    lambda v: "soup" in v["kind"] and "kind" in v["kind"],
+    lambda v: "fish" in v["kind"] or v["kind"].startswith("user"),
+    lambda v: not ("soup" in v["kind"] and not v["kind"].endswith("?")),
+    lambda v: v["tone"] == "calm" and "soup" in v["kind"],
+    lambda v: v["tone"] == "loud" or "soup" in v["kind"],
+]
+
+
+@pytest.mark.parametrize("number", range(len(CONDITIONS)))
+def test_a_condition_means_what_it_means_in_python(number: int) -> None:
+    """The predicate holds for those texts for which the function is true."""
+    condition = CONDITIONS[number]
+    found = condition_of(condition, {"kind": Ref("v_1"), "tone": "calm"})
+    for kind in (KIND, "", "user", "Soup: fish", "system: soup", "t", "soup"):
+        wanted = bool(condition({"kind": kind, "tone": "calm"}))
+        if isinstance(found, bool):
+            assert found is wanted
+        else:
+            assert found.var == "v_1"
+            assert predicates.holds(found.when, kind) is wanted, (found.when, kind)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        lambda v: len(v["kind"]) > 3,
+        lambda v: v["kind"] in "user, system",
+        lambda v: v["kind"] == v["other"],
+        lambda v: "a" in v["kind"] and "b" in v["other"],
+        lambda v: v["kind"].isdigit(),
+        lambda v: v["made"]["x"] == 1,
+        lambda v: "a" < v["kind"] < "b",
+        lambda v: "\ud800" in v["kind"],
+        lambda v: "x" * 5000 in v["kind"],
+        lambda v: v["kind"].startswith("a", 3),
+    ],
+)
+def test_what_is_not_certain_is_no_predicate(condition: Any) -> None:
+    value = {"kind": Ref("a"), "other": Ref("b"), "made": Ref("c", is_text=False)}
+    with pytest.raises(CannotCompile):
+        condition_of(condition, value)
+
+
+@both
+@pytest.mark.parametrize("word", ["soup", "fish"])
+def test_the_server_decides(recording: Recording, word: str, is_async: bool) -> None:
+    """One submit has both sides. The side that is not taken is skipped, and costs nothing."""
+    graphs: list[dict[str, Any]] = []
+    llm = model(recording)
+    chain = routed(
+        llm,
+        (lambda v: "fish" in v["kind"], ask(llm, "Fish: {x}")),
+        (RunnableLambda(lambda v: v["kind"].endswith("!")), ask(llm, "Loud: {x}")),
+        (lambda v: "soup" in v["kind"], ask(llm, "Soup: {x} {kind}") | (lambda text: text)),
+        ask(llm, "Else: {x}") | ask(llm, "And: {y}"),
+    )
+    given = {**GIVEN, "x": word}
+    expected = chain.invoke(given)
+    assert sent(recording) == [CHAT] * 3
+    compiled = compile_chain(chain, on_graph=graphs.append)
+    made = asyncio.run(compiled.ainvoke(given)) if is_async else compiled.invoke(given)
+    assert made == expected
+    assert sent(recording)[:1] == [SUBMIT]
+    [graph] = graphs
+    states = {call["name"]: call["state"] for call in graph["calls"]}
+    taken = {"soup": "branch 3", "fish": "branch 1"}[word]
+    assert {states.pop(name) for name in ("kind", taken, "call")} == {"done"}
+    assert states.keys() == {"branch 1", "branch 2", "branch 3", "default", "default 2"} - {taken}
+    assert set(states.values()) <= {"skipped", "done"}  # one that ended before the decision is done
+    explained = compiled.explain(given)
+    why = {step.step: step.why for step in explained.in_server}
+    assert why["RunnableBranch"] == "a branch, whose conditions are data"
+    assert str(explained.after) == "1 request, 1 in a row"
+    assert str(explained.before) == "at least 3 requests, 4 in a row"
+
+
+@both
+def test_a_condition_that_is_known_needs_no_branch(recording: Recording, is_async: bool) -> None:
+    """It looks at a value of the client: the side that it takes is lowered alone."""
+    llm = model(recording)
+    chain = routed(
+        llm, (lambda v: v["tone"] == "calm", ask(llm, "Calm {kind}")), ask(llm, "Loud {kind}")
+    )
+    expected = run(chain)
+    sent(recording)
+    assert run(compile_chain(chain), is_async) == expected
+    [body] = recording.bodies(SUBMIT)
+    assert len(body["calls"]) == 3 and "steps" not in body
+
+
+def test_branches_in_branches_lists_and_dicts(recording: Recording) -> None:
+    """A side may be a branch, sides may parse alike, and a branch may stand in a dict."""
+    llm = model(recording)
+    inner = RunnableBranch((lambda v: "user" in v["kind"], ask(llm, "A {x}")), ask(llm, "B {x}"))
+    outer = routed(llm, (lambda v: "soup" in v["kind"], inner), ask(llm, "C {x}"), then=False)
+    comma = CommaSeparatedListOutputParser()
+    listed = routed(
+        llm,
+        (lambda v: "fish" in v["kind"], ask(llm, "a, b {x}") | comma),
+        ask(llm, "c, d {x}") | comma,
+        then=False,
+    )
+    chain = RunnableParallel(outer=outer, listed=listed, again=outer | ask(llm, "Again {y}"))
+    expected = run(chain)
+    sent(recording)
+    assert run(compile_chain(chain)) == expected
+    assert sent(recording) == [SUBMIT]
+
+
+def shout(text: str) -> str:
+    """A function that the server cannot read."""
+    return text.center(80)
+
+
+def test_where_the_client_decides(recording: Recording) -> None:
+    """A function of the user runs only on the side that is taken. Results are the plain ones."""
+    ran: list[str] = []
+
+    def note(text: str) -> str:
+        ran.append(text)
+        return text
+
+    llm = model(recording)
+    soup = (lambda v: "soup" in v["kind"], ask(llm, "Soup: {x}"))
+    plain = ask(llm, "Else: {x}")
+    chains = {
+        "the client runs some of it": routed(llm, soup, plain | note),
+        "a side gives something else than a text": routed(llm, soup, lambda v: "nothing"),
+        "its sides give values of different kinds": routed(
+            llm, soup, plain | (lambda t: t.strip())
+        ),
+        "the length of a value": routed(llm, (lambda v: len(v["kind"]) > 3, soup[1]), plain),
+    }
+    for reason, chain in chains.items():
+        expected = run(chain)
+        sent(recording)
+        assert run(compile_chain(chain)) == expected
+        assert sent(recording) == [SUBMIT] * 2
+        [why] = [
+            step.why
+            for step in compile_chain(chain).explain(GIVEN).in_client
+            if step.step == "RunnableBranch"
+        ]
+        assert reason in why
+    assert ran == []
+
+
+@both
+@pytest.mark.parametrize("taken", [True, False], ids=["taken", "not taken"])
+@pytest.mark.parametrize("then", [True, False], ids=["then", "last"])
+@pytest.mark.parametrize("fault", ["model", "option"])
+def test_a_side_that_the_server_refuses(
+    recording: Recording, fault: str, then: bool, taken: bool, is_async: bool
+) -> None:
+    """It fails the chain as the plain one, and only if it is taken."""
+    llm = model(recording)
+    wrong = model(recording, model="nosuch") if fault == "model" else llm.bind(top_p=7.0)
+    word = "soup" if taken else "fish"
+    bad = ask(wrong, "Bad {x}") | ask(llm, "Worse {y}")
+    chain = routed(llm, (lambda v: word in v["kind"], bad), ask(llm, "Else: {x}"), then=then)
+    plain = outcome(lambda: run(chain, is_async))
+    assert (plain[0] != "value") is taken
+    assert outcome(lambda: run(compile_chain(chain), is_async)) == plain
+
+
+@both
+@pytest.mark.parametrize("taken", [True, False], ids=["taken", "not taken"])
+def test_a_side_that_cannot_be_parsed(recording: Recording, taken: bool, is_async: bool) -> None:
+    """What a side needs may fail before the decision. It counts if the side is taken."""
+    llm = model(recording)
+    listed = ask(llm, "a {x}") | CommaSeparatedListOutputParser() | (lambda parts: parts[9])
+    word = "soup" if taken else "fish"
+    chain = routed(
+        llm, (lambda v: word in v["kind"], listed | ask(llm, "B {y}")), ask(llm, "C {x}")
+    )
+    plain = outcome(lambda: run(chain, is_async))
+    assert plain[0] is (IndexError if taken else "value")
+    assert outcome(lambda: run(compile_chain(chain), is_async)) == plain
+
+
+@pytest.mark.parametrize("then", [True, False], ids=["then", "last"])
+def test_the_kind_cannot_be_made(recording: Recording, then: bool) -> None:
+    """The error is that of the model that says the kind."""
+    llm = model(recording)
+    kind = ask(model(recording, model="nosuch"), "Which kind is {x}?")
+    ways = RunnableBranch((lambda v: "soup" in v["kind"], ask(llm, "S {x}")), ask(llm, "E {x}"))
+    first = RunnablePassthrough.assign(kind=kind) | ways
+    chain = first | ask(llm, "Again {y}") if then else first
+    plain = outcome(lambda: run(chain))
+    assert plain[0] != "value"
+    assert outcome(lambda: run(compile_chain(chain))) == plain
+
+
+class Heard(BaseCallbackHandler):
+    """The prompts and the answers that callbacks hear of."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.lock = Lock()
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, **_: Any) -> None:
+        with self.lock:
+            self.said += [str(one.content) for one in messages[0]]
+
+    def on_llm_end(self, response: Any, **_: Any) -> None:
+        with self.lock:
+            self.said.append(response.generations[0][0].text)
+
+    def on_llm_error(self, error: BaseException, **_: Any) -> None:
+        with self.lock:
+            self.said.append(type(error).__name__)
+
+
+@both
+@pytest.mark.parametrize("then", [True, False], ids=["then", "last"])
+def test_callbacks_hear_of_the_side_that_is_taken(
+    recording: Recording, then: bool, is_async: bool
+) -> None:
+    """They hear each call that the plain chain makes, with its answer, and no other one."""
+    llm = model(recording)
+    inner = RunnableBranch((lambda v: "user" in v["kind"], ask(llm, "A {x}")), ask(llm, "B {x}"))
+    chain = routed(llm, (lambda v: "fish" in v["kind"], ask(llm, "F {x}")), inner, then=then)
+    plain, ours = Heard(), Heard()
+    expected = run(chain, is_async, {"callbacks": [plain]})
+    sent(recording)
+    assert run(compile_chain(chain), is_async, {"callbacks": [ours]}) == expected
+    assert ours.said == plain.said
+    assert sent(recording) == [SUBMIT]
+
+
+def test_a_stream_has_the_chunks_of_the_side(recording: Recording) -> None:
+    """For a stream the client decides, so that the side's text comes as it is generated."""
+    llm = model(recording)
+    ways = (lambda v: "soup" in v["kind"], ask(llm, "S {x}")), ask(llm, "E {x}")
+    chain = routed(llm, *ways, then=False)
+    expected = [part for part in chain.stream(GIVEN) if part]
+    assert [part for part in compile_chain(chain).stream(GIVEN) if part] == expected
+
+
+@both
+def test_around_a_branch(recording: Recording, is_async: bool) -> None:
+    """Retries, fallbacks and batches work as they do without a branch in the server."""
+    llm = model(recording)
+    wrong = ask(model(recording, model="nosuch"), "Bad {x}")
+    ways = (lambda v: "soup" in v["kind"], wrong), ask(llm, "E {x}")
+    failing = routed(llm, *ways, then=False)
+    chain = failing.with_fallbacks([ask(llm, "Instead {x}")]) | ask(llm, "Again {y}")
+    expected = run(chain, is_async)
+    assert run(compile_chain(chain), is_async) == expected
+    given = [{"x": "soup"}, {"x": "fish"}]
+    plain = failing.batch(given, return_exceptions=True)
+    ours = compile_chain(failing).batch(given, return_exceptions=True)
+    assert [str(one) for one in ours] == [str(one) for one in plain]
+    assert type(ours[0]) is type(plain[0]) and ours[1] == plain[1]
