@@ -76,6 +76,8 @@ _SERVER = {
     )
     for at, layer in enumerate(_LAYERS)
 }
+# The graph makes its plain data in the way of the engines' contract, and knows nothing else of it.
+_SERVER["weftline_server.graph"] += ("weftline_engine.api.record",)
 # The runtime has one face: the layers above import nothing else of it. Logs render a prompt anew.
 _SERVER["weftline_server.observe"] += ("weftline_server.runtime.prompting",)
 for _layer in ("observe", "http"):

@@ -23,6 +23,7 @@ from weftline_server.config import ServerConfig
 from weftline_server.extras import install
 from weftline_server.http import calls, health, page, retrieval, sessions
 from weftline_server.http import engines as engine_routes
+from weftline_server.http.direct import add_routes
 from weftline_server.http.guard import Connections
 from weftline_server.http.idempotency import Idempotency
 from weftline_server.http.openai import completions, models, responses
@@ -77,20 +78,20 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
         )
     app.add_middleware(RequestIds)
     for router in (
-        sessions.router,
-        sessions.lists,
-        calls.router,
+        calls.router,  # the routes that are asked most come first
         completions.router,
         responses.router,
+        sessions.router,
+        sessions.lists,
         models.router,
         retrieval.router,
         engine_routes.router,
         health.router,
         page.docs,
     ):
-        app.include_router(router)
+        add_routes(app, router)
     if config.ui:
-        app.include_router(page.router)
+        add_routes(app, page.router)
     app.add_exception_handler(WeftlineError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_parameter)
     app.add_exception_handler(HTTPException, _on_http_error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Container, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -142,7 +142,7 @@ class Bench:
     def restarts(self, id: PrimitiveId) -> bool:
         return id.primitive not in self.read
 
-    def replanned(self) -> Iterable[tuple[PrimitiveId, api.Hints]]:
+    def replanned(self, waiting: Container[str]) -> Iterable[tuple[PrimitiveId, api.Hints]]:
         return ()
 
     async def call(

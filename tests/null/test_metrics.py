@@ -14,6 +14,7 @@ from weftline_engine.api import Usage
 from weftline_engine.null import LatencyProfile, NullConfig
 from weftline_server.config import ServerConfig
 from weftline_server.observe.cost import Price, Prices
+from weftline_server.observe.tally import Durations
 
 SERVING = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text()
 
@@ -241,3 +242,19 @@ def test_the_dashboard_reads_metrics_that_exist() -> None:
     bare = {name if name in shown else re.sub("_(bucket|sum|count)$", "", name) for name in named}
     assert bare <= shown
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+def test_a_duration_counts_in_its_bucket() -> None:
+    """A bucket has what is at most its bound, and all buckets before it."""
+    durations = Durations("wait", "Seconds of a wait", "kind")
+    for seconds in (0.0005, 0.001, 0.002, 500.0):
+        durations.observe(seconds, "a")
+    buckets = {
+        sample.labels["le"]: sample.value
+        for sample in durations.family().samples
+        if sample.name == "weftline_wait_seconds_bucket"
+    }
+    assert (buckets["0.001"], buckets["0.003"], buckets["100.0"], buckets["+Inf"]) == (2, 3, 3, 4)
+    sums = {one.name: one.value for one in durations.family().samples if "le" not in one.labels}
+    assert sums["weftline_wait_seconds_count"] == 4
+    assert sums["weftline_wait_seconds_sum"] == 500.0035

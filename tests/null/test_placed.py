@@ -14,7 +14,7 @@ from weftline_server.commands.trace import why
 from weftline_server.config import ServerConfig
 from weftline_server.schedule.placement import EngineLoad, Queued, place
 from weftline_server.schedule.placement.round import MOST_SHOWN
-from weftline_server.schedule.placement.scores import Candidate
+from weftline_server.schedule.placement.scores import PREFIX_WEIGHT, Candidate
 
 TOKENS = st.integers(0, 5000)
 
@@ -52,9 +52,12 @@ def test_the_terms_add_up_to_the_score(
         hints=hints,
         prefixes=(("h", 700),),
     )
-    one = Candidate(load).considered(item, True)
-    assert one.score == Candidate(load).cost(item, item.throughput or item.grouped)
-    assert one.missing == (200 if is_there else 900)
+    candidate = Candidate(load)
+    cost = candidate.cost(item, item.throughput or item.grouped)
+    one = candidate.considered(item, cost, True)
+    assert one.score == cost
+    assert one.missing == candidate.missing(item) == (200 if is_there else 900)
+    assert one.prefix == PREFIX_WEIGHT * one.missing
 
 
 def test_the_chosen_engine_comes_first_then_the_next_cheapest() -> None:

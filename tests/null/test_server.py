@@ -11,6 +11,7 @@ import pytest
 from tests.null.asgi import Serve, call
 from weftline_engine.null import LatencyProfile, NullConfig, NullMode
 from weftline_server.config import ServerConfig
+from weftline_server.http.direct import Direct
 
 
 async def test_dependent_calls_run_in_the_server(serve: Serve) -> None:
@@ -341,3 +342,12 @@ async def test_a_submit_without_calls_reads_its_session(serve: Serve) -> None:
     assert server.service.status().sessions == 0
     refused = await server.http.post("/v1/submit", json={"calls": [], "get": ["a"]})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "calls")
+
+
+async def test_a_request_is_looked_up_once(serve: Serve) -> None:
+    """The application has every route itself: FastAPI searches an included router twice."""
+    server = await serve()
+    routes = server.app.router.routes
+    assert [type(one).__name__ for one in routes if not hasattr(one, "path")] == []
+    direct = [one.path for one in routes if isinstance(one, Direct)]
+    assert direct[:3] == ["/v1/submit", "/v1/get", "/v1/chat/completions"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from weftline_engine.api.record import record
 
 
 class Residency(StrEnum):
@@ -26,7 +27,7 @@ class FinishReason(StrEnum):
     LIMIT = "limit"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Usage:
     """The tokens of an op, and its times in seconds of the monotonic clock.
 
@@ -45,7 +46,7 @@ class Usage:
     accepted_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Event:
     """The fields of every event: the op, its attempt, a number and the time.
 
@@ -59,12 +60,12 @@ class Event:
     time: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Accepted(Event):
     """The op is in the engine's queue."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Part(Event):
     """Generated tokens from `offset` on, and the text that they complete, which may be empty.
 
@@ -82,7 +83,7 @@ class Part(Event):
     top_logprobs: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Items(Event):
     """The results of items from number `offset` on, as JSON values, of an op that streams."""
 
@@ -90,7 +91,7 @@ class Items(Event):
     values: tuple[object, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Paused(Event):
     """A generate ended by itself, and its text contains `reason`, one of its `pause_on`.
 
@@ -101,7 +102,7 @@ class Paused(Event):
     usage: Usage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Finished(Event):
     """The op ended without an error. Its context stays until it is freed. `value` is the JSON
     result of an op whose kind is not about prompts."""
@@ -111,7 +112,7 @@ class Finished(Event):
     value: object | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Failed(Event):
     """The op failed. `error` names a type of weftline.errors. A `retryable` op may be tried
     again."""
@@ -121,7 +122,7 @@ class Failed(Event):
     retryable: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ContextMoved(Event):
     """How much of a context the engine still has, where that changed since the last such event.
 
@@ -136,7 +137,7 @@ class ContextMoved(Event):
     tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Availability(Event):
     """Whether the engine wants work now, and the `reason` if not, such as an open breaker. `op` is
     "". An engine that is `leaving` finishes its ops and ends."""
@@ -146,7 +147,7 @@ class Availability(Event):
     leaving: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Occupied(Event):
     """How many tokens of the engine's KV cache are held by requests of others than this server.
     `op` is ""."""

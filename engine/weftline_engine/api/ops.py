@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from math import log2
 from typing import Any, TypeAlias
+
+from weftline_engine.api.record import record
 
 
 class Kind(StrEnum):
@@ -51,7 +53,7 @@ MOST_REFERENCES = 8
 MOST_LOGPROBS = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SamplingParams:
     """How to decode. The server has filled in all defaults.
 
@@ -88,7 +90,7 @@ class SamplingParams:
     pause_on: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Hints:
     """Advice about an op. The op's result does not depend on it.
 
@@ -131,7 +133,7 @@ class Hints:
         return left + later + self.priority + queued / AGING_S
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Op:
     """One attempt of a primitive. It makes `context` from `parent` (None: the empty context) and
     the payload. The server chooses the ids of contexts, which are valid for one incarnation of the

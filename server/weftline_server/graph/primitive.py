@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from weftline.protocol import Call, Criterion
 from weftline.steps import Step
-from weftline_server.graph.record import record
+from weftline_engine.api.record import record
 
 
 class Flow(StrEnum):

@@ -14,10 +14,11 @@ from starlette.responses import JSONResponse, Response
 from weftline.errors import EngineUnavailable, InvalidRequest, WeftlineError
 from weftline.protocol import Get, Submit
 from weftline_server.graph.primitive import Task
+from weftline_server.http.direct import Direct
 from weftline_server.http.event_stream import EventStream, sse, sse_or_error
 from weftline_server.http.idempotency import key_of
 from weftline_server.http.openai.runs import Runs
-from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant, sees_all, state_of
+from weftline_server.http.state import asking, sees_all, state_of, tenant_of
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.call import outputs_of
 from weftline_server.observe.view import graph_view, value_view
@@ -25,16 +26,17 @@ from weftline_server.runtime.service import Service, earlier_submit, step_is_due
 from weftline_server.session.given import client_step
 from weftline_server.session.session import Session
 
-router = APIRouter(prefix="/v1", tags=["calls"])
+router = APIRouter(prefix="/v1", tags=["calls"], route_class=Direct)
 
 RESUME_S = 2.0  # seconds that work continues after a stream was cut off
 _NUMBER = re.compile("[0-9]+")
 MAX_UNSENT = 256  # events of a watch; a slow reader must not fill the server's memory
 
 
-@router.post("/submit", dependencies=[ACCEPTING], openapi_extra=schema(Submit), response_model=None)
-async def submit(request: Request, service: ServiceDep, tenant: Tenant) -> Response:
+@router.post("/submit", openapi_extra=schema(Submit), response_model=None)
+async def submit(request: Request) -> Response:
     """Add calls, all or none. Those whose inputs are ready start at once."""
+    service, tenant = asking(request)
     body = await read(request, Submit)
     config = state_of(request.app).config
     if len(body.calls) + len(body.steps) > config.max_calls:
@@ -144,8 +146,9 @@ async def _values(service: Service, session: Session, variables: Sequence[str]) 
 
 
 @router.post("/get", openapi_extra=schema(Get), response_model=None)
-async def get(request: Request, service: ServiceDep, tenant: Tenant) -> Response:
+async def get(request: Request) -> Response:
     """Wait for a variable, or stream it as server-sent events."""
+    service, tenant = state_of(request.app).service, tenant_of(request)
     body = await read(request, Get)
     session = service.find(tenant, body.session_id)
     if body.stream or "text/event-stream" in request.headers.get("accept", ""):

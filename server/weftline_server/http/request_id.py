@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import uuid
+import secrets
 from typing import TYPE_CHECKING
 
 from weftline_server.session.origin import ORIGIN, Origin
@@ -29,7 +29,7 @@ class RequestIds:
             return
         headers = dict(scope["headers"])
         given = headers.get(HEADER, b"")
-        id = given if _ID.fullmatch(given) else uuid.uuid4().hex.encode()
+        id = given if _ID.fullmatch(given) else secrets.token_hex(16).encode()
         parent = headers.get(b"traceparent", b"")
         known = parent.decode() if _TRACEPARENT.fullmatch(parent) else ""
 

@@ -16,12 +16,13 @@ from starlette.responses import JSONResponse, Response
 from weftline.errors import InvalidRequest
 from weftline.protocol import Submit
 from weftline.steps import Embed, Rerank, Source, Step
-from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant
+from weftline_server.http.direct import Direct
+from weftline_server.http.state import asking
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.runtime.service import Service
 from weftline_server.session.session import Session
 
-router = APIRouter(tags=["retrieval"])
+router = APIRouter(tags=["retrieval"], route_class=Direct)
 
 MAX_INPUTS = 2048  # of one request, as OpenAI's
 
@@ -87,12 +88,12 @@ class RerankRequest:
 
 @router.post(
     "/v1/embeddings",
-    dependencies=[ACCEPTING],
     openapi_extra=schema(EmbeddingsRequest),
     response_model=None,
 )
-async def embeddings(request: Request, service: ServiceDep, tenant: Tenant) -> Response:
+async def embeddings(request: Request) -> Response:
     """Embed texts. Requests of all callers share batches."""
+    service, tenant = asking(request)
     body = await read(request, EmbeddingsRequest)
     texts = [body.input] if isinstance(body.input, str) else list(body.input)
     step = Embed(in_=Source(value=texts), out="vectors", engine=body.model or None)
@@ -112,12 +113,11 @@ async def embeddings(request: Request, service: ServiceDep, tenant: Tenant) -> R
 
 
 # Cohere's present client asks /v2; its older one, Jina's and TEI's users ask /v1.
-@router.post("/v2/rerank", dependencies=[ACCEPTING], response_model=None, include_in_schema=False)
-@router.post(
-    "/v1/rerank", dependencies=[ACCEPTING], openapi_extra=schema(RerankRequest), response_model=None
-)
-async def rerank(request: Request, service: ServiceDep, tenant: Tenant) -> Response:
+@router.post("/v2/rerank", response_model=None, include_in_schema=False)
+@router.post("/v1/rerank", openapi_extra=schema(RerankRequest), response_model=None)
+async def rerank(request: Request) -> Response:
     """Order documents by a query, the best first. POST /v2/rerank does the same."""
+    service, tenant = asking(request)
     body = await read(request, RerankRequest)
     items = [{"text": _text(one), "index": at} for at, one in enumerate(body.documents)]
     step = Rerank(

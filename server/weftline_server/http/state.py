@@ -76,6 +76,17 @@ def tenant_of(request: Request) -> str:
     return found
 
 
+def asking(request: Request) -> tuple[Service, str]:
+    """The service and the tenant of a request for work.
+
+    Raises EngineUnavailable while the server shuts down, and Unauthorized.
+    """
+    service = state_of(request.app).service
+    if service.draining:
+        raise EngineUnavailable("the server is shutting down", retry_after_s=5.0)
+    return service, tenant_of(request)
+
+
 # The dependencies are coroutines because FastAPI runs a plain function in a thread, which costs
 # more than any of these does.
 async def _service(request: Request) -> Service:
@@ -87,8 +98,7 @@ async def _tenant(request: Request) -> str:
 
 
 async def _accepting(request: Request) -> None:
-    if state_of(request.app).service.draining:
-        raise EngineUnavailable("the server is shutting down", retry_after_s=5.0)
+    asking(request)
 
 
 async def _prices(request: Request) -> Prices:

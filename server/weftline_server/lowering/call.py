@@ -12,8 +12,8 @@ from weftline.errors import InvalidRequest, MissingInput
 from weftline.protocol import MAX_ITEMS, Call, InOut, Message, Placeholder, Prompt, Segment
 from weftline.template import check_placeholders, parse
 from weftline_engine import api
+from weftline_engine.api.record import record
 from weftline_server.graph.primitive import ItemFlow, Primitive, Read, Specs, Task
-from weftline_server.graph.record import record
 from weftline_server.lowering.bounds import check_size
 from weftline_server.prompt.render import value_text
 from weftline_server.session.budget import value_bytes

@@ -12,12 +12,13 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from weftline_server.observe.cost import Prices
-from weftline_server.observe.instruments import BUCKETS_S, Children, Latencies, Tenants
+from weftline_server.observe.instruments import Latencies, Tenants
+from weftline_server.observe.tally import Tally
 from weftline_server.runtime.service import Service
 from weftline_server.schedule.engines.member import EngineState
 from weftline_server.session.session import Session
@@ -44,15 +45,12 @@ class Metrics:
 
     def __init__(self, service: Service, prices: Prices) -> None:
         self._registry = CollectorRegistry()
-        children = Children()
-        self._of = children.of
         self._registry.register(_Load(service))
-        self.latencies = Latencies(self._registry, children)
-        self._tenants = Tenants(self._registry, children, prices)
-
-        def counter(name: str, help: str, *labels: str) -> Counter:
-            return Counter(f"weftline_{name}", help, labels, registry=self._registry)
-
+        tally = Tally()
+        self._registry.register(tally)
+        self.latencies = Latencies(tally)
+        self._tenants = Tenants(tally, prices)
+        counter = tally.counts
         self._calls = counter(
             "calls", "Calls that have ended", "model", "engine", "state", "criterion"
         )
@@ -69,12 +67,8 @@ class Metrics:
         self._drafts = counter(
             "draft_tokens", "Guessed tokens that were verified", "model", "engine", "outcome"
         )
-        self._phases = Histogram(
-            "weftline_phase_seconds",
-            "Seconds that an output took in each phase",
-            ("phase", "model", "criterion"),
-            buckets=BUCKETS_S,
-            registry=self._registry,
+        self._phases = tally.durations(
+            "phase", "Seconds that an output took in each phase", "phase", "model", "criterion"
         )
         self._requests = counter(
             "http_requests", "HTTP requests answered", "method", "route", "status"
@@ -91,9 +85,9 @@ class Metrics:
         engine = (run.steps[-1].engine if run.steps else None) or "none"
         if run.task.call is None:
             kind = str(run.task.primitives[0].kind)
-            self._of(self._steps, kind, engine, run.state.value).inc()
+            self._steps.add(1, kind, engine, run.state.value)
             return
-        self._of(self._calls, model, engine, run.state.value, criterion).inc()
+        self._calls.add(1, model, engine, run.state.value, criterion)
         if run.state is RunState.DONE:
             self.latencies.call_ended(run, model)
         for step in run.steps:
@@ -108,20 +102,20 @@ class Metrics:
         usage, phases, engine = step.usage, step.phases, step.engine or "none"
         if usage is None or phases is None:
             return
-        self._of(self._cached, model, engine).inc(usage.cached_tokens)
-        self._of(self._computed, model, engine).inc(usage.prompt_tokens - usage.cached_tokens)
-        self._of(self._output, model, engine).inc(usage.output_tokens)
+        self._cached.add(usage.cached_tokens, model, engine)
+        self._computed.add(usage.prompt_tokens - usage.cached_tokens, model, engine)
+        self._output.add(usage.output_tokens, model, engine)
         if usage.drafted_tokens:
             rejected = usage.drafted_tokens - usage.accepted_tokens
-            self._of(self._drafts, model, engine, "accepted").inc(usage.accepted_tokens)
-            self._of(self._drafts, model, engine, "rejected").inc(rejected)
+            self._drafts.add(usage.accepted_tokens, model, engine, "accepted")
+            self._drafts.add(rejected, model, engine, "rejected")
         for phase, seconds in phases.items():
-            self._of(self._phases, phase, model, criterion).observe(seconds)
+            self._phases.observe(seconds, phase, model, criterion)
 
     def request_ended(self, method: str, route: str | None, status: int) -> None:
         """Count an HTTP request; `route` is a template, None if no route matched."""
         method = method if method in _METHODS else "other"
-        self._of(self._requests, method, route or "none", str(status)).inc()
+        self._requests.add(1, method, route or "none", str(status))
 
 
 class _Load(Collector):

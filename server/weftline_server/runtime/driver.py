@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -321,9 +321,9 @@ class Driver:
         self.apply(session, ev.PrimitiveRestarted(now=self._now(), primitive=id.primitive))
         return True
 
-    def replanned(self) -> Iterator[tuple[PrimitiveId, api.Hints]]:
-        """The waiting primitives whose hints have changed, with their present hints."""
-        return self._replanned.drain()
+    def replanned(self, waiting: Container[str]) -> Iterator[tuple[PrimitiveId, api.Hints]]:
+        """The `waiting` primitives whose hints have changed, with their present hints."""
+        return self._replanned.drain(waiting)
 
     def outcome(self, id: PrimitiveId, outcome: Outcome) -> None:
         """Turn an engine's report into an event of the session."""

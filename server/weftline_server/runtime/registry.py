@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import re
 import secrets
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -75,7 +74,7 @@ class Registry:
                 "ones expire",
                 retry_after_s=1.0,
             )
-        id = f"s_{self._incarnation}_{uuid.uuid4().hex}"
+        id = f"s_{self._incarnation}_{secrets.token_hex(16)}"
         session = self._made(id, tenant, now, stays)
         self._enter(session)
         return session

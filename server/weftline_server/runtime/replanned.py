@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
@@ -26,10 +26,15 @@ class Replanned:
         """The session has ended."""
         self._due.pop(session, None)
 
-    def drain(self) -> Iterator[tuple[PrimitiveId, api.Hints]]:
-        """Return the collected primitives with their present hints."""
+    def drain(self, waiting: Container[str]) -> Iterator[tuple[PrimitiveId, api.Hints]]:
+        """Return the present hints of the collected primitives whose ops are `waiting`.
+
+        Most early fills are on an engine by then, and it is told nothing more.
+        """
         while self._due:
             _, (session, primitives) = self._due.popitem()
             with self._contained.inside(session):
                 for id in primitives:
-                    yield PrimitiveId(session.id, id), hints(session, session.graph.primitives[id])
+                    full = PrimitiveId(session.id, id)
+                    if str(full) in waiting:
+                        yield full, hints(session, session.graph.primitives[id])

@@ -66,8 +66,8 @@ class Queue:
     def replan(self, changes: Iterable[tuple[PrimitiveId, api.Hints]]) -> None:
         """Give the primitives that wait here their new hints."""
         for id, hints in changes:
-            if (work := self._works.get(str(id))) is not None:
-                self._works[str(id)] = replace(work, op=replace(work.op, hints=hints))
+            work = self._works[str(id)]
+            self._works[str(id)] = replace(work, op=replace(work.op, hints=hints))
 
     def take_expired(self, fleet: Fleet, now: float) -> list[Work]:
         """Remove and return the work that no engine has taken for UNAVAILABLE_S."""

@@ -61,7 +61,7 @@ class Rounds:
             self._send_some()
             self.soon()  # the engines may have room for more by now
             return
-        self._queue.replan(self._sessions.replanned())
+        self._queue.replan(self._sessions.replanned(self._queue))
         ready = [
             member for member in self._fleet.members.values() if member.state is EngineState.READY
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,8 +51,8 @@ class Sessions(Protocol):
         """
         ...
 
-    def replanned(self) -> Iterable[tuple[PrimitiveId, api.Hints]]:
-        """Return new hints for the waiting primitives whose plan has changed since the last call.
+    def replanned(self, waiting: Container[str]) -> Iterable[tuple[PrimitiveId, api.Hints]]:
+        """Return new hints for those `waiting` whose plan has changed since the last call.
 
         The dispatcher asks before each placement round.
         """

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 from weftline.errors import WeftlineError
 from weftline.protocol import Criterion
 from weftline_engine.api import FinishReason, Usage
+from weftline_engine.api.record import record
 from weftline_server.graph.considered import Considered
 from weftline_server.graph.primitive import Task
-from weftline_server.graph.record import record
 from weftline_server.session.origin import NOBODY, Origin
 from weftline_server.session.task import TokenLogprob
 

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from weftline.errors import WeftlineError
 from weftline.protocol import Submit
 from weftline_server.graph.primitive import Task
+from weftline_server.http.direct import Direct
 from weftline_server.http.event_stream import EventStream, sse
 from weftline_server.http.openai import tool_runs
 from weftline_server.http.openai.provenance import Provenance
@@ -29,7 +30,7 @@ from weftline_server.http.openai.replies import (
 )
 from weftline_server.http.openai.requests import ChatRequest, CompletionRequest
 from weftline_server.http.openai.runs import Runs
-from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant, state_of
+from weftline_server.http.state import asking, state_of
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.call import call_of
 from weftline_server.observe.cost import Prices
@@ -41,17 +42,17 @@ from weftline_server.session.task import Step
 
 T = TypeVar("T")
 
-router = APIRouter(prefix="/v1", tags=["openai"])
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=Direct)
 
 
 @router.post(
     "/chat/completions",
-    dependencies=[ACCEPTING],
     openapi_extra=schema(ChatRequest),
     response_model=None,
 )
-async def chat(request: Request, service: ServiceDep, tenant: Tenant) -> Response:
+async def chat(request: Request) -> Response:
     """One chat completion, whole or streamed."""
+    service, tenant = asking(request)
     body = await read(request, ChatRequest)
     if body.weftline is not None and body.weftline.run_tools:
         state = state_of(request.app)
@@ -61,12 +62,12 @@ async def chat(request: Request, service: ServiceDep, tenant: Tenant) -> Respons
 
 @router.post(
     "/completions",
-    dependencies=[ACCEPTING],
     openapi_extra=schema(CompletionRequest),
     response_model=None,
 )
-async def complete(request: Request, service: ServiceDep, tenant: Tenant) -> Response:
+async def complete(request: Request) -> Response:
     """One text completion, whole or streamed."""
+    service, tenant = asking(request)
     return await _complete(request, service, tenant, await read(request, CompletionRequest), TEXT)
 
 

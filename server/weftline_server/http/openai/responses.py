@@ -14,27 +14,28 @@ from starlette.responses import JSONResponse, Response
 
 from weftline.errors import InvalidRequest, WeftlineError
 from weftline_engine.api import FinishReason
+from weftline_server.http.direct import Direct
 from weftline_server.http.event_stream import EventStream, sse
 from weftline_server.http.openai.completions import Running, start
 from weftline_server.http.openai.replies import CHAT
 from weftline_server.http.openai.response_requests import ResponsesRequest
-from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant
+from weftline_server.http.state import asking
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.prompt.tool_parser import Arguments, Called, Delta, Said
 
-router = APIRouter(prefix="/v1", tags=["openai"])
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=Direct)
 
 Event = dict[str, Any]
 
 
 @router.post(
     "/responses",
-    dependencies=[ACCEPTING],
     openapi_extra=schema(ResponsesRequest),
     response_model=None,
 )
-async def respond(request: Request, service: ServiceDep, tenant: Tenant) -> Response:
+async def respond(request: Request) -> Response:
     """One response: text, or calls of the tools that the request offers."""
+    service, tenant = asking(request)
     body = await read(request, ResponsesRequest)
     chat = body.chat()
     if chat.weftline is not None and chat.weftline.run_tools:

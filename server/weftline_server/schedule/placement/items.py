@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weftline_engine.api import AGING_S, Hints, Kind
+from weftline_engine.api.record import record
 from weftline_server.graph.considered import Considered
-from weftline_server.graph.record import record
 
 __all__ = [
     "AGING_S",
@@ -54,28 +54,26 @@ class Queued:
     turn: tuple[float, ...] = field(init=False)  # the sort key of `app`: the least goes first
     of: Class = field(init=False)
     throughput: bool = field(init=False)
+    grouped: bool = field(init=False)  # a member of a task group that a reader waits for
 
     def __post_init__(self) -> None:
         # The work left halves at the same rate for all calls. So their order never changes while
         # they wait, and the key is computed once instead of in every round.
         hints = self.hints
         turn = (self.open, hints.age(self.queued), hints.arrival, -hints.depth, self.queued)
-        object.__setattr__(self, "turn", turn)
         throughput = hints.criterion == "throughput"
-        object.__setattr__(self, "throughput", throughput)
         bounded = is_bounded(hints)
         strict = bounded and hints.criterion == "tpot"
         group = bool(hints.group) and not throughput
-        object.__setattr__(self, "of", (self.kind, self.open, bounded, strict, group))
+        set_field = object.__setattr__  # for mypy nobody assigns to a record
+        set_field(self, "turn", turn)
+        set_field(self, "throughput", throughput)
+        set_field(self, "grouped", group)
+        set_field(self, "of", (self.kind, self.open, bounded, strict, group))
 
     @property
     def has_prompt(self) -> bool:
         return self.kind in PROMPT_KINDS
-
-    @property
-    def grouped(self) -> bool:
-        """Whether it is a member of a task group that a reader waits for."""
-        return self.of[4]
 
     @property
     def bounded(self) -> bool:

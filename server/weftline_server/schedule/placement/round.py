@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from heapq import nsmallest
 from math import inf
 from types import MappingProxyType
 
@@ -41,8 +40,9 @@ class _Replicas:
         self._fresh: set[str] = set()
         # By class and whether the call is late: the most room of an engine, and the room of each.
         self._rooms: dict[tuple[Class, bool], tuple[float, dict[int, float]]] = {}
-        # Of the last `best`: the score and index of each engine with room, and those without.
-        self._seen: tuple[list[tuple[float, int]], list[Candidate]] = [], []
+        # Of the last `best`: each engine with room, and those without. The least comes first: of
+        # engines that cost the same the less busy one, then the first by name.
+        self._seen: tuple[list[tuple[float, int, int]], list[Candidate]] = [], []
 
     def add(self, engine: Candidate) -> None:
         self.engines.append(engine)
@@ -80,40 +80,39 @@ class _Replicas:
         rooms = self.rooms(item, late)
         if not rooms:
             return None
-        best, least, running, batches = None, inf, 0, item.throughput or item.grouped
+        batches = item.throughput or item.grouped
         full: list[Candidate] = []
-        scores: list[tuple[float, int]] = []
-        self._seen = scores, full
+        costs: list[tuple[float, int, int]] = []
+        self._seen = costs, full
         tokens, engines = item.tokens, self.engines
         for index, room in rooms.items():
             engine = engines[index]
             if tokens > room and tokens - common(item.prefixes, engine.fresh) > room:
                 full.append(engine)
                 continue
-            score = cost(engine, item, batches)
-            scores.append((score, index))
-            # The less busy engine wins a tie, then the first by name.
-            if score < least or (score == least and engine.running < running):
-                best, least, running = index, score, engine.running
-        if best is None or not (waits and (item.prefixes or item.meanings)):
+            costs.append((cost(engine, item, batches), engine.running, index))
+        if not costs:
+            return None
+        costs.sort()
+        least, _, best = costs[0]
+        if not (waits and full and (item.prefixes or item.meanings)):
             return best
         missing = self.engines[best].missing(item)
         better = [one for one in full if cost(one, item, batches) < least]
         return None if any(one.missing(item) < missing for one in better) else best
 
-    def why(self, index: int, item: Queued) -> tuple[Considered, ...]:
-        """What decided for engine `index`, which was `best` for `item` just now.
+    def why(self, item: Queued) -> tuple[Considered, ...]:
+        """What decided for the engine that was `best` for `item` just now.
 
         Its terms come first, then those of the next cheapest engines, then of engines without room.
         """
-        scores, full = self._seen
-        found = [self.engines[index].considered(item, True)]
-        if len(scores) == 1 and not full:
-            return tuple(found)  # most servers have one engine
-        others = nsmallest(MOST_SHOWN - 1, (one for one in scores if one[1] != index))
-        found += [self.engines[at].considered(item, True) for _, at in others]
-        found += [engine.considered(item, False) for engine in full[:MOST_SHOWN]]
-        return tuple(found[:MOST_SHOWN])
+        costs, full = self._seen
+        engines = self.engines
+        found = [engines[at].considered(item, cost, True) for cost, _, at in costs[:MOST_SHOWN]]
+        for one in full[: MOST_SHOWN - len(found)]:
+            cost = one.cost(item, item.throughput or item.grouped)
+            found.append(one.considered(item, cost, False))
+        return tuple(found)
 
     def place(self, index: int, item: Queued) -> None:
         """Add a call that was placed on engine `index`."""
@@ -191,7 +190,7 @@ def place(
         late = now - item.queued > PATIENCE_S
         best = replicas.best(item, cost, late, waits=policy == "app" and not late)
         if best is not None:
-            why = replicas.why(best, item) if policy == "app" else ()
+            why = replicas.why(item) if policy == "app" else ()
             replicas.place(best, item)
             placements.append(Placement(item.id, replicas.engines[best].load.name, why))
         elif late and not replicas.reserved and not item.open:

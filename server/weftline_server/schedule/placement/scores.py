@@ -153,20 +153,23 @@ class Candidate:
         batches = item.throughput or item.grouped
         self._loads[batches] += missing
         self._loads[not batches] += 2 * missing
-        if item.throughput:
-            self.throughput += missing
-        if missing and batches:
+        if batches and missing:
             self.batches = True
+            if item.throughput:
+                self.throughput += missing
         if item.has_prompt:
             self._hold(item)
-        if item.hints.group:
-            members = self.groups.get(item.hints.group, 0) + 1
-            self.groups = {**self.groups, item.hints.group: members}
+        if group := item.hints.group:
+            groups = self.groups
+            if groups is self.load.groups or not isinstance(groups, dict):
+                self.groups = groups = dict(groups)
+            groups[group] = groups.get(group, 0) + 1
         if item.prefixes or item.meanings:
             fresh = self.fresh
             if fresh is self.load.shared or not isinstance(fresh, set):
                 self.fresh = fresh = set(fresh)
-            fresh.update([hash for hash, _ in (*item.prefixes, *item.meanings)])
+            fresh.update([hash for hash, _ in item.prefixes])
+            fresh.update([hash for hash, _ in item.meanings])
 
     def _hold(self, item: Queued) -> None:
         own = item.tokens - common(item.prefixes, self.fresh)
@@ -185,11 +188,14 @@ class Candidate:
         more.
         """
         # This runs for every call and engine, so it calls nothing.
-        shared, fresh, there = 0, self.fresh, self.load.prefixes
+        fresh, there = self.fresh, self.load.prefixes
+        shared = 0
         for hash, tokens in item.prefixes:
             if hash not in fresh and hash not in there:
                 break
             shared = tokens
+        if not item.meanings:
+            return item.tokens - shared
         for hash, tokens in item.meanings:
             if hash not in fresh and hash not in there:
                 break
@@ -204,29 +210,24 @@ class Candidate:
         runs for every call and engine.
         """
         cost = self._loads[batches] + PREFIX_WEIGHT * self.missing(item)
-        if not batches:
-            return cost
-        if item.hints.group in self.groups:
-            cost -= GROUP_TOKENS
-        if item.throughput and self.throughput:
-            cost -= GATHER_TOKENS
+        if batches:
+            if item.hints.group in self.groups:
+                cost -= GROUP_TOKENS
+            if self.throughput and item.throughput:
+                cost -= GATHER_TOKENS
         return cost
 
-    def considered(self, item: Queued, room: bool) -> Considered:
-        """The terms of `cost`, to be shown."""
+    def considered(self, item: Queued, cost: float, room: bool) -> Considered:
+        """The terms of a `cost`, to be shown."""
         batches = item.throughput or item.grouped
-        missing = self.missing(item)
-        in_group = batches and item.hints.group in self.groups
-        gathers = item.throughput and self.throughput > 0
-        return Considered(
-            engine=self.load.name,
-            room=room,
-            load=self._loads[batches],
-            missing=missing,
-            prefix=PREFIX_WEIGHT * missing,
-            group=-GROUP_TOKENS if in_group else 0,
-            gather=-GATHER_TOKENS if gathers else 0,
-        )
+        load = self._loads[batches]
+        group = gather = 0
+        if batches:
+            group = -GROUP_TOKENS if item.hints.group in self.groups else 0
+            gather = -GATHER_TOKENS if item.throughput and self.throughput else 0
+        prefix = cost - load - group - gather
+        missing = int(prefix) // PREFIX_WEIGHT
+        return Considered(self.load.name, room, load, missing, prefix, group, gather)
 
 
 Cost = Callable[[Candidate, Queued, bool], float]
