@@ -11,6 +11,9 @@ from weftline.adapters import BACKGROUND, Result, Retrieval, awaited
 from weftline.adapters.retrieval import Asked
 from weftline.errors import Timeout, WeftlineError
 
+Items = list[dict[str, Any]]
+Vectors = list[list[float]]
+
 log = logging.getLogger(__name__)
 
 
@@ -38,6 +41,41 @@ async def aask(server: Retrieval, asked: Asked) -> Any:
         except WeftlineError as error:
             log.debug("a retrieval sent ahead has failed: %s", error)
     return await server.aask(asked)
+
+
+def stored(server: Retrieval, store: str, items: Items, vectors: Vectors) -> list[str] | None:
+    """The ids of items that the running code has sent ahead to be stored; None if it has not."""
+    found = SPANS.stored(server.server, store, items, vectors)
+    if found is None:
+        return None
+    try:
+        return BACKGROUND.run(_ids(found, server.server.timeout_s))
+    except Timeout:
+        raise
+    except WeftlineError as error:
+        log.debug("an ingestion sent ahead has failed: %s", error)
+        return None
+
+
+async def astored(
+    server: Retrieval, store: str, items: Items, vectors: Vectors
+) -> list[str] | None:
+    """Like `stored`, for a coroutine."""
+    found = SPANS.stored(server.server, store, items, vectors)
+    if found is None:
+        return None
+    try:
+        return await _ids(found, server.server.timeout_s)
+    except Timeout:
+        raise
+    except WeftlineError as error:
+        log.debug("an ingestion sent ahead has failed: %s", error)
+        return None
+
+
+async def _ids(results: list[Result], timeout_s: float | None) -> list[str]:
+    values = [await _value(result, timeout_s) for result in results]
+    return [id for value in values for id in value["ids"]]
 
 
 async def _value(result: Result, timeout_s: float | None) -> Any:

@@ -75,7 +75,7 @@ def finding_of(retriever: Any, query: Any) -> Finding | None:
         return None
     embeds: Any = retriever._embed_model
     store: Any = retriever._vector_store
-    if not (_is_served(embeds) and _is_served(store)):
+    if not (is_served(embeds) and is_served(store)):
         return None
     at = embeds.server.server
     if (
@@ -98,7 +98,8 @@ def finding_of(retriever: Any, query: Any) -> Finding | None:
     return finding
 
 
-def _is_served(model: Any) -> bool:
+def is_served(model: Any) -> bool:
+    """Whether an embedding model or a store is one of ours."""
     return isinstance(model, ServerFields) and hasattr(model, "asked")
 
 

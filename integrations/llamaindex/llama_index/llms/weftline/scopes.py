@@ -1,4 +1,4 @@
-"""Adds scopes to the methods of LlamaIndex that make many calls and have no span.
+"""Adds scopes to the methods of LlamaIndex that make many requests and have no span.
 
 Without a scope, each of their calls would be a run of its own. A scope is a context variable, so
 that tasks and threads inherit it. LlamaIndex's own spans and events stay as they are.
@@ -14,6 +14,7 @@ from functools import wraps
 from typing import Any, Protocol
 from uuid import uuid4
 
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.evaluation import BatchEvalRunner
 from llama_index.core.indices.base import BaseIndex
 
@@ -33,6 +34,7 @@ _METHODS = (
     (BaseIndex, "from_documents"),
     (BaseIndex, "build_index_from_nodes"),
     (BaseIndex, "insert_nodes"),
+    (BaseEmbedding, "acall"),
     (BatchEvalRunner, "aevaluate_queries"),
     (BatchEvalRunner, "aevaluate_response_strs"),
     (BatchEvalRunner, "aevaluate_responses"),

@@ -29,6 +29,7 @@ from llama_index.llms.weftline.building import builder_of, can_build, plan_build
 from llama_index.llms.weftline.choosing import is_sent_ahead
 from llama_index.llms.weftline.composed import Composed
 from llama_index.llms.weftline.extracting import can_extract, llm_of, plan_extraction
+from llama_index.llms.weftline.ingesting import Ingesting, ingestion_of
 from llama_index.llms.weftline.plan import (
     Plan,
     Unplannable,
@@ -55,6 +56,7 @@ MAX_ANCESTORS = 12
 MAX_VALUES = 64
 
 QUERYING = ("_query", "_aquery")
+EMBEDDING = ("__call__", "acall")
 RETRIEVING = (*QUERYING, "_retrieve", "_aretrieve")
 
 
@@ -65,7 +67,7 @@ class Span(Nested):
     instance: Any
     arguments: Mapping[str, Any]
     parent: Span | None
-    graph: Ahead | Lookup | Composed | None = None
+    graph: Ahead | Lookup | Composed | Ingesting | None = None
     asking: Any = None  # of the graph's calls
     runs: RunSessions[Run] = field(default_factory=RunSessions)
 
@@ -92,6 +94,8 @@ class Spans:
             self._route_ahead(span)
         elif method in RETRIEVING:
             self._find_ahead(span, method)
+        elif method in EMBEDDING:
+            self._ingest_ahead(span)
         else:
             self._send_ahead(span, method)
 
@@ -199,6 +203,32 @@ class Spans:
             return False
         self._start(span, graph, llm, synthesizer)
         return True
+
+    def _ingest_ahead(self, span: Span) -> None:
+        """Send the embedding of a pipeline's nodes together with adding them to its store."""
+        around = span.parent
+        if around is None or around.graph is not None:
+            return
+        try:
+            ingestion = ingestion_of(around.instance, span.instance, span.arguments.get("nodes"))
+            if ingestion is None:
+                return
+            *_, root = span.ancestry()
+            graph = Ingesting(ingestion, _runs(root).by_server.get(ingestion.server.place))
+            graph.start()
+            around.graph = graph  # the pipeline stores the nodes after this span
+        except Exception as error:  # LlamaIndex will meet the same error, and report it
+            log.debug("the nodes are not sent ahead: %s", error)
+
+    def stored(
+        self, server: Server, store: str, items: list[Any], vectors: list[list[float]]
+    ) -> list[Result] | None:
+        """The results of storing exactly these items, if the running code has sent them ahead."""
+        span = self._innermost(active_span_id.get())
+        for one in () if span is None else span.ancestry():
+            if isinstance(one.graph, Ingesting):
+                return one.graph.claim_stored(server, store, items, vectors)
+        return None
 
     def found(self, server: Server, asked: Asked) -> Result | None:
         """The result of a retriever's request, if the running code has sent it ahead."""

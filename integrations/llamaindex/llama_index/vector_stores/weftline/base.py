@@ -16,7 +16,7 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQueryResult,
 )
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
-from llama_index.llms.weftline.retrieved import aask, ask
+from llama_index.llms.weftline.retrieved import aask, ask, astored, stored
 
 from weftline.adapters import Retrieval, retrieval
 from weftline.adapters.fields import ServerFields
@@ -49,11 +49,20 @@ class WeftlineVectorStore(BasePydanticVectorStore, ServerFields):
 
     def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
         """Add nodes with their embeddings, or replace those with equal ids."""
-        return [id for asked in self._added(nodes) for id in self.client.ask(asked)["ids"]]
+        items, vectors = self.items_of(nodes), [node.get_embedding() for node in nodes]
+        ids = stored(self.client, self.store, items, vectors)
+        if ids is not None:
+            return ids
+        asked = self._added(items, vectors)
+        return [id for one in asked for id in self.client.ask(one)["ids"]]
 
     async def async_add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
         """Add nodes with their embeddings, or replace those with equal ids."""
-        answers = [await self.client.aask(asked) for asked in self._added(nodes)]
+        items, vectors = self.items_of(nodes), [node.get_embedding() for node in nodes]
+        ids = await astored(self.client, self.store, items, vectors)
+        if ids is not None:
+            return ids
+        answers = [await self.client.aask(one) for one in self._added(items, vectors)]
         return [id for answer in answers for id in answer["ids"]]
 
     def delete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
@@ -106,8 +115,10 @@ class WeftlineVectorStore(BasePydanticVectorStore, ServerFields):
         """The nodes that are nearest to the query's embedding, the best first."""
         return _result(await aask(self.client, self.asked(query)))
 
-    def _added(self, nodes: Sequence[BaseNode]) -> list[retrieval.Asked]:
-        items: list[dict[str, Any]] = [
+    @staticmethod
+    def items_of(nodes: Sequence[BaseNode]) -> list[dict[str, Any]]:
+        """The items that the store keeps of nodes."""
+        return [
             {
                 "id": node.node_id,
                 "text": node.get_content(metadata_mode=MetadataMode.NONE),
@@ -115,7 +126,15 @@ class WeftlineVectorStore(BasePydanticVectorStore, ServerFields):
             }
             for node in nodes
         ]
-        vectors = [node.get_embedding() for node in nodes]
+
+    @staticmethod
+    def chars_of(item: Mapping[str, Any]) -> int:
+        """About how long an item is in a request."""
+        return len(item["text"]) + len(item["metadata"]["_node_content"])
+
+    def _added(
+        self, items: Sequence[dict[str, Any]], vectors: Sequence[list[float]]
+    ) -> list[retrieval.Asked]:
         sizes = [item["text"] + item["metadata"]["_node_content"] for item in items]
         parts = retrieval.portions(sizes, len(vectors[0]) if vectors else 0)
         return [retrieval.add_embedded(items[part], vectors[part], self.store) for part in parts]
