@@ -21,6 +21,7 @@ from langchain_weftline.lower.conditions import (
     condition_of,
     truth_of,
 )
+from langchain_weftline.lower.maps import EachDraft
 from langchain_weftline.lower.quiet import quietly
 from langchain_weftline.lower.searches import Searches, name_at
 from langchain_weftline.lower.steps import Fetch, Handler, Lowerer, Step, Steps
@@ -188,12 +189,14 @@ class Branches:
         """The branch's variable, and what each side gives. A side's calls are guarded."""
         branch = self._mint()
         sides: list[Ref] = []
-        unknown, more = self._calls.unknown, []
+        unknown, more = self._calls.unknown, list[int]()
         for number, way in enumerate(ways):
-            before = len(self._calls.drafts)
+            before, steps_before = len(self._calls.drafts), len(self._searches.drafts)
             made = quietly(self._lowering.step(way, value))
             if not isinstance(made, Ref):
                 raise CannotCompile(way.runnable, "a side gives something else than a text")
+            if any(isinstance(draft, EachDraft) for draft in self._searches.drafts[steps_before:]):
+                raise CannotCompile(way.runnable, "a side has a list whose length is not known")
             sides.append(made)
             when = (*({"op": "not", "of": one} for one in whens[:number]), *whens[number:][:1])
             for draft in self._calls.drafts[before:]:
