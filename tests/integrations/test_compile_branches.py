@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
+from operator import itemgetter
 from threading import Lock
 from typing import Any
 
@@ -176,6 +178,31 @@ def test_a_condition_that_is_known_needs_no_branch(recording: Recording, is_asyn
     assert run(compile_chain(chain), is_async) == expected
     [body] = recording.bodies(SUBMIT)
     assert len(body["calls"]) == 3 and "steps" not in body
+    sent(recording)
+    shouted = routed(
+        llm, (lambda v: v["tone"] == "calm", ask(llm, "Calm {kind}") | shout), ask(llm, "Loud")
+    )
+    expected = run(shouted)
+    sent(recording)
+    assert run(compile_chain(shouted), is_async) == expected
+    assert [path for path in sent(recording) if path == SUBMIT] == [SUBMIT]
+
+
+@both
+def test_a_side_that_the_graph_has_anyway(recording: Recording, is_async: bool) -> None:
+    """The text that decides may be the value. A condition that fails has Python's exception."""
+    llm = model(recording)
+    kind = itemgetter("kind")
+    for condition in (
+        lambda v: "soup" in v["kind"],
+        lambda v: "fish" in v["kind"],
+        lambda v: v["kind"].split(":")[9] == "x",
+    ):
+        chain = routed(llm, (condition, kind | ask(llm, "S {y}")), RunnableLambda(kind))
+        plain = outcome(partial(run, chain, is_async))
+        sent(recording)
+        assert outcome(partial(run, compile_chain(chain), is_async)) == plain
+        assert sent(recording) == [SUBMIT]
 
 
 def test_branches_in_branches_lists_and_dicts(recording: Recording) -> None:

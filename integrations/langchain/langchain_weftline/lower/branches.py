@@ -101,9 +101,13 @@ class Branches:
         if self._decides and not self._lowering.mode.is_ahead and is_symbolic(value):
             try:
                 with self._lowering.attempt():
-                    return self._decided_in_server(step, value)
+                    conditions, side = self._conditions(step, value)
+                    if conditions:
+                        return self._in_server(step, value, conditions, side)
             except CannotCompile as error:
                 reason = f": {error.reason}"
+            else:  # the client has all that the conditions look at
+                return (yield from self._lowering.step(step.of(side), value))
         seen = value
         if is_symbolic(value):
             why = f"its conditions need a value that the server makes{reason}"
@@ -129,13 +133,12 @@ class Branches:
         default = step.of(step.runnable.default, "default")
         return (yield from self._lowering.step(default, value))
 
-    def _decided_in_server(self, step: Step, value: Any) -> Any:
+    def _in_server(
+        self, step: Step, value: Any, conditions: Sequence[tuple[Condition, Any]], default: Any
+    ) -> Ref:
         """The value of the branch. Raises CannotCompile where the server cannot decide."""
         if _has_local(value):
             raise CannotCompile(step.runnable, "it gets a value of a step of the client")
-        conditions, default = self._conditions(step, value)
-        if not conditions:
-            return quietly(self._lowering.step(step.of(default), value))
         [on, *others] = {condition.var for condition, _ in conditions}
         if others:
             raise CannotCompile(step.runnable, "its conditions are about several values")
