@@ -27,6 +27,7 @@ from langchain_weftline.lower.searches import Searches, name_at
 from langchain_weftline.lower.steps import Fetch, Handler, Lowerer, Step, Steps
 from langchain_weftline.lower.symbols import (
     UNKNOWN,
+    Answer,
     CannotCompile,
     Local,
     Ref,
@@ -135,7 +136,7 @@ class Branches:
 
     def _in_server(
         self, step: Step, value: Any, conditions: Sequence[tuple[Condition, Any]], default: Any
-    ) -> Ref:
+    ) -> Ref | Answer:
         """The value of the branch. Raises CannotCompile where the server cannot decide."""
         if _has_local(value):
             raise CannotCompile(step.runnable, "it gets a value of a step of the client")
@@ -148,7 +149,8 @@ class Branches:
         ways.append(step.of(default, "default"))
         branch, sides = self._sides(ways, value, on, whens)
         first = sides[0]
-        if any(replace(side, var=first.var) != first for side in sides):
+        same = [replace(side, var=first.var) for side in sides]
+        if any(side != first for side in same):
             raise CannotCompile(step.runnable, _MIXED)
         draft = BranchDraft(
             var=branch,
@@ -188,16 +190,16 @@ class Branches:
 
     def _sides(
         self, ways: Sequence[Step], value: Any, on: str, whens: Sequence[Predicate]
-    ) -> tuple[str, list[Ref]]:
+    ) -> tuple[str, list[Ref | Answer]]:
         """The branch's variable, and what each side gives. A side's calls are guarded."""
         branch = self._mint()
-        sides: list[Ref] = []
+        sides: list[Ref | Answer] = []
         unknown, more = self._calls.unknown, list[int]()
         for number, way in enumerate(ways):
             before, steps_before = len(self._calls.drafts), len(self._searches.drafts)
             made = quietly(self._lowering.step(way, value))
-            if not isinstance(made, Ref):
-                raise CannotCompile(way.runnable, "a side gives something else than a text")
+            if not isinstance(made, (Ref, Answer)):
+                raise CannotCompile(way.runnable, "a side gives something else than an answer")
             if any(isinstance(draft, EachDraft) for draft in self._searches.drafts[steps_before:]):
                 raise CannotCompile(way.runnable, "a side has a list whose length is not known")
             sides.append(made)

@@ -27,7 +27,7 @@ _FUNCTION = (
 _REMEDIES: Mapping[str, str] = MappingProxyType(
     {
         "RunnableBranch": "the server decides if the conditions compare one text of a model (==, "
-        "in, <, and, or, not, .startswith), and if each side gives a text without the client",
+        "in, <, and, or, not, .startswith), and if each side gives an answer without the client",
         "RunnableEach": "the server runs it over a list of texts (a list parser, .split), if each "
         "item gives a text without the client",
         "VectorStoreRetriever": "the server searches in a WeftlineVectorStore, by similarity",
