@@ -87,6 +87,11 @@ class StepBase:
         return {}
 
     @property
+    def outputs(self) -> tuple[str, ...]:
+        """The variables that the client has named for what it writes."""
+        return () if self.out is None else (self.out,)
+
+    @property
     def variables(self) -> tuple[str, ...]:
         """The variables that the step reads, without those of `after`."""
         return tuple(one.var for one in self.sources.values() if one.var is not None)
@@ -393,6 +398,11 @@ class Each(StepBase):
     def sources(self) -> Mapping[str, Source]:
         """The list."""
         return {"over": self.over}
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The lists of what it collects."""
+        return tuple(self.collect.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

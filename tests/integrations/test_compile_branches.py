@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
+from operator import itemgetter
 from threading import Lock
 from typing import Any
 
@@ -28,6 +30,7 @@ from weftline import predicates
 SUBMIT, CHAT = "/v1/submit", "/v1/chat/completions"
 GIVEN = {"x": "soup", "tone": "calm"}
 TEXT = StrOutputParser()
+PROMPT = ChatPromptTemplate.from_template("On {x}, {kind}")
 # What the model answers to "Which kind is soup?": the echo of its prompt.
 KIND = "user: Which kind is soup?\nassistant: "
 
@@ -52,6 +55,16 @@ def routed(llm: Any, *ways: Any, then: bool = True) -> Any:
     """A model says the kind, the branch has the ways, and a model reads what the branch gives."""
     chain = RunnablePassthrough.assign(kind=ask(llm, "Which kind is {x}?")) | RunnableBranch(*ways)
     return chain | ask(llm, "Again: {y}") if then else chain
+
+
+class Runs(BaseCallbackHandler):
+    """The ids of the runs of models."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
+        self.ids.append(str(kwargs["run_id"]))
 
 
 def sent(recording: Recording) -> list[str]:
@@ -176,6 +189,54 @@ def test_a_condition_that_is_known_needs_no_branch(recording: Recording, is_asyn
     assert run(compile_chain(chain), is_async) == expected
     [body] = recording.bodies(SUBMIT)
     assert len(body["calls"]) == 3 and "steps" not in body
+    sent(recording)
+    shouted = routed(
+        llm, (lambda v: v["tone"] == "calm", ask(llm, "Calm {kind}") | shout), ask(llm, "Loud")
+    )
+    expected = run(shouted)
+    sent(recording)
+    assert run(compile_chain(shouted), is_async) == expected
+    assert [path for path in sent(recording) if path == SUBMIT] == [SUBMIT]
+
+
+@both
+@pytest.mark.parametrize("word", ["soup", "fish"])
+def test_sides_that_are_messages(recording: Recording, word: str, is_async: bool) -> None:
+    """As in LangChain's guide to routing. The message has the usage and the id of its call."""
+    llm = model(recording)
+    inner = RunnableBranch(
+        (lambda v: "salt" in v["kind"], PROMPT | llm), ChatPromptTemplate.from_template("{x}") | llm
+    )
+    chain = routed(llm, (lambda v: word in v["kind"].lower(), PROMPT | llm), inner, then=False)
+    plain, ours, runs = run(chain, is_async), None, Runs()
+    sent(recording)
+    ours = run(compile_chain(chain), is_async, {"callbacks": [runs]})
+    assert sent(recording) == [SUBMIT]
+    assert ours.id == f"lc_run--{runs.ids[-1]}-0" and len(runs.ids) == 2
+    for message in (plain, ours):
+        message.id = None
+        for name in ("id", "session_id"):
+            message.response_metadata.pop(name, None)
+    assert ours == plain and plain.usage_metadata is not None
+    parsed = chain | TEXT | ask(llm, "Again: {y}")
+    assert run(compile_chain(parsed), is_async) == run(parsed, is_async)
+
+
+@both
+def test_a_side_that_the_graph_has_anyway(recording: Recording, is_async: bool) -> None:
+    """The text that decides may be the value. A condition that fails has Python's exception."""
+    llm = model(recording)
+    kind = itemgetter("kind")
+    for condition in (
+        lambda v: "soup" in v["kind"],
+        lambda v: "fish" in v["kind"],
+        lambda v: v["kind"].split(":")[9] == "x",
+    ):
+        chain = routed(llm, (condition, kind | ask(llm, "S {y}")), RunnableLambda(kind))
+        plain = outcome(partial(run, chain, is_async))
+        sent(recording)
+        assert outcome(partial(run, compile_chain(chain), is_async)) == plain
+        assert sent(recording) == [SUBMIT]
 
 
 def test_branches_in_branches_lists_and_dicts(recording: Recording) -> None:
@@ -215,7 +276,7 @@ def test_where_the_client_decides(recording: Recording) -> None:
     plain = ask(llm, "Else: {x}")
     chains = {
         "the client runs some of it": routed(llm, soup, plain | note),
-        "a side gives something else than a text": routed(llm, soup, lambda v: "nothing"),
+        "a side gives something else than an answer": routed(llm, soup, lambda v: "nothing"),
         "its sides give values of different kinds": routed(
             llm, soup, plain | (lambda t: t.strip())
         ),

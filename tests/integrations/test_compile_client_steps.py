@@ -12,6 +12,7 @@ import openai
 import pytest
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import (
     CommaSeparatedListOutputParser,
@@ -30,8 +31,9 @@ from langchain_core.runnables import (
     RunnablePassthrough,
 )
 from langchain_core.tools import tool
+from langchain_core.vectorstores import InMemoryVectorStore
 
-from langchain_weftline import ChatWeftline, compile_chain
+from langchain_weftline import ChatWeftline, accelerate, compile_chain
 from tests.integrations.recording import recorded
 
 Chain = Runnable[Any, Any]
@@ -220,7 +222,7 @@ async def test_same_result(
 
 @pytest.mark.parametrize(
     ("make", "submits"),
-    [(between, 1), (last, 1), (mapped, 2), (mapped_twice, 2), (many_at_once, 1), (opened, 2)],
+    [(between, 1), (last, 1), (mapped, 1), (mapped_twice, 2), (many_at_once, 1), (opened, 2)],
 )
 def test_one_submit_for_all_calls_that_are_known(
     make: Callable[[ChatWeftline], Chain], submits: int, echo_url: str
@@ -240,7 +242,9 @@ def test_a_value_the_client_has_read_stays_a_variable(echo_url: str) -> None:
     """Items of a list are read from the list's variable, so the server knows the dependencies."""
     graphs: list[dict[str, Any]] = []
     llm = ChatWeftline(base_url=echo_url)
-    compile_chain(mapped(llm), on_graph=graphs.append).invoke("one")
+    items = BOOK | llm | JsonOutputParser() | itemgetter("input")
+    chain = items | ask(llm).map() | SHOW | llm
+    compile_chain(chain, on_graph=graphs.append).invoke({"x": "one"})
     first, *items, show = graphs[0]["calls"]
     assert all(item["inputs"] == first["outputs"] for item in items)
     assert show["inputs"] == [item["outputs"][0] for item in items]
@@ -357,7 +361,7 @@ def test_an_explanation_says_where_and_why(llm: ChatWeftline) -> None:
     place = f"test_compile_client_steps.py:{opaque.__code__.co_firstlineno}"
     why = "it calls 'title', which may do anything"
     lines = str(compile_chain(chain).explain({"x": "a"})).splitlines()
-    assert lines[:-1] == [
+    assert lines[:7] == [
         "part  step                      where   why",
         "      ChatPromptTemplate 'ask'  client  the client has its values",
         "      ChatWeftline              server  call 'ask'",
@@ -366,7 +370,34 @@ def test_an_explanation_says_where_and_why(llm: ChatWeftline) -> None:
         "",
         "Plain: 2 requests, 2 in a row. Here: 2 requests, 1 in a row.",
     ]
-    assert lines[-1].startswith(f"To make RunnableLambda 'opaque' ({place}) part of the graph: ")
+    assert lines[7].startswith(f"To make RunnableLambda 'opaque' ({place}) part of the graph: ")
+    assert [line.partition(":")[0] for line in lines[8:]] == [
+        "Streaming",
+        "Callbacks",
+        "Arguments",
+        "Caches",
+    ]
+
+
+def test_an_explanation_says_what_else_would_change(llm: ChatWeftline) -> None:
+    """Where the client decides, counts, searches or has a cache: what makes it the server's."""
+    store = InMemoryVectorStore(DeterministicFakeEmbedding(size=4))
+    cached = llm.model_copy(update={"cache": True})
+    words = ask(llm) | (lambda text: {"kind": text, "x": text})
+    ways = RunnableBranch((lambda v: len(v["kind"]) > 3, ask(cached)), ask(llm))
+    each = BOOK | llm | JsonOutputParser() | itemgetter("input") | ask(llm).map()
+    chain = RunnableParallel(a=words | ways, b=each, c=store.as_retriever())
+    said = str(compile_chain(chain).explain("one"))
+    for start in (
+        "To make RunnableBranch part of the graph: the server decides if the conditions compare",
+        "part of the graph: the server runs it over a list of texts (a list parser, .split)",
+        "To make VectorStoreRetriever part of the graph: the server searches in a WeftlineVector",
+        "Streaming: LangChain runs the chain, and the server runs the calls ahead of it.",
+        "Caches: ChatWeftline asks its cache first, so the client makes its calls.",
+    ):
+        assert start in said, said
+    ahead = str(accelerate(ask(llm) | ask(llm)).explain("one"))
+    assert "Callbacks: they hear of every step, as in the plain chain." in ahead
 
 
 def failure_of(act: Callable[[], Any]) -> tuple[type[BaseException], str]:

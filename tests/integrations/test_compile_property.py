@@ -16,7 +16,12 @@ from langchain_core.output_parsers import (
     StrOutputParser,
 )
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import (
+    Runnable,
+    RunnableBranch,
+    RunnableLambda,
+    RunnablePassthrough,
+)
 
 from langchain_weftline import ChatWeftline, compile_chain
 
@@ -56,11 +61,21 @@ def fenced(name: str) -> ChatPromptTemplate:
     return ChatPromptTemplate.from_template('```json\n{{"k": ["{' + name + '}", 1.50, null]}}\n```')
 
 
+def branch(name: str, one: Chain, other: Chain, llm: ChatWeftline) -> Chain:
+    """Three ways, by the value of `name`, which may be a text, a list or another object."""
+    text = StrOutputParser()
+    return RunnableBranch(
+        (lambda v: "é" in v[name] and "1" not in v[name], one | llm | text),
+        (lambda v: v[name].strip().startswith(("user: a", "[")), other | llm | text),
+        other | llm | (lambda said: said.content) | one | llm | text,
+    )
+
+
 @st.composite
 def chains(draw: st.DrawFn, llm: ChatWeftline) -> Chain:
     """Make steps that each add a value to a dict from values in it, and a last step."""
     chain: Chain = RunnablePassthrough()
-    again = draw(templates(["x", "y"]))
+    again, once = draw(templates(["x", "y"])), draw(templates(["x"]))
     names = [*GIVEN]
     for number in range(draw(st.integers(1, 3))):
         new = f"v{number}"
@@ -78,6 +93,11 @@ def chains(draw: st.DrawFn, llm: ChatWeftline) -> Chain:
                     prompt | llm | StrOutputParser() | opaque,
                     prompt | llm | StrOutputParser() | pair | again | llm | StrOutputParser(),
                     RunnableLambda(itemgetter(source)) | opaque,
+                    prompt
+                    | llm
+                    | CommaSeparatedListOutputParser()
+                    | (once | llm | StrOutputParser()).map(),
+                    branch(source, prompt, draw(templates(names)), llm),
                 ]
             )
         )

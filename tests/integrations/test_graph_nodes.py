@@ -131,6 +131,43 @@ def test_nodes_that_start_together_call_together(url: str) -> None:
     http.close()
 
 
+def test_functions_that_call_chains(recording: Recording) -> None:
+    """They start together, in one session with their edges, also after an interrupt and an update.
+
+    The chain of a function is not seen before the function calls it: its calls are not sent ahead.
+    """
+    both = Barrier(2)
+    http = httpx.Client(event_hooks={"request": [lambda _: both.wait(WAIT_S)]})
+    together, llm = model(recording, http_client=http), model(recording)
+    made = StateGraph(State)
+
+    def add(name: str, field: str) -> None:
+        chain = ask(together, f"Sum up {name} {{topic}}")
+        made.add_node(name, lambda state: {field: chain.invoke(state)})
+        made.add_edge(START, name)
+        made.add_edge(name, "merge")
+
+    add("red", "draft")
+    add("blue", "flaw")
+    merge = ask(llm, "Merge {draft} and {flaw} on {topic}")
+    made.add_node("merge", lambda state: {"answer": merge.invoke(state)})
+    graph = accelerate(made.compile(checkpointer=InMemorySaver(), interrupt_before=["merge"]))
+    graph.invoke({"topic": "looms"}, THREAD)
+    graph.update_state(THREAD, {"topic": "yarn"}, as_node="red")
+    assert graph.get_state(THREAD).next == ("merge",)
+    assert graph.invoke(None, THREAD)["answer"] == "Warm and cold colours differ."
+    assert posted(recording) == [CHAT] * 3
+    told = [body["weftline"] for body in recording.bodies(CHAT)]
+    assert len({one["session_id"] for one in told}) == 1
+    [pieces] = told[2]["messages"]
+    assert [(piece["name"], "from_var" in piece) for piece in pieces if "name" in piece] == [
+        ("draft", True),
+        ("flaw", True),
+        ("topic", False),
+    ]
+    http.close()
+
+
 def test_other_models_are_left_alone(recording: Recording) -> None:
     """A node with a model of another class, or a function, begins nothing."""
     other = FakeListChatModel(responses=["one", "two"])

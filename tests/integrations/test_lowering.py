@@ -264,7 +264,7 @@ def opaque(value: Any) -> Any:
     ("tail", "reason"),
     [
         (RunnableLambda(opaque), "it calls 'strip', which may do anything"),
-        (RunnableLambda(lambda text: text * 2), "its BinOp is not known to be pure"),
+        (RunnableLambda(lambda text: text * 2), "it has 'text * 2', which may do anything"),
         (PromptTemplate.from_template("{x!r}") | LLM, "has a conversion or a format"),
         (
             PromptTemplate.from_template("{{{x}}}", template_format="mustache") | LLM,
@@ -275,7 +275,7 @@ def opaque(value: Any) -> Any:
             "its messages are not a list",
         ),
         (LLM.bind(logprobs=True), "a graph has no option 'logprobs'"),
-        (LLM.bind(tools=[{"type": "function"}]), "its tools are none that a graph can name"),
+        (LLM.bind(tools=[{"type": "function"}]), "a graph cannot describe its tools"),
         (ChatWeftline(base_url="http://elsewhere"), "another server"),
         (ChatWeftline(base_url="http://there:1", cache=True), "it has a cache"),
     ],

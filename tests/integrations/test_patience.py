@@ -102,6 +102,12 @@ def test_a_graph_waits_as_long_as_its_longest_path() -> None:
     assert deadlines.left("abcde", now=100) == {"a": 6, "b": 7, "c": 5, "e": 9}
     deadlines.submitted([call("f", "c")], {"f": Patience(1, 0)}, now=110)  # c has arrived by then
     assert deadlines.left("af", now=110) == {"a": 0, "f": 1}
+    # The branch z waits for a, which decides, and for its sides: b, which waits for a, and c.
+    deadlines = Deadlines()
+    deadlines.wait("z", "abc")
+    deadlines.wait("b", "a")
+    deadlines.submitted([call("a"), call("b"), call("c"), call("e", "z")], patience, now=100)
+    assert deadlines.left("bze", now=100) == {"b": 7, "z": 7, "e": 9}
 
 
 @contextmanager

@@ -95,7 +95,9 @@ def test_a_program(program: Program, proxy: Recording) -> None:
     assert (len(requests), requests.count(SUBMIT)) == program.ours
     llm = ChatWeftline(base_url="http://127.0.0.1:1")
     told = compile_chain(program.make(llm)).explain(program.given)
-    if not told.after.is_least and program.name not in CALL_BY_THEMSELVES:
+    # Callbacks hear of calls here, so the client counts the items of a list.
+    is_least = told.before.is_least or told.after.is_least
+    if not is_least and program.name not in CALL_BY_THEMSELVES:
         assert (told.before.count, told.before.waves) == program.plain
         assert (told.after.count, told.after.waves) == program.ours
 

@@ -123,7 +123,7 @@ class _Draft:
 
         A branch can be made if what decides it can: one of its sides may be refused.
         """
-        makers = {step.out: step for step in self.steps}
+        makers = {name: step for step in self.steps for name in step.outputs}
         for name in variables:
             if name in refused:
                 return refused[name]
@@ -136,7 +136,7 @@ class _Draft:
         wanted = set(variables) - made
         found = []
         for step in reversed(self.steps):  # a step reads only what earlier ones make
-            if step.out in wanted:
+            if not wanted.isdisjoint(step.outputs):
                 found.append(step)
                 wanted |= {*step.variables} - made
         return tuple(reversed(found))
@@ -352,7 +352,7 @@ class Feed:
                     refused |= dict.fromkeys(alone.watch, error)
                     self._fail(alone.watch, error, opened=True)
                 else:
-                    made.update(step.out for step in alone.steps if step.out)
+                    made.update(name for step in alone.steps for name in step.outputs)
         outputs = {name for call in draft.calls for name in _variables(call, InOut.OUT)}
         rest = tuple(name for name in draft.watch if name not in outputs)
         if not self.session.done():  # all were refused

@@ -46,8 +46,9 @@ def value_view(session: Session, variable: str) -> dict[str, Any]:
 def _made(session: Session, variable: str) -> dict[str, Any]:
     """How a ready variable was generated.
 
-    The value of a branch is made by the call that it took. For the list of an `each`, `items` has
-    the variable of each item and how that was made, and None for an item that failed.
+    The value of a branch is made by the call that it took, whose variable is `taken`. For the list
+    of an `each`, `items` has the variable of each item and how that was made, and None for an item
+    that failed.
     """
     if output_step(session, variable) is None:
         return {}
@@ -57,7 +58,7 @@ def _made(session: Session, variable: str) -> dict[str, Any]:
         return _generated(session, task, variable)
     match primitive.body:
         case TakeBody(side=side) if side:
-            return {**_made(session, side), "step_id": task.id}
+            return {"taken": side, **_made(session, side), "step_id": task.id}
         case GatherBody():
             listed = primitive.body.sources(session.variables)
             made = [

@@ -21,6 +21,7 @@ from weftline_server.config import ServerConfig
 from weftline_server.lowering.call import lower_call
 from weftline_server.lowering.control.sides import gated
 from weftline_server.lowering.step import lower_step
+from weftline_server.observe.view import value_view
 from weftline_server.session.task import RunState
 
 # A call takes longer than all that could start beside it.
@@ -57,6 +58,21 @@ async def test_one_side_is_taken_and_the_others_are_skipped(
     assert variables[side]["state"] == "skipped"
     metrics = (await server.http.get("/metrics")).text
     assert 'engine="null",model="null",state="skipped"' not in metrics
+
+
+async def test_the_value_says_how_its_side_was_generated(serve: Serve) -> None:
+    """A watch tells the call, the tokens and the finish reason of the side, of any depth."""
+    server = await serve()
+    session = await server.session()
+    inner = branch({"value": "a number"}, {"numbers": NUMBER}, "words", "inner")
+    outer = branch({"value": "no"}, {"outline": NUMBER}, "inner", "answer", name="outer")
+    await server.submit(session, *SIDES, steps=[inner, outer])
+    assert (await server.get(session, "answer")).json()["value"] == "one "
+    found = server.driver.registry.find("local", session)
+    side, answer = value_view(found, "numbers"), value_view(found, "answer")
+    assert side["finish_reason"] == "stop"
+    assert answer.pop("taken") == "numbers" and answer.pop("step_id")
+    assert answer == {**side, "semantic_var_id": "answer"}
 
 
 async def test_a_skipped_variable_says_so(serve: Serve) -> None:

@@ -21,11 +21,13 @@ from langchain_weftline.lower.conditions import (
     condition_of,
     truth_of,
 )
+from langchain_weftline.lower.maps import EachDraft
 from langchain_weftline.lower.quiet import quietly
 from langchain_weftline.lower.searches import Searches, name_at
 from langchain_weftline.lower.steps import Fetch, Handler, Lowerer, Step, Steps
 from langchain_weftline.lower.symbols import (
     UNKNOWN,
+    Answer,
     CannotCompile,
     Local,
     Ref,
@@ -100,9 +102,13 @@ class Branches:
         if self._decides and not self._lowering.mode.is_ahead and is_symbolic(value):
             try:
                 with self._lowering.attempt():
-                    return self._decided_in_server(step, value)
+                    conditions, side = self._conditions(step, value)
+                    if conditions:
+                        return self._in_server(step, value, conditions, side)
             except CannotCompile as error:
                 reason = f": {error.reason}"
+            else:  # the client has all that the conditions look at
+                return (yield from self._lowering.step(step.of(side), value))
         seen = value
         if is_symbolic(value):
             why = f"its conditions need a value that the server makes{reason}"
@@ -128,13 +134,12 @@ class Branches:
         default = step.of(step.runnable.default, "default")
         return (yield from self._lowering.step(default, value))
 
-    def _decided_in_server(self, step: Step, value: Any) -> Any:
+    def _in_server(
+        self, step: Step, value: Any, conditions: Sequence[tuple[Condition, Any]], default: Any
+    ) -> Ref | Answer:
         """The value of the branch. Raises CannotCompile where the server cannot decide."""
         if _has_local(value):
             raise CannotCompile(step.runnable, "it gets a value of a step of the client")
-        conditions, default = self._conditions(step, value)
-        if not conditions:
-            return quietly(self._lowering.step(step.of(default), value))
         [on, *others] = {condition.var for condition, _ in conditions}
         if others:
             raise CannotCompile(step.runnable, "its conditions are about several values")
@@ -144,7 +149,8 @@ class Branches:
         ways.append(step.of(default, "default"))
         branch, sides = self._sides(ways, value, on, whens)
         first = sides[0]
-        if any(replace(side, var=first.var) != first for side in sides):
+        same = [replace(side, var=first.var) for side in sides]
+        if any(side != first for side in same):
             raise CannotCompile(step.runnable, _MIXED)
         draft = BranchDraft(
             var=branch,
@@ -184,16 +190,18 @@ class Branches:
 
     def _sides(
         self, ways: Sequence[Step], value: Any, on: str, whens: Sequence[Predicate]
-    ) -> tuple[str, list[Ref]]:
+    ) -> tuple[str, list[Ref | Answer]]:
         """The branch's variable, and what each side gives. A side's calls are guarded."""
         branch = self._mint()
-        sides: list[Ref] = []
-        unknown, more = self._calls.unknown, []
+        sides: list[Ref | Answer] = []
+        unknown, more = self._calls.unknown, list[int]()
         for number, way in enumerate(ways):
-            before = len(self._calls.drafts)
+            before, steps_before = len(self._calls.drafts), len(self._searches.drafts)
             made = quietly(self._lowering.step(way, value))
-            if not isinstance(made, Ref):
-                raise CannotCompile(way.runnable, "a side gives something else than a text")
+            if not isinstance(made, (Ref, Answer)):
+                raise CannotCompile(way.runnable, "a side gives something else than an answer")
+            if any(isinstance(draft, EachDraft) for draft in self._searches.drafts[steps_before:]):
+                raise CannotCompile(way.runnable, "a side has a list whose length is not known")
             sides.append(made)
             when = (*({"op": "not", "of": one} for one in whens[:number]), *whens[number:][:1])
             for draft in self._calls.drafts[before:]:

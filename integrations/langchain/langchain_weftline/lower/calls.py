@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from langchain_core.callbacks import CallbackManager
 from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import RunnableConfig
@@ -69,6 +70,13 @@ class Asked:
     config: RunnableConfig
     options: Mapping[str, Any]
     guards: tuple[Guard, ...] = ()
+
+
+def is_heard(asked: Asked) -> bool:
+    """Whether a callback wants to hear of this call."""
+    callbacks = asked.config.get("callbacks"), asked.model.callbacks, asked.model.verbose
+    handlers = CallbackManager.configure(*callbacks).handlers
+    return any(not one.ignore_chat_model or not one.ignore_llm for one in handlers)
 
 
 @dataclass(frozen=True, slots=True)

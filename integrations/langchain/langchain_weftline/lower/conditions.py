@@ -101,7 +101,9 @@ def _joined(on: Evaluation, parts: Sequence[ast.expr], *, is_or: bool) -> Truth:
         elif truth is is_or and not found:
             return truth
         elif truth is is_or:
-            raise CannotCompile(on.step, "a condition on a text stands before a known one")
+            raise CannotCompile(
+                on.step, "it asks about a text before it asks about a value of the client"
+            )
     if not found:
         return not is_or
     [var, *others] = {one.var for one in found}

@@ -14,12 +14,10 @@ from langchain_core.runnables import (
     RunnablePick,
     RunnableSequence,
 )
-from langchain_core.runnables.base import RunnableEach
 
 from langchain_weftline.lower.pure import apply_pure
 from langchain_weftline.lower.steps import Fork, Handler, Lowerer, Step, Steps
 from langchain_weftline.lower.symbols import (
-    UNKNOWN,
     CannotCompile,
     Unknown,
     is_symbolic,
@@ -39,7 +37,6 @@ class Flow:
         return {
             RunnableSequence: self.sequence,
             RunnableParallel: self._parallel,
-            RunnableEach: self._each,
             RunnableAssign: self._assign,
             RunnablePick: self._pick,
             RunnablePassthrough: self._passthrough,
@@ -61,26 +58,6 @@ class Flow:
         lower = self._lowering.step
         parts = tuple(lower(step.of(part, key), value) for key, part in steps.items())
         return dict(zip(steps, (yield Fork(parts)), strict=True))
-
-    def _each(self, step: Step, value: Any) -> Steps:
-        """`.map()`. Each item is lowered by itself. A list in the server is fetched to count it."""
-        if not isinstance(value, (list, tuple, Unknown)) and is_symbolic(value):
-            self._lowering.note(step, "how many items there are is known when the list is")
-            value = yield from self._lowering.opened(value)
-        *outer, name = step.path or ("map",)
-        if isinstance(value, Unknown):
-            if self._lowering.mode.is_ahead:
-                return UNKNOWN
-            part = Step(step.runnable.bound, step.config, (*outer, f"{name}[…]"))
-            return [(yield from self._lowering.step(part, UNKNOWN))]
-        if not isinstance(value, (list, tuple)):
-            return (yield from self._lowering.run(step, value, "it does not get a list"))
-        parts = []
-        for number, item in enumerate(value):
-            path = (*outer, f"{name}[{number}]")
-            part = Step(step.runnable.bound, step.config, path)
-            parts.append(self._lowering.step(part, item))
-        return (yield Fork(tuple(parts)))
 
     def _assign(self, step: Step, value: Any) -> Steps:
         value = yield from self._lowering.opened(value)

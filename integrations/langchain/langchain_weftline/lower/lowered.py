@@ -65,6 +65,11 @@ class Draft:
     var: str
     options: CallOptions
 
+    @property
+    def reads(self) -> set[str]:
+        """The variables in its prompt."""
+        return {hole.ref.var for hole in Prompt(self.turns).holes()}
+
 
 @dataclass(frozen=True, slots=True)
 class Variable:
@@ -287,6 +292,11 @@ def raw_calls(drafts: Sequence[Draft]) -> tuple[Call, ...]:
     return tuple(_Binding({}).call(draft) for draft in drafts)
 
 
+def body_calls(drafts: Sequence[Draft], shared: Mapping[str, tuple[Spec, ...]]) -> tuple[Call, ...]:
+    """`drafts` as the calls of a body, with the transforms `shared` of their outputs."""
+    return tuple(_Binding(shared).call(draft) for draft in drafts)
+
+
 def tree_of(value: Any) -> Tree:
     """The tree that builds `value` from raw variables."""
     return _tree(value, {})
@@ -298,7 +308,7 @@ def _read(drafts: Sequence[Draft], wanted: set[str]) -> list[Draft]:
     for draft in reversed(drafts):  # a draft reads only what earlier ones make
         if draft.var in wanted:
             kept.append(draft)
-            wanted |= {hole.ref.var for hole in Prompt(draft.turns).holes()}
+            wanted |= draft.reads
     return kept[::-1]
 
 

@@ -21,6 +21,7 @@ from langchain_weftline.lower.calls import Calls
 from langchain_weftline.lower.classic import Classic
 from langchain_weftline.lower.control import Control
 from langchain_weftline.lower.flow import Flow
+from langchain_weftline.lower.maps import Maps
 from langchain_weftline.lower.parsers import has_transform
 from langchain_weftline.lower.retrievers import Retrievers
 from langchain_weftline.lower.searches import Searches
@@ -61,6 +62,7 @@ class Lowering:
         self._handlers = {
             **flow.handlers,
             **Control(self).handlers,
+            **Maps(self, mint, self.calls, self.searches).handlers,
             **Branches(self, mint, self.calls, self.searches, decides=decides).handlers,
             **self.calls.handlers,
             **self.searches.handlers,

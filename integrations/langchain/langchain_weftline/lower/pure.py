@@ -68,7 +68,9 @@ def evaluation_of(function: Callable[..., Any], value: Any) -> tuple[Function, E
         raise CannotCompile(step, "it is not a plain Python function")
     source = function_source(function)
     if source is None:
-        raise CannotCompile(step, "no source of one plain parameter can be found for it")
+        raise CannotCompile(
+            step, "its source cannot be read, or it takes more than one plain parameter"
+        )
     node, parameter = source
     return node, Evaluation(function, step, {parameter: value})
 
@@ -100,7 +102,8 @@ class Evaluation:
         return None
 
     def impure(self, node: ast.AST) -> CannotCompile:
-        return CannotCompile(self.step, f"its {type(node).__name__} is not known to be pure")
+        source = ast.unparse(node).strip().partition("\n")[0][:60]
+        return CannotCompile(self.step, f"it has {source!r}, which may do anything")
 
     def value(self, node: ast.expr) -> Any:
         evaluate = _NODES.get(type(node))

@@ -20,13 +20,13 @@ def quietly(part: Steps) -> Any:
     while True:
         try:
             request = part.send(answer)
+            answer = _answer(request)
         except StopIteration as done:
             return done.value
         except CannotCompile:
             raise
         except Exception as error:  # the plain chain raises it, if it comes to this part at all
             raise CannotCompile("part", "it fails for these values") from error
-        answer = _answer(request)
 
 
 def _answer(request: Request) -> Any:

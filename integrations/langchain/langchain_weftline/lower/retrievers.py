@@ -15,15 +15,11 @@ from langchain_core.vectorstores import VectorStoreRetriever
 
 from langchain_weftline.lower.searches import Searches, Terms, is_heard, query_of
 from langchain_weftline.lower.steps import Fork, Handler, Lowerer, Step, Steps
-from langchain_weftline.lower.symbols import CannotCompile, Ref, name_of
+from langchain_weftline.lower.symbols import CannotCompile, is_list_of_texts, name_of
 from langchain_weftline.retrieval.vectorstore import documents_of, unique_documents_of
 from weftline.adapters.retrieval import Item
-from weftline.transforms.methods import LISTS
 
 _MULTI_QUERY = "langchain_classic.retrievers.multi_query"
-
-# The transforms whose value is a list of texts, whatever the model has written.
-_LISTS_OF_TEXTS = frozenset({"line_list", "comma_list", "numbered_list", "markdown_list"})
 
 
 class Retrievers:
@@ -63,7 +59,7 @@ class Retrievers:
                 terms, reason = None, error.reason
         asked = step.of(retriever.llm_chain, "queries")
         queries = yield from self._lowering.step(asked, {"question": value})
-        if terms is None or not _is_list_of_texts(queries):
+        if terms is None or not is_list_of_texts(queries):
             given = {"queries": queries, "original": value if retriever.include_original else None}
             retrieve = step.of(_Retrieve(retriever))
             return (yield from self._lowering.run(retrieve, given, reason))
@@ -122,13 +118,6 @@ class Retrievers:
             raise CannotCompile(step.runnable, "LangChain runs it, and the server the calls ahead")
         if is_heard(step):
             raise CannotCompile(step.runnable, "callbacks hear of it")
-
-
-def _is_list_of_texts(value: Any) -> bool:
-    if not isinstance(value, Ref) or value.make is not None or not value.transforms:
-        return False
-    last = value.transforms[-1]
-    return last["op"] in _LISTS_OF_TEXTS or (last["op"] == "text" and last["method"] in LISTS)
 
 
 class _Retrieve(Runnable[Mapping[str, Any], list[Document]]):

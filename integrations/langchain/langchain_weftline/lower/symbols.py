@@ -13,6 +13,7 @@ from typing import Any
 from langchain_core.prompts import BasePromptTemplate
 
 from langchain_weftline.model.forms import Form
+from weftline.transforms.methods import LISTS
 
 Spec = dict[str, Any]
 """A transform as data (weftline.transforms)."""
@@ -282,6 +283,18 @@ def settled(pieces: Iterable[Fragment]) -> Any:
     if len(kept) == 1 and isinstance(kept[0], Hole) and not kept[0].form:
         return kept[0].ref
     return Text(kept)
+
+
+# The transforms whose value is a list of texts, whatever the model has written.
+_LISTS_OF_TEXTS = frozenset({"line_list", "comma_list", "numbered_list", "markdown_list"})
+
+
+def is_list_of_texts(value: Any) -> bool:
+    """Whether `value` is surely a list of texts of the server."""
+    if not isinstance(value, Ref) or value.make is not None or not value.transforms:
+        return False
+    last = value.transforms[-1]
+    return last["op"] in _LISTS_OF_TEXTS or (last["op"] == "text" and last["method"] in LISTS)
 
 
 def item_of(value: Any, key: Any, step: object) -> Ref:

@@ -73,7 +73,8 @@ def result_of(value: Value, form: Form | None = None) -> ChatResult:
     answer = completion_of(value)
     result = _model()._create_chat_result(answer if form is None else form.read(answer))
     [generation] = result.generations
-    said, run = generation.message, run_id_of(value.variable)
+    # Of a branch it is the call of the side that was taken.
+    said, run = generation.message, run_id_of(value.facts.get("taken", value.variable))
     told = {**(generation.generation_info or {}), **said.response_metadata}
     said.response_metadata = {**(result.llm_output or {}), **told, "model_provider": PROVIDER}
     if (session := value.facts.get("session_id")) is not None:

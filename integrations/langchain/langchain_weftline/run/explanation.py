@@ -4,21 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from langchain_core.runnables import Runnable
 
 from langchain_weftline.lower.branches import branches_of
 from langchain_weftline.lower.lowering import Lowering
+from langchain_weftline.lower.maps import EachDraft
 from langchain_weftline.lower.planning import Planned, plan
 from langchain_weftline.lower.steps import Mode, Note
-from langchain_weftline.lower.symbols import Answer, Prompt, Ref
+from langchain_weftline.lower.symbols import Answer, Ref
 
 _FUNCTION = (
     "is read and not called if it takes one argument and has only literals, subscripts, f-strings, "
     "+, %, comprehensions, messages, and methods such as strip, split, lower, replace, format, "
     "join and get"
 )
+
+
+# What would make a step part of the graph, by the class of the step.
+_REMEDIES: Mapping[str, str] = MappingProxyType(
+    {
+        "RunnableBranch": "the server decides if the conditions compare one text of a model (==, "
+        "in, <, and, or, not, .startswith), and if each side gives an answer without the client",
+        "RunnableEach": "the server runs it over a list of texts (a list parser, .split), if each "
+        "item gives a text without the client",
+        "VectorStoreRetriever": "the server searches in a WeftlineVectorStore, by similarity",
+    }
+)
+_OPAQUE = f"a function {_FUNCTION}"
+# The client has all that such a step needs before the run, so the graph loses nothing by it.
+_KNOWN = ("it is a function on the client's value",)
+_CACHES = ("it has a cache", "the global LLM cache (set_llm_cache) may have its answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +60,7 @@ class Requests:
 class Explanation:
     """Where each step runs and why, in the order of the chain.
 
-    `str` of it is a table of the steps, with conclusions below. `before` has the requests of the
+    `str` of it is a table of the steps, and what follows from it. `before` has the requests of the
     plain chain, and `after` those of this one.
     """
 
@@ -50,6 +68,7 @@ class Explanation:
     before: Requests
     after: Requests
     streams: bool = True  # whether the result is streamed from the graph
+    is_ahead: bool = False  # whether LangChain runs the chain, with its calls sent ahead
 
     @property
     def in_server(self) -> tuple[Note, ...]:
@@ -79,11 +98,37 @@ class Explanation:
 
     def _what_follows(self) -> Iterator[str]:
         yield f"Plain: {self.before}. Here: {self.after}."
-        opaque = {step.place: step.step for step in self.in_client if step.place}
-        for place, step in opaque.items():
-            yield f"To make {step} ({place}) part of the graph: a function {_FUNCTION}."
-        if not self.streams:
-            yield "stream(): LangChain runs the chain, and the server runs the calls ahead of it."
+        seen = set()
+        for step in self.in_client:
+            name, _, _ = step.step.partition(" ")
+            remedy = _OPAQUE if step.place else _REMEDIES.get(name)
+            shown = f"{step.step} ({step.place})" if step.place else step.step
+            if remedy is not None and shown not in seen and step.why not in _KNOWN:
+                seen.add(shown)
+                yield f"To make {shown} part of the graph: {remedy}."
+        yield from self._what_changes()
+
+    def _what_changes(self) -> Iterator[str]:
+        """What else is not as in the plain chain."""
+        if self.is_ahead or not self.streams:
+            yield "Streaming: LangChain runs the chain, and the server runs the calls ahead of it."
+        elif any(step.step.startswith("RunnableBranch") for step in self.in_server):
+            yield "Streaming: the text comes from the graph, and the client decides branches."
+        else:
+            yield "Streaming: the text comes from the graph, as it is generated."
+        if self.is_ahead:
+            yield "Callbacks: they hear of every step, as in the plain chain."
+        else:
+            yield (
+                "Callbacks: they hear of the chain, its model calls and the client's steps, and "
+                "not of the server's other steps."
+            )
+        yield "Arguments: those of a call, such as stop, reach the models as in the plain chain."
+        cached = dict.fromkeys(step.step for step in self.in_client if step.why in _CACHES)
+        if not cached:
+            yield "Caches: no model has one."
+        for step in cached:
+            yield f"Caches: {step} asks its cache first, so the client makes its calls."
 
     def _repr_markdown_(self) -> str:
         return f"```\n{self}\n```"
@@ -104,19 +149,30 @@ def explain(
     before, after = _requests(lowering, planned)
     text = isinstance(made, Ref) and made.is_text and not made.transforms
     streams = text or (isinstance(made, Answer) and not made.calls_tools and made.form is None)
-    return Explanation(tuple(notes), before, after, streams)
+    return Explanation(tuple(notes), before, after, streams, mode.is_ahead)
 
 
 def _requests(lowering: Lowering, planned: Planned) -> tuple[Requests, Requests]:
     drafts, unknown, mode = lowering.calls.drafts, lowering.calls.unknown, lowering.mode
     branches = branches_of(lowering.searches.drafts)
-    searches = [step for step in lowering.searches.drafts if step.var not in branches]
+    made = lowering.searches.drafts
+    bodies = {draft.var: draft for draft in made if isinstance(draft, EachDraft)}
+    searches = [step for step in made if step.var not in branches and step.var not in bodies]
     searched = {search.var: search for search in searches}
     depths: dict[str, int] = {}
+
+    items = {body.item: body for body in bodies.values()}
+    in_bodies = {draft.var: draft for body in bodies.values() for draft in body.drafts}
 
     def depth_of(name: str) -> int:
         if name in depths:
             return depths[name]
+        if name in items:
+            return depth_of(items[name].over.var)
+        if name in bodies:
+            return depth_of(bodies[name].last)
+        if name in in_bodies:
+            return 1 + max(map(depth_of, in_bodies[name].reads), default=0)
         if name in branches:
             return max(map(depth_of, branches[name].reads))
         if name in searched:
@@ -125,17 +181,19 @@ def _requests(lowering: Lowering, planned: Planned) -> tuple[Requests, Requests]
         return max(map(depth_of, origin), default=0)
 
     for draft in drafts:  # producers come first
-        reads = [hole.ref.var for hole in Prompt(draft.turns).holes()]
+        reads = list(draft.reads)
         reads += [guard.on for guard in lowering.calls.asked[draft.var].guards]
         depths[draft.var] = 1 + max(map(depth_of, reads), default=0)
-    shown = {hole.ref.var for draft in drafts for hole in Prompt(draft.turns).holes()}
+    shown = {name for draft in drafts for name in draft.reads}
     sets = sum(name.partition(".")[0] in planned.reads for name in shown)
     more = unknown > 0 or planned.fetches > 0
-    ends = [*depths.values(), *map(depth_of, searched)]
+    ends = [*depths.values(), *map(depth_of, [*searched, *bodies])]
     waves = max(ends, default=0) + (unknown > 0)
-    made, is_sure = _made(lowering)
-    before = Requests(made + len(searches) + unknown, waves, more or not is_sure)
-    submits = (1 if drafts or searches else 0) + more
+    count, is_sure = _made(lowering)
+    count += len(searches) + unknown + len(in_bodies)
+    # How many items a list has is known only in the run.
+    before = Requests(count, waves, more or bool(bodies) or not is_sure)
+    submits = (1 if drafts or searches or bodies else 0) + more
     alone = unknown if mode.is_ahead else 0  # these are not submitted together
     return before, Requests(submits + sets + max(0, alone - 1), submits, more)
 

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from langchain_weftline.lower.branches import branches_of
 from langchain_weftline.lower.lowered import Draft, Lowered, finish, raw_calls, with_texts
 from langchain_weftline.lower.lowering import Lowering
+from langchain_weftline.lower.maps import EachDraft
 from langchain_weftline.lower.program import Event, Job, Lost, Outcome, Program
 from langchain_weftline.model.patience import Deadlines
 from langchain_weftline.run.telling import Telling
@@ -143,7 +144,15 @@ class Submits:
             if asked.guards:
                 self._deadlines.wait(name, [guard.on for guard in asked.guards])
         self._deadlines.submitted(calls, patience, now, later=own)
-        outputs = [p.semantic_var_id for call in calls for p in call.placeholders]
+        bodies = [draft for draft in made if isinstance(draft, EachDraft)]
+        for body in bodies:
+            self._deadlines.wait(body.item, body.reads)
+            self._deadlines.wait(body.var, [body.last])
+            self._deadlines.submitted(body.calls, patience, now)
+        if bodies:  # what reads their lists
+            self._deadlines.submitted(calls, patience, now, later=own)
+        all_calls = [*calls, *(call for body in bodies for call in body.calls)]
+        outputs = [p.semantic_var_id for call in all_calls for p in call.placeholders]
         retries = [patience[name].retries for name in outputs if name in patience]
         self.feed.send(
             calls,

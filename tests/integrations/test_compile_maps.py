@@ -1,0 +1,201 @@
+"""`.map()` over a list that a model writes: the server runs the body for each item, as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.output_parsers import (
+    CommaSeparatedListOutputParser,
+    JsonOutputParser,
+    StrOutputParser,
+)
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.runnables import RunnableParallel, RunnablePassthrough
+
+from langchain_weftline import ChatWeftline, compile_chain
+from tests.integrations.recording import Recording, recorded
+from tests.integrations.tiers import outcome
+
+SUBMIT, CHAT = "/v1/submit", "/v1/chat/completions"
+GIVEN = {"x": "soup, salt,, fish"}
+TEXT, LIST = StrOutputParser(), CommaSeparatedListOutputParser()
+
+both = pytest.mark.parametrize("is_async", [False, True], ids=["invoke", "ainvoke"])
+
+
+@pytest.fixture
+def recording(echo_url: str) -> Iterator[Recording]:
+    with recorded(echo_url) as recording:
+        yield recording
+
+
+def model(recording: Recording, **options: Any) -> Any:
+    return ChatWeftline(base_url=recording.url, temperature=0, max_retries=0, **options)
+
+
+def ask(llm: Any, template: str) -> Any:
+    return ChatPromptTemplate.from_template(template) | llm | TEXT
+
+
+def listed(llm: Any) -> Any:
+    return ChatPromptTemplate.from_template("{x}") | llm | LIST
+
+
+def explained(llm: Any) -> Any:
+    """The body: two calls, of which the second one reads the item, too."""
+    part = {"item": RunnablePassthrough(), "said": ask(llm, "Explain {part}")}
+    return part | ask(llm, "Shorten {said} on {item}")
+
+
+def merged(llm: Any) -> Any:
+    return (lambda parts: {"all": "\n".join(parts)}) | ask(llm, "Merge {all}")
+
+
+def sent(recording: Recording) -> list[str]:
+    paths = [path for verb, path, _ in recording.requests if verb in ("POST", "PUT")]
+    recording.requests.clear()
+    return paths
+
+
+def run(chain: Any, is_async: bool = False, config: Any = None) -> Any:
+    return asyncio.run(chain.ainvoke(GIVEN, config)) if is_async else chain.invoke(GIVEN, config)
+
+
+@both
+def test_list_items_and_merge_are_one_request(recording: Recording, is_async: bool) -> None:
+    """The list has five items, one of them empty. Each is worked on, and the texts are merged."""
+    llm = model(recording)
+    graphs: list[dict[str, Any]] = []
+    chain = listed(llm) | explained(llm).map() | merged(llm)
+    expected = run(chain, is_async)
+    assert len(sent(recording)) == 12
+    compiled = compile_chain(chain, on_graph=graphs.append)
+    assert run(compiled, is_async) == expected
+    (body,) = recording.bodies(SUBMIT)
+    assert sent(recording) == [SUBMIT]
+    (step,) = body["steps"]
+    assert step["kind"] == "each" and len(step["body"]["calls"]) == 2
+    assert step["over"]["transforms"] == [{"op": "comma_list"}]
+    names = {call["name"] for call in graphs[0]["calls"]}
+    assert {f"map[{number}].said" for number in range(5)} <= names
+    told = compiled.explain(GIVEN)
+    [why] = [step.why for step in told.in_server if step.step.startswith("RunnableEach")]
+    assert why == "the server runs it for each item of the list"
+    assert str(told.before) == "at least 4 requests, 4 in a row"
+    assert str(told.after) == "1 request, 1 in a row"
+
+
+@both
+def test_the_results_are_the_plain_ones(recording: Recording, is_async: bool) -> None:
+    """As the chain's result, in a dict, taken apart, stripped, parsed, and shown as a list."""
+    llm = model(recording)
+    short = (lambda part: {"part": part}) | ask(llm, "Say {part}")
+    items = listed(llm)
+    for chain in (
+        items | short.map(),
+        RunnableParallel(a=items | short.map(), b=items | (short | (lambda t: t.strip())).map()),
+        items | short.map() | (lambda parts: parts[1]) | ask(llm, "Again {y}"),
+        items | (ask(llm, "Say {part}") | LIST).map(),
+        items | short.map() | ask(llm, "All: {parts}"),
+        items | (lambda parts: " / ".join(parts)) | (lambda t: t.split("/")) | short.map(),
+        items.with_retry() | short.map().with_fallbacks([items]),
+    ):
+        expected = run(chain, is_async)
+        sent(recording)
+        assert run(compile_chain(chain), is_async) == expected
+        assert set(sent(recording)) == {SUBMIT}
+
+
+def test_an_empty_list(recording: Recording) -> None:
+    """A text without lines has no items, so nothing is asked."""
+    llm = model(recording)
+    empty = PromptTemplate.from_template("{x}") | llm.bind(stop=["u"]) | TEXT
+    none = empty | (lambda text: text.splitlines())
+    chain = none | ask(llm, "Explain {part}").map()
+    assert run(chain) == run(compile_chain(chain)) == []
+    assert run(compile_chain(chain | merged(llm))) == run(chain | merged(llm))
+
+
+class Hears(BaseCallbackHandler):
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, **_: Any) -> None:
+        self.prompts.append(str(messages[0][0].content))
+
+
+LEFT = {
+    "json": "its list may hold something else than texts",
+    "function": "the client runs some of it",
+    "parsed": "its parser may refuse an item",
+    "messages": "it gives something else than the text of a call",
+}
+
+
+@pytest.mark.parametrize("kind", LEFT)
+def test_where_the_client_counts_the_items(recording: Recording, kind: str) -> None:
+    """No function of the user runs for an item that the list may not have. JSON may be no list."""
+    llm = model(recording)
+    body, ran = ask(llm, "Explain {part}"), list[str]()
+
+    def note(text: str) -> str:
+        ran.append(text)
+        return text
+
+    prompt = ChatPromptTemplate.from_template('```json\n["{x}", "b"]\n```')
+    chain = {
+        "json": prompt | llm | JsonOutputParser() | body.map(),
+        "function": listed(llm) | (body | note).map(),
+        "parsed": listed(llm) | (body | JsonOutputParser()).map(),
+        "messages": listed(llm) | (ChatPromptTemplate.from_template("{x}") | llm).map(),
+    }[kind]
+
+    def texts(chain: Any) -> Any:
+        return [getattr(one, "content", one) for one in run(chain)]
+
+    plain = outcome(lambda: texts(chain))
+    count = len(ran)
+    assert outcome(lambda: texts(compile_chain(chain))) == plain
+    assert len(ran) == 2 * count
+    steps = compile_chain(chain).explain(GIVEN).in_client
+    [why] = [step.why for step in steps if step.step.startswith("RunnableEach")]
+    assert why.endswith(f": {LEFT[kind]}")
+
+
+@both
+def test_callbacks_hear_of_each_call(recording: Recording, is_async: bool) -> None:
+    """The client counts the items then, because the calls' runs are named before they start."""
+    llm = model(recording)
+    chain = listed(llm) | ask(llm, "Explain {part}").map() | merged(llm)
+    plain, ours = Hears(), Hears()
+    expected = run(chain, is_async, {"callbacks": [plain]})
+    assert run(compile_chain(chain), is_async, {"callbacks": [ours]}) == expected
+    assert sorted(ours.prompts) == sorted(plain.prompts)
+
+
+@both
+@pytest.mark.parametrize("then", [True, False], ids=["then", "last"])
+@pytest.mark.parametrize("fault", ["model", "item", "list"])
+def test_what_fails(recording: Recording, fault: str, then: bool, is_async: bool) -> None:
+    """By an unknown model in the body, by an item, and by the model that writes the list."""
+    llm, wrong = model(recording), model(recording, model="nosuch")
+    body = ask(wrong if fault == "model" else llm, "Explain {part}")
+    if fault == "item":  # the second line is there for one item only
+        body = (lambda part: part.split(" ")[1]) | body
+    chain = listed(wrong if fault == "list" else llm) | body.map()
+    chain = chain | merged(llm) if then else chain
+    plain = outcome(lambda: run(chain, is_async))
+    assert plain[0] != "value"
+    assert outcome(lambda: run(compile_chain(chain), is_async)) == plain
+
+
+def test_a_stream_ends_with_the_same_text(recording: Recording) -> None:
+    llm = model(recording)
+    chain = listed(llm) | ask(llm, "Explain {part}").map() | merged(llm)
+    assert "".join(compile_chain(chain).stream(GIVEN)) == "".join(chain.stream(GIVEN))
+    whole = listed(llm) | ask(llm, "Explain {part}").map()
+    assert list(compile_chain(whole).stream(GIVEN)) == list(whole.stream(GIVEN))
