@@ -12,17 +12,24 @@ from time import sleep
 from typing import Any
 
 import pytest
-from llama_index.core import PromptTemplate
+from llama_index.core import PromptTemplate, VectorStoreIndex
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.extractors import KeywordExtractor
+from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events.llm import LLMChatEndEvent
 from llama_index.core.prompts import RichPromptTemplate
+from llama_index.core.query_engine import RouterQueryEngine, SubQuestionQueryEngine
+from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.core.selectors import LLMSingleSelector
+from llama_index.core.tools import QueryEngineTool
+from llama_index.embeddings.weftline import WeftlineEmbedding
 from llama_index.llms.weftline import Weftline
 from llama_index.response_synthesizers.weftline import WeftlineSynthesizer
+from llama_index.vector_stores.weftline import WeftlineVectorStore
 from pydantic import BaseModel
 
 from tests.integrations.conftest import StartServer, served
@@ -121,6 +128,31 @@ def test_a_silent_server_is_not_waited_for(silent_url: str) -> None:
         made = get_response_synthesizer(response_mode="refine", llm=llm, streaming=streaming)
         with pytest.raises(Timeout, match=r"no answer came within 0\.2 s"):
             str(made.synthesize("What?", NODES))
+
+
+def test_a_silent_server_ends_the_graphs_of_engines(silent_url: str) -> None:
+    """Queries, routers, sub-questions and pipelines end with Timeout, and so does each request."""
+    at: Any = {"base_url": silent_url, "timeout": 0.2}
+    llm = Weftline(context_window=3900, **at)
+    embeds, store = WeftlineEmbedding(**at), WeftlineVectorStore(**at)
+    engine = VectorStoreIndex.from_vector_store(store, embeds).as_query_engine(llm=llm)
+    tools = [QueryEngineTool.from_defaults(engine, name=name, description=name) for name in "ab"]
+    routed = RouterQueryEngine.from_defaults(
+        tools, llm=llm, selector=LLMSingleSelector.from_defaults(llm)
+    )
+    divided = SubQuestionQueryEngine.from_defaults(
+        tools, llm=llm, question_gen=LLMQuestionGenerator.from_defaults(llm), verbose=False
+    )
+    for made in (engine, routed, divided):
+        with pytest.raises(Timeout):
+            made.query("What?")
+        with pytest.raises(Timeout):
+            asyncio.run(made.aquery("What?"))
+    made = IngestionPipeline(transformations=[embeds], vector_store=store)
+    with pytest.raises(Timeout):
+        made.run(nodes=[TextNode(text="Rome is old.")])
+    with pytest.raises(Timeout):
+        store.add([TextNode(text="Rome is old.", embedding=[1.0])])
 
 
 class Town(BaseModel):

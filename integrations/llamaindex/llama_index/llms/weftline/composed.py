@@ -132,7 +132,8 @@ class Composed(ABC):
             return
         if isinstance(event.value, str):
             self.run.answered(event.variable, event.value)
-        for item, made in zip(event.value, event.facts.get("items", ()), strict=False):
+        listed = event.facts.get("items")
+        for item, made in () if listed is None else zip(event.value, listed, strict=True):
             if isinstance(item, str) and made is not None:
                 self.run.answered(made["semantic_var_id"], item)
 
