@@ -124,6 +124,31 @@ def test_a_text_that_no_request_can_carry(echo_url: str) -> None:
             way.invoke("soup")
 
 
+@pytest.mark.parametrize("then", [False, True], ids=["last", "then"])
+@pytest.mark.parametrize("kind", ["branch", "side", "map"])
+def test_the_exception_passes_steps_of_the_server(echo_url: str, kind: str, then: bool) -> None:
+    """A branch or a list of the server stands between the step that fails and the result."""
+    llm = model(echo_url)
+
+    def refuse(text: str) -> str:
+        raise LookupError("nothing there")
+
+    late = ask(llm, "Write on {x}") | refuse | ask(llm, "Again: {y}")
+    values = {"kind": ask(llm, "A kind of {x}"), "text": ask(llm, "A text on {x}")}
+    values["text" if kind == "side" else "kind"] = late
+    ways = RunnableBranch(
+        (lambda v: "fish" in v["kind"], ask(llm, "On {text}")), ask(llm, "No {text}")
+    )
+    chain: Chain = RunnableParallel(values) | ways
+    if kind == "map":
+        chain = late | (lambda text: text.split(" ")) | ask(llm, "Tell {part}").map()
+    compiled = compile_chain(chain | ask(llm, "Last: {z}") if then else chain)
+    with pytest.raises(LookupError, match="nothing there"):
+        compiled.invoke({"x": "soup"})
+    placed = {step.step.partition(" ")[0] for step in compiled.explain({"x": "soup"}).in_server}
+    assert any(name.startswith(("RunnableBranch", "RunnableEach")) for name in placed)
+
+
 def test_a_failure_that_a_fallback_deals_with(echo_url: str) -> None:
     """The failed step does not fail the run, and what the run raises later is its own."""
 

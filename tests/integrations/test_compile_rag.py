@@ -210,3 +210,19 @@ def test_a_store_that_is_not_there(recording: Recording, form: Any, calls: int) 
         chain.invoke(QUESTION)
     with pytest.raises(type(plain.value), match="there is no store 'none'"):
         compile_chain(chain).invoke(QUESTION)
+
+
+def test_a_function_that_fails_before_the_search(
+    recording: Recording, store: WeftlineVectorStore
+) -> None:
+    """The chain raises the function's own exception, though the search is what fails next."""
+    llm = ChatWeftline(base_url=recording.url, temperature=0, max_tokens=64, max_retries=0)
+    shorten = ChatPromptTemplate.from_template("Shorten {text}") | llm | StrOutputParser()
+
+    def refuse(text: str) -> str:
+        raise LookupError("nothing there")
+
+    query = ChatPromptTemplate.from_template("Rewrite {q}") | llm | StrOutputParser()
+    found = {"q": RunnablePassthrough()} | query | refuse | shorten | retriever(recording)
+    with pytest.raises(LookupError, match="nothing there"):
+        compile_chain(rag(found, recording)).invoke(QUESTION)

@@ -13,29 +13,38 @@ from weftline.adapters.background import BACKGROUND, awaited
 from weftline.adapters.feed import Feed
 from weftline.computations import outcome_of
 from weftline.protocol import Call, InOut, SetVariable
-from weftline.steps import MAX_NAME, ClientStep
+from weftline.steps import MAX_NAME, Branch, ClientStep, Step
 
 Origin = Callable[[str], tuple[str, tuple[str, ...]]]
 """Returns, for a variable, the name of the step that makes it, and the variables that it reads."""
 
 
 class Promises:
-    """The submitted calls, and those of their inputs that the client must set."""
+    """The submitted calls and steps, and those of their inputs that the client must set."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[frozenset[str], tuple[str, ...]]] = []  # inputs and outputs
+        self._work: list[tuple[frozenset[str], tuple[str, ...]]] = []  # inputs and outputs
         self._owed: dict[str, None] = {}
         self._declared: set[str] = set()
 
-    def owe(self, calls: Sequence[Call], own: Iterable[str], origin: Origin) -> list[ClientStep]:
-        """Note `calls`, which are about to be submitted. `own` are the variables to set here.
+    def owe(
+        self,
+        calls: Sequence[Call],
+        own: Iterable[str],
+        origin: Origin,
+        steps: Sequence[Step] = (),
+    ) -> list[ClientStep]:
+        """Note `calls` and `steps`, which are about to be submitted. `own` are to be set here.
 
         Returns the client steps to submit with the calls: one for each variable of `own` for which
         no step was submitted before.
         """
         for call in calls:
             inputs = frozenset(_names(call, InOut.IN))
-            self._calls.append((inputs, _names(call, InOut.OUT)))
+            self._work.append((inputs, _names(call, InOut.OUT)))
+        for step in steps:
+            sides = step.sides if isinstance(step, Branch) else ()
+            self._work.append((frozenset((*step.variables, *sides)), step.outputs))
         new = [name for name in dict.fromkeys(own) if name not in self._declared]
         self._declared.update(new)
         self._owed |= dict.fromkeys(new)
@@ -49,12 +58,17 @@ class Promises:
         return due
 
     def readers(self, name: str) -> Iterator[str]:
-        """The variables that depend on `name`: outputs of calls that read it, and so on."""
-        found = {name}
-        for inputs, outputs in self._calls:  # producers come first
-            if inputs & found:
-                found.update(outputs)
-                yield from outputs
+        """The variables that depend on `name`: what calls and steps that read it make, and so on.
+
+        A branch is among them if one of its sides is: the run fails with the step that failed.
+        """
+        found, count = {name}, 0
+        while len(found) > count:
+            count = len(found)
+            for inputs, outputs in self._work:
+                if inputs & found:
+                    yield from (one for one in outputs if one not in found)
+                    found.update(outputs)
 
 
 def keep(feed: Feed, variable: str, value: Any) -> Future[None]:

@@ -133,9 +133,10 @@ class Submits:
             self.feed = Feed(server, tell)
         own = [name for name in own_inputs(calls) if self._program.is_own(name)]
         made = self._searches.taken()
+        server_steps = [step for draft in made for step in draft.steps()]
         steps = [
-            *(step for draft in made for step in draft.steps()),
-            *self._promises.owe(calls, own, self._program.origin),
+            *server_steps,
+            *self._promises.owe(calls, own, self._program.origin, server_steps),
         ]
         patience, now = self._calls.patience, time.monotonic()
         for branch in branches_of(made).values():
