@@ -273,21 +273,26 @@ def rag_parts() -> list[str]:
 _TOOL_PARTS = (
     "Tools that start while the model writes, against tools after its turn (`weftline bench tools "
     "--quick`, the six workloads of the Conveyor paper, one run each on 2 cores of an AMD EPYC): "
-    "code gains up to 87 %, plans up to 87 %, searches up to 59 %. The paper has 26.3, 38.8 and "
-    "35.8 %. That is 84 to 123 % of what a schedule can gain for code and plans, with one outlier "
-    "of 46 %, and 54 to 102 % for searches, of 85 % to reach. A refused value stops the decoding "
-    "after 0.09 s instead of 1.70 s. A short call to a database or a calculator gains 6 %.",
+    "code gains up to 86 %, plans up to 86 %, searches up to 57 %. The paper has 26.3, 38.8 and "
+    "35.8 %. No tool can start before its line or its call is written. Of what that allows, code "
+    "gains 90 to 115 %, plans 87 to 109 % and searches 94 to 110 %, of 85 % to reach; plans gain "
+    "76 % where the tools take a tenth of the decoding time, with noise of a fifth. A refused "
+    "value stops the decoding after 0.09 s instead of 1.67 s. A short call to a database or a "
+    "calculator gains 5 %.",
     "Memory while tools run (`weftline bench tool_mix`): see the agents with fast and slow tools "
     "above. There the whole is worth 2.10 times in the mean of the agents, and expecting pauses by "
     "tool 1.48 times of that.",
-    "`weftline bench simulate lamps --window 60` runs LAMPS's mix on a simulated GPT-J-6B. A "
-    "request takes, without its tools, in the server and in LAMPS's order with exact predictions: "
-    "6.9 and 7.1 s at 1 request a second, 7.8 and 7.7 at 2, 11.3 and 9.6 at 3, 19.2 and 15.2 at 4. "
-    "The engine is saturated from 3 on. There the server is behind, and in a window of 120 s more "
-    "so: 15.2 and 11.5 at 3, 44.4 and 22.1 at 4. It bounds how long large applications wait, "
-    "which LAMPS's order does not.",
-    "A tool that is busy on one of the two cores slows the tokens beside it by 18 % in the median "
-    "and 53 % at the 99th percentile, of 10 % to reach (`weftline bench tools --beside`).",
+    "`weftline bench simulate lamps --window 60 --seeds 0,1,2` runs LAMPS's mix on a simulated "
+    "GPT-J-6B. A request takes, without its tools, in the mean of three draws in the server, in "
+    "LAMPS's order with exact predictions, and under InferCept: 7.4, 7.6 and 7.6 s at 1 request a "
+    "second, 8.0, 8.0 and 7.9 at 2, 10.5, 10.5 and 11.0 at 3, 14.7, 16.7 and 20.0 at 4. The engine "
+    "is saturated from 3 on. With predictions that are off by a tenth the server takes 15.0 s at "
+    "4. [Decision 12](decisions/0012-admission-by-kind.md) has the times to the first token.",
+    "A tool that is busy on one of the two cores slows the tokens beside it by a third in the "
+    "median and 69 % at the 99th percentile, of 10 % to reach. With the model on one core and the "
+    "tool on the other the median moves by 1 % and the 99th percentile by 45 %, because the server "
+    "shares the tool's core. With a niceness of 20, which runs tools only where nothing else needs "
+    "the core, it is -1 % and 6 % (`weftline bench tools --beside --niceness 20 --apart`).",
 )
 
 

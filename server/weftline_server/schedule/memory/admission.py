@@ -148,16 +148,15 @@ def peak(applications: Iterable[Application]) -> float:
     """Return the most tokens that these applications will hold at once.
 
     This assumes that all grow at the same rate, and that each leaves at its predicted final size.
-    So applications that began together are large together. What grows counts with a margin, as it
-    may fill FILLED of the cache.
+    So applications that began together are large together. What grows from call to call counts with
+    a margin, as it may fill FILLED of the cache. What a call has not generated yet is growth, too.
     """
     most = held = count = 0.0
-    present = ((one, one.newest.left) for one in applications)
-    for growth, own, grows in sorted(
-        ((one.growth + left, one.own - left, one.growth > 0) for one, left in present),
-        reverse=True,
-    ):
-        margin = 1 / FILLED if grows else 1.0
+    sizes = (
+        (one.growth + one.newest.left, one.own - one.newest.left, 1 / FILLED if one.growth else 1.0)
+        for one in applications
+    )
+    for growth, own, margin in sorted(sizes, reverse=True):
         held += margin * own
         count += margin
         most = max(most, held + count * growth)
