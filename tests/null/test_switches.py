@@ -91,8 +91,8 @@ def test_a_wrong_early_filled_token_is_filled_again(monkeypatch: pytest.MonkeyPa
 
     stable = Prompter.stable_prefix
 
-    def lies(self: Prompter, prompt: PromptBefore, hole: str) -> tuple[int, ...]:
-        ids = stable(self, prompt, hole)
+    def lies(self: Prompter, prompt: PromptBefore, hole: str, session: str) -> tuple[int, ...]:
+        ids = stable(self, prompt, hole, session)
         if ids:
             wrong.append((*ids[:-1], ids[-1] + 1))
         return wrong[-1] if ids else ids

@@ -99,9 +99,9 @@ def test_an_engine_with_large_blocks_is_fed_less_often(
     tokenised: list[int] = []
     stable = Prompter.stable_prefix
 
-    def counted(self: Prompter, prompt: PromptBefore, hole: str) -> tuple[int, ...]:
-        tokenised.append(len(stable(self, prompt, hole)))
-        return stable(self, prompt, hole)
+    def counted(self: Prompter, prompt: PromptBefore, hole: str, session: str) -> tuple[int, ...]:
+        tokenised.append(len(stable(self, prompt, hole, session)))
+        return stable(self, prompt, hole, session)
 
     async def story(made: World) -> None:
         session = made.driver.open("t")
@@ -113,6 +113,33 @@ def test_an_engine_with_large_blocks_is_fed_less_often(
     feeds = [arguments[1:] for name, arguments in said if name == "feed"]
     assert len(tokenised) == 2 and tokenised[1] - tokenised[0] >= 100
     assert feeds[-1][0] + len(feeds[-1][1]) == 260
+
+
+def test_prompts_that_begin_alike_are_tokenised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six reviewers read a draft behind the same words, in two sessions. Each tokenises each
+    known beginning once: none learns from the time what another has sent.
+    """
+    made_ids: list[str] = []
+    ids = Prompter._stable_ids
+
+    def counted(self: Prompter, known: str, plain: bool) -> tuple[int, ...]:
+        made_ids.append(known)
+        return ids(self, known, plain)
+
+    async def story(made: World) -> None:
+        reviews = [
+            step((words(500, 60), Segment(input="draft"), words(900 + i, 1)), f"r{i}", "draft")
+            for i in range(6)
+        ]
+        for _ in range(2):
+            session = made.driver.open("t")
+            await made.driver.submit(session, Submit(calls=(CHAIN[0], *reviews)))
+            for i in range(6):
+                await made.driver.readers.get(session, f"r{i}")
+
+    monkeypatch.setattr(Prompter, "_stable_ids", counted)
+    played(story)
+    assert len(made_ids) == 2 * len(set(made_ids)) and len(set(made_ids)) > 3
 
 
 def test_a_cancelled_early_fill_is_cancelled_on_its_engine(said: Said) -> None:

@@ -16,7 +16,8 @@ from tests.null.endpoints import Endpoint, answer, streams
 from tests.null.test_openai_faults import ending
 from weftline_engine import api
 from weftline_engine.openai.endpoint import EndpointConfig
-from weftline_engine.vllm.config import VLLMConfig
+from weftline_engine.vllm.child import Child
+from weftline_engine.vllm.config import SchedulerChoice, VLLMConfig
 from weftline_engine.vllm.early import WARM_TOKENS
 from weftline_engine.vllm.engine import UNREAD_TOKENS, VLLMEngine
 from weftline_engine.vllm.gauge import Gauge, Meter, gauge
@@ -146,6 +147,43 @@ async def test_one_request_fills_what_open_prompts_share(tmp_path: Path) -> None
                 break
         fills = [one for one in endpoint.requests if one["max_tokens"] == 1]
         assert [len(one["prompt"]) for one in fills] == [2 * WARM_TOKENS + 1]
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "given", "blocks"),
+    [
+        (True, (), ["32"]),
+        (True, ("--block-size", "64"), ["32", "64"]),  # the last one counts
+        (False, (), []),
+    ],
+)
+def test_a_vllm_for_cpus_has_small_blocks(
+    tmp_path: Path, on_cpu: bool, given: tuple[str, ...], blocks: list[str]
+) -> None:
+    """What a prompt shares with another is computed anew from its last whole block."""
+    config = VLLMConfig(model=tmp_path, python="python", arguments=given)
+    words = config.command(tmp_path, ours=True, on_cpu=on_cpu)
+    assert [words[at + 1] for at, one in enumerate(words) if one == "--block-size"] == blocks
+
+
+@pytest.mark.parametrize(
+    ("choice", "version", "ours"),
+    [
+        (SchedulerChoice.AUTO, "0.32.0", True),
+        (SchedulerChoice.AUTO, "0.31.0", False),
+        (SchedulerChoice.VLLM, "0.32.0", False),
+        (SchedulerChoice.WEFTLINE, "0.32.0", True),
+    ],
+)
+def test_our_scheduler_runs_where_it_is_known_to_work(
+    tmp_path: Path, choice: SchedulerChoice, version: str, ours: bool
+) -> None:
+    """Another version of vLLM runs its own scheduler, unless ours is demanded: that is refused."""
+    child = Child(VLLMConfig(model=tmp_path, python="python", scheduler=choice))
+    assert child._runs_our_scheduler(version) is ours
+    demanding = Child(VLLMConfig(model=tmp_path, python="p", scheduler=SchedulerChoice.WEFTLINE))
+    with pytest.raises(api.EngineDied, match=r"0\.31\.0"):
+        demanding._runs_our_scheduler("0.31.0")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from weftline.errors import ContextTooLong, InvalidRequest
 from weftline_engine.api import WORDS, Description
 from weftline_server.prompt.chat import for_template, in_words
+from weftline_server.prompt.memo import Memo
 from weftline_server.prompt.render import PromptBefore, Turn
 from weftline_server.prompt.tool_format import format_of
 from weftline_server.prompt.words import WordEncoding, WordTokenizer
@@ -33,6 +34,8 @@ SHORT_CHARS = 4096
 # Characters after which the ids before them are taken as final. No special token of a published
 # chat model is longer. For a longer word, the final comparison of ids finds the difference.
 UNSTABLE_CHARS = 32
+# Beginnings of prompts whose ids are kept. Calls that read one variable ask for it in one moment.
+MOST_STABLE = 8
 BEGINNING = "\ue000"  # stands for a first message
 
 
@@ -58,7 +61,7 @@ class Payload:
 
 
 class Prompter:
-    """Renders and tokenises prompts for one model. It never changes, so any thread may use it."""
+    """Renders and tokenises prompts for one model. Any thread may use it."""
 
     def __init__(self, description: Description) -> None:
         self.description = description
@@ -75,6 +78,7 @@ class Prompter:
         self.tool_format = format_of(template)
         self._knows_tools = template is not None and _names(template, "tools")
         self.fingerprint = _fingerprint(description)
+        self._stable: Memo[tuple[int, ...]] = Memo(MOST_STABLE)
         self.begins = self._beginning()  # characters before the first message, all of the template
 
     def payload(self, prompt: PromptBefore) -> Payload:
@@ -128,19 +132,28 @@ class Prompter:
             data = name.replace("\u2581", " ").encode()
         return data.decode(errors="replace"), data
 
-    def stable_prefix(self, prompt: PromptBefore, hole: str) -> tuple[int, ...]:
+    def stable_prefix(self, prompt: PromptBefore, hole: str, session: str = "") -> tuple[int, ...]:
         """Return the ids before `hole` that no text after it can change; () if there are none.
 
-        A tokenizer works on words and special tokens. So the ids up to the start of a word are
-        final once UNSTABLE_CHARS more characters are known. The caller must still compare them with
-        the ids of the whole prompt.
+        Prompts of a session that begin alike are tokenised once. Sessions share nothing here,
+        because its time would tell one tenant about another's texts.
         """
         if self.tokenizer is None:
             return ()
         known, found, _ = self.text(prompt).partition(hole)
         if not found:
             return ()
-        encoding = self._encode(known, prompt.messages is None)
+        plain = prompt.messages is None
+        return self._stable.get((session, plain, known), lambda: self._stable_ids(known, plain))
+
+    def _stable_ids(self, known: str, plain: bool) -> tuple[int, ...]:
+        """The ids of `known` that are final.
+
+        A tokenizer works on words and special tokens. So the ids up to the start of a word are
+        final once UNSTABLE_CHARS more characters are known. The caller must still compare them with
+        the ids of the whole prompt.
+        """
+        encoding = self._encode(known, plain)
         last = len(known) - UNSTABLE_CHARS
         for index in range(len(encoding.ids) - 1, 0, -1):
             start = encoding.offsets[index][0]

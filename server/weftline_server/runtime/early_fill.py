@@ -110,7 +110,7 @@ class EarlyFill:
         if chars - early.chars < CHARS * prompter.description.fill_tokens:
             return  # too little for the engine, so the prompt is not tokenised anew
         loop = asyncio.get_running_loop()
-        ids = await loop.run_in_executor(None, prompter.stable_prefix, prompt, HOLE)
+        ids = await loop.run_in_executor(None, prompter.stable_prefix, prompt, HOLE, session.id)
         if run.state is not RunState.WAITING:
             return  # the rest became known while this part was tokenised
         early.chars = chars
