@@ -17,10 +17,12 @@ from typing import Any
 
 from weftline_engine import api
 from weftline_engine.retrieval.core import CHARS_PER_TOKEN, ItemsCore
+from weftline_engine.retrieval.host import batches
 from weftline_engine.retrieval.memory import WordBackend
 
 STEP_S, TOKEN_S = 0.005, 0.00034
-BATCH = 8  # the efficient batch of chunks that is measured when the embedder starts
+# The batch profile that MiniLM's embedder measures when it starts: items, tokens and seconds.
+PROFILE = tuple((items, 32 * items, STEP_S + TOKEN_S * 32 * items) for items in (1, 4, 8, 32))
 CHUNK, QUERY = 256, 20  # tokens of a chunk and of a question
 CALLS_S = 1.5  # of the calls behind a search: an answer of 32 tokens that is refined once
 
@@ -50,7 +52,14 @@ class _Timed(WordBackend):
 def ended(arrivals: Sequence[Arrival]) -> dict[str, float]:
     """The seconds of each op, from its arrival to its end."""
     backend = _Timed()
-    core = ItemsCore(backend, most_items=BATCH, kept=0, clock=lambda: backend.now)
+    slots = batches(replace(backend.describe(), batch_profile=PROFILE))
+    core = ItemsCore(
+        backend,
+        most_items=slots.items,
+        most_tokens=slots.tokens,
+        kept=0,
+        clock=lambda: backend.now,
+    )
     waiting = [(one.at, number, one) for number, one in enumerate(arrivals)]
     heapq.heapify(waiting)
     came = {one.name: one.at for one in arrivals}

@@ -130,6 +130,15 @@ class Description:
         near = [items for items, rate in rates if rate >= NEARLY_BEST * best]
         return min(near, default=USUAL_BATCH)
 
+    def efficient_tokens(self, kind: str) -> int | None:
+        """The tokens of the batch that `efficient_items` gives. None if no larger batch was
+        measured, because then a larger one may be faster.
+        """
+        items = self.efficient_items(kind)
+        if not any(more > items for more, _, _ in self.batch_profile):
+            return None
+        return next((tokens for size, tokens, _ in self.batch_profile if size == items), None)
+
     @property
     def lacking(self) -> tuple[str, ...]:
         """The consequences of each missing capability, as clauses that follow the engine's name.

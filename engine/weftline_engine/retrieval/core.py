@@ -17,6 +17,7 @@ from weftline_engine.retrieval.results import Key, Results
 
 CHARS_PER_TOKEN = 4  # an estimate: a batch's budget needs no tokenizer
 MAX_ITEMS = 100_000  # of one op
+MOST_ITEMS, MOST_TOKENS = 32, 8192  # of a batch, where nothing was measured
 
 
 class Refused(Exception):
@@ -121,8 +122,8 @@ class ItemsCore:
         self,
         backend: Backend,
         *,
-        most_items: int = 32,
-        most_tokens: int = 8192,
+        most_items: int = MOST_ITEMS,
+        most_tokens: int = MOST_TOKENS,
         kept: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -66,6 +66,7 @@ class SentenceBackend:
 
         logging.disable_progress_bar()  # a bar would stand between the lines of the server's log
         self._name = name
+        self._last_query: tuple[str, np.ndarray[Any, Any]] | None = None
         self._cross: CrossEncoder | None = None
         self._bi: SentenceTransformer | None = None
         if EMBED not in described.kinds_of(model):
@@ -115,14 +116,25 @@ class SentenceBackend:
         return vectors.encode(np.stack(results)) if results else {"vectors": "", "dimensions": 1}
 
     def _max_sim(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        # A query among the texts would be padded to their length.
+        queries = {query: self._query_TD(query) for query in dict.fromkeys(q for q, _ in pairs)}
+        texts = list(dict.fromkeys(text for _, text in pairs))
+        found = dict(zip(texts, self._tokens(texts), strict=True))
+        return [float((queries[q] @ found[text].T).max(axis=1).mean()) for q, text in pairs]
+
+    def _query_TD(self, query: str) -> np.ndarray[Any, Any]:
+        """The token vectors of a query. The batches of one op ask for the same one."""
+        if self._last_query is None or self._last_query[0] != query:
+            [rows_TD] = self._tokens([query])
+            self._last_query = query, rows_TD
+        return self._last_query[1]
+
+    def _tokens(self, texts: list[str]) -> list[np.ndarray[Any, Any]]:
+        """The normalised vectors (T, D) of the tokens of each text."""
         assert self._bi is not None
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        tokens = self._bi.encode(texts, output_value="token_embeddings", batch_size=len(texts))
-        found = {}
-        for text, one in zip(texts, tokens, strict=True):
-            rows_TD = one.cpu().numpy()
-            found[text] = rows_TD / np.linalg.norm(rows_TD, axis=1, keepdims=True).clip(1e-9)
-        return [float((found[q] @ found[text].T).max(axis=1).mean()) for q, text in pairs]
+        made = self._bi.encode(texts, output_value="token_embeddings", batch_size=len(texts))
+        rows = [one.cpu().numpy() for one in made]
+        return [one / np.linalg.norm(one, axis=1, keepdims=True).clip(1e-9) for one in rows]
 
     def _timed(self, kind: str, items: int) -> tuple[int, int, float]:
         text = "weft " * PROFILED_TOKENS

@@ -10,11 +10,18 @@ import argparse
 import os
 import sys
 
+from weftline_engine import api
+from weftline_engine.retrieval.batching import Slots
 from weftline_engine.retrieval.config import EmbedderConfig, Store, StoreConfig, from_environment
-from weftline_engine.retrieval.core import Backend, ItemsCore
+from weftline_engine.retrieval.core import MOST_ITEMS, MOST_TOKENS, Backend, ItemsCore
 from weftline_engine.retrieval.embedder import SentenceBackend
 from weftline_engine.retrieval.stores import StoreBackend, Table
 from weftline_engine.transport import host, wire
+
+# The tokens of a batch, by those of the smallest one that is efficient: MiniLM's is 4 or 8 texts of
+# 32. Its CPU time for 8 chunks of 256 is 0.59, 0.55, 0.55 and 0.57 s in batches of 1, 2, 4 and 8. A
+# question beside an ingest waits for the batch that runs.
+TIMES = 6
 
 
 def main() -> None:
@@ -33,12 +40,25 @@ def main() -> None:
         reason = f"{config.name}: {error or type(error).__name__}"
         connection.sendall(wire.encode([wire.LoadFailed(reason)]))
         sys.exit(1)
-    core = ItemsCore(made, kept=config.kept)
-    if description.batch_profile:
-        kind = description.kinds[0]
-        core = ItemsCore(made, most_items=description.efficient_items(kind), kept=config.kept)
+    slots = batches(description)
+    core = ItemsCore(made, most_items=slots.items, most_tokens=slots.tokens, kept=config.kept)
     connection.sendall(wire.encode([description]))
     host.serve(core, connection, verbs)
+
+
+def batches(description: api.Description) -> Slots:
+    """The most items and tokens of a batch, from the measured profile.
+
+    Of long texts, few are an efficient batch. A larger one is hardly faster, and a short text that
+    comes meanwhile waits for its end.
+    """
+    if not description.batch_profile:
+        return Slots(MOST_ITEMS, MOST_TOKENS)
+    kind = description.kinds[0]
+    tokens = description.efficient_tokens(kind)
+    return Slots(
+        description.efficient_items(kind), MOST_TOKENS if tokens is None else TIMES * tokens
+    )
 
 
 def backend(config: EmbedderConfig | StoreConfig) -> Backend:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from bench.simulator.embedding import CALLS_S, by_depth, questions_beside_ingest
+from dataclasses import replace
+
+from bench.simulator.embedding import CALLS_S, PROFILE, by_depth, questions_beside_ingest
 from weftline_engine import api
+from weftline_engine.retrieval import described
 from weftline_engine.retrieval.batching import Share, Slots, Waiting, form
+from weftline_engine.retrieval.host import batches
 
 
 def test_the_order_of_batches_makes_answers_faster() -> None:
@@ -14,12 +18,23 @@ def test_the_order_of_batches_makes_answers_faster() -> None:
 
 
 def test_questions_beside_an_ingest() -> None:
-    """Answers take at most 1.5 times as long beside an ingest of 512 chunks, in the 90th
-    percentile: a question waits for the batch that runs, and for no other one.
+    """Answers take little longer beside an ingest of 512 chunks, in the 90th percentile: a question
+    waits for the batch that runs, and for no other one.
     """
     found = questions_beside_ingest()
-    assert 1.0 < found.p90(CALLS_S) < 1.5
-    assert max(found.beside) < 0.75, "one batch of eight chunks, and the question"
+    assert 1.0 < found.p90(CALLS_S) < 1.25
+    assert max(found.beside) < 0.30, "one batch, and the question"
+
+
+def test_a_batch_holds_as_many_tokens_as_are_efficient() -> None:
+    """Few long texts, or many short ones. Where the largest measured batch is the fastest, a larger
+    one may be faster still, as on a GPU: then the tokens have the usual bound.
+    """
+    found = replace(described.of_model("m", ("embed",)), batch_profile=PROFILE)
+    assert batches(found) == Slots(items=4, tokens=768)
+    on_gpu = ((1, 32, 0.01), (32, 1024, 0.01))
+    assert batches(replace(found, batch_profile=on_gpu)) == Slots(items=32, tokens=8192)
+    assert batches(replace(found, batch_profile=())) == Slots(items=32, tokens=8192)
 
 
 def test_a_short_urgent_text_shares_no_batch_with_long_ones() -> None:

@@ -12,6 +12,8 @@ from weftline_engine.retrieval.local import LocalItems
 from weftline_engine.retrieval.memory import MemoryTable, WordBackend
 from weftline_engine.retrieval.stores import StoreBackend
 from weftline_server.config import ServerConfig
+from weftline_server.runtime.registry import RegistryConfig
+from weftline_server.session.budget import Budget
 
 TEXTS = ["red fox", "blue whale", "red whale"]
 
@@ -86,6 +88,37 @@ async def test_a_question_is_answered_from_a_store_in_one_submit(server: Server)
     assert [one["out"] for one in body["steps"]] == ["vecs", "indexed", "qvec", "hits"]
     edges = {(edge["semantic_var_id"]) for edge in body["graph"]["edges"]}
     assert edges == {"vecs", "indexed", "qvec", "hits"}
+
+
+async def test_a_repeated_request_runs_its_steps_once(server: Server) -> None:
+    """Two requests with one key: both get the answer, and the metrics count each step once. The
+    graph names the vectors, and does not hold them.
+    """
+    steps = [step("embed", TEXTS, "vecs"), step("ingest", "vecs", "indexed", store="docs")]
+    body = {"steps": steps, "get": ["indexed"], "graph": True, "close": True}
+    headers = {"Idempotency-Key": "k"}
+    first, again = [
+        await server.http.post("/v1/submit", json=body, headers=headers) for _ in range(2)
+    ]
+    assert first.json()["values"]["indexed"]["count"] == 3
+    assert again.text == first.text and again.headers["idempotency-replayed"] == "true"
+    metrics = (await server.http.get("/metrics")).text
+    assert 'weftline_steps_total{engine="embedder",kind="embed",state="done"} 1.0' in metrics
+    assert 'weftline_steps_total{engine="store",kind="ingest",state="done"} 1.0' in metrics
+    [vecs] = [v for v in first.json()["graph"]["variables"] if v["semantic_var_id"] == "vecs"]
+    assert vecs["state"] == "ready" and len(first.text) < 4000
+
+
+async def test_steps_count_against_the_budget(serve: Serve) -> None:
+    """A session may have three calls and steps. Four are refused, and none of them runs."""
+    config = ServerConfig(registry=RegistryConfig(budget=Budget(calls=3)))
+    server = await serve(config=config, also=engines())
+    session = await server.session()
+    many = [step("embed", [str(n)], f"v{n}") for n in range(4)]
+    answer = await server.submit(session, steps=many)
+    assert answer.json()["error"]["type"] == "BudgetExceeded"
+    assert (await server.graph(session))["steps"] == []
+    assert (await server.submit(session, steps=many[:3])).status_code == 200
 
 
 async def test_several_queries_are_merged_and_reranked(server: Server) -> None:
