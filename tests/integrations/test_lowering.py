@@ -275,7 +275,7 @@ def opaque(value: Any) -> Any:
             "its messages are not a list",
         ),
         (LLM.bind(logprobs=True), "a graph has no option 'logprobs'"),
-        (LLM.bind(tools=[{"type": "function"}]), "its tools are none that a graph can name"),
+        (LLM.bind(tools=[{"type": "function"}]), "a graph cannot describe its tools"),
         (ChatWeftline(base_url="http://elsewhere"), "another server"),
         (ChatWeftline(base_url="http://there:1", cache=True), "it has a cache"),
     ],

@@ -45,11 +45,11 @@ def call_options(model: ChatWeftline, bound: Mapping[str, Any]) -> CallOptions:
     try:
         toolbox = Toolbox.of(payload)
     except (InvalidRequest, ValueError) as error:
-        raise CannotCompile(model, "its tools are none that a graph can name") from error
+        raise CannotCompile(model, "a graph cannot describe its tools") from error
     try:
         form = Form.of(payload)
     except ValueError as error:
-        raise CannotCompile(model, f"its response_format is no form of a graph: {error}") from error
+        raise CannotCompile(model, f"a graph does not take its response_format: {error}") from error
     ours = _NOT_SENT if toolbox is None else _NOT_SENT.union(FIELDS)
     ours |= {"response_format"}
     options = {
