@@ -27,13 +27,18 @@ SHAPE := tests/test_layers.py tests/test_shape.py tests/test_words.py
 # all workloads what shorter tests hold already. `make test-long` runs them, and so does CI.
 LONG := tests/e2e/test_bench.py tests/e2e/test_bench_runs.py tests/e2e/test_bench_recipes.py \
   tests/e2e/test_graph_exactness.py tests/e2e/test_llama_exactness.py \
+  tests/e2e/test_langchain_standard.py tests/e2e/test_demo.py \
   tests/integrations/test_bench_recipes.py tests/integrations/test_bench_harness.py \
   tests/cpu/test_models_conversion.py
 BUT_LONG := $(addprefix --ignore=,$(LONG))
-# What `make test-fast` leaves to `make test`: files that start MCP servers, sandboxes and interpreters,
-# which take a second or more each, and four of five random graphs.
+# `make test-long` draws this many graphs for the exactness of the embedded engine, `make test` 40.
+ALL_GRAPHS := EXACT_GRAPHS=200
+# What `make test-fast` leaves to `make test`: files that start MCP servers, sandboxes, tools and
+# interpreters, which take a second or more each, long simulations, and four of five random graphs.
 STARTERS := tests/null/tools/test_mcp.py tests/null/tools/test_tool_sandbox.py \
+  tests/null/tools/test_tool_engine.py tests/null/tools/test_interpreter.py \
   tests/null/steps/test_native_code.py
+SIMULATIONS := tests/null/test_simulated.py tests/null/test_simulator.py tests/null/test_replay.py
 QUICK := RANDOM_GRAPHS=60
 SMOKE := tests/e2e/test_openai_clients.py::test_a_chat_completion
 
@@ -57,7 +62,7 @@ demo: install ## two LangChain summaries, plain and as one graph, on a real mode
 	$(BIN)/python cookbook/demo.py
 
 test-fast: install ## about a minute: decisions on the null engine, layers, words, and one real answer
-	$(NO_TORCH) $(QUICK) $(BY_FILE) $(STRICT) tests/null $(addprefix --ignore=,$(STARTERS)) $(NO_NET)
+	$(NO_TORCH) $(QUICK) $(BY_FILE) $(STRICT) tests/null $(addprefix --ignore=,$(STARTERS) $(SIMULATIONS)) $(NO_NET)
 	$(BY_FILE) $(SMOKE) $(SHAPE)
 
 test: install ## the product's tests that need no GPU, but for those of test-long and check
@@ -68,7 +73,7 @@ test: install ## the product's tests that need no GPU, but for those of test-lon
 	$(call suite,tests/e2e,$(BY_FILE) tests/contract tests/e2e tests/cpu $(BUT_LONG))
 
 test-long: install ## the longest tests: exactness on the real model, all benchmarks, RAG recipes
-	$(BY_FILE) $(LONG)
+	$(ALL_GRAPHS) $(BY_FILE) $(LONG) tests/cpu/test_graph_exactness.py
 
 # In-process servers and a few real ones, without torch; FAULTS=full kills and runs ten times as much.
 test-faults: install ## what goes wrong: docs/reliability.md

@@ -24,6 +24,7 @@ PACKAGES = (
 OTHERS = ("tests", "cookbook", "bench", "docs", ".ci")
 MAX_FILE, MAX_FUNCTION, MAX_LINE = 600, 60, 100
 MAX_ATTRIBUTES, MAX_METHODS = 12, 20
+MOST_RESULTS = 5000  # lines below bench/results
 # A record may have a few fields more than an object that acts. These are flat because somebody else
 # decides their form, or because their reader wants all fields at once.
 MAX_FIELDS = 16
@@ -138,6 +139,13 @@ def test_a_tuple_is_written_plainly() -> None:
     """No file unpacks a tuple that it writes out on the spot; the formatter may wrap it instead."""
     found = {name_of(path) for path in CHECKED if splats(path.read_text(encoding="utf-8"))}
     assert not found, f"write these tuples plainly: {sorted(found)}"
+
+
+def test_results_are_summaries() -> None:
+    """Benchmark results keep medians and counts. All of them together stay small."""
+    files = [path for path in (ROOT / "bench" / "results").rglob("*") if path.is_file()]
+    lines = sum(len(path.read_bytes().splitlines()) for path in files)
+    assert 0 < lines < MOST_RESULTS
 
 
 def test_the_shape_check_finds_what_is_too_long() -> None:

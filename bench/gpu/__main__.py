@@ -82,6 +82,7 @@ def step_rows(device: torch.device, bandwidth: float, dry: bool) -> dict[str, ob
 
 
 def main() -> None:
+    """Check and measure every kernel, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dry-run", action="store_true")
     dry = parser.parse_args().dry_run

@@ -48,6 +48,7 @@ def silu_mul_check(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def kv_store_check(device: torch.device, dtype: torch.dtype) -> float:
+    """The largest difference between the stored keys and the reference's, with an unused slot."""
     x = _random(device, dtype, 50, 24, 128)[:, 8:16]
     slots = torch.randperm(64 * BLOCK, device=device)[:50]
     slots[7] = -1

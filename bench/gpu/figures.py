@@ -99,6 +99,7 @@ def points(figure: int, data: dict[str, Any], dry: bool) -> list[tuple[int, list
 
 
 def main() -> None:
+    """Replay one figure, and write its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     figures = sorted((*apps.FIGURES, *DECODING))
     parser.add_argument("--fig", type=int, choices=figures, required=True)

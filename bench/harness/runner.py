@@ -145,6 +145,7 @@ async def run(plan: Plan, fleet: Fleet) -> Outcome:
     clock = time.monotonic()
 
     def write(partial: bool) -> None:
+        """Write what was measured so far."""
         report.update(
             partial=partial,
             seconds=round(spent + time.monotonic() - clock, 1),

@@ -73,6 +73,8 @@ class Application:
 
 @dataclass(frozen=True, slots=True)
 class Request:
+    """A user's question to an application, and when it comes."""
+
     at: float
     application: Application
     query: str

@@ -95,6 +95,7 @@ class Bench:
 
 
 def main() -> None:
+    """Measure a model in every way, and print the best of its runs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--dtype", default="bfloat16")

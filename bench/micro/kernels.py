@@ -32,6 +32,7 @@ MOST_S = 0.5  # of a turn
 
 
 def main() -> None:
+    """Measure every kernel in turns, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--turns", type=int, default=9)

@@ -36,6 +36,7 @@ def application(number: int) -> list[Task]:
         return f"{name}{number}"
 
     def call(name: str, *reads: str) -> Task:
+        """A call that reads these variables, as a task."""
         out = Placeholder(name="out", in_out=InOut.OUT, semantic_var_id=named(name))
         ins = [
             Placeholder(name=v, in_out=InOut.IN, semantic_var_id=named(v), transforms=TEXTS)

@@ -28,6 +28,7 @@ WINDOW = 500  # tokens of a text
 
 
 def main() -> None:
+    """Print how far the predictions in each precision are from those in float32."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--tokens", type=int, default=2000)

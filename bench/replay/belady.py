@@ -27,12 +27,12 @@ class Access:
 class Tree:
     """The texts of all requests. A place is known by the place before it and by its word."""
 
-    _places: dict[tuple[int, str], int] = field(default_factory=dict)
+    _places: dict[tuple[int | None, str], int] = field(default_factory=dict)
 
     def path(self, text: Sequence[str]) -> tuple[int, ...]:
         """The places of a text's words."""
         found: list[int] = []
-        at = -1
+        at: int | None = None  # before the first word
         for word in text:
             at = self._places.setdefault((at, word), len(self._places))
             found.append(at)

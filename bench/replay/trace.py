@@ -94,6 +94,8 @@ def _row(row: Sequence[float]) -> Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
+    """One request of a recorded session, with the seconds of thought after it."""
+
     at: float
     agent: str
     input: int

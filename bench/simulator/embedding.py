@@ -39,6 +39,8 @@ class Arrival:
 
 
 class _Timed(WordBackend):
+    """Counts the seconds that its steps would take."""
+
     def __init__(self) -> None:
         super().__init__("words")
         self.now = 0.0

@@ -117,6 +117,7 @@ async def by_client(made: World, program: Program, seed: object, round_trip_s: f
     answers: list[asyncio.Future[str]] = [made.loop.create_future() for _ in program]
 
     async def call(number: int, step: Step) -> None:
+        """Run one step once the answers that it reads are there."""
         given = [await answers[i] for i in step.reads]
         role = _shared(step.role, step.shared) if step.shared else ""
         body = [*given, own[number]] if step.late_text else [own[number], *given]

@@ -18,6 +18,8 @@ HALF_S = 20.0  # the tokens of a program in a tool count half after so long
 
 @dataclass(eq=False)
 class _Program:
+    """A program: the tokens of its context, and whether it may run."""
+
     tokens: int
     may_run: asyncio.Event = field(default_factory=asyncio.Event)
     tool_since: float | None = None

@@ -115,6 +115,7 @@ async def by_hand(stage: Stage, point: Point) -> None:
     async with stage.plain(stage.scale.tokens(OUTPUT)) as client:
 
         async def work(role: str, results: Sequence[str], pauses: Sequence[float]) -> str:
+            """Run one agent: after each answer come a pause and a tool's result."""
             messages = [("system", role), ("user", TASK)]
             answer = await client.ask(messages)
             for result, pause in zip(results, pauses, strict=True):

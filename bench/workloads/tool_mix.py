@@ -167,6 +167,7 @@ async def by_hand(stage: Stage, point: Point) -> None:
     async with stage.plain(stage.scale.tokens(OUTPUT) + CALL) as client:
 
         async def work(agent: Agent) -> str:
+            """Run one agent: a call for each tool, and the last answer."""
             messages = [
                 {"role": "system", "content": agent.role},
                 {"role": "user", "content": TASK},

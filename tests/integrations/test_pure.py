@@ -160,9 +160,12 @@ async def waits(x: Any) -> Any:
         (lambda x: "{:>9}".format(x["a"]), "a field of its format string has a format"),
         (lambda x: "{a.real}".format(a=x["a"]), "no plain field 'a.real'"),
         (lambda x: "%d" % x["a"], "a format other than %s"),  # noqa: UP031
-        (lambda x: HumanMessage(x["a"], name="n"), "HumanMessage has more than a content"),
-        (lambda x: print(x), "its name 'print' is no constant"),
-        (lambda x: WORDS + x["list"], "its name 'WORDS' is no constant"),
+        (
+            lambda x: HumanMessage(x["a"], name="n"),
+            "HumanMessage has arguments besides its content",
+        ),
+        (lambda x: print(x), "its name 'print' is not a constant"),
+        (lambda x: WORDS + x["list"], "its name 'WORDS' is not a constant"),
         (lambda x: [i for i in x["list"] if i], "a condition looks at a value of the server"),
         (lambda x: [i for i in x["list"] for j in "ab"], "comprehension has several loops"),
         (lambda x: [i + "!" for i in x["a"]], "length of a value of the server"),

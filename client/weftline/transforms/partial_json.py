@@ -25,7 +25,6 @@ _ACTION_INPUT = re.compile(r'("action_input":\s*")(.*?)"', re.DOTALL)
 _CONTROL = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
 _CLOSER = {"{": "}", "[": "]"}
-_IN_STRING = -1
 
 
 def parse_json_text(text: str) -> Any:
@@ -107,12 +106,12 @@ class _Scan:
     """A text with repaired strings. ends[i] and opened[i] describe its first i characters.
 
     A repaired character counts once, even if it becomes two. Two prefixes with the same number in
-    `opened` have the same open brackets. _IN_STRING marks prefixes that end inside a string.
+    `opened` have the same open brackets. None marks prefixes that end inside a string.
     """
 
     text: str
     ends: list[int]
-    opened: list[int]
+    opened: list[int | None]
     closers: str
 
 
@@ -148,7 +147,7 @@ class _Stack:
 def _scan(text: str) -> _Scan | None:
     """`text` with closed strings and escaped newlines, or None if brackets cross."""
     pieces: list[str] = []
-    opened = [0]
+    opened: list[int | None] = [0]
     stack = _Stack()
     in_string = escaped = False
     for char in text:
@@ -159,7 +158,7 @@ def _scan(text: str) -> _Scan | None:
             escaped = char == "\\" and not escaped
         elif not stack.read(char):
             return None
-        opened.append(_IN_STRING if in_string else stack.top)
+        opened.append(None if in_string else stack.top)
     if in_string:
         if escaped:  # a string that ends in half an escape cannot be closed
             pieces.pop()

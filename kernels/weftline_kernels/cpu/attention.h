@@ -6,8 +6,9 @@
 #define SCORES 128  /* tokens whose scores are computed before their values are added */
 #define MOST_ROWS 384 /* rows that share a span; their queries take at most 400 KB of stack */
 #define QUERIES TILE /* rows (query x head of a group) that are computed at once */
-/* Whether so few rows wait for memory. Blocks lie apart, so the processor does not foresee the next
- * one: half the time of a decode step's attention was spent on the first access to values. */
+/* Whether to prefetch. With so few rows the speed is that of memory, and the processor cannot predict
+ * the address of the next block. Without this, half the time of a decode step's attention was spent on
+ * the first access to values. */
 #define FETCHES(rows) (LANES == 8 && (rows) <= 4)
 
 /* Interleaves `rows` queries: two components of each, then the next two of each, and so on. */

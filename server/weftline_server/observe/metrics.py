@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from weftline_server.observe.cost import Prices
 from weftline_server.observe.instruments import Latencies, Tenants
 from weftline_server.observe.tally import Tally
-from weftline_server.runtime.service import Service
+from weftline_server.runtime.service import EngineStatus, Service
 from weftline_server.schedule.engines.member import EngineState
 from weftline_server.session.session import Session
 from weftline_server.session.task import RunState, Step, TaskRun
@@ -126,61 +126,74 @@ class _Load(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         status = self._service.status()
-        sessions = GaugeMetricFamily("weftline_sessions_open", "Sessions that are open")
-        sessions.add_metric((), status.sessions)
-        yield sessions
-        queue = GaugeMetricFamily("weftline_queue_length", "Primitives that wait for an engine")
-        queue.add_metric((), status.queued)
-        yield queue
-        admission = GaugeMetricFamily(
-            "weftline_applications",
+        yield _gauge("sessions_open", "Sessions that are open", {(): status.sessions})
+        yield _gauge("queue_length", "Primitives that wait for an engine", {(): status.queued})
+        yield _gauge(
+            "applications",
             "Applications that are admitted to the KV caches, and that wait for that",
-            labels=("state",),
+            {("admitted",): status.admitted, ("waiting",): status.waiting},
+            "state",
         )
-        admission.add_metric(("admitted",), status.admitted)
-        admission.add_metric(("waiting",), status.waiting)
-        yield admission
-        build = GaugeMetricFamily(
-            "weftline_build_info",
-            "Always 1; the labels name the build",
-            labels=("version", "python"),
+        build = (_VERSION, platform.python_version())
+        yield _gauge(
+            "build_info", "Always 1; the labels name the build", {build: 1}, "version", "python"
         )
-        build.add_metric((_VERSION, platform.python_version()), 1)
-        yield build
-        running = GaugeMetricFamily(
-            "weftline_running_calls", "Primitives on an engine", labels=("engine",)
-        )
-        tokens = GaugeMetricFamily(
-            "weftline_running_tokens",
-            "Upper bound of the tokens of these primitives, prompt and output",
-            labels=("engine",),
-        )
-        states = GaugeMetricFamily(
-            "weftline_engine_state", "1 for the engine's present state", labels=("engine", "state")
-        )
-        pool = GaugeMetricFamily(
-            "weftline_kv_pool_bytes", "Size of the engine's KV cache", labels=("engine",)
-        )
-        kv = GaugeMetricFamily(
-            "weftline_kv_tokens",
-            "The engine's KV cache in tokens: its size, and what is kept in it for calls to come",
-            labels=("engine", "state"),
-        )
-        for engine in status.engines:
-            if engine.kv_tokens is not None:
-                kv.add_metric((engine.name, "size"), engine.kv_tokens)
-            kv.add_metric((engine.name, "kept"), engine.kept)
-            if engine.kv_bytes is not None:
-                pool.add_metric((engine.name,), engine.kv_bytes)
-            running.add_metric((engine.name,), engine.running)
-            tokens.add_metric((engine.name,), engine.tokens)
-            for state in EngineState:
-                states.add_metric((engine.name, state.value), float(state is engine.state))
-        yield running
-        yield tokens
-        yield pool
-        yield kv
-        yield states
+        yield from _of_engines(status.engines)
+
+
+def _gauge(
+    name: str, help: str, values: Mapping[tuple[str, ...], float], *labels: str
+) -> GaugeMetricFamily:
+    """A gauge with its present values, by their labels."""
+    family = GaugeMetricFamily(f"weftline_{name}", help, labels=labels)
+    for of, value in values.items():
+        family.add_metric(of, value)
+    return family
+
+
+def _of_engines(engines: Sequence[EngineStatus]) -> Iterator[GaugeMetricFamily]:
+    """The gauges of each engine."""
+    kv: dict[tuple[str, ...], float] = {}
+    for engine in engines:
+        if engine.kv_tokens is not None:
+            kv[engine.name, "size"] = engine.kv_tokens
+        kv[engine.name, "kept"] = engine.kept
+    yield _gauge(
+        "running_calls",
+        "Primitives on an engine",
+        {(one.name,): one.running for one in engines},
+        "engine",
+    )
+    yield _gauge(
+        "running_tokens",
+        "Upper bound of the tokens of these primitives, prompt and output",
+        {(one.name,): one.tokens for one in engines},
+        "engine",
+    )
+    yield _gauge(
+        "kv_pool_bytes",
+        "Size of the engine's KV cache",
+        {(one.name,): one.kv_bytes for one in engines if one.kv_bytes is not None},
+        "engine",
+    )
+    yield _gauge(
+        "kv_tokens",
+        "The engine's KV cache in tokens: its size, and what is kept in it for calls to come",
+        kv,
+        "engine",
+        "state",
+    )
+    yield _gauge(
+        "engine_state",
+        "1 for the engine's present state",
+        {
+            (one.name, state.value): float(state is one.state)
+            for one in engines
+            for state in EngineState
+        },
+        "engine",
+        "state",
+    )
 
 
 class CountRequests:

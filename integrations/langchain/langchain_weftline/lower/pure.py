@@ -144,7 +144,7 @@ def _name(on: Evaluation, node: ast.Name) -> Any:
         found = on.globals.get(name, getattr(builtins, name, None))
     if type(found) in _CONSTANTS or _is_builtin(found) or any(found is m for m in MESSAGES):
         return found
-    raise CannotCompile(on.step, f"its name {name!r} is no constant")
+    raise CannotCompile(on.step, f"its name {name!r} is not a constant")
 
 
 def _dict(on: Evaluation, node: ast.Dict) -> Any:

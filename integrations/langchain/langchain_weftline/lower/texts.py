@@ -128,7 +128,7 @@ def said(cls: type[Any], args: Sequence[Any], named: Mapping[str, Any], step: ob
     if args:
         values["content"] = args[0]
     if len(args) > 1 or set(values) != {"content"}:
-        raise CannotCompile(step, f"its {cls.__name__} has more than a content")
+        raise CannotCompile(step, f"its {cls.__name__} has arguments besides its content")
     content = values["content"]
     if not is_symbolic(content):
         return cls(content)
