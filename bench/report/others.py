@@ -237,23 +237,34 @@ def rag_graph(results: Path) -> list[str]:
 _PARTS = (
     "The order of the embedder's batches, in simulated time with MiniLM's costs on one core of an "
     "AMD EPYC (`python -m bench.simulator.embedding`). A question that comes with eight chunks of "
-    "256 tokens is answered 1.46 times faster if the embedder knows how far each op is from the "
-    "answer; with eight such turns at once 1.45 times. Beside an ingest of 512 chunks, the 90th "
-    "percentile of answers is 1.41 times that without: a question waits for the batch that runs.",
+    "256 tokens is answered 1.47 times faster if the embedder knows how far each op is from the "
+    "answer; with eight such turns at once 1.24 times. Beside an ingest of 512 chunks, the 90th "
+    "percentile of answers is 1.11 times that without: a question waits for the batch that runs. "
+    "A batch has as many tokens as are efficient, here two chunks. With eight chunks it was 1.41 "
+    "times.",
     "Shares of CPU time (`python -m bench.micro.rag_shares`), with the real model and MiniLM, four "
     "tasks of the application advanced, load 87 of other programs: graph 0.03 % (0.007 s of 22.2), "
     "communication 1.95 % (0.43 s), engines 98.0 %. CPU time hardly depends on the load.",
     "The passes (`python -m bench.micro.passes`, 300 primitives, load 22): 0.11 to 1.30 ms of "
     "CPU each, all together 7.8 ms.",
-    "The high rate of the application advanced, eight tasks at the same times, 0.25 a second, "
-    "other load of 2 to 5: LlamaIndex 28.0 s in the mean, one graph 13.5 s, by hand 11.8 s "
-    "and, in a second turn, 23.1 s. So by hand and one graph cannot be told apart under this "
-    "load. CPU time of ten tasks, beside more load: the model took 27.7 s for graphs and 26.4 "
-    "s by hand, the embedder 17.5 and 18.2 s, the server 1.0 and 1.4 s, with equal tokens. A "
-    "run of eight graphs without prefill_early (22.2 s of CPU for the model, as much a task) "
-    "says where the seconds go: no call waits in the server (20 ms at most). All tasks share "
-    "the model's core, so the expansion takes 4.3 s instead of 1.5, and each answer 2 to 3 s "
-    "instead of 1.0. Whether graphs lose against the program by hand at this rate is open.",
+    "The high rate again, on the quiet machine: eight tasks at 0.5 a second, mean seconds of a "
+    "task. Naive, in two patterns of arrivals: LlamaIndex 13.3 and 2.50, by hand 4.99 and 1.89, "
+    "one graph 5.01 and 1.88. In four patterns of four tasks at 0.25 a second: by hand 2.07, "
+    "1.81, 1.60, 3.77, one graph 1.84, 1.82, 1.71, 2.46. So the two cannot be told apart; the row "
+    "above is four tasks of one pattern.",
+    "Sub-questions, in five runs of three patterns: by hand 2.84, 3.29, 2.68, 3.30, 2.53, one "
+    "graph 2.96, 4.75, 3.52, 3.92, 2.60, LlamaIndex in the first two 3.25, 3.82. One graph loses "
+    "3 to 44 % to the program by hand, though the model's CPU time is no longer (9.3 to 13.3 s a "
+    "run, by hand 10.7 to 13.7). What the timelines suggest: the first answers of a new task are "
+    "filled while its plan is written, beside the last calls of older tasks, and a step with 300 "
+    "tokens of prompt takes 0.3 s. By hand a task has nothing to fill before its plan ends, so "
+    "older tasks end first. The simulator does not show this: there the two are within 2 %. "
+    "Alone a task takes 2.0 s either way: with one core for the model, answers that start early "
+    "only move work.",
+    "The application advanced, eight tasks at 0.25 a second, other load of 2 to 5: LlamaIndex "
+    "28.0 s in the mean, one graph 13.5 s, by hand 11.8 s and, in a second turn, 23.1 s. No call "
+    "waits in the server (20 ms at most). All tasks share the model's core, so the expansion "
+    "takes 4.3 s instead of 1.5, and each answer 2 to 3 s instead of 1.0.",
     "Sub-questions (cookbook/graphs, four parts; the null engine with 20 ms a token and no limit "
     "of calls, load 34 to 49, medians of five turns): one graph is 1.05 times as fast as threads "
     "that send each part (2.97 and 3.11 s), and 1.93 times with 250 ms of round trip (3.75 and "
