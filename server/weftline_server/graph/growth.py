@@ -45,6 +45,11 @@ class Growing(ABC):
         """Whether what it adds to the graph changes something outside the graph."""
         return False
 
+    @property
+    def generates(self) -> bool:
+        """Whether a model generates text in what it adds to the graph."""
+        return False
+
 
 class TakesItems(Growing):
     """A body that can take the items of its list one by one, before the list is complete."""

@@ -135,15 +135,18 @@ class Prompter:
     def stable_prefix(self, prompt: PromptBefore, hole: str, session: str = "") -> tuple[int, ...]:
         """Return the ids before `hole` that no text after it can change; () if there are none.
 
+        Without a hole all is known, as of a call that waits for a branch: then all ids but the
+        last, which the call itself needs.
+
         Prompts of a session that begin alike are tokenised once. Sessions share nothing here,
         because its time would tell one tenant about another's texts.
         """
         if self.tokenizer is None:
             return ()
         known, found, _ = self.text(prompt).partition(hole)
-        if not found:
-            return ()
         plain = prompt.messages is None
+        if not found:
+            return tuple(self._encode(known, plain).ids[:-1])
         return self._stable.get((session, plain, known), lambda: self._stable_ids(known, plain))
 
     def _stable_ids(self, known: str, plain: bool) -> tuple[int, ...]:

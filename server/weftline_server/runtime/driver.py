@@ -165,8 +165,7 @@ class Driver:
             if begun >= TURN_PARTS:
                 begun = 0
                 await asyncio.sleep(0)
-        if "speculate" in self.without:
-            tasks = gated(tasks)
+        tasks = gated(tasks, steps="speculate" in self.without)
         taken = [id for task in tasks for id in task.writes] if whole else _taken_whole(submit)
         await self.start(session, tasks, detach=submit.detach, whole=taken, key=key)
         return tuple(tasks)

@@ -19,6 +19,7 @@ from weftline_server.session.held import Held
 from weftline_server.session.origin import NOBODY, Origin
 from weftline_server.session.planning import Planning
 from weftline_server.session.readiness import (
+    continues,
     failed_input,
     gathers,
     is_behind,
@@ -338,9 +339,10 @@ class Execution:
         if was_ready < run.ready <= _MOST_TOLD and gathers(primitive):
             for var in primitive.writes:
                 actions += takers(self.graph, self.primitives, var)
-        if is_behind(primitive, self.primitives):
-            return  # its prompt continues an output that is not done
-        if run.ready < len(primitive.reads):
+        is_late = is_behind(primitive, self.primitives)
+        if is_late and (run.task.task.call is None or continues(primitive, self.primitives)):
+            return  # a step, or a prompt that continues an output that is not done
+        if is_late or run.ready < len(primitive.reads):
             if run.ready > was_ready or not run.filling:
                 run.filling = True
                 actions.append(ev.Fill(run.id))

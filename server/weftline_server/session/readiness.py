@@ -33,6 +33,13 @@ def is_behind(primitive: Primitive, runs: Mapping[str, PrimitiveRun]) -> bool:
     return any(runs[before].state is not RunState.DONE for before in primitive.after)
 
 
+def continues(primitive: Primitive, runs: Mapping[str, PrimitiveRun]) -> bool:
+    """Whether the primitive comes after an output of its own task that is not done."""
+    task = runs[primitive.id].task
+    before = (runs[id] for id in primitive.after)
+    return any(run.task is task and run.state is not RunState.DONE for run in before)
+
+
 def failed_input(task: Task, variables: Mapping[str, Variable]) -> WeftlineError | None:
     """The error of the first failed variable among those that the task needs."""
     for read in task.reads:

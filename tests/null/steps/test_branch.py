@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
+from bench.simulator.world import World
 from tests.null.asgi import Serve, call
 from tests.null.steps.wire import branch, each, loop, run, states
+from tests.null.test_switches import measured, step, words
 from weftline.errors import InvalidRequest, TransformFailed
 from weftline.predicates import MAX_DEPTH, check, holds
-from weftline.protocol import Call, InOut, Placeholder, Segment
-from weftline.steps import Branch, Case, Source
+from weftline.protocol import Call, InOut, Placeholder, Segment, Submit
+from weftline.steps import Body, Branch, Case, Each, Source
 from weftline_engine.null import LatencyProfile, NullConfig
 from weftline_engine.retrieval.local import LocalItems
 from weftline_engine.retrieval.memory import MemoryTable, WordBackend
@@ -75,6 +79,48 @@ async def test_the_value_says_how_its_side_was_generated(serve: Serve) -> None:
     assert answer == {**side, "semantic_var_id": "answer"}
 
 
+ROUTE = (
+    step((words(0, 20),), "kind", tokens=50),
+    step((words(500, 400),), "yes"),
+    step((words(2000, 400),), "no"),
+)
+TRUTHY = Branch(
+    on=Source(var="kind"), cases=(Case(when={"op": "truthy"}, take="yes"),), default="no", out="won"
+)
+
+
+async def routed(made: World, submit: Submit, out: str) -> tuple[float, set[str]]:
+    """The seconds until `out` is there, and the calls that were given to an engine to generate."""
+    session = made.driver.open("t")
+    await made.driver.submit(session, submit)
+    await made.driver.readers.get(session, out)
+    told = [run for run in session.tasks.values() if any(one.sent is not None for one in run.steps)]
+    return made.now, {run.task.name.rpartition(".")[2] for run in told if run.task.call}
+
+
+def test_a_side_is_filled_early_and_generates_nothing_before_the_decision() -> None:
+    """A call of 50 tokens decides between two calls. Each has 400 tokens of instructions, which
+    take 0.4 s to fill, on the other engine. The side that is not taken generates nothing.
+    """
+    flat = partial(routed, submit=Submit(calls=ROUTE, steps=(TRUTHY,)), out="won")
+    early, late = measured(flat, 2), measured(flat, 2, "prefill_early")
+    assert early[1] == late[1] == {"kind", "yes"}
+    assert late[0] - early[0] > 0.35
+
+
+def test_a_side_in_a_body_generates_nothing_before_the_decision() -> None:
+    """The branch is in the body of an `each`, and in another graph the `each` is on a side."""
+    body = Body(calls=ROUTE, steps=(TRUTHY,))
+    one = Each(over=Source(value=["a"]), body=body, collect={"won": "all"})
+    inside = measured(partial(routed, submit=Submit(steps=(one,)), out="all"), 2)
+    assert inside[1] == {"kind", "yes"}
+    listed = Each(
+        over=Source(value=["a", "b"]), body=Body(calls=ROUTE[2:]), collect={"no": "list"}, name="l"
+    )
+    submit = Submit(calls=ROUTE[:2], steps=(replace(TRUTHY, default="list"), listed))
+    assert measured(partial(routed, submit=submit, out="won"), 2)[1] == {"kind", "yes"}
+
+
 async def test_a_skipped_variable_says_so(serve: Serve) -> None:
     """To a get, and to a call that comes later. A client cannot set it."""
     server = await serve()
@@ -107,11 +153,12 @@ async def test_what_another_call_reads_is_not_skipped(serve: Serve) -> None:
 
 
 async def test_a_side_that_has_begun_is_stopped(serve: Serve) -> None:
-    """Both sides run when the branch is decided."""
+    """Both sides were submitted before the branch, and run when it is decided."""
     server = await serve(NullConfig(latency=LatencyProfile(step_s=60)))
     session = await server.session()
     route = branch("kind", {"numbers": NUMBER}, "words", "answer")
-    await server.submit(session, *SIDES, steps=[route])
+    await server.submit(session, *SIDES)
+    await server.submit(session, steps=[route])
     found = server.driver.registry.find("local", session)
     tasks = {run.task.name: run for run in found.tasks.values()}
     while tasks["plan"].state is not RunState.RUNNING:  # noqa: ASYNC110
@@ -139,7 +186,8 @@ async def test_a_side_may_fail_before_the_decision(serve: Serve) -> None:
     for kind, found in (("word", "fine "), ("number", None)):
         session = await server.session()
         route = branch("kind", {"numbers": NUMBER}, "words", "answer", name="route")
-        await server.submit(session, bad, good, steps=[route])
+        await server.submit(session, bad, good)
+        await server.submit(session, steps=[route])
         assert (await server.get(session, "numbers")).json()["error"]["call"] == "bad"
         await server.http.put(f"/v1/session/{session}/variable/kind", json={"value": kind})
         answer = (await server.get(session, "answer")).json()
@@ -316,24 +364,24 @@ def test_a_wrong_predicate_is_refused(spec: Any) -> None:
 
 
 @pytest.mark.parametrize("without", [frozenset[str](), frozenset({"speculate"})])
-async def test_a_side_starts_before_the_decision_unless_that_is_left_out(
+async def test_a_side_s_steps_run_before_the_decision_unless_that_is_left_out(
     serve: Serve, without: frozenset[str]
 ) -> None:
-    """With speculation both sides run beside the call that decides. Without it neither does."""
-    server = await serve(SLOW, ServerConfig(without=without))
-    route = branch("kind", {"numbers": NUMBER}, "words", "answer", name="route")
+    """With speculation they run beside the call that decides. Its calls never do."""
+    engines = {"words": lambda: LocalItems(WordBackend("words"))}
+    server = await serve(SLOW, ServerConfig(without=without), also=engines)
+    route = branch("kind", {"numbers": NUMBER}, "vectors", "answer", name="route")
+    found = {"kind": "embed", "in": {"value": ["a"]}, "out": "vectors", "name": "embed"}
     asked = call("ask", "it is a number {{output:kind}}", kind="kind")
-    answer = await run(server, route, calls=(asked, *SIDES, READ), get=["said"])
+    answer = await run(server, found, route, calls=(asked, SIDES[0], READ), get=["said"])
     assert answer["values"] == {"said": "so one "}
     calls = {one["name"]: one for one in answer["graph"]["calls"]}
+    steps = {one["name"]: one for one in answer["graph"]["steps"]}
     decided = calls["ask"]["steps"][0]["finished_s"]
-    begun = {name for name in ("count", "plan") if _queued(calls[name]) < decided}
-    assert begun == (set() if without else {"count", "plan"})
-    assert (states(answer)["plan"] == "skipped") == bool(without)
-
-
-def _queued(call: dict[str, Any]) -> float:
-    return call["steps"][0]["queued_s"] if call["steps"] else float("inf")
+    assert calls["count"]["steps"][0]["queued_s"] >= decided
+    assert states(answer)["embed"] == ("skipped" if without else "done")
+    begun = steps["embed"]["queued_s"]
+    assert (begun is None or begun >= decided) == bool(without)
 
 
 async def test_a_side_that_changes_a_store_waits_for_the_decision(serve: Serve) -> None:

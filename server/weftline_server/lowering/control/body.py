@@ -25,6 +25,7 @@ from weftline_server.graph.graph import Graph
 from weftline_server.graph.growth import Growing
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.call import lower_call
+from weftline_server.lowering.control.sides import gated
 
 Rename = Callable[[str], str]
 LowerStep = Callable[[Step, str, str], Task]  # a step, what runs it, the id of its task
@@ -62,6 +63,12 @@ def is_free(body: Body) -> bool:
         or (isinstance(step, Each | Loop) and not is_free(step.body))
         for step in body.steps
     )
+
+
+def has_calls(body: Body) -> bool:
+    """Whether it or a body in it has a call."""
+    inner = (step.body for step in body.steps if isinstance(step, Each | Loop))
+    return bool(body.calls) or any(map(has_calls, inner))
 
 
 def size_of(body: Body) -> int:
@@ -130,7 +137,7 @@ def instance(body: Body, made: Instance, lower: LowerStep) -> tuple[Task, ...]:
             named = replace(renamed(step, rename), name=name)
             yield lower(named, resource_of(step), f"{made.id}.s{number}")
 
-    return tuple(replace(task, owner=made.owner) for task in tasks())
+    return tuple(replace(task, owner=made.owner) for task in gated(list(tasks())))
 
 
 def tried(body: Body, made: Instance, lower: LowerStep) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from weftline_server.lowering.control.body import (
     Instance,
     LowerStep,
     check_writes,
+    has_calls,
     instance,
     is_free,
     read_outside,
@@ -87,6 +88,11 @@ class EachBody(ControlBody, TakesItems):
     def changes(self) -> bool:
         """Whether its body does."""
         return not is_free(self.step.body)
+
+    @property
+    def generates(self) -> bool:
+        """Whether its body does."""
+        return has_calls(self.step.body)
 
     def value(self, variables: Variables) -> object:
         items = read(self.step.over, variables)

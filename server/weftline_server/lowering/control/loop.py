@@ -24,6 +24,7 @@ from weftline_server.lowering.control.body import (
     Instance,
     LowerStep,
     check_writes,
+    has_calls,
     instance,
     is_free,
     read_outside,
@@ -107,6 +108,11 @@ class BeginBody(ControlBody, Growing):
     def changes(self) -> bool:
         """Whether its body does."""
         return not is_free(self.rounds.step.body)
+
+    @property
+    def generates(self) -> bool:
+        """Whether its body does."""
+        return has_calls(self.rounds.step.body)
 
     def value(self, variables: Variables) -> object:
         return self.rounds.step.most

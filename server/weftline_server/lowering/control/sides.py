@@ -1,8 +1,9 @@
-"""Which tasks serve undecided sides of branches only, and wait for the decision if nothing is
-speculative.
+"""Which tasks serve undecided sides of branches only, and wait for the decision.
 
-A side starts before its branch is decided: that is speculation. What changes something outside the
-graph is never speculative; see `weftline_server.session.wanted`.
+Steps of a side may run before its branch is decided: that is speculation. A model never generates
+text for a side that may not be taken, because others wait for the engine, and a hosted one bills
+it. Only its prompt is filled early. What changes something outside the graph is never speculative
+either; see `weftline_server.session.wanted`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from weftline_server.graph.primitive import Task
 from weftline_server.lowering.control.branch import DecideBody
 
 
-def gated(tasks: Sequence[Task]) -> list[Task]:
-    """The tasks, in which those that a decision may make needless come after it.
+def gated(tasks: Sequence[Task], *, steps: bool = False) -> list[Task]:
+    """The tasks, in which those that a decision may make needless come after it: those in which a
+    model generates text, and with `steps` all.
 
     Only tasks of one submit are seen together: a side that was submitted before its branch has
     begun.
@@ -34,7 +36,8 @@ def gated(tasks: Sequence[Task]) -> list[Task]:
         decision = branch.primitives[0]
         assert isinstance(decision.body, DecideBody)
         for task in _only_for(branch, decision.body.step.sides, writer, readers):
-            waits.setdefault(task.id, []).append(decision.id)
+            if steps or _generates(task):
+                waits.setdefault(task.id, []).append(decision.id)
     return [after(task, waits.get(task.id, ())) for task in tasks]
 
 
@@ -60,6 +63,12 @@ def _only_for(
         found[task.id] = task
         waiting += [writer[variable] for variable in task.reads if variable in writer]
     return found.values()
+
+
+def _generates(task: Task) -> bool:
+    """Whether a model generates text in the task, or in what it adds to the graph."""
+    grows = (one.body for one in task.primitives if isinstance(one.body, Growing))
+    return task.call is not None or any(body.generates for body in grows)
 
 
 def _decides(task: Task) -> bool:
