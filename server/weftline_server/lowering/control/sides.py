@@ -67,8 +67,9 @@ def _only_for(
 
 def _generates(task: Task) -> bool:
     """Whether a model generates text in the task, or in what it adds to the graph."""
-    grows = (one.body for one in task.primitives if isinstance(one.body, Growing))
-    return task.call is not None or any(body.generates for body in grows)
+    bodies = (one.body for one in task.primitives)
+    grows = any(isinstance(body, Growing) and body.generates for body in bodies)
+    return grows or task.call is not None
 
 
 def _decides(task: Task) -> bool:
