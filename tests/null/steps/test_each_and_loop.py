@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.null.asgi import Serve, call
 from tests.null.steps.wire import branch, each, loop, run, states
+from tests.null.test_switches import step
+from weftline.protocol import Segment
+from weftline.steps import Body, Each, Loop, Source, Step, Until
 from weftline_server.config import ServerConfig
+from weftline_server.lowering.call import lower_call
+from weftline_server.lowering.step import lower_step
 from weftline_server.runtime.registry import RegistryConfig
 from weftline_server.session.budget import Budget
 
@@ -236,3 +242,29 @@ async def test_a_wrong_list_fails_the_step(
     answer = await run(server, step, get=["out"])
     assert (answer["error"]["type"], answer["error"]["call"]) == (error, "each")
     assert message in answer["error"]["message"]
+
+
+def test_the_work_of_a_body_counts_before_its_items_are_there() -> None:
+    """An application whose list is still written has its items to go: four, unless fewer are
+    certain. A loop has one round. A list in a body counts with its own items.
+    """
+    asked = step((Segment(input="item"),), "said", "item", tokens=30)
+    one = Body(calls=(asked,))
+    [item] = lower_call(asked, "", "c").primitives
+    unknown = Each(over=Source(var="list"), body=one, collect={"said": "all"})
+    few = replace(unknown, max_items=3)
+    known = replace(unknown, over=Source(value=["a", "b"]))
+    nested = replace(unknown, over=Source(var="lists"), body=Body(steps=(unknown,)),
+                     collect={"all": "whole"})  # fmt: skip
+    again = Loop(carry={"item": "a"}, next={"item": "said"}, body=one, most=3,
+                 until=Until(on="said", when={"op": "truthy"}))  # fmt: skip
+
+    def work(made: Step) -> int:
+        return sum(one.work for one in lower_step(made, "", "s").primitives)
+
+    assert item.work >= 30
+    assert work(unknown) == 2 + 4 * item.work
+    assert work(few) == 2 + 3 * item.work
+    assert work(known) == 2 + 2 * item.work
+    assert work(nested) == 2 + 4 * work(unknown)
+    assert work(again) == 2 + item.work

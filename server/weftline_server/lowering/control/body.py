@@ -140,18 +140,19 @@ def instance(body: Body, made: Instance, lower: LowerStep) -> tuple[Task, ...]:
     return tuple(replace(task, owner=made.owner) for task in gated(list(tasks())))
 
 
-def tried(body: Body, made: Instance, lower: LowerStep) -> tuple[str, ...]:
+def tried(body: Body, made: Instance, lower: LowerStep) -> tuple[tuple[str, ...], int]:
     """The outputs that no task of an instance reads, by their names in the body: once they are
-    there, all of the instance has ended.
+    there, all of the instance has ended. And the instance's estimated work in tokens.
 
     It makes the instance, so it raises what can be refused: the errors of lowering and of a graph.
     """
     tasks = instance(body, made, lower)
     Graph().check(tasks)
+    work = sum(one.work for task in tasks for one in task.primitives)
     read = {variable for task in tasks for variable in task.reads}
     start = len(made.id) + 1
     given = (one for task in tasks for one in task.primitives if not isinstance(one.body, Growing))
-    return tuple(var[start:] for one in given for var in one.writes if var not in read)
+    return tuple(var[start:] for one in given for var in one.writes if var not in read), work
 
 
 def check_writes(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weftline import predicates, transforms
@@ -43,14 +43,14 @@ def lower_loop(step: Loop, id: str, lower: LowerStep) -> Task:
     check_writes(step.body, name, step.next.values(), "next", given=step.carry)
     check_writes(step.body, name, [step.until.on], "on", given=step.carry)
     last = Instance(f"{id}.{step.most - 1}", id, name, dict(step.carry))
-    watched = tuple(
-        dict.fromkeys((step.until.on, *step.next.values(), *tried(step.body, last, lower)))
-    )
+    unread, work = tried(step.body, last, lower)
+    watched = tuple(dict.fromkeys((step.until.on, *step.next.values(), *unread)))
     later = (*step.carry.values(), *read_outside(step.body, frozenset(step.carry)))
     rounds = Rounds(step, id, watched, lower)
     reads = reads_of(waits_for(step), dict.fromkeys(later))
+    begin = primitive(id, 0, "loop", f"{id}.rounds", BeginBody(rounds), reads)
     primitives = (
-        primitive(id, 0, "loop", f"{id}.rounds", BeginBody(rounds), reads),
+        replace(begin, work=1 + work),  # one round is certain
         primitive(id, 1, "last", step.out or f"{id}.out", LastBody()),
     )
     return task_of(step, id, primitives, later)
