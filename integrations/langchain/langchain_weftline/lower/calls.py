@@ -9,7 +9,7 @@ from typing import Any
 from langchain_core.callbacks import CallbackManager
 from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import BasePromptTemplate
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import RunnableConfig, RunnableGenerator
 
 from langchain_weftline.chat_models import ChatWeftline
 from langchain_weftline.lower.lowered import CallOptions, Draft
@@ -79,6 +79,12 @@ def is_heard(asked: Asked) -> bool:
     return any(not one.ignore_chat_model or not one.ignore_llm for one in handlers)
 
 
+def _is_refusal_check(function: Any) -> bool:
+    """Whether it is the check of langchain-openai 1.7.4 and later. Its name is private there."""
+    place = (getattr(function, "__module__", ""), getattr(function, "__qualname__", ""))
+    return place == ("langchain_openai.chat_models.base", "_check_refusal")
+
+
 @dataclass(frozen=True, slots=True)
 class CallsState:
     """What a lowering had found."""
@@ -116,7 +122,18 @@ class Calls:
     @property
     def handlers(self) -> Mapping[type, Handler]:
         """The handler of each class."""
-        return {ChatWeftline: self.model}
+        return {ChatWeftline: self.model, RunnableGenerator: self._generator}
+
+    def _generator(self, step: Step, value: Any) -> Steps:
+        """A generator of the client's, unless it is the check that ChatOpenAI's structured output
+        makes for refusals. The server's messages hold none: `refusal` is always null.
+        """
+        function = getattr(step.runnable, "_transform", None)
+        if not isinstance(value, Answer) or not _is_refusal_check(function):
+            reason = "it is a generator of the client"
+            return (yield from self._lowering.run(step, value, reason))
+        self._lowering.note(step, "the server's messages hold no refusal", in_server=True)
+        return value
 
     def guard(self, variable: str, guard: Guard) -> None:
         """The call that makes `variable` is on a side of a branch."""
