@@ -174,13 +174,18 @@ class Application:
         """Return whether it has paused so long that other applications get its room."""
         if self.idle_since is None:
             return False
+        least = DORMANT_S if self.habits.pause_s is None else KNOWN_DORMANT_S
         usual = max(self.expected_pause_s, self.habits.pause_s or 0.0)
-        return now - self.idle_since > max(DORMANT_S, DORMANT_PAUSES * usual)
+        return now - self.idle_since > max(least, DORMANT_PAUSES * usual)
 
 
 # An application is dormant after this many of its usual pauses, but not before DORMANT_S seconds.
+# Where the pauses of its kind are known it is KNOWN_DORMANT_S: a client that names no session ends
+# without a word, and its room stays empty until then. 32 agents with pauses of 0.5 s, on a cache
+# for nine, took 120 s with 30 s, of which they computed for 40.
 DORMANT_PAUSES = 4.0
 DORMANT_S = 30.0
+KNOWN_DORMANT_S = 5.0
 
 
 class Recomputed:
