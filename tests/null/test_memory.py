@@ -535,6 +535,20 @@ def test_an_application_that_stays_away_gives_up_its_room() -> None:
     assert not world.memory.gate.may_start("a")
 
 
+@pytest.mark.parametrize(("pause_s", "away_s"), [(None, 30.0), (0.5, 5.0), (10.0, 40.0)])
+def test_room_is_free_after_four_usual_pauses(pause_s: float | None, away_s: float) -> None:
+    """And not before half a minute where no pause of the kind is known, else not before 5 s. So an
+    agent that ends without a word holds up those that wait for a few seconds only.
+    """
+    one = app("a", 0.0, 300, 900)
+    one.queued(300, 0.0)
+    one.ended(10.0)
+    if pause_s is not None:
+        one.habits.learn_pause(pause_s)
+    assert not one.is_dormant(10.0 + away_s - 0.1)
+    assert one.is_dormant(10.0 + away_s + 0.1)
+
+
 def test_a_lost_engine_keeps_nothing() -> None:
     world = World()
     world.wants["x"] = Want(pause_s=0.0)
