@@ -296,8 +296,9 @@ _TOOL_PARTS = (
     "LAMPS's order with exact predictions, and under InferCept: 7.4, 7.6 and 7.6 s at 1 request a "
     "second, 8.0, 8.0 and 7.9 at 2, 10.5, 10.5 and 11.0 at 3, 14.7, 16.7 and 20.0 at 4. The engine "
     "is saturated from 3 on. With predictions that are off by a tenth the server took 15.0 s at 4. "
-    "Since then applications that stay away give up their room after 5 s, and the server takes 10.2 "
-    "s at 3 and 14.0 s at 4. [Decision 12](decisions/0012-admission-by-kind.md) has the times to the first token.",
+    "Since then applications that stay away give up their room after 5 s, and the server takes "
+    "10.2 s at 3 and 14.0 s at 4. [Decision 12](decisions/0012-admission-by-kind.md) has the times "
+    "to the first token.",
     "A tool that is busy on one of the two cores slows the tokens beside it by a third in the "
     "median and 69 % at the 99th percentile, of 10 % to reach. With the model on one core and the "
     "tool on the other the median moves by 1 % and the 99th percentile by 45 %, because the server "
