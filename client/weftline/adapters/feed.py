@@ -253,13 +253,14 @@ class Feed:
         ends = self._is_last or self._joins is not None
         if ends and done and not self._is_overdue:
             return  # it ends by itself, and its connection can be used again
-        if self._joins is None and (self.session.done() or not self._is_last):
+        is_open = self.session.done()
+        if ends:  # first, so that no graph of the calls that are stopped now comes to a reader
+            for work in self._work:
+                work.cancel()  # closes the connection, which ends the session or its readers
+        if self._joins is None and (is_open or not self._is_last):
             # Closing the session is faster than breaking the connection: then the server waits a
             # second for the client to come back.
             BACKGROUND.start(self._end())
-        if ends:
-            for work in self._work:
-                work.cancel()  # closes the connection, which ends the session or its readers
 
     async def _follow(self, draft: _Draft) -> None:
         limits = {variable: _Limit(draft.within[variable]) for variable in draft.within}
