@@ -231,7 +231,7 @@ def _systems(args: argparse.Namespace, workload: Workload, scale: Scale) -> tupl
         for name in chosen:
             if name not in SYSTEMS:
                 raise WeftlineError(f"there is no system {name!r}: there are {', '.join(SYSTEMS)}")
-        return chosen
+        return _with_program(chosen, workload) if args.name == "all" else chosen
     if args.exact:
         return EXACT
     if args.ablation:
@@ -240,9 +240,13 @@ def _systems(args: argparse.Namespace, workload: Workload, scale: Scale) -> tupl
         return ON_NULL
     if scale.quick:
         return workload.quick_systems or workload.systems or IN_TEN_MINUTES
-    usual = workload.systems or USUAL
+    return _with_program(workload.systems or USUAL, workload)
+
+
+def _with_program(systems: Sequence[str], workload: Workload) -> tuple[str, ...]:
+    """Those of the systems for which the workload has a program."""
     by_hand = workload.by_hand is not None
-    return tuple(one for one in usual if by_hand or SYSTEMS[one].way is not Way.BY_HAND)
+    return tuple(one for one in systems if by_hand or SYSTEMS[one].way is not Way.BY_HAND)
 
 
 def _probe(

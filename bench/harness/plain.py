@@ -33,10 +33,14 @@ class PlainClient:
         self._now = now
         self._heard = heard
 
-    async def ask(self, messages: Sequence[Message]) -> str:
-        """The answer to a chat. Raises httpx.HTTPStatusError."""
-        said = await self.say([{"role": role, "content": content} for role, content in messages])
-        return str(said["content"])
+    async def ask(self, messages: Sequence[Message], tokens: int | None = None) -> str:
+        """The answer to a chat, of the client's number of tokens unless `tokens` is given.
+
+        Raises httpx.HTTPStatusError.
+        """
+        more = {} if tokens is None else {"max_tokens": tokens}
+        sent = [{"role": role, "content": content} for role, content in messages]
+        return str((await self.say(sent, **more))["content"])
 
     async def say(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
         """The message that answers a chat, with `more` fields in the request.

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from langchain_core.messages import HumanMessage, SystemMessage
-
 from bench.harness.metrics import mean_seconds, ms_per_token
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload
-from bench.workloads.many_agents import OUTPUT, RESULT, SYSTEM, agent, turns_of
+from bench.workloads.many_agents import (
+    OUTPUT,
+    RESULT,
+    SYSTEM,
+    agent_by_hand,
+    graph_agent,
+    turns_of,
+)
 
 
 def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
@@ -19,17 +24,27 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
 
 async def run(stage: Stage, point: Point) -> None:
     """Run one agent from its first call to its last."""
-    texts, scale = stage.texts, stage.scale
-    turns = turns_of(scale)
-    results = [
-        texts.document(f"tool {stage.seed} {i}", scale.tokens(RESULT)) for i in range(turns - 1)
-    ]
-    role = texts.document(f"role {stage.seed}", scale.tokens(SYSTEM))
-    graph = agent(stage.llm(scale.tokens(OUTPUT), compiled=False), results, [0.0] * len(results))
-    messages = [SystemMessage(role), HumanMessage("Do your work.")]
+    role, results = _texts(stage)
+    llm = stage.llm(stage.scale.tokens(OUTPUT), compiled=False)
     async with stage.app("agent") as app:
-        end = await graph.ainvoke({"messages": messages, "turns": 0}, {"recursion_limit": 100})
-        app.result = str(end["messages"][-1].content)
+        app.result = await graph_agent(llm, role, results, [0.0] * len(results))
+
+
+async def by_hand(stage: Stage, point: Point) -> None:
+    """The same agent as a loop."""
+    role, results = _texts(stage)
+    async with stage.plain(stage.scale.tokens(OUTPUT)) as client, stage.app("agent") as app:
+        app.result = await agent_by_hand(client, role, results, [0.0] * len(results))
+
+
+def _texts(stage: Stage) -> tuple[str, list[str]]:
+    """The agent's role and the results of its tools."""
+    texts, scale = stage.texts, stage.scale
+    results = [
+        texts.document(f"tool {stage.seed} {i}", scale.tokens(RESULT))
+        for i in range(turns_of(scale) - 1)
+    ]
+    return texts.document(f"role {stage.seed}", scale.tokens(SYSTEM)), results
 
 
 WORKLOAD = Workload(
@@ -41,6 +56,7 @@ WORKLOAD = Workload(
     ),
     points=points,
     run=run,
+    by_hand=by_hand,
     metrics={"seconds": mean_seconds("agent"), "ms per token": ms_per_token("agent")},
     target={"0": 1.0},
 )

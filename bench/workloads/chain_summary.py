@@ -12,7 +12,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnablePassthrough
 
 from bench.harness.metrics import mean_seconds, ms_per_token
-from bench.harness.plain import chat
+from bench.harness.plain import PlainClient, chat
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload, paper
 
@@ -91,10 +91,18 @@ async def by_hand(stage: Stage, point: Point) -> None:
     """The same calls, one after the other."""
     texts = chunks(stage, stage.seed)
     refine = ORDERS[point.values["order"]]
-    async with (
-        stage.plain(stage.scale.tokens(point.values["output"])) as client,
-        stage.app("chain") as app,
-    ):
+    async with stage.plain(stage.scale.tokens(point.values["output"])) as client:
+        await chain_by_hand(stage, client, texts, refine)
+
+
+async def chain_by_hand(
+    stage: Stage,
+    client: PlainClient,
+    texts: Sequence[str],
+    refine: ChatPromptTemplate = SUMMARY_FIRST,
+) -> None:
+    """Record one chain whose calls are made one after the other."""
+    async with stage.app("chain") as app:
         app.result = await client.ask(chat(START, text=texts[0]))
         for text in texts[1:]:
             app.result = await client.ask(chat(refine, summary=app.result, text=text))

@@ -10,6 +10,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 
 from bench.harness.metrics import mean_seconds, ms_per_token, percentile
+from bench.harness.plain import PlainClient, chat
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload, paper
 from bench.workloads import _load
@@ -41,21 +42,34 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
 
 async def run(stage: Stage, point: Point) -> None:
     """Serve users who arrive at random, each of one of the four applications."""
+    await _load.arriving(_times(stage, point), lambda number: _user(stage, number))
+
+
+async def by_hand(stage: Stage, point: Point) -> None:
+    """The same users at the same times."""
+    async with stage.plain(0) as client:
+        await _load.arriving(_times(stage, point), lambda number: _user(stage, number, client))
+
+
+def _times(stage: Stage, point: Point) -> list[float]:
     arrivals = _load.poisson(stage.rng, point.values["rate"])
-    times = [next(arrivals) for _ in range(stage.scale.items(REQUESTS, least=4))]
-    await _load.arriving(times, lambda number: _user(stage, number))
+    return [next(arrivals) for _ in range(stage.scale.items(REQUESTS, least=4))]
 
 
-async def _user(stage: Stage, number: int) -> None:
+async def _user(stage: Stage, number: int, client: PlainClient | None = None) -> None:
     which = number % len(APPS)
     lengths = APPS[which]
     # An application's prompt is the same in all repetitions, as it is part of its program.
     shared = stage.texts.document(f"gpts {which}", stage.scale.tokens(PROMPTS * lengths["prompt"]))
     query = stage.texts.document(f"query {stage.seed} {number}", lengths["query"] + 4)
-    llm = stage.llm(stage.scale.tokens(OUTPUTS * lengths["output"]))
-    chain = stage.compiled(PROMPT | llm | StrOutputParser())
+    tokens = stage.scale.tokens(OUTPUTS * lengths["output"])
+    texts = {"instructions": shared, "query": query}
+    chain = None if client else stage.compiled(PROMPT | stage.llm(tokens) | StrOutputParser())
     async with stage.app("user") as app:
-        app.result = await chain.ainvoke({"instructions": shared, "query": query})
+        if chain is not None:
+            app.result = await chain.ainvoke(texts)
+        elif client is not None:
+            app.result = await client.ask(chat(PROMPT, **texts), tokens)
 
 
 WORKLOAD = Workload(
@@ -70,6 +84,7 @@ WORKLOAD = Workload(
     ),
     points=points,
     run=run,
+    by_hand=by_hand,
     prepare=prepare,
     metrics={
         "ms per token": ms_per_token("user"),

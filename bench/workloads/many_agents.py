@@ -14,6 +14,7 @@ from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
 
 from bench.harness.metrics import apps_per_minute, mean_seconds, ms_per_token
+from bench.harness.plain import PlainClient
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload
 
@@ -102,12 +103,19 @@ async def run(stage: Stage, point: Point) -> None:
     llm = stage.llm(stage.scale.tokens(OUTPUT), compiled=False)
 
     async def work(role: str, results: Sequence[str], pauses: Sequence[float]) -> str:
-        messages = [SystemMessage(role), HumanMessage(TASK)]
-        graph = agent(llm, results, pauses)
-        end = await graph.ainvoke({"messages": messages, "turns": 0}, {"recursion_limit": 100})
-        return str(end["messages"][-1].content)
+        return await graph_agent(llm, role, results, pauses)
 
     await _agents(stage, point, work)
+
+
+async def graph_agent(
+    llm: BaseChatModel, role: str, results: Sequence[str], pauses: Sequence[float]
+) -> str:
+    """Run one agent of LangGraph and return its last answer."""
+    messages = [SystemMessage(role), HumanMessage(TASK)]
+    graph = agent(llm, results, pauses)
+    end = await graph.ainvoke({"messages": messages, "turns": 0}, {"recursion_limit": 100})
+    return str(end["messages"][-1].content)
 
 
 async def by_hand(stage: Stage, point: Point) -> None:
@@ -115,16 +123,22 @@ async def by_hand(stage: Stage, point: Point) -> None:
     async with stage.plain(stage.scale.tokens(OUTPUT)) as client:
 
         async def work(role: str, results: Sequence[str], pauses: Sequence[float]) -> str:
-            """Run one agent: after each answer come a pause and a tool's result."""
-            messages = [("system", role), ("user", TASK)]
-            answer = await client.ask(messages)
-            for result, pause in zip(results, pauses, strict=True):
-                await asyncio.sleep(pause)
-                messages += [("assistant", answer), ("user", f"The tool says: {result}")]
-                answer = await client.ask(messages)
-            return answer
+            return await agent_by_hand(client, role, results, pauses)
 
         await _agents(stage, point, work)
+
+
+async def agent_by_hand(
+    client: PlainClient, role: str, results: Sequence[str], pauses: Sequence[float]
+) -> str:
+    """Run one agent by hand: after each answer come a pause and a tool's result."""
+    messages = [("system", role), ("user", TASK)]
+    answer = await client.ask(messages)
+    for result, pause in zip(results, pauses, strict=True):
+        await asyncio.sleep(pause)
+        messages += [("assistant", answer), ("user", f"The tool says: {result}")]
+        answer = await client.ask(messages)
+    return answer
 
 
 async def _agents(stage: Stage, point: Point, work: Work) -> None:

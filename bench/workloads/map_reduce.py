@@ -12,7 +12,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable
 
 from bench.harness.metrics import mean_seconds, ms_per_token
-from bench.harness.plain import chat
+from bench.harness.plain import PlainClient, chat
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload, paper
 
@@ -63,10 +63,15 @@ async def run(stage: Stage, point: Point) -> None:
 async def by_hand(stage: Stage, point: Point) -> None:
     """All chunks at once, then one call."""
     texts = documents(stage, stage.seed)
-    async with (
-        stage.plain(stage.scale.tokens(point.values["output"])) as client,
-        stage.app("map-reduce") as app,
-    ):
+    async with stage.plain(stage.scale.tokens(point.values["output"])) as client:
+        await map_reduce_by_hand(stage, client, texts)
+
+
+async def map_reduce_by_hand(
+    stage: Stage, client: PlainClient, texts: Sequence[Mapping[str, str]]
+) -> None:
+    """Record one summary whose maps start at once."""
+    async with stage.app("map-reduce") as app:
         found = await asyncio.gather(*(client.ask(chat(MAP, **text)) for text in texts))
         app.result = await client.ask(chat(REDUCE, summaries="\n\n".join(found)))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from bench.harness.metrics import mean_seconds, ms_per_token, percentile
+from bench.harness.plain import PlainClient
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload, paper
 from bench.workloads import _load
-from bench.workloads.map_reduce import documents, map_reduce_chain
+from bench.workloads.map_reduce import documents, map_reduce_by_hand, map_reduce_chain
 
 PAPER = paper("fig19_mixed")
 CHAT_PROMPT, CHAT_OUTPUT = 400, 200  # about ShareGPT's means
@@ -29,8 +30,6 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
 
 async def run(stage: Stage, point: Point) -> None:
     """Chats arrive at random, summaries in groups."""
-    arrivals = _load.poisson(stage.rng, point.values["rate"])
-    times = [next(arrivals) for _ in range(stage.scale.items(PAPER["chat_requests"]))]
     llm = stage.llm(stage.scale.tokens(PAPER["output_tokens"]))
     chain = stage.compiled(map_reduce_chain(llm))
 
@@ -39,13 +38,34 @@ async def run(stage: Stage, point: Point) -> None:
         async with stage.app("map-reduce") as app:
             app.result = await chain.ainvoke(texts)
 
+    await _arrivals(stage, point, summary)
+
+
+async def by_hand(stage: Stage, point: Point) -> None:
+    """The same arrivals. The maps of a summary start at once."""
+    async with stage.plain(stage.scale.tokens(PAPER["output_tokens"])) as client:
+
+        async def summary(number: int) -> None:
+            texts = documents(stage, f"{stage.seed} {number}")
+            await map_reduce_by_hand(stage, client, texts)
+
+        await _arrivals(stage, point, summary, client)
+
+
+async def _arrivals(
+    stage: Stage,
+    point: Point,
+    summary: Callable[[int], Awaitable[None]],
+    client: PlainClient | None = None,
+) -> None:
+    arrivals = _load.poisson(stage.rng, point.values["rate"])
+    times = [next(arrivals) for _ in range(stage.scale.items(PAPER["chat_requests"]))]
     starts = [GAP_S * (i // GROUP) for i in range(stage.scale.items(PAPER["map_reduce_apps"]))]
-    await asyncio.gather(
-        _load.arriving(
-            times, lambda number: _load.chat(stage, "chat", number, CHAT_PROMPT, CHAT_OUTPUT)
-        ),
-        _load.arriving(starts, summary),
-    )
+
+    async def chat(number: int) -> None:
+        await _load.chat(stage, "chat", number, CHAT_PROMPT, CHAT_OUTPUT, client)
+
+    await asyncio.gather(_load.arriving(times, chat), _load.arriving(starts, summary))
 
 
 WORKLOAD = Workload(
@@ -58,6 +78,7 @@ WORKLOAD = Workload(
     ),
     points=points,
     run=run,
+    by_hand=by_hand,
     prepare=prepare,
     metrics={
         "chat ms per token": ms_per_token("chat"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,12 +11,17 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnablePassthrough
 
 from bench.harness.metrics import mean_seconds
+from bench.harness.plain import Message, chat
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload, paper
 
 PAPER = paper("fig18_metagpt")
 LENGTHS = 0.5  # share of the paper's lengths
 ARCHITECT = ChatPromptTemplate.from_template("{task}\n\nDesign the files and their interfaces.")
+
+CODE = "{task}\n\nThe design:\n{design}\n\nWrite file NUMBER of this design."
+REVIEW = "\n\nReview file NUMBER."
+REVISE = "\n\nA review of file NUMBER:\n{review_NUMBER}\n\nRewrite it."
 
 
 def memory(files: int) -> str:
@@ -28,9 +34,7 @@ def team(stage: Stage, files: int, cycles: int) -> Runnable[dict[str, Any], Any]
     """A chain over {"task": text}: the design, the files, then reviews and revisions in cycles."""
 
     def role(instruction: str, lengths: Sequence[int], number: int) -> Runnable[Any, str]:
-        low, high = lengths
-        tokens = low + (high - low) * number // max(1, files - 1)
-        llm = stage.llm(stage.scale.tokens(LENGTHS * tokens))
+        llm = stage.llm(_tokens(stage, lengths, number, files))
         return ChatPromptTemplate.from_template(instruction) | llm | StrOutputParser()
 
     def each(prefix: str, instruction: str, lengths: Sequence[int]) -> Runnable[Any, Any]:
@@ -44,14 +48,17 @@ def team(stage: Stage, files: int, cycles: int) -> Runnable[dict[str, Any], Any]
     architect = stage.llm(stage.scale.tokens(LENGTHS * PAPER["architect"]["output"]))
     design = ARCHITECT | architect | StrOutputParser()
     chain: Runnable[dict[str, Any], Any] = RunnablePassthrough.assign(design=design)
-    code = "{task}\n\nThe design:\n{design}\n\nWrite file NUMBER of this design."
-    chain |= each("file", code, PAPER["code"]["output"])
+    chain |= each("file", CODE, PAPER["code"]["output"])
     for _ in range(cycles):
-        review = memory(files) + "\n\nReview file NUMBER."
-        chain |= each("review", review, PAPER["review"]["output"])
-        revise = memory(files) + "\n\nA review of file NUMBER:\n{review_NUMBER}\n\nRewrite it."
-        chain |= each("file", revise, PAPER["revise"]["output"])
+        chain |= each("review", memory(files) + REVIEW, PAPER["review"]["output"])
+        chain |= each("file", memory(files) + REVISE, PAPER["revise"]["output"])
     return chain.pick([f"file_{i}" for i in range(files)])
+
+
+def _tokens(stage: Stage, lengths: Sequence[int], number: int, files: int) -> int:
+    """The output tokens for one of the files; `lengths` are those of the first and the last."""
+    low, high = lengths
+    return stage.scale.tokens(LENGTHS * (low + (high - low) * number // max(1, files - 1)))
 
 
 def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
@@ -69,6 +76,39 @@ async def run(stage: Stage, point: Point) -> None:
         app.result = str(await chain.ainvoke({"task": task}))
 
 
+async def by_hand(stage: Stage, point: Point) -> None:
+    """The same program: the files, the reviews and the revisions of a cycle start at once."""
+    files = point.values["files"]
+    state = {"task": stage.texts.document(f"task {stage.seed}", stage.scale.tokens(LENGTHS * 2000))}
+
+    async def each(prefix: str, instruction: str, lengths: Sequence[int]) -> None:
+        prompts = [
+            ChatPromptTemplate.from_template(instruction.replace("NUMBER", str(i)))
+            for i in range(files)
+        ]
+        answers = [
+            client.ask(_messages(prompt, state), _tokens(stage, lengths, i, files))
+            for i, prompt in enumerate(prompts)
+        ]
+        found = await asyncio.gather(*answers)
+        state.update({f"{prefix}_{i}": text for i, text in enumerate(found)})
+
+    async with (
+        stage.plain(stage.scale.tokens(LENGTHS * PAPER["architect"]["output"])) as client,
+        stage.app("program") as app,
+    ):
+        state["design"] = await client.ask(_messages(ARCHITECT, state))
+        await each("file", CODE, PAPER["code"]["output"])
+        for _ in range(stage.scale.items(PAPER["review_revise_cycles"], least=1)):
+            await each("review", memory(files) + REVIEW, PAPER["review"]["output"])
+            await each("file", memory(files) + REVISE, PAPER["revise"]["output"])
+        app.result = str({f"file_{i}": state[f"file_{i}"] for i in range(files)})
+
+
+def _messages(prompt: ChatPromptTemplate, state: Mapping[str, str]) -> list[Message]:
+    return chat(prompt, **{name: state[name] for name in prompt.input_variables})
+
+
 WORKLOAD = Workload(
     title="Multi-agent programming",
     figure="Figure 18",
@@ -79,6 +119,7 @@ WORKLOAD = Workload(
     ),
     points=points,
     run=run,
+    by_hand=by_hand,
     metrics={"seconds": mean_seconds("program")},
     target={"0": 2.5},
 )

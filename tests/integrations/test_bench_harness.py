@@ -508,10 +508,10 @@ def test_passages_of_one_length() -> None:
 async def test_programs_by_hand_make_the_same_calls(tmp_path: Path) -> None:
     """Each answers as many tokens to as long prompts as the LangChain program does."""
     async with running(ServerSpec(Kind.WEFTLINE), Setup(model=None, logs=tmp_path), "ours") as ours:
-        for name in ("chain_summary", "map_reduce", "copilot", "many_agents", "tool_mix"):
+        for name in sorted(set(names()) - {"rag"}):  # whose program is LlamaIndex's
             workload = load(name)
-            assert workload.by_hand is not None
-            point = workload.points(TINY, {})[0]
+            assert workload.by_hand is not None, name
+            point = workload.points(TINY, {"saturation": 100.0})[0]
             made = []
             for system, program in (
                 ("openai-weftline", workload.run),
@@ -520,7 +520,8 @@ async def test_programs_by_hand_make_the_same_calls(tmp_path: Path) -> None:
                 stage = Stage(SYSTEMS[system], ours.url, Texts(words, 1), TINY, 7)
                 await program(stage, point)
                 assert not any(app.error for app in stage.apps)
-                calls = [(call.prompt, call.output) for app in stage.apps for call in app.calls]
+                apps = [app for app in stage.apps if app.kind != "background"]  # as time allows
+                calls = [(call.prompt, call.output) for app in apps for call in app.calls]
                 made.append(sorted(calls))
             assert made[0] == made[1], name
 
