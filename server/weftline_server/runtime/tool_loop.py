@@ -44,7 +44,7 @@ from weftline_server.session.session import Session
 
 # A model that calls tools for ever gets this many turns.
 MOST_TURNS = 16
-# A turn whose engine dies is asked for again so often, where no client has its text.
+# How often one run asks again for a turn whose engine has died, if the client has nothing of it.
 MOST_AGAIN = 2
 
 
@@ -120,11 +120,12 @@ class ToolLoop:
     async def events(self, told: bool = True) -> AsyncIterator[str | ClientCall]:
         """What the model says, turn by turn, and the calls that the client has to compute.
 
-        Afterwards `turns` is complete. Where the client is `told` all of it at once, a turn whose
-        engine dies fails; else it is asked for again.
+        Afterwards `turns` is complete. `told` says that the client gets all of it at once. A turn
+        whose engine dies is asked for again, unless the client has a part of it.
         """
-        call, again = self._call, 0 if told else MOST_AGAIN
+        call, again = self._call, MOST_AGAIN
         while True:
+            was_sent = False
             [task] = await self._driver.submit(
                 self._session, Submit(session_id=self._session.id, calls=(call,))
             )
@@ -134,11 +135,13 @@ class ToolLoop:
                 async with aclosing(self._written(turn)) as texts:
                     async for text in texts:
                         if text:
+                            was_sent = told
                             yield text
                         for due in self._take_due():
+                            was_sent = True
                             yield due
             except EngineFailed:
-                if not again:
+                if was_sent or not again:
                     raise
                 again -= 1
                 self._give_up(self.turns.pop())

@@ -79,6 +79,20 @@ async def ask(server: Server, text: str, **more: Any) -> dict[str, Any]:
     return dict(answer.json())
 
 
+async def streamed(server: Server, text: str, **more: Any) -> list[dict[str, Any]]:
+    """The chunks of a streamed response. The last one may be an error."""
+    body = {
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": 4000,
+        "stream": True,
+        "weftline": {"run_tools": True},
+        **more,
+    }
+    answer = await server.http.post("/v1/chat/completions", json=body)
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n")]
+    return [json.loads(line) for line in lines if line and line != "[DONE]"]
+
+
 def told(answer: dict[str, Any]) -> list[Any]:
     """What the tools of a run said."""
     return [one["content"] for one in answer["weftline"]["messages"] if one["role"] == "tool"]
@@ -120,16 +134,7 @@ async def test_a_run_has_a_price(serve: Serve, tmp_path: Path) -> None:
 
 async def test_a_stream_has_the_same_text(server: Server) -> None:
     """Chunks come as the model writes, and the last one has the messages."""
-    body = {
-        "messages": [{"role": "user", "content": "#weather"}],
-        "max_tokens": 4000,
-        "stream": True,
-        "weftline": {"run_tools": True},
-    }
-    answer = await server.http.post("/v1/chat/completions", json=body)
-    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
-    assert lines[-1] == "[DONE]"
-    chunks = [json.loads(line) for line in lines[:-1]]
+    chunks = await streamed(server, "#weather")
     text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
     assert text == "Let me see.I ask for the state."
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
@@ -283,12 +288,13 @@ class _Dies(NullEngine):
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["written again", "another call"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_the_model_dies_in_the_middle_of_a_turn(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, same: bool
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, same: bool, stream: bool
 ) -> None:
-    """It has written a call, which runs, and a part of the next one. Another attempt is made. It
-    uses the result if it writes the same call, and drops it otherwise. A stream fails instead: the
-    client has a part of the text."""
+    """It has written a call, which runs, and a part of the next one. The client has nothing of it,
+    so another attempt is made. It uses the result if it writes the same call, and drops it
+    otherwise. A stream tells the same as a response that is not streamed."""
     monkeypatch.setattr(fleet, "RESTART_PAUSES_S", (0.0,))
     deadly = ["x x x"]
 
@@ -301,16 +307,40 @@ async def test_the_model_dies_in_the_middle_of_a_turn(
     also = {"m": model, "tool:some": lambda: ToolEngine(config(), Begun())}
     server = await serve(also=also)
     session = server.driver.open("local")
-    answer = await ask(server, "#add", session_id=session.id, model="m")
-    assert answer["choices"][0]["message"]["content"] == "Found."
-    assert told(answer)[0] == ("3" if same else "4")
+    more = {"session_id": session.id, "model": "m"}
+    if stream:
+        chunks = await streamed(server, "#add", **more)
+        text = "".join(one["choices"][0]["delta"].get("content", "") for one in chunks)
+        answer = chunks[-1]
+    else:
+        answer = await ask(server, "#add", **more)
+        text = answer["choices"][0]["message"]["content"]
+    assert (text, told(answer)[0]) == ("Found.", "3" if same else "4")
     names = [task.name for task in session.graph.tasks.values()]
     assert [names.count(name) for name in ("chat", "add")] == [3, 1 if same else 2]
-    deadly.append("x x x")
-    body = {"messages": [{"role": "user", "content": "#add"}], "stream": True, "model": "m"}
-    body["weftline"] = {"run_tools": True}
-    stream = await server.http.post("/v1/chat/completions", json=body)
-    assert "died while it ran this call" in stream.text and "Found" not in stream.text
+
+
+async def test_a_stream_whose_model_dies_after_some_words_fails(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client has a part of the text, so the turn cannot be written again. The stream ends with
+    the error. The same request without a stream gets its response."""
+    monkeypatch.setattr(fleet, "RESTART_PAUSES_S", (0.0,))
+    rules = ('"found": "x', "Found."), ("#say", "I look. " + called("look_up", query="x " * 40))
+    deadly: list[str] = []
+    made = NullConfig(mode=NullMode.SCRIPT, model="m", script=rules, latency=PACE)
+    also = {"m": lambda: _Dies(made, deadly), "tool:some": lambda: ToolEngine(config(), Begun())}
+    server = await serve(also=also)
+    for stream in (True, False):
+        deadly.append("x x x")
+        if not stream:
+            answer = await ask(server, "#say", model="m")
+            assert answer["choices"][0]["message"]["content"] == "Found."
+            continue
+        *chunks, last = await streamed(server, "#say", model="m")
+        text = "".join(one["choices"][0]["delta"].get("content", "") for one in chunks)
+        assert text == "I look."
+        assert "died while it ran this call" in last["error"]["message"]
 
 
 async def test_a_session_that_is_closed_ends_its_tools(server: Server, tmp_path: Path) -> None:
