@@ -343,6 +343,24 @@ async def test_a_stream_whose_model_dies_after_some_words_fails(
         assert "died while it ran this call" in last["error"]["message"]
 
 
+async def test_a_stream_whose_model_dies_after_a_call_of_the_client_fails(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client has been told to compute a call, which another attempt might not write. So the
+    turn is not written again."""
+    monkeypatch.setattr(fleet, "RESTART_PAUSES_S", (0.0,))
+    rules = (("#both", called("mine", x=1) + called("look_up", query="x " * 40)),)
+    made = NullConfig(mode=NullMode.SCRIPT, model="m", script=rules, latency=PACE)
+    deadly = ["x x x"]
+    also = {"m": lambda: _Dies(made, deadly), "tool:some": lambda: ToolEngine(config(), Begun())}
+    server = await serve(also=also)
+    own = {"run_tools": True, "client_tools": [{"name": "mine", "effects": "none"}]}
+    mine = {"type": "function", "function": {"name": "mine", "parameters": {"type": "object"}}}
+    *_, due, last = await streamed(server, "#both", model="m", tools=[mine], weftline=own)
+    assert due["weftline"]["tool_call"]["name"] == "mine"
+    assert "died while it ran this call" in last["error"]["message"]
+
+
 async def test_a_session_that_is_closed_ends_its_tools(server: Server, tmp_path: Path) -> None:
     """The request fails, and the tool's process is killed."""
     session = await server.session()
