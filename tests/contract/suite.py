@@ -152,6 +152,7 @@ class EngineContract:
         assert moved.tokens == len(op.tokens or ()) + 11  # the last of 12 was not computed
 
     async def test_an_unknown_kind_is_refused(self, target: Target) -> None:
+        """An op of a kind that the engine does not announce ends as InvalidRequest."""
         if not target.can(api.Capability.REPORTS):
             pytest.skip("the server sends no other kinds to this engine")
         (heard,) = await target.run(replace(target.op(target.questions[0]), kind="embed"))

@@ -89,6 +89,8 @@ async def gate() -> AsyncIterator[Opened]:
     ],
 )
 async def test_a_refused_host_gets_the_reason(gate: Opened, name: str, key: str, says: str) -> None:
+    """A host with a wrong key, or with the name of one that is there, is told so, and never joins.
+    Its key is not in the repr of its settings."""
     config = HostConfig(host="127.0.0.1", port=gate[0], key=key, name=name)
     host = EngineHost(config, null(script()))
     with pytest.raises(Rejected, match=says):
@@ -159,6 +161,7 @@ async def test_a_server_that_does_not_know_the_key_gets_no_engine() -> None:
     ],
 )
 async def test_nonsense_before_the_proof_ends_the_connection(gate: Opened, said: bytes) -> None:
+    """A peer that has not proved its key can send nothing that is decoded, and nothing large."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gate[0])
     writer.write(said)
     await asyncio.wait_for(reader.read(), 30)

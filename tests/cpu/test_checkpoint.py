@@ -39,6 +39,7 @@ def shard(directory: Path) -> list[Path]:
 
 
 def test_shards_read_like_one_file(copy: Path, tiny_directory: Path) -> None:
+    """A checkpoint that is cut into several files has the same tensors."""
     expected = load_file(tiny_directory / "model.safetensors")
     shard(copy)
     checkpoint = Checkpoint(copy)
@@ -105,6 +106,7 @@ def configure(**changes: Any) -> Callable[[Path], None]:
 def test_a_broken_model_directory_is_described(
     break_it: Callable[[Path], None], says: str, copy: Path
 ) -> None:
+    """Each damage and each unknown architecture ends as one line that says what is wrong."""
     break_it(copy)
     with pytest.raises(ModelError, match=says) as caught:
         load_model(copy, torch.float32)

@@ -148,6 +148,8 @@ def test_a_constraint_survives_preemption(make: Make, generate: Make, tokens_of:
 
 
 def test_nan_under_a_constraint_fails_that_request(make: Make, generate: Make) -> None:
+    """The other request of the same step gets its choice."""
+
     def probe(logits_RV: Tensor, ops: list[str]) -> None:
         if "bad" in ops:
             logits_RV[ops.index("bad")] = float("nan")
@@ -178,12 +180,14 @@ def test_nan_under_a_constraint_fails_that_request(make: Make, generate: Make) -
 def test_a_bad_constraint_is_refused(
     constraint: str, says: str, make: Make, generate: Make
 ) -> None:
+    """The op fails before its first step, and the message says what a constraint is."""
     failed = make().run(generate("op", [1, 2], constraint=constraint))[0].failed
     assert failed.error == "InvalidRequest"
     assert says in failed.message
 
 
 def test_without_llguidance_constraints_are_refused(make_bench: Make, generate: Make) -> None:
+    """The optional package is not there: the op fails, and the message names the package."""
     failed = make_bench().run(generate("op", [1, 2], **options({"choice": ["a"]})))[0].failed
     assert (failed.error, "llguidance" in failed.message) == ("InvalidRequest", True)
 

@@ -127,12 +127,14 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 def test_outputs_have_the_same_bits_on_and_off(
     seed: int, native: NativeDecoder, grammars: TokenGrammars, generate: Make
 ) -> None:
+    """Random requests, some sampled and some under a grammar, give the same tokens and logits."""
     same_on_and_off(native, seed, grammars, generate)
 
 
 def test_every_variant_has_the_same_bits_on_and_off(
     variant: NativeDecoder, grammars: TokenGrammars, generate: Make
 ) -> None:
+    """Each instruction set that this machine has keeps the promise."""
     same_on_and_off(variant, 3, grammars, generate)
 
 

@@ -102,6 +102,7 @@ def test_a_missing_device_is_an_error() -> None:
 
 
 def test_an_unknown_load_format_is_refused(tmp_path: Path) -> None:
+    """A known one reaches the engine's process as an argument."""
     with pytest.raises(ValueError, match="none of auto, dummy"):
         EmbeddedConfig(model=tmp_path, load_format="npz")
     words = EmbeddedConfig(model=tmp_path, load_format="dummy").arguments(3)

@@ -17,6 +17,7 @@ PROGRAMS = re.findall(r"```python\n(.*?)```\n\nprints[^\n]*\n\n```\n(.*?)```", P
 
 
 def test_there_is_a_program_and_a_picture_of_each() -> None:
+    """docs/engine.md has three programs, and every picture that it shows exists."""
     assert len(PROGRAMS) == PAGE.count("```python") == 3
     for name in re.findall(r"!\[.*?\]\((.*?)\)", PAGE):
         assert (Path(__file__).parents[2] / "docs" / name).read_text().startswith("<svg")
@@ -24,6 +25,7 @@ def test_there_is_a_program_and_a_picture_of_each() -> None:
 
 @pytest.mark.parametrize(("program", "output"), PROGRAMS, ids=["drafts", "tree", "work list"])
 def test_a_program_prints_what_is_shown(program: str, output: str) -> None:
+    """Each program of docs/engine.md, run as it stands, prints the output below it."""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == (output, "")
 

@@ -75,6 +75,8 @@ def test_outputs_do_not_depend_on_the_schedule(
     prompts: list[tuple[int, ...]],
     expected: list[list[int]],
 ) -> None:
+    """Batched, in chunks, preempted or one by one: the tokens are those of the model alone. Prompts
+    with a common prefix find at least 32 of its tokens in the cache."""
     bench = make_bench(**options)
     outcomes = bench.run(*[generate(f"op{i}", prompt) for i, prompt in enumerate(prompts)])
     assert [outcome.tokens for outcome in outcomes] == expected

@@ -24,6 +24,8 @@ Make = Callable[..., Any]
 
 
 def test_events_come_in_order(make_bench: Make, generate: Make) -> None:
+    """An op is accepted, streams its parts, finishes, and reports its context. The numbers have no
+    gap."""
     bench = make_bench()
     outcome = bench.run(generate("op", [1, 2, 3], max_tokens=2))[0]
     kinds = [type(event) for event in outcome.events]
@@ -86,6 +88,7 @@ def test_nan_in_the_cache_reaches_no_other_request(
 
 
 def test_cancel_takes_effect_before_the_next_step(make_bench: Make, generate: Make) -> None:
+    """The cancelled op ends at once and leaves no context. The other one runs to its end."""
     bench = make_bench()
     bench.submit([generate("a", [1, 2, 3], max_tokens=400), generate("b", [4, 5])])
     bench.step()
@@ -101,6 +104,7 @@ def test_cancel_takes_effect_before_the_next_step(make_bench: Make, generate: Ma
 def test_freeing_everything_empties_the_cache(
     make_bench: Make, generate: Make, tokens_of: Make
 ) -> None:
+    """After 20 ops whose contexts are freed, all blocks are available again."""
     bench = make_bench(blocks=32)
     for i in range(20):
         bench.run(generate(f"op{i}", tokens_of(i, 30)))
@@ -126,6 +130,7 @@ def test_freeing_everything_empties_the_cache(
 def test_bad_ops_are_refused(
     op: dict[str, Any], error: str, says: str, make_bench: Make, generate: Make, fill: Make
 ) -> None:
+    """A bad op fails with a reason. The engine runs the next good one."""
     bench = make_bench(blocks=8)
     bench.run(fill("f", [1, 2, 3], context="taken"))
     good = generate("good", [1])
@@ -164,6 +169,8 @@ def test_output_ends_where_the_context_does(make_bench: Make, generate: Make) ->
 
 
 def test_a_new_attempt_replaces_the_old(make_bench: Make, generate: Make) -> None:
+    """A repeated op of the same attempt is ignored. A newer attempt ends the older one: no
+    event of the older one follows."""
     bench = make_bench()
     bench.submit([generate("op", [1, 2], max_tokens=300)])
     bench.step()

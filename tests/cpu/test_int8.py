@@ -57,6 +57,7 @@ def test_the_largest_numbers_do_not_overflow(built: Any) -> None:
 
 
 def test_a_row_that_is_not_finite_spoils_no_other(built: Any) -> None:
+    """Rows with NaN or infinity give NaN. A row of zeros, which has no scale, gives zeros."""
     x = torch.ones(4, 64)
     x[1, 5], x[2, 7] = float("nan"), float("inf")
     x[3] = 0
@@ -75,6 +76,8 @@ def test_a_row_that_is_not_finite_spoils_no_other(built: Any) -> None:
 def test_chunks_change_no_bit_and_logits_stay_near(
     built: Any, tiny_llama: Make, tmp_path: Path, shape: dict[str, Any]
 ) -> None:
+    """A prompt in six pieces, or on two threads, gives the bits of the whole prompt. The logits are
+    within a tenth of those of float64."""
     directory = tiny_llama(tmp_path, **shape)
     path = directory / "model.safetensors"
     save_file({name: t.bfloat16() for name, t in load_file(path).items()}, path)
@@ -94,6 +97,7 @@ def test_chunks_change_no_bit_and_logits_stay_near(
 def test_it_is_refused_where_the_kernels_do_not_run(
     tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A CPU without the instructions gets the reason when the model is loaded."""
     monkeypatch.delenv("WEFTLINE_ISA", raising=False)  # the error would name it first
     nothing = Machine("x86_64", frozenset())
     with pytest.raises(ModelError, match="int8 needs the C kernels: This CPU lacks abm, avx"):

@@ -85,6 +85,7 @@ def test_chunks_change_no_bit_of_a_row(pair: tuple[LlamaDecoder, NativeDecoder])
 
 
 def test_a_long_context_is_cut_and_merged(pair: tuple[LlamaDecoder, NativeDecoder]) -> None:
+    """340 tokens make several tasks for one query. Their merge equals a prefill in one piece."""
     _, native = pair
     tokens = torch.randint(0, 256, (340,), generator=torch.Generator().manual_seed(0))
     whole = prefill(native, tokens, [340])
@@ -228,6 +229,8 @@ def test_rows_of_a_product_do_not_depend_on_each_other(built: Any) -> None:
 
 
 def test_exp_is_as_exact_as_it_says(built: Any) -> None:
+    """The error is within the bound of the comment. Very negative numbers give 0, and NaN stays
+    NaN."""
     x = -torch.linspace(0, 86, 4096)
     found = torch.empty_like(x)
     Parts(built, threads=1).exp(x, found)

@@ -112,6 +112,7 @@ def test_a_user_decides_how_long_threads_spin(name: str) -> None:
 
 
 async def test_kill_nine_is_seen_at_once(engine: ProcessEngine, generate: Make) -> None:
+    """The reader of events gets EngineDied within seconds, and a verb after it raises nothing."""
     await engine.start()
     assert engine.pid is not None
     engine.submit(generate("op", [1, 2], max_tokens=500))
@@ -126,6 +127,7 @@ async def test_kill_nine_is_seen_at_once(engine: ProcessEngine, generate: Make) 
 
 
 async def test_close_leaves_no_process(engine: ProcessEngine, generate: Make) -> None:
+    """Closing in the middle of an op ends the child process and the stream of events."""
     await engine.start()
     pid = engine.pid
     assert pid is not None
@@ -137,6 +139,7 @@ async def test_close_leaves_no_process(engine: ProcessEngine, generate: Make) ->
 
 
 async def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    """The child's reason is the message of the parent's exception."""
     engine = ProcessEngine(EmbeddedConfig(model=tmp_path))
     with pytest.raises(EngineDied, match=r"did not start: .* holds no tokenizer.json"):
         await engine.start()
@@ -183,6 +186,7 @@ asyncio.run(main())
     ],
 )
 def test_a_config_that_cannot_be_is_refused(options: dict[str, Any], says: str) -> None:
+    """Settings are checked when they are made, before a process starts."""
     with pytest.raises(ValueError, match=says):
         EmbeddedConfig(model=Path("model"), **options)
 

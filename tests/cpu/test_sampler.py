@@ -80,6 +80,8 @@ def test_penalties_and_logprobs_are_the_plain_rules(seed: int) -> None:
 
 
 def test_a_row_of_nan_counts_nothing() -> None:
+    """A row without a token changes no penalty: its next token is the likeliest one, and the other
+    row's is penalised."""
     sampler = Sampler(2, 4, (), NoGrammars())
     params = replace(GREEDY, presence_penalty=2.0, logprobs=1)
     slots = [sampler.add(params, 0), sampler.add(params, 0)]
@@ -126,6 +128,8 @@ def test_a_seed_gives_the_same_alone_in_a_batch_and_after_preemption(
 def test_parts_carry_the_log_probabilities_that_were_asked_for(
     make_bench: Make, tokens_of: Make
 ) -> None:
+    """Ops that ask for none get none. A chosen token has the same number alone and among the
+    alternatives."""
     outcomes = make_bench().run(*ops(tokens_of))
     counts = []
     for outcome in outcomes:
@@ -172,6 +176,7 @@ def test_the_end_of_text_is_kept_back_or_ignored(
 def test_a_parameter_out_of_range_is_refused(
     options: dict[str, Any], says: str, make_bench: Make, generate: Make
 ) -> None:
+    """The engine checks what a server should have checked, and names the parameter."""
     failed = make_bench().run(generate("op", [1, 2], **options))[0].failed
     assert failed.error == "InvalidRequest"
     assert says in failed.message

@@ -89,6 +89,7 @@ def test_draws_follow_the_distribution() -> None:
 
 
 def test_a_seed_draws_the_same_alone_and_in_a_batch() -> None:
+    """A random number depends on the seed and the token's place alone."""
     seeds = np.array([7, 8, 7, 2**64 - 1], np.uint64)
     counters = np.array([0, 0, 1, 5], np.uint64)
     together = uniforms(seeds, counters)
@@ -112,6 +113,7 @@ def test_stop_tokens_are_banned_until_min_tokens() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_that_is_not_finite_yields_minus_one(bad: float, temperature: float) -> None:
+    """NO_TOKEN stands in its place. The rows beside it get their tokens."""
     table = SamplingTable(3)
     params = SamplingParams(max_tokens=1, temperature=temperature, top_k=2)
     slots = [table.add(params, i) for i in range(3)]
@@ -122,6 +124,7 @@ def test_a_row_that_is_not_finite_yields_minus_one(bad: float, temperature: floa
 
 
 def test_a_slot_is_reused() -> None:
+    """The next request in it has its own parameters, none of the last one's."""
     table = SamplingTable(1)
     first = table.add(SamplingParams(max_tokens=1, temperature=0.5), 1)
     table.remove(first)

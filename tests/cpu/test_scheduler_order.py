@@ -81,6 +81,8 @@ def test_an_application_moves_as_one() -> None:
 
 
 def test_new_hints_take_effect_in_the_next_step() -> None:
+    """A prompt is half computed when the other application turns out to have little left: that one
+    goes first."""
     scheduler = make_scheduler(step_tokens=10, max_running=2)
     add(scheduler, "first", 30, application="a", work_left=500)
     second = add(scheduler, "next", 30, application="b", work_left=500)
@@ -156,6 +158,7 @@ def test_the_strictest_bound_limits_the_tokens_in_flight() -> None:
 
 
 def test_a_bound_below_one_prompt_still_lets_the_first_run() -> None:
+    """The bound holds back what runs beside an op, so nothing starves under a bound of 0."""
     scheduler = make_scheduler()
     add(scheduler, "a", 30, token_bound=0)
     add(scheduler, "b", 3)

@@ -56,6 +56,7 @@ def test_a_long_prompt_is_computed_in_chunks_beside_decoding() -> None:
 
 
 def test_several_prompts_share_a_step() -> None:
+    """Ten tokens hold two prompts and the beginning of a third."""
     scheduler = make_scheduler(step_tokens=10)
     add(scheduler, "a", [1, 2, 3])
     add(scheduler, "b", [2, 3, 4, 5])
@@ -152,6 +153,7 @@ def test_a_fork_inside_a_block_copies_it() -> None:
 
 
 def test_the_last_prompt_token_of_a_generate_is_computed_again() -> None:
+    """All of its prompt is in the cache, but the logits after the last token are not."""
     scheduler = make_scheduler()
     first = add(scheduler, "first", [1, 2, 3, 4, 5, 6, 7, 8])
     run(scheduler)
@@ -162,6 +164,7 @@ def test_the_last_prompt_token_of_a_generate_is_computed_again() -> None:
 
 
 def test_a_fill_of_known_tokens_takes_no_step() -> None:
+    """A fill needs no logits, so it ends with the plan."""
     scheduler = make_scheduler()
     scheduler.finish(add_and_run(scheduler, "first"), None)
     again = add(scheduler, "again", [1, 2, 3, 4, 5, 6], Kind.FILL)
@@ -176,6 +179,7 @@ def add_and_run(scheduler: Scheduler, name: str) -> Sequence:
 
 
 def test_salts_keep_tenants_apart() -> None:
+    """Two tenants with one prompt compute it twice."""
     scheduler = make_scheduler()
     add(scheduler, "a", list(range(1, 11)), salt="one")
     add(scheduler, "b", list(range(1, 11)), salt="two")
@@ -213,6 +217,7 @@ def test_a_pinned_context_is_evicted_only_when_nothing_else_can_run() -> None:
 
 
 def test_the_least_recently_used_leaf_is_evicted_first() -> None:
+    """The cache has two contexts of two blocks. A third one takes the end of the older."""
     scheduler = make_scheduler(blocks=4)
     for name, token in (("old", 1), ("new", 2)):
         sequence = add(scheduler, name, [token] * 8, Kind.FILL)
@@ -227,5 +232,6 @@ def test_the_least_recently_used_leaf_is_evicted_first() -> None:
 
 @pytest.mark.parametrize(("blocks", "step_tokens"), [(0, 40), (4, 8)])
 def test_impossible_bounds_are_refused(blocks: int, step_tokens: int) -> None:
+    """A cache smaller than a block, or a step that has no room for all sequences."""
     with pytest.raises(ValueError, match=r"smaller than one block|must exceed max_running"):
         make_scheduler(blocks=blocks, step_tokens=step_tokens)

@@ -44,6 +44,7 @@ def test_steps_are_sized_by_the_cost_of_a_row(
 
 
 def test_a_step_keeps_its_bound() -> None:
+    """The chosen number of rows fits the time, and one more does not."""
     cost = StepCost(0.020, 0.0016)
     chosen = budget(cost, 64, None)
     for rows, bound in ((chosen.step_tokens, STEP_S), (chosen.beside_tokens, BESIDE_S)):
@@ -65,4 +66,5 @@ def test_the_cost_is_measured_with_the_model(tiny_directory: Path, tmp_path: Pat
 
 
 def test_the_simulator_has_the_short_steps_of_a_fast_cpu() -> None:
+    """The simulated engine and the measured budget name the same number of tokens."""
     assert budget(AVX512, 64, None).beside_tokens == start_from().beside_tokens

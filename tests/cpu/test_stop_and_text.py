@@ -41,6 +41,7 @@ def test_the_scanner_cuts_before_the_first_stop(text: str, stops: list[str]) -> 
 
 
 def test_the_possible_start_of_a_stop_string_is_held_back() -> None:
+    """It is sent when the next text shows that it was none."""
     scanner = StopScanner(["</end>"])
     assert [scanner.push(text) for text in ("a <", "/e", "x", " </en", "d> b")] == [
         "a ",
@@ -65,6 +66,7 @@ def forced(outputs: dict[str, bytes]) -> Callable[[Tensor, list[str]], None]:
 
 
 def test_a_stop_string_across_tokens_ends_the_output(make_bench: Make, generate: Make) -> None:
+    """The text ends before it. The usage counts the tokens that wrote it."""
     bench = make_bench(probe=forced({"op": b"one END two", "other": b"one END two"}))
     stopped, whole = bench.run(
         generate("op", [1], max_tokens=11, stop=("END",)), generate("other", [1], max_tokens=11)
@@ -76,12 +78,14 @@ def test_a_stop_string_across_tokens_ends_the_output(make_bench: Make, generate:
 
 
 def test_held_back_text_is_sent_at_the_end(make_bench: Make, generate: Make) -> None:
+    """The output ends in the middle of what may have become a stop string."""
     bench = make_bench(probe=forced({"op": b"one EN"}))
     outcome = bench.run(generate("op", [1], max_tokens=6, stop=("END",)))[0]
     assert outcome.text == "one EN"
 
 
 def test_stop_strings_do_not_count_before_min_tokens(make_bench: Make, generate: Make) -> None:
+    """The first full stop is text, and the second one ends the output."""
     bench = make_bench(probe=forced({"op": b"a.b.c."}))
     outcome = bench.run(generate("op", [1], max_tokens=6, min_tokens=3, stop=(".",)))[0]
     assert (outcome.text, len(outcome.tokens)) == ("a.b", 4)
@@ -91,6 +95,7 @@ def test_stop_strings_do_not_count_before_min_tokens(make_bench: Make, generate:
 def test_the_end_token_ends_the_output(
     ignore: bool, text: str, count: int, make_bench: Make, generate: Make
 ) -> None:
+    """With ignore_eos it is a token like any other."""
     bench = make_bench(probe=forced({"op": b"hi\0there"}))
     outcome = bench.run(generate("op", [1], max_tokens=8, ignore_eos=ignore))[0]
     assert (outcome.text, len(outcome.tokens)) == (text, count)
@@ -111,6 +116,7 @@ def test_the_first_token_is_looked_at_like_any_other(make_bench: Make, generate:
 
 
 def test_a_character_waits_for_its_bytes(make_bench: Make, generate: Make) -> None:
+    """A character of three tokens is sent with the last of them."""
     bench = make_bench(probe=forced({"op": "a海b".encode()}))
     bench.submit([generate("op", [1], max_tokens=5)])
     parts = []

@@ -53,6 +53,7 @@ MESSAGES: list[Any] = [
 
 
 def test_every_message_comes_back_equal() -> None:
+    """One frame carries all kinds of messages, and its header gives its length."""
     frame = wire.encode(MESSAGES)
     body = frame[wire.HEADER_BYTES :]
     assert wire.length(frame[: wire.HEADER_BYTES]) == len(body)
@@ -82,11 +83,13 @@ def test_every_message_comes_back_equal() -> None:
     ],
 )
 def test_anything_else_is_refused(body: bytes) -> None:
+    """Broken JSON, unknown classes, missing, additional and wrong fields, and deep nesting."""
     with pytest.raises(wire.WireError):
         wire.decode(body)
 
 
 def test_frames_are_bounded() -> None:
+    """A reader refuses a long frame by its header, and a writer does not send one."""
     with pytest.raises(wire.WireError, match="exceeds"):
         wire.length(b"\xff\xff\xff\xff")
     with pytest.raises(wire.WireError, match="exceeds"):

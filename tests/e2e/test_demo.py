@@ -47,6 +47,7 @@ def test_a_faster_machine_gets_longer_texts() -> None:
 
 
 def test_the_ways_take_turns_in_beginning() -> None:
+    """So that neither way always finds the engine as the other one left it."""
     assert [demo.ways(turn) for turn in range(3)] == [
         [demo.PLAIN, demo.COMPILED],
         [demo.COMPILED, demo.PLAIN],

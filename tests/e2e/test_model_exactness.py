@@ -183,6 +183,7 @@ def test_batched_greedy_tokens(
 def test_greedy_tokens_alone(
     core: Core, prompts: list[tuple[int, ...]], check_greedy: Check
 ) -> None:
+    """Each prompt by itself gives the greedy tokens of transformers."""
     check_greedy([run(core, generate(f"op{i}", p))[0][0] for i, p in enumerate(prompts)])
 
 

@@ -165,6 +165,7 @@ def test_tenants_do_not_see_each_other(store: Store) -> None:
     ],
 )
 def test_what_does_not_fit_changes_nothing(store: Store, rows: Any, message: str) -> None:
+    """The whole ingest is refused: no text is replaced, and none is added."""
     store.ingest(ABC, ROWS)
     failed = store.ingest([item("a", "new"), item("z", "new")], rows)
     assert failed.error == "InvalidRequest" and failed.message.startswith(message)
@@ -198,6 +199,7 @@ def test_a_bad_row_takes_all_rows_with_it(postgres: PostgresServer, tmp_path: Pa
 
 
 def test_what_is_kept_is_found_by_the_next_process(tmp_path: Path) -> None:
+    """A second store on the same folder finds the documents of the first."""
     Store(LanceTable(tmp_path / "docs.lance")).ingest(ABC, ROWS)
     again = Store(LanceTable(tmp_path / "docs.lance"))
     assert [hit["id"] for hit in again.search([1, 0, 0], 1)] == ["a"]

@@ -86,6 +86,8 @@ async def test_a_text_that_had_ended_is_not_given_twice(server: Killed) -> None:
 
 
 async def test_gets_of_both_clients_wait_for_the_server(server: Killed) -> None:
+    """The server is killed while both clients wait for a value, and started again. Both gets return
+    the value, and the program sees no error."""
     async with AsyncClient(server.url) as client:
         session = await client.session().open()
         await session.submit(CHAIN)

@@ -147,6 +147,7 @@ async def test_too_much_for_memory_gives_up_the_sessions_that_waited(
 
 
 def test_a_file_has_one_server(tmp_path: Path) -> None:
+    """A second server on the same file does not start. It may when the first one has ended."""
     store = Store(StoreConfig(path=str(tmp_path / "f")))
     with pytest.raises(InvalidRequest, match="another program uses"):
         Store(StoreConfig(path=str(tmp_path / "f")))
@@ -155,6 +156,8 @@ def test_a_file_has_one_server(tmp_path: Path) -> None:
 
 
 async def test_a_damaged_session_does_not_keep_the_others_away(tmp_path: Path) -> None:
+    """One of three sessions has a broken record: it is unknown after the restart, and the other two
+    are there."""
     path = tmp_path / "store"
     async with running(path) as server:
         ids = [await server.session() for _ in range(3)]

@@ -83,6 +83,7 @@ def test_every_reader_of_a_chain_begins_at_its_start() -> None:
 
 
 def test_a_chain_that_stalls_times_out() -> None:
+    """Nothing is appended, so the reader gets TimeoutError."""
     with pytest.raises(TimeoutError):
         next(Chain[str]().read(0.01))
 
@@ -287,6 +288,7 @@ def test_a_request_carries_the_ids_to_close_and_returns_them() -> None:
 
 
 def test_a_request_that_says_nothing_is_nothing() -> None:
+    """A request without provenance ignores the ids and the text of its answer."""
     with Request(None) as request:
         request.hear(ids("s", "v"), "text")
         request.finish()
@@ -294,6 +296,7 @@ def test_a_request_that_says_nothing_is_nothing() -> None:
 
 
 def test_a_session_keeps_its_latest_answers() -> None:
+    """Of three answers it remembers the last two."""
     session = Session(Closer(lambda id: None))
     for number in range(3):
         session.answered(f"v{number}", "text")
@@ -379,6 +382,7 @@ def test_a_call_whose_input_failed_is_never_claimed() -> None:
 
 
 def test_each_result_is_claimed_once_by_many_threads() -> None:
+    """Eight threads ask 80 times for 50 equal calls, and each result goes out once."""
     claims: Claims[str] = Claims([Planned(Result(), {}, lambda _: "ask") for _ in range(50)])
     taken: list[Any] = []
     threads = [
@@ -435,4 +439,5 @@ def test_values_in_openai_s_shapes() -> None:
 
 
 def test_a_key_is_not_shown() -> None:
+    """A server's repr may stand in a log."""
     assert "secret" not in repr(Server("http://x", "secret"))

@@ -139,6 +139,7 @@ def test_a_condition_means_what_it_means_in_python(number: int) -> None:
     ],
 )
 def test_what_is_not_certain_is_no_predicate(condition: Any) -> None:
+    """A condition becomes data only if the server is sure to decide as Python would."""
     value = {"kind": Ref("a"), "other": Ref("b"), "made": Ref("c", is_text=False)}
     with pytest.raises(CannotCompile):
         condition_of(condition, value)

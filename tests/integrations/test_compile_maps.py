@@ -194,6 +194,7 @@ def test_what_fails(recording: Recording, fault: str, then: bool, is_async: bool
 
 
 def test_a_stream_ends_with_the_same_text(recording: Recording) -> None:
+    """The parts of a compiled map, joined, are the text of the plain chain."""
     llm = model(recording)
     chain = listed(llm) | ask(llm, "Explain {part}").map() | merged(llm)
     assert "".join(compile_chain(chain).stream(GIVEN)) == "".join(chain.stream(GIVEN))

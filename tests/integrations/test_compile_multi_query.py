@@ -295,6 +295,7 @@ def test_an_ensemble_that_fails(recording: Recording, why: str, is_async: bool) 
 
 
 def test_an_ensemble_of_the_client_stays_as_it_is(recording: Recording) -> None:
+    """Its retrievers run in the client. The call after them is still one submit."""
     ensemble = ensemble_of([in_client(), Shelf()])
     explained = compile_chain(rag(ensemble | format_docs, recording)).explain(QUESTION)
     assert "its retrievers are in the client" in [step.why for step in explained.in_client]

@@ -84,6 +84,7 @@ def test_faiss_in_this_process(
 def test_explain_names_what_the_client_runs(
     recording: Recording, faiss: VectorStoreRetriever
 ) -> None:
+    """It gives the reason for each step, and sends nothing."""
     explained = compile_chain(rag(faiss, recording)).explain(QUESTION)
     why = {step.step: step.why for step in explained.in_client}
     assert why["VectorStoreRetriever"] == "its store 'FAISS' is in the client"
@@ -164,6 +165,7 @@ def test_the_question_is_rewritten_in_the_same_request(
 
 
 def test_the_answer_streams(recording: Recording, store: WeftlineVectorStore) -> None:
+    """Search and call are one submit, whose text streams."""
     chain = compile_chain(rag(retriever(recording, filter={"n": 2}), recording))
     assert "".join(chain.stream(QUESTION)) == chain.chain.invoke(QUESTION)
     assert sent(recording)[0] == ("POST", SUBMIT)
@@ -194,6 +196,7 @@ def test_callbacks_hear_of_the_retriever(recording: Recording, store: WeftlineVe
 def test_what_a_search_step_cannot_do_stays_in_the_client(
     recording: Recording, change: dict[str, Any], why: str
 ) -> None:
+    """A retriever with such a setting runs in the client, and `explain` names the setting."""
     changed = retriever(recording).model_copy(update=change)
     explained = compile_chain(rag(changed, recording)).explain(QUESTION)
     [said] = [step.why for step in explained.in_client if "Retriever" in step.step]

@@ -110,6 +110,7 @@ def test_a_function_that_makes_the_input_runs_once(recording: Recording) -> None
 
 
 def test_a_retriever_that_fails_begins_nothing(recording: Recording) -> None:
+    """The client's error is raised, and no request was sent."""
     with pytest.raises(LookupError, match="no shelf"):
         compile_chain(compressing(recording, Broken())).invoke("What crosses?")
     assert posted(recording) == []

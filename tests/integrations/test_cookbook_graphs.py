@@ -77,6 +77,7 @@ def _module(name: str) -> ModuleType:
 
 
 def test_every_program_is_listed() -> None:
+    """The page, the folder and this test name the same programs."""
     page = (FOLDER / "README.md").read_text()
     listed = set(re.findall(r"^\| \[(\w+)\.py\]", page, re.MULTILINE))
     assert listed == set(EXPECTED) == {one.stem for one in FOLDER.glob("*.py")} - {"runners"}

@@ -69,6 +69,8 @@ def test_a_program_prints_what_it_should(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """The programs of docs/tools.md run as they stand: both adapters, the SDK and a plain
+    request."""
     monkeypatch.setenv("WEFTLINE_BASE_URL", url)
     run_here(program, tmp_path)
     assert capsys.readouterr().out == printed

@@ -101,6 +101,8 @@ def test_adding_and_finding_take_a_request_each(store: WeftlineVectorStore, url:
 
 
 def test_scores_filters_and_vectors(store: WeftlineVectorStore) -> None:
+    """The store finds by text, by vector and by filter, with LangChain's scores. Equal texts keep
+    their ids."""
     ids = store.add_texts(TEXTS, [{"red": "red" in text} for text in TEXTS])
     assert store.add_texts(TEXTS, [{"red": "red" in text} for text in TEXTS]) == ids
     [(best, score), *_] = store.similarity_search_with_score("a red whale", k=3)
@@ -117,6 +119,7 @@ def test_scores_filters_and_vectors(store: WeftlineVectorStore) -> None:
 
 
 def test_documents_are_deleted_by_a_filter(store: WeftlineVectorStore) -> None:
+    """By metadata or by id; an unknown id is no error, and a delete of everything is."""
     store.add_texts(TEXTS, [{"n": n} for n in range(3)], ids=["a", "b", "c"])
     assert store.delete(filter={"n": 1}) and store.delete(["c", "unknown"])
     assert [one.id for one in store.get_by_ids(["c", "b", "a"])] == ["a"]
@@ -125,6 +128,7 @@ def test_documents_are_deleted_by_a_filter(store: WeftlineVectorStore) -> None:
 
 
 async def test_the_async_methods(store: WeftlineVectorStore) -> None:
+    """The coroutines of store, embeddings and retriever do what the plain methods do."""
     made = await WeftlineVectorStore.afrom_texts(TEXTS, ids=["a", "b", "c"])
     assert [one.id for one in await made.asimilarity_search("blue", k=1)] == ["b"]
     vector = await WeftlineEmbeddings().aembed_query("a red fox")
@@ -147,6 +151,7 @@ def test_many_texts_are_added_in_portions(
 
 
 def test_errors_say_what_is_wrong(store: WeftlineVectorStore) -> None:
+    """Another embedder, an unknown store and an unknown embedder are named in the message."""
     store.add_texts(["a"])
     with pytest.raises(InvalidRequest, match="the store holds vectors of 32 numbers and got 4"):
         WeftlineVectorStore(DeterministicFakeEmbedding(size=4)).similarity_search("a")
@@ -159,6 +164,7 @@ def test_errors_say_what_is_wrong(store: WeftlineVectorStore) -> None:
 
 
 async def test_documents_are_reranked() -> None:
+    """The best two come back with their scores, and the given documents are not changed."""
     documents = [Document(text, id=str(at)) for at, text in enumerate(TEXTS)]
     rerank = WeftlineRerank(top_n=2)
     found = rerank.compress_documents(documents, "blue whale")

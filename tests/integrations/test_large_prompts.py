@@ -34,6 +34,7 @@ def brief_url() -> Any:
 def test_a_prompt_above_four_megabytes_travels_once(
     brief_url: str, way: Callable[..., Any]
 ) -> None:
+    """In all three ways the requests together are hardly longer than the prompt."""
     with recorded(brief_url) as recording:
         llm = ChatWeftline(base_url=recording.url, temperature=0, max_retries=0, max_tokens=4)
         prompt = ChatPromptTemplate.from_template("Sum up {text}")

@@ -105,6 +105,7 @@ def test_a_copy_works_and_goes_where_it_says(echo_url: str) -> None:
 
 
 def test_the_model_has_the_name_that_is_served(echo_url: str) -> None:
+    """The metadata asks the server where the program names no model."""
     assert Weftline(base_url=echo_url).metadata.model_name == "null"
 
 

@@ -161,6 +161,7 @@ def test_a_retriever_alone(index: VectorStoreIndex, recording: Recording) -> Non
 
 
 def test_the_call_reads_the_hits(index: VectorStoreIndex, recording: Recording) -> None:
+    """The prompt's context is the variable of the search, not a text that came back first."""
     engine = index.as_query_engine(llm=llm())
     recording.requests.clear()
     engine.query("blue whale")

@@ -71,6 +71,7 @@ async def test_an_index_is_opened_again(index: VectorStoreIndex) -> None:
 
 
 async def test_nodes_are_read_and_deleted(index: VectorStoreIndex) -> None:
+    """By filter, by id and by document, with the plain methods and the coroutines."""
     store = WeftlineVectorStore()
     filters = MetadataFilters(filters=[MetadataFilter(key="ref_doc_id", value="d1")])
     [node] = store.get_nodes(filters=filters)
@@ -107,6 +108,7 @@ async def test_an_embedding_model() -> None:
 
 
 async def test_nodes_are_reranked() -> None:
+    """The best two nodes come back with new scores. Without a query there is an error."""
     nodes = [NodeWithScore(node=TextNode(text=text)) for text in TEXTS]
     rerank = WeftlineRerank(top_n=2)
     found = rerank.postprocess_nodes(nodes, query_str="blue whale")

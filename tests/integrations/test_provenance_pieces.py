@@ -25,6 +25,7 @@ def session() -> TracedSession:
 
 @given(WORDS, st.lists(st.tuples(st.just("x"), WORDS), max_size=4))
 def test_a_search_adds_up(text: str, values: list[tuple[str, str]]) -> None:
+    """However values are found in a text, the pieces joined are the text."""
     assert text_of(by_search(text, values, MIN_SEARCHED)) == text
 
 

@@ -65,6 +65,7 @@ def test_a_server_embeds_and_reranks_at_another(endpoint: str, tmp_path: Path) -
 
 
 async def test_an_endpoint_that_is_not_there_is_said() -> None:
+    """The engine does not start, and the message has the address."""
     config = EndpointConfig(url="http://127.0.0.1:9/v1")
     engine = RemoteItems(RemoteConfig(name="far", kind="embed", endpoint=config))
     with pytest.raises(api.EngineDied, match=r"far at http://127.0.0.1:9/v1 did not .*reach"):
@@ -127,6 +128,8 @@ async def test_a_reranker_that_speaks_as_tei_does() -> None:
 
 
 async def test_a_reranker_that_takes_neither_form_says_the_first_reason() -> None:
+    """Both known forms of a request are tried. The message is the answer to the first."""
+
     async def rerank(request: web.Request) -> web.Response:
         jina = "documents" in await request.json()
         return web.json_response({"message": "no query" if jina else "no documents"}, status=400)
@@ -141,6 +144,7 @@ async def test_a_reranker_that_takes_neither_form_says_the_first_reason() -> Non
 
 
 def test_settings_that_do_not_fit() -> None:
+    """An address without a scheme, and a batch of 0, are refused before anything starts."""
     for table in ({"connect": "host:8000"}, {"connect": "http://host", "batch": 0}):
         [spec] = from_tables({"embedder": [table]})
         with pytest.raises(InvalidRequest):

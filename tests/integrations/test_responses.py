@@ -82,6 +82,7 @@ def test_what_is_not_served_is_named(client: openai.OpenAI) -> None:
 
 
 def test_one_model_is_retrieved(client: openai.OpenAI) -> None:
+    """An unknown model is a 404 that names those that are there."""
     assert client.models.retrieve("null").id == "null"
     with pytest.raises(openai.NotFoundError, match="use one of null"):
         client.models.retrieve("gpt-9")

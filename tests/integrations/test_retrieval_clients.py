@@ -46,6 +46,7 @@ async def test_langchain_s_openai_embeddings(url: str) -> None:
 
 
 def test_token_ids_are_refused_with_what_to_do(url: str) -> None:
+    """OpenAIEmbeddings of LangChain sends token ids: the error names the setting to change."""
     with (
         openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client,
         pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"),
@@ -55,6 +56,7 @@ def test_token_ids_are_refused_with_what_to_do(url: str) -> None:
 
 @pytest.mark.parametrize("made", [cohere.Client, cohere.ClientV2], ids=["v1", "v2"])
 def test_cohere_s_clients_rerank(url: str, made: type[cohere.Client | cohere.ClientV2]) -> None:
+    """Both of Cohere's own clients read the answer of /v1/rerank."""
     client = made("none", base_url=url)
     top = client.rerank(model="null", query="blue whale", documents=TEXTS, top_n=2)
     assert [(one.index, one.relevance_score) for one in top.results] == [(1, 1.0), (2, 0.5)]

@@ -135,6 +135,7 @@ def test_padding_reaches_no_other_row() -> None:
 
 
 def test_a_largest_batch_that_is_no_power_of_two_has_its_size() -> None:
+    """Steps are captured for powers of two, and for the largest batch as it is."""
     assert sizes(6) == (1, 2, 4, 6)
     assert sizes(1) == (1,)
     assert sizes(64) == (1, 2, 4, 8, 16, 32, 64)

@@ -16,6 +16,7 @@ TYPES = [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 2e-2)]
 @pytest.mark.parametrize(("dtype", "atol"), TYPES)
 @pytest.mark.parametrize("shape", [(1, 576), (5, 8), (3, 1)])
 def test_rms_norm(dtype: torch.dtype, atol: float, shape: tuple[int, int]) -> None:
+    """One row, several rows, and rows of a single number equal the reference."""
     torch.manual_seed(0)
     x, weight = torch.randn(shape).to(dtype), torch.rand(shape[1]).to(dtype)
     expected = rms_norm_reference(x, weight, 1e-5)
@@ -24,6 +25,7 @@ def test_rms_norm(dtype: torch.dtype, atol: float, shape: tuple[int, int]) -> No
 
 @pytest.mark.parametrize(("dtype", "atol"), TYPES)
 def test_rope(dtype: torch.dtype, atol: float) -> None:
+    """Positions up to 8,191 equal the reference, and position 0 is not rotated."""
     torch.manual_seed(0)
     x = torch.randn(5, 3, 8).to(dtype)
     positions = torch.tensor([0, 1, 2, 900, 8191])
@@ -37,6 +39,7 @@ def test_rope(dtype: torch.dtype, atol: float) -> None:
 
 @pytest.mark.parametrize(("dtype", "atol"), TYPES)
 def test_silu_mul(dtype: torch.dtype, atol: float) -> None:
+    """The first half gates the second. An odd number of columns has no halves."""
     torch.manual_seed(0)
     x = torch.randn(4, 6).to(dtype)
     torch.testing.assert_close(silu_mul(x), silu_mul_reference(x), atol=atol, rtol=atol)
@@ -45,6 +48,7 @@ def test_silu_mul(dtype: torch.dtype, atol: float) -> None:
 
 
 def test_kv_store_writes_its_slots_and_no_other() -> None:
+    """Three tokens go to slots of three blocks. The rest of the pool stays 0."""
     torch.manual_seed(0)
     x, slots = torch.randn(3, 2, 4), torch.tensor([17, 0, 30])
     expected, found = torch.zeros(2, 4, 8, 4), torch.zeros(2, 4, 8, 4)

@@ -103,6 +103,8 @@ def fill(name: str, tokens: Sequence[int], **options: Any) -> api.Op:
 
 
 def test_an_op_reports_its_acceptance_its_output_and_its_end() -> None:
+    """Its events have no gap in their numbers, and its context is reported with the computed
+    tokens."""
     desk = Desk()
     desk.run(generate("a", range(1, 6)))
     assert desk.of("a") == ["Accepted", "Part", "Part", "Part", "Finished", "ContextMoved"]
@@ -113,6 +115,7 @@ def test_an_op_reports_its_acceptance_its_output_and_its_end() -> None:
 
 
 def test_parts_hold_as_many_tokens_as_they_should() -> None:
+    """Five tokens in parts of two; the last part has the rest."""
     desk = Desk(part_tokens=2)
     desk.run(generate("a", [1, 2], max_tokens=5))
     parts = [event for event in desk.events if isinstance(event, api.Part)]
@@ -146,6 +149,7 @@ def test_a_replaced_attempt_leaves_no_child_waiting() -> None:
 
 
 def test_an_unknown_kind_is_refused() -> None:
+    """The message names the kinds that the engine runs."""
     desk = Desk()
     desk.run(replace(fill("a", [1]), kind="embed"))
     (failed,) = desk.events

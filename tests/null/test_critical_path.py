@@ -71,6 +71,7 @@ async def test_a_value_that_the_client_sets_late_is_a_wait_for_the_client(serve:
 
 
 async def test_a_session_in_which_nothing_has_ended(serve: Serve) -> None:
+    """The view is empty, and says so in its sentence."""
     server = await serve()
     id = await server.session()
     await server.submit(id, call("reply", "{{input:q}} {{output:x}}", q="q", x="x"))

@@ -71,6 +71,7 @@ def test_every_command_is_understood(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Dockerfile", "compose.yaml", "kubernetes.yaml"])
 def test_a_container_listens_to_others(name: str) -> None:
+    """Its loopback is its own, so its command names all addresses and keeps the usual port."""
     args = parsed(commands()[name])
     assert args.host == "0.0.0.0" and args.port is None
 
@@ -149,6 +150,7 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
 
 
 def test_hadolint_finds_nothing() -> None:
+    """The linter of Dockerfiles has no complaint."""
     assert checked("hadolint", DEPLOY / "Dockerfile") == (0, "")
 
 

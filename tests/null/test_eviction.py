@@ -123,6 +123,7 @@ def test_a_prefix_that_many_ask_for_outlives_their_ends() -> None:
 
 
 def test_a_held_node_is_never_evicted() -> None:
+    """Of two paths one is held: the other goes, and then there is nothing left to evict."""
     made = tree()
     paths = fill(made, "aa", "bb")
     made.hold(paths["aa"][0])

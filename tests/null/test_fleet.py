@@ -297,6 +297,8 @@ async def test_a_mismatched_engine_may_not_join(benches: list[Bench]) -> None:
 
 
 async def test_a_suspended_engine_gets_no_ops_until_it_is_available(benches: list[Bench]) -> None:
+    """An engine says that its endpoint fails. A call waits, and is sent when the endpoint is
+    back."""
     bench = await started(benches, own=(own := Puppet()))
     await own.say(available(False, "it answered 500"))
     await bench.call("c")
@@ -455,6 +457,7 @@ async def test_a_paused_call_frees_its_place_and_keeps_its_context(benches: list
 
 
 def test_metrics_of_one_engine_are_unchanged_and_of_two_told_apart() -> None:
+    """Two engines with equal names of metrics get a label each, and one heading together."""
     text = b'# HELP v:x Help\n# TYPE v:x counter\nv:x{model="m"} 1.0\n# TYPE v:y gauge\nv:y 2.0\n'
     assert engine_metrics.merge({"a": text}) == text
     assert engine_metrics.merge({"a": text, "b": text}).decode().splitlines() == [

@@ -57,6 +57,7 @@ def finish(session: Session, name: str, index: int = 0, text: str = "x" * 40) ->
 
 
 def test_the_last_answer_has_no_reader() -> None:
+    """Nothing reads the only call of a session, so its context has no next use."""
     assert finish(made(call("a", "Do: ", ">x")), "a") is None
 
 

@@ -76,6 +76,7 @@ class World:
 
 
 def test_a_context_without_a_future_reader_is_freed() -> None:
+    """The engine is told at once, when the call ends."""
     assert World().call("a", "x", 100, 0.0) == [Free("e", "x")]
 
 
@@ -550,6 +551,7 @@ def test_room_is_free_after_four_usual_pauses(pause_s: float | None, away_s: flo
 
 
 def test_a_lost_engine_keeps_nothing() -> None:
+    """The end of a session frees no context on an engine that is gone."""
     world = World()
     world.wants["x"] = Want(pause_s=0.0)
     world.call("a", "x", 100, 0.0)

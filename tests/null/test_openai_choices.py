@@ -89,6 +89,7 @@ FORMATS: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
 def test_a_response_format_is_a_constraint(
     given: dict[str, Any], constraint: dict[str, Any] | None
 ) -> None:
+    """Each response_format of OpenAI's API becomes the constraint that an engine knows, or none."""
     from pydantic import TypeAdapter
 
     assert TypeAdapter(ResponseFormat).validate_python(given).constraint == constraint

@@ -84,6 +84,7 @@ def advanced() -> Graph:
 
 
 def test_items_travel_from_the_call_to_the_reranker() -> None:
+    """Every edge of advanced RAG carries items, from the generated queries to the reranked hits."""
     made = advanced()
     assert flows(made) == {
         ("queries", "vecs"): "items",
@@ -193,6 +194,7 @@ def test_what_happens_once_keeps_its_order() -> None:
 
 
 def test_a_pass_may_not_leave_out_a_value() -> None:
+    """A rewrite that drops an input, or changes the effects, is refused whole."""
     made = graph(queries(), embed("vecs", var("queries", *LINES)))
     [id] = [one.id for one in made.primitives.values() if one.kind == "embed"]
     bare = made.primitives[id].reading(())
@@ -268,6 +270,8 @@ def test_a_placeholder_of_a_call_is_no_list() -> None:
 
 
 def test_a_pass_is_named_in_the_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package's pass runs if the configuration names it. An unknown name stops the
+    start."""
     offered = [Offered("mine", lambda *given: Findings())]
     monkeypatch.setattr("weftline_server.passes.plugins.entry_points", lambda group: offered)
     file = tmp_path / "weftline.toml"

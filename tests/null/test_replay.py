@@ -30,6 +30,7 @@ def write(folder: Path, name: str, *values: object) -> Path:
 
 
 def test_rows_of_numbers_are_read(tmp_path: Path) -> None:
+    """A trace of bare rows gives turns with their shared tokens, pauses and agents."""
     rows = [[0.0, 0, 700, 10, 0, 7.3, 0.0, 1], [19.0, 2, 720, 20, 640, 9.2, 12.0, 0]]
     found = read(write(tmp_path, "t.json", {"sessions": [{"id": "a", "requests": rows}]}))
     first = Turn(input=700, output=10, agent="0")
@@ -69,11 +70,13 @@ def test_lines_of_requests_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [7, {"sessions": [{"id": "a", "requests": [[1]]}]}, {}])
 def test_what_is_no_trace_is_refused(tmp_path: Path, value: object) -> None:
+    """A number, a row that is too short and an empty object each end with a sentence."""
     with pytest.raises(InvalidRequest, match="is no trace that we read"):
         read(write(tmp_path, "t.json", value))
 
 
 def test_all_lengths_and_times_are_scaled_alike() -> None:
+    """A 64th of everything, and an output keeps at least one token."""
     turn = Turn(input=6400, output=20, shared=3200, think_s=64.0)
     (found,) = Recorded("a", (turn,)).scaled(1 / 64).turns
     assert found == Turn(input=100, output=1, shared=50, think_s=1.0)

@@ -74,6 +74,7 @@ def test_the_guard_of_a_server_without_keys_knows_the_origins() -> None:
 
 
 def test_origins_are_checked_at_the_start() -> None:
+    """Without keys a wildcard would open the server to every page. With keys it may."""
     with pytest.raises(InvalidRequest, match="would let every web page"):
         ServerConfig(cors=("*",))
     with pytest.raises(InvalidRequest, match="is no origin"):

@@ -97,6 +97,7 @@ async def test_a_list_of_open_and_closed_sessions(serve: Serve) -> None:
 
 @pytest.mark.parametrize("limit", ["0", "1001", "many"])
 async def test_a_wrong_limit_is_refused(serve: Serve, limit: str) -> None:
+    """0, more than 1,000, and a word are a 400 that names the parameter."""
     server = await serve()
     answer = await server.http.get("/v1/sessions", params={"limit": limit})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit")

@@ -104,6 +104,7 @@ def test_a_wrong_setting_is_named(write: Path, text: str, says: str) -> None:
 
 
 def test_a_file_that_is_not_there(write: Path) -> None:
+    """It ends with a sentence, not with a traceback."""
     with pytest.raises(InvalidRequest, match="cannot read"):
         load(write, {})
 
@@ -122,6 +123,8 @@ def test_engines_get_the_switch_of_tree_attention() -> None:
 
 
 def test_drafting_is_switched_off_in_the_engines() -> None:
+    """The server's switch reaches the command line of the engine's process, and nothing else
+    does."""
     names = load(None, {"without": ["drafting"]}).server.without
     [spec] = without(from_tables([{"engine": "torch", "kv_tokens": 512}]), names)
     assert (spec.embedded.drafting, spec.embedded.tree_attention) == (False, True)

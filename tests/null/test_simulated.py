@@ -79,6 +79,9 @@ def test_an_answer_depends_on_its_prompt_alone() -> None:
 
 
 def test_cancel_feed_and_free_are_those_of_the_contract() -> None:
+    """One op is cancelled in the middle. An open one is fed, ends, and leaves a context that is
+    freed."""
+
     async def main(loop: VirtualLoop) -> list[str]:
         engine = SimulatedEngine(SimulatedConfig(cost=COST), loop.time)
         await engine.start()

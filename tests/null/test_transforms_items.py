@@ -35,6 +35,7 @@ LISTS = ("comma_list", "numbered_list", "markdown_list", "line_list", "json")
     ],
 )
 def test_closed_items(op: str, text: str, items: list[Any]) -> None:
+    """Of a list that is still written, only what a delimiter has ended is known."""
     assert closed_items([{"op": op}], text) == items
 
 
@@ -60,6 +61,7 @@ def test_closed_items_of_an_entry(text: str, items: list[Any]) -> None:
 
 
 def test_which_transforms_give_items() -> None:
+    """Transforms that make the list last do. A path after it, and a very long text, give none."""
     assert all(gives_items([{"op": op}]) for op in LISTS)
     assert gives_items([{"op": "string"}, {"op": "line_list"}])
     assert not gives_items([]) and not gives_items([{"op": "strip"}, {"op": "line_list"}])

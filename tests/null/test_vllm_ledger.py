@@ -96,6 +96,7 @@ def test_without_a_reader_nothing_waits() -> None:
 
 @pytest.mark.parametrize(("version", "said"), [("0.99.1", "vLLM 0.99.1"), ("", "vLLM (unknown)")])
 def test_the_refusal_says_what_to_do(version: str, said: str) -> None:
+    """It names the version and the option that leaves vLLM its own scheduler."""
     assert said in refusal(version) and "--vllm-scheduler vllm" in refusal(version)
 
 
@@ -103,4 +104,5 @@ def test_the_refusal_says_what_to_do(version: str, said: str) -> None:
     ("version", "known"), [("0.32.0", True), ("0.32", True), ("0.320", False), ("", False)]
 )
 def test_only_tried_versions_are_known(version: str, known: bool) -> None:
+    """A version whose number merely begins like a known one is not known."""
     assert is_known(version) is known

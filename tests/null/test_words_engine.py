@@ -28,6 +28,8 @@ async def ask(server: Server, prompt: str, **more: Any) -> dict[str, Any]:
 
 
 def test_a_word_has_one_id() -> None:
+    """A word of the form `w7` has its number. Any other word has one id above them, wherever it
+    stands."""
     tokenizer = WordTokenizer(2048)
     found = tokenizer.encode("w7  the cat w2048 the")
     assert found.ids[0] == 7 and found.ids[1] == found.ids[4] != found.ids[2]

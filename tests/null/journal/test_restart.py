@@ -221,6 +221,8 @@ async def test_a_kill_at_any_commit_takes_no_submit_twice(
 
 
 async def test_an_id_that_the_client_chose_still_names_its_session(tmp_path: Path) -> None:
+    """After a restart a submit with the same id joins the session, and reads its earlier
+    variable."""
     async with running(tmp_path / "store") as server:
         body = {"calls": [call("one", "one {{output:x}}", x="a")]}
         first = await server.http.post("/v1/submit", json={**body, "session_id": "r", "open": True})

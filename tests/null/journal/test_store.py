@@ -122,6 +122,7 @@ def test_a_file_of_each_version_is_read(tmp_path: Path, version: int) -> None:
 
 
 def test_a_file_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    """An older server does not touch a file that it may misread."""
     with closing(sqlite3.connect(tmp_path / "f")) as db:
         db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     with pytest.raises(InvalidRequest, match="later version"), opened(tmp_path / "f"):
@@ -138,6 +139,7 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
 
 
 def test_nobody_else_may_read_it(tmp_path: Path) -> None:
+    """The file holds what tenants said, so only the server's user has access."""
     with opened(tmp_path / "f"):
         assert (tmp_path / "f").stat().st_mode & 0o077 == 0
 
@@ -173,6 +175,8 @@ def test_a_key_file_encrypts_what_is_stored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "ab", "no hex at all", "ab" * 33])
 def test_a_bad_key_file(tmp_path: Path, text: str) -> None:
+    """A key that is empty, short, long, no hexadecimal number or not there is refused at the
+    start."""
     (tmp_path / "key").write_text(text)
     with pytest.raises(InvalidRequest, match="key"):
         Cipher.of(str(tmp_path / "key"))

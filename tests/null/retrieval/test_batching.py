@@ -100,6 +100,7 @@ def test_a_long_op_goes_on_where_it_stopped() -> None:
 
 
 def test_an_item_beyond_the_budget_makes_a_batch_of_its_own() -> None:
+    """An item with more tokens than a batch may have is computed alone."""
     assert form([op("x", 50, 1)], Slots(8, 10)) == [Share("x", 0, 1)]
 
 

@@ -76,6 +76,7 @@ def test_ops_share_a_batch() -> None:
 
 
 def test_a_long_op_takes_several_batches() -> None:
+    """Five texts in batches of at most two become one result."""
     backend = Counted()
     core = ItemsCore(backend, most_items=2)
     core.submit(op("long", "embed", texts=["a", "b", "c", "d", "e"]))
@@ -96,6 +97,7 @@ def test_a_failing_op_does_not_take_others_with_it() -> None:
 
 
 def test_ops_of_two_kinds_are_two_batches() -> None:
+    """An embed and a rerank wait together, and each is computed by itself."""
     backend = Counted()
     core = ItemsCore(backend)
     core.submit(op("e", "embed", texts=["a"]))
@@ -199,6 +201,7 @@ def test_a_few_results_are_kept() -> None:
 
 
 def test_the_longest_texts_of_an_op_are_computed_first() -> None:
+    """So texts of like length share a batch. The result is in the order of the op."""
     backend = Counted()
     core = ItemsCore(backend, most_items=2)
     texts = ["aa", "b" * 80, "c", "d" * 90]
@@ -209,6 +212,7 @@ def test_the_longest_texts_of_an_op_are_computed_first() -> None:
 
 
 def test_events_are_numbered() -> None:
+    """Two ops have four events, and the numbers have no gap."""
     core = ItemsCore(Counted())
     core.submit(op("x", "embed", texts=["a"]))
     core.submit(op("y", "embed", texts=["b"]))
@@ -258,6 +262,7 @@ def test_ingest_is_idempotent() -> None:
 
 
 def test_documents_are_fetched_and_deleted_by_id() -> None:
+    """An id that is not in the store counts for nothing."""
     core = store()
     core.submit(ingest("in", ["a", "b"]))
     core.submit(op("d", "delete", tenant="t", ids=[content_id("a", {"n": 1}), "unknown"]))
@@ -295,6 +300,7 @@ def test_what_does_not_fit_is_refused(inputs: dict[str, Any], message: str) -> N
 
 @pytest.mark.parametrize("k", [0, 1001, "3", None])
 def test_k_has_bounds(k: Any) -> None:
+    """A search for 0, for 1,001 or for no number of documents is refused."""
     core = store()
     core.submit(search("s", "a", k))
     assert errors(run(core)) == {"s": ("InvalidRequest", "k must be between 1 and 1000")}
@@ -309,4 +315,5 @@ def test_a_vector_is_decoded_as_it_was() -> None:
 
 
 def test_items_know_their_length() -> None:
+    """An item carries its number of tokens, by which batches are formed."""
     assert WordBackend("w").items(op("x", "embed", texts=["12345678"])) == [Item("12345678", 3)]

@@ -72,6 +72,7 @@ async def test_what_does_not_fit_is_refused(
 
 
 async def test_documents_are_reranked(server: Server) -> None:
+    """Documents may be texts or objects, and are returned if the request asks for them."""
     body = {
         "model": "words",
         "query": "blue whale",
@@ -89,6 +90,7 @@ async def test_documents_are_reranked(server: Server) -> None:
 
 @pytest.mark.parametrize("documents", [[], [{"title": "no text"}]])
 async def test_documents_have_text(server: Server, documents: list[Any]) -> None:
+    """A request without documents, or with one without text, is a 400 that names the field."""
     body = {"query": "a", "documents": documents}
     answer = await server.http.post("/v1/rerank", json=body)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "documents"

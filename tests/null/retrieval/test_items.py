@@ -155,6 +155,7 @@ async def test_reranking_begins_before_the_last_query_is_written(
 async def test_the_list_is_as_long_as_the_call_makes_it(
     split: Callable[..., Any], count: int
 ) -> None:
+    """One, two or five queries of a model give as many lists of hits."""
     made = await split("\n".join(f"query number{i}" for i in range(count)))
     found = await made.ask("line_list", get=["hits"])
     assert len(found["values"]["hits"]) == count

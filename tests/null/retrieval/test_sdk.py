@@ -71,12 +71,14 @@ async def test_documents_are_read_and_deleted_by_their_metadata(client: AsyncCli
 
 
 async def test_a_variable_of_another_session_is_refused(client: AsyncClient) -> None:
+    """The mistake is an error of the client, before a request is sent."""
     async with client.session() as first, client.session() as second:
         with pytest.raises(InvalidRequest, match="a variable of another session"):
             second.embed(first.variable())
 
 
 def test_a_source_is_a_variable_or_a_value() -> None:
+    """Neither and both are refused."""
     with pytest.raises(InvalidRequest, match="exactly one of 'var' and 'value'"):
         Source()
     with pytest.raises(InvalidRequest, match="exactly one of 'var' and 'value'"):
@@ -85,6 +87,7 @@ def test_a_source_is_a_variable_or_a_value() -> None:
 
 @pytest.mark.parametrize("value", ["text", [1], [{"no": "text"}], [[[{"text": "deep"}]]]])
 def test_texts_reads_hits_only(value: object) -> None:
+    """The transform fails for a text, for numbers, and for objects without a text."""
     with pytest.raises(TransformFailed, match="texts reads"):
         run([{"op": "texts"}], value)
 

@@ -160,6 +160,8 @@ async def test_a_generated_list_is_searched(server: Server) -> None:
 
 
 async def test_documents_are_fetched_and_deleted(server: Server) -> None:
+    """Of three documents one is deleted. The fetch after it finds the others, in its order of
+    ids."""
     items = [{"id": str(n), "text": text, "metadata": {"n": n}} for n, text in enumerate(TEXTS)]
     answer = await run(
         server,
@@ -272,6 +274,7 @@ async def test_a_step_can_be_cancelled(server: Server) -> None:
 
 
 async def test_a_server_without_engines_says_how_to_get_them(serve: Serve) -> None:
+    """The message is the table of the configuration that is missing."""
     server = await serve()
     for kind, more, what in (("embed", {}, "embedder"), ("search", {"store": "x"}, "store")):
         answer = await run(server, step(kind, "v", "out", **more))
@@ -299,6 +302,7 @@ async def test_items_are_stored_in_place_of_the_texts_that_were_embedded(server:
 
 
 async def test_there_is_an_item_for_each_vector(server: Server) -> None:
+    """An ingest of three vectors with one item is refused."""
     ingest = step("ingest", "vecs", "indexed", store="docs", items={"value": [{"text": "x"}]})
     answer = await run(server, step("embed", TEXTS, "vecs"), ingest, get=["indexed"])
     assert answer.status_code == 400

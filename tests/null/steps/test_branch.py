@@ -267,6 +267,7 @@ async def test_a_predicate_on_a_wrong_type_is_no_default(serve: Serve) -> None:
     ],
 )
 async def test_a_wrong_branch_is_refused(serve: Serve, change: Any, message: str) -> None:
+    """Each mistake of a branch is refused at submit, with what is wrong."""
     server = await serve()
     route = {**branch({"value": "x"}, {"numbers": NUMBER}, "words", "answer"), **change}
     answer = await run(server, route, calls=SIDES)
@@ -320,6 +321,7 @@ MISFITS: list[tuple[dict[str, Any], Any]] = [
 @pytest.mark.parametrize(("spec", "value", "answer"), [
     *((*one, True) for one in YES), *((*one, False) for one in NO)])  # fmt: skip
 def test_a_predicate_answers(spec: dict[str, Any], value: Any, answer: bool) -> None:
+    """Each kind of predicate, with values for which it holds and values for which it does not."""
     check(spec)
     assert holds(spec, value) is answer
 
@@ -358,6 +360,7 @@ def nested(depth: int) -> dict[str, Any]:
     ],
 )
 def test_a_wrong_predicate_is_refused(spec: Any) -> None:
+    """Unknown, incomplete, too large or too deep ones. The deepest allowed one is taken."""
     check(nested(MAX_DEPTH))
     with pytest.raises(InvalidRequest):
         check(spec)

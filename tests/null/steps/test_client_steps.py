@@ -143,6 +143,7 @@ async def test_a_wrong_answer_of_the_client_is_refused(
     ],
 )
 async def test_a_wrong_client_step_is_refused(serve: Serve, step: Any, message: str) -> None:
+    """Each mistake is a sentence. Code is no field, so none can be sent."""
     server = await serve()
     body = {"session_id": await server.session(), "steps": [step]}
     refused = await server.http.post("/v1/submit", json=body)
@@ -339,6 +340,7 @@ async def test_a_refused_submit_is_raised_and_nothing_runs(listen: Listen) -> No
 
 
 async def test_a_step_can_wait_for_a_variable_that_is_set_later(listen: Listen) -> None:
+    """The client sets the step's input after the submit, computes the step, and gets the answer."""
     socket = await listen()
     async with socket.aclient() as made, made.session() as session:
         topic = session.variable()

@@ -31,6 +31,7 @@ PRINTED = {
 async def test_a_program_prints_what_it_should(
     said: str, listen: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The programs of docs/steps.md run as they stand, on a server of this test."""
     socket = await listen()
     [program] = [one for one in PROGRAMS if said in one]
     monkeypatch.setattr("weftline.client.Client", socket.client)
@@ -45,10 +46,12 @@ async def test_a_program_prints_what_it_should(
 
 
 def test_every_program_is_run() -> None:
+    """The page has as many programs as this test knows outputs."""
     assert len(PROGRAMS) == len(PRINTED)
 
 
 def test_the_settings_are_settings_of_the_server() -> None:
+    """The page's TOML tables make the two function engines that it describes."""
     found = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     made = factories(from_tables(tomllib.loads("".join(found))))
     assert list(made) == ["function:count", "function:python"]

@@ -80,6 +80,7 @@ async def test_an_item_that_fails_is_left_out_or_replaced(
 
 
 async def test_an_error_names_the_first_failing_step_and_item(serve: Serve) -> None:
+    """The second of three items fails: the error says `rows[1].ask`."""
     server = await serve()
     step = each(["1", "x", "3"], PICKY, {"answer": "out"}, name="rows")
     answer = await run(server, step, get=["out"])
@@ -105,6 +106,7 @@ async def test_bodies_nest_and_read_what_is_around_them(serve: Serve) -> None:
 
 
 async def test_a_branch_in_a_body_decides_for_each_item(serve: Serve) -> None:
+    """Two items take different sides, and the other side of each is skipped."""
     server = await serve()
     body = {
         "calls": [
@@ -123,6 +125,7 @@ async def test_a_branch_in_a_body_decides_for_each_item(serve: Serve) -> None:
 async def test_a_loop_ends_with_its_predicate_or_at_its_most(
     serve: Serve, most: int, out: str, reason: str
 ) -> None:
+    """Its graph shows the rounds that ran, and which of the two ended it."""
     server = await serve()
     step = loop(*AGAIN, most=most, out="final", name="improve")
     answer = await run(server, step, calls=[BEGIN], get=["final"])
@@ -168,6 +171,7 @@ async def test_cancelling_the_step_ends_its_items(serve: Serve) -> None:
 
 
 async def test_an_unknown_variable_of_a_body_is_reported(serve: Serve) -> None:
+    """A body that reads a variable without a producer ends as NoProducer, and does not wait."""
     server = await serve()
     body = {"calls": [call("ask", "{{input:g}}{{output:answer}}", g="nowhere", answer="answer")]}
     answer = await run(server, each(["1"], body, {"answer": "out"}), get=["out"])
@@ -218,6 +222,8 @@ def deep(levels: int) -> dict[str, Any]:
 async def test_a_wrong_body_is_refused_and_nothing_runs(
     serve: Serve, step: dict[str, Any], message: str
 ) -> None:
+    """The whole submit is refused, so its plain call does not run either. Four levels are
+    allowed."""
     server = await serve()
     assert "values" in await run(server, deep(4), get=["out4"])
     session = await server.session()
@@ -237,6 +243,7 @@ async def test_a_wrong_body_is_refused_and_nothing_runs(
 async def test_a_wrong_list_fails_the_step(
     serve: Serve, value: Any, more: dict[str, Any], error: str, message: str
 ) -> None:
+    """The list is known only when the step runs, so it fails then and names itself."""
     server = await serve()
     step = {**each([], ASK, {"answer": "out"}, **more), "over": {"value": value}}
     answer = await run(server, step, get=["out"])

@@ -105,6 +105,7 @@ async def test_a_run_that_fails_leaves_the_next_one_alone(server: Server, tmp_pa
 
 
 async def test_an_unknown_function_is_refused(server: Server, serve: Serve) -> None:
+    """The message has the functions that are there, or the table that would add one."""
     answer = await run(server, {**function("out"), "function": "other"})
     assert answer["error"]["message"] == "there is no function 'other': use one of work"
     bare = await serve()
@@ -131,6 +132,7 @@ async def test_a_cancelled_run_ends_its_process(tmp_path: Path) -> None:
 
 
 async def test_a_function_that_is_not_there_does_not_start() -> None:
+    """Its module cannot be imported: the engine ends, and does not fail at the first call."""
     engine = FunctionEngine(FunctionConfig(name="w", call="no_such_module:f"))
     with pytest.raises(api.EngineDied, match="function 'w' ended its process"):
         await engine.start()
@@ -138,6 +140,7 @@ async def test_a_function_that_is_not_there_does_not_start() -> None:
 
 @pytest.mark.parametrize("change", [{"call": "os.system"}, {"workers": 0}, {"timeout_s": 0}])
 def test_wrong_settings_are_refused(change: dict[str, Any]) -> None:
+    """A function without a module, no workers, and no time are refused before the start."""
     table = {"name": "w", "call": "a:b", **change}
     with pytest.raises(InvalidRequest):
         factories(from_tables({"function": [table]}))

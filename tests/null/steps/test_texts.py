@@ -44,6 +44,7 @@ async def test_a_text_is_made_of_parts(serve: Serve) -> None:
     ],
 )
 async def test_parts_are_texts(serve: Serve, parts: list[Any], message: str) -> None:
+    """A list among the parts, or no part at all, is an error that names the part."""
     step = {"kind": "text", "name": "t", "parts": parts, "out": "o"}
     answer = await run(await serve(), step, get=["o"])
     assert message in answer["error"]["message"]
