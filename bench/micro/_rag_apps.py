@@ -48,7 +48,7 @@ VERDICT: dict[str, Any] = {"choice": [NEEDS]}
 
 # Letters only: with any character the queries took 75 to 160 tokens, by the question's number.
 def questions(count: int) -> dict[str, Any]:
-    """The constraint of a list of so many questions."""
+    """The constraint of a list of `count` questions."""
     question = {"type": "string", "pattern": f"^[A-Z][a-z ]{{{QUERY_CHARS - 2}}}[?]$"}
     return {
         "json_schema": {"type": "array", "items": question, "minItems": count, "maxItems": count}

@@ -41,8 +41,8 @@ def main() -> int:
         prog="weftline bench replay", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--trace", type=Path, help="file or folder (default: drawn sessions)")
-    parser.add_argument("--sessions", type=int, help="take only the first so many")
-    parser.add_argument("--turns", type=int, help="take only the first so many requests of each")
+    parser.add_argument("--sessions", type=int, help="how many sessions to take")
+    parser.add_argument("--turns", type=int, help="how many requests to take of each")
     parser.add_argument("--scale", type=float, default=1 / 64, help="factor of lengths and times")
     parser.add_argument("--at-once", type=int, default=8, help="sessions that run together")
     parser.add_argument("--simulate", action="store_true", help="on a simulated engine")

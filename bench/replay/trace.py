@@ -19,7 +19,7 @@ from weftline.errors import InvalidRequest
 # The tokens that an id of a block stands for, where the file does not say: kv-cache-tester's and
 # Mooncake's.
 BLOCK, MOONCAKE_BLOCK = 64, 512
-# A request is compared with so many before it. More would cost time and find little.
+# A request is compared with this many before it. More would cost time and find little.
 LOOKBACK = 40
 
 

@@ -1,4 +1,4 @@
-"""Simulates chats beside other work: one throughput call, or map-reduces that somebody waits for.
+"""Simulates chats beside other work: one throughput call, or map-reduces that a reader waits for.
 
 A chat comes every `every_s` seconds, whatever the engines do. So the figures show what the other
 work costs the chats, and how long it takes beside them.

@@ -57,7 +57,7 @@ class AgentRun:
             if call.tool.is_async:
                 made = observation_of(asyncio.run(_within(call, timeout_s)))
             else:
-                timer.start()  # a thread cannot be ended, so after this time nobody waits for it
+                timer.start()  # a thread cannot be ended, so after this time its result is ignored
                 made = observation_of(call.tool.function(**call.bound()))
         except TimeoutError:
             made = late

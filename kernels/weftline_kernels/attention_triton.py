@@ -167,7 +167,7 @@ def _tile(
     query = queries + (tl.load(tile + 3) + m // GROUP) * 3
     row_M = tl.load(query, mask=here_M, other=0).to(tl.int64)
     visible_M = tl.load(query + 1, mask=here_M, other=0) - begin
-    slot_M = tl.load(query + 2, mask=here_M, other=-1).to(tl.int64)
+    slot_M = tl.load(query + 2, mask=here_M, other=-1).to(tl.int64)  # tiles.NO_SLOT is negative
     head_M = head * GROUP + m % GROUP
     here_MH = here_M[:, None] & (h < WIDTH)[None, :]
     q_MH = tl.load(q + (row_M * q_row + head_M * q_head)[:, None] + h[None, :], here_MH, other=0.0)

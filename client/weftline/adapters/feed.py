@@ -344,7 +344,7 @@ class Feed:
             for call in draft.calls:
                 alone = draft.alone(call, made)
                 made.update(alone.watch)
-                for variable in alone.watch:  # the server runs only what somebody reads
+                for variable in alone.watch:  # the server runs only what has a reader
                     self.results.setdefault(variable, Result())
                 error = draft.refusal(_variables(call, InOut.IN), refused)
                 if error is None:

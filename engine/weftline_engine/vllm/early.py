@@ -64,7 +64,7 @@ class OpenPrompts:
         return self._prompts.get(op)
 
     def pop(self, op: str) -> OpenPrompt | None:
-        """Remove an op. What it has filled counts for nobody any more: vLLM may evict it when the
+        """Remove an op. What it has filled is not needed any more: vLLM may evict it when the
         op ends."""
         found = self._prompts.pop(op, None)
         if found is not None:

@@ -102,6 +102,6 @@ class Meter:
                 self.last = found
                 self._seen(found, max(before, self._requests()))
             await asyncio.sleep(self._every_s)
-        # What was true of a busy vLLM says nothing about the next op.
+        # Measurements of a busy vLLM do not hold for the next op.
         self.last = Gauge()
         self._seen(self.last, 0)

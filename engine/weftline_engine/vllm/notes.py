@@ -41,7 +41,7 @@ class Notes:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._readers.add(writer)
         try:
-            await reader.read()  # a scheduler says nothing: this ends with its process
+            await reader.read()  # a scheduler sends nothing: this ends with its process
         except ConnectionError:
             pass  # its process was killed
         finally:

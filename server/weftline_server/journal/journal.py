@@ -1,4 +1,4 @@
-"""The journal of this server's sessions, on the event loop: what is on disk, and who waits for it.
+"""The journal of this server's sessions, on the event loop: what is on disk, and what waits for it.
 
 A request is acknowledged, and a value is given to a client, only when all that led to it is on
 disk. While the disk cannot be written nothing new is accepted; what runs goes on in memory.
@@ -28,8 +28,9 @@ log = logging.getLogger("weftline.journal")
 
 ACK_S = 10.0  # the longest wait for a disk that does not answer
 KEYS_S = 600.0  # idempotency keys are kept as long as responses are
-# Records that nobody waits for are written this much later, with what has come meanwhile: a commit
-# for each end of a chain's five calls made the server's CPU 1.37 times that without a store.
+# Records that no request waits for are written this much later, with what has come meanwhile. A
+# commit for each end of a chain's five calls made the server's CPU 1.37 times that without a
+# store.
 LINGER_S = 0.01
 
 
@@ -247,12 +248,12 @@ class Journal:
 
 
 class _Ledger:
-    """How many items were put and how many are on disk, and who waits for which."""
+    """How many items were put, how many are on disk, and which requests wait for which."""
 
     def __init__(self) -> None:
         self.put = 0
         self.woken = False  # the writer will write in the next turn of the loop
-        self.lingers = False  # or LINGER_S after the first record that nobody waits for
+        self.lingers = False  # or LINGER_S after the first record that no request waits for
         self.error = ""
         self._done = 0
         self._lost: frozenset[int] = frozenset()

@@ -345,7 +345,7 @@ def _locked(path: Path) -> int:
 
 
 def _connected(path: Path, durability: str) -> sqlite3.Connection:
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # for nobody else to read
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # ours alone
     db = sqlite3.connect(path, timeout=BUSY_MS / 1000, check_same_thread=False)
     db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before the first table
     db.execute("PRAGMA journal_mode = WAL")

@@ -19,7 +19,7 @@ TURN_TASKS = 1000
 async def listing(sessions: Sequence[Session], prices: Prices) -> list[dict[str, Any]]:
     """A row for each session.
 
-    Long lists are made in many turns of the event loop, so that they hold up nobody.
+    Long lists are made in many turns of the event loop, so that other requests run in between.
     """
     rows, tasks = [], 0
     now = time.monotonic()  # the clock of all sessions

@@ -24,7 +24,7 @@ _OURS = re.compile("s_([0-9a-f]{8})_[0-9a-f]{32}")  # which run of the server, w
 class RegistryConfig:
     """Limits: sessions per tenant, idle seconds of a session, and each session's budget. While
     `max_queued` primitives wait for engines, or `max_queued_of_tenant` of one tenant, no more
-    calls are accepted from anybody, or from this tenant. `max_bytes` bounds the values of all
+    calls are accepted from every tenant, or from this one. `max_bytes` bounds the values of all
     sessions of a tenant together.
     """
 

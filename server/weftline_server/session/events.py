@@ -153,7 +153,7 @@ class PrimitiveSent(PrimitiveEvent):
     """It went to an engine, on another machine where `node` names one.
 
     `why` has what placement weighed, for that engine first. `admitted` is when its application was
-    let into the KV cache, if the primitive waited for that.
+    admitted to the KV cache, if the primitive waited for that.
     """
 
     engine: str

@@ -69,9 +69,9 @@ class Watch:
         self._whole.update(variables)
 
     def reads_tokens(self, variable: str) -> bool:
-        """Whether somebody may use the text of `variable` token by token while it is made.
+        """Whether a reader may use the text of `variable` token by token while it is generated.
 
-        A value that nobody asks for yet may be streamed later. A prompt that reads the text is
+        A value that no request asks for yet may be streamed later. A prompt that reads the text is
         filled in long pieces, and needs no single tokens.
         """
         if variable in self._streamed:

@@ -92,7 +92,7 @@ class StepDraft(Protocol):
 
 
 class Searches:
-    """Lowers retrievers, and collects the steps that nobody has submitted yet in `drafts`."""
+    """Lowers retrievers, and collects in `drafts` the steps that are not submitted yet."""
 
     def __init__(self, lowering: Lowerer, mint: Callable[[], str] = new_variable) -> None:
         self._lowering = lowering

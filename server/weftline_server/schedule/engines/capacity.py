@@ -35,8 +35,8 @@ def latency_tokens(profile: Sequence[tuple[int, float]]) -> int | None:
 
 
 def most_at_once(sizes: Iterable[tuple[int, int]]) -> int:
-    """The most tokens that calls of these sizes hold at once. Of each call's size, so many tokens
-    are not there yet. All grow at the same rate, and each leaves at its size.
+    """The most tokens that calls hold at once. `sizes` has the final size of each call, and how
+    many of these tokens are still missing. All grow at the same rate, and each leaves at its size.
 
     So calls that began together are large together, and calls that are at different points of
     their outputs are not.

@@ -59,7 +59,7 @@ class Work:
     work. `prefixes` and `meanings` are the hashes and lengths of the prompt's prefixes, by token
     ids and by variables. `stays` says that its session may send more calls later. Work to do `once`
     gets no second attempt. `deaths` counts the engines that died while they ran it. Lengths are
-    learned for its `template`, by which its output is `expected` to have so many tokens.
+    learned for its `template`, which tells how many tokens its output is `expected` to have.
     """
 
     primitive: PrimitiveId

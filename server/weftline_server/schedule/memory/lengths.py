@@ -17,7 +17,7 @@ ENDS = tuple(range(1, 9)) + tuple(
 )
 # A template's own histogram counts from this many outputs on, and before that all of the tenant.
 FEWEST, FEWEST_OF_ALL = 3, 10
-# The newest output weighs as much as one in so many, so that a template that changes is followed.
+# The newest output has a weight of one in this many, so that a changed template is followed.
 MEMORY = 200.0
 # The share of the outputs that is not longer than `most`.
 LIKELY = 0.9

@@ -15,7 +15,7 @@ experiment uses this policy as its control.
   where it slows others least. Tokens of a prefix that is already there cost nothing. A token of a
   missing prefix costs more than a token of load. This brings calls that share a prefix together,
   also when all of them are still in the queue. Members of a task group attract each other. Calls
-  that somebody waits for keep away from throughput calls and from groups. Throughput calls gather,
+  that a reader waits for keep away from throughput calls and from groups. Throughput calls gather,
   and while users' calls run an engine is kept free of throughput calls and groups.
 - Waiting: when the best engine has the prefix but no room, the call waits for it. On another engine
   the prefix would be computed again. It would also evict prefixes that other calls come back to,

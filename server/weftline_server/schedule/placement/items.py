@@ -65,7 +65,7 @@ class Queued:
         bounded = is_bounded(hints)
         strict = bounded and hints.criterion == "tpot"
         group = bool(hints.group) and not throughput
-        set_field = object.__setattr__  # for mypy nobody assigns to a record
+        set_field = object.__setattr__  # mypy refuses assignments to a record
         set_field(self, "turn", turn)
         set_field(self, "throughput", throughput)
         set_field(self, "grouped", group)

@@ -37,10 +37,10 @@ GROUP_TOKENS = 256
 PREFIX_WEIGHT = 4
 
 # Throughput calls gather on an engine that runs some, up to this many tokens to compute there.
-# Nobody waits for one of them, and the other engines stay free for calls that somebody waits for.
-# A larger job gets one engine more for each so many tokens, and in the end all of them.
+# No reader waits for one of them, and the other engines stay free for calls with a reader.
+# A larger job gets one more engine for each further share of this size, and in the end all.
 GATHER_TOKENS = 8192
-# Of the engines of a model, one in so many is kept free of throughput calls and groups while there
+# Of the engines of a model, one in four is kept free of throughput calls and groups while there
 # are calls with a step bound, unless the others have KEPT_TOKENS more to compute.
 KEPT_FREE = 4
 KEPT_TOKENS = 16_384
@@ -53,7 +53,7 @@ class Kept(Enum):
     """
 
     NOTHING = auto()
-    BATCHES = auto()  # of throughput calls and groups, for calls that somebody waits for
+    BATCHES = auto()  # of throughput calls and groups, for calls that a reader waits for
     SHARE = auto()  # of any more of both
     ALL = auto()
 
@@ -124,7 +124,7 @@ class Candidate:
             return left
         if not self.bounded:
             return left
-        # The engine pauses calls that are not bounded. Somebody waits for the members of a group,
+        # The engine pauses calls that are not bounded. A reader waits for the members of a group,
         # though, so these share the step. So do throughput calls that have waited long.
         others = held - self.bounded
         if not (group or late) or (self.strict and not late):
