@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import socket
+from math import prod
 
 import pytest
 import uvicorn
@@ -14,8 +15,8 @@ from weftline_server.config import ServerConfig
 
 
 async def test_collections_leave_out_what_was_loaded(capsys: pytest.CaptureFixture[str]) -> None:
-    """The garbage collector looks only at objects that were made after the start, and at all of
-    those a tenth as often as by default."""
+    """The garbage collector looks only at objects that were made after the start, at new ones after
+    2,000 of them, and at all of them a tenth as often as by default."""
     app = create_app(ServerConfig(), {})
     config = uvicorn.Config(app, log_config=None, lifespan="on", ws="none")
     config.load()
@@ -27,7 +28,8 @@ async def test_collections_leave_out_what_was_loaded(capsys: pytest.CaptureFixtu
     try:
         await server.startup(sockets=[listener])
         assert gc.get_freeze_count() > len(gc.get_objects())
-        assert gc.get_threshold() == (*before[:2], 10 * before[2])
+        young, middle, full = gc.get_threshold()
+        assert (young, young * middle * full) == (2000, 10 * prod(before))
     finally:
         gc.set_threshold(*before)
         gc.unfreeze()

@@ -358,8 +358,8 @@ class PromptKind:
         self, session: Session, primitive: Primitive, payload: Payload, attempt: Attempt, now: float
     ) -> Work:
         id = PrimitiveId(session.id, primitive.id)
-        prompter = self.prompter(primitive.resource)
-        prompt_tokens = 0 if attempt.is_open else payload.size
+        prompter, size = self.prompter(primitive.resource), payload.size
+        prompt_tokens = 0 if attempt.is_open else size
         sampling = sampling_params(body_of(primitive), prompt_tokens, prompter)
         if session.stays and body_of(primitive).call.offered_tools:
             # The session may come back with the tool's answer and continue this context.
@@ -376,7 +376,7 @@ class PromptKind:
             sampling=sampling,
             salt=salt,
             open=attempt.is_open,
-            references=references(session, primitive),
+            references=references(session, primitive) if prompter.description.drafts else (),
             hints=hints(session, primitive),
         )
         queued = queued_at(session, primitive, attempt, now)
@@ -392,7 +392,7 @@ class PromptKind:
             primitive.resource,
             op,
             queued,
-            payload.size + most,
+            size + most,
             shared,
             means,
             session.stays,
