@@ -50,7 +50,16 @@ from weftline.local import local_server
 
 FILE = Path(__file__)
 LLAMAINDEX, HAND, OURS, BOUND = "llamaindex", "asyncio", "weftline", "bound"
-PASSES = ("pipeline", "order", "prefill_early", "batch", "speculate")
+# Each pass, and the application that shows it where that is not `advanced`.
+PASSES: Mapping[str, App] = {
+    "pipeline": App.ADVANCED,
+    "order": App.ADVANCED,
+    "prefill_early": App.ADVANCED,
+    "batch": App.ADVANCED,
+    "speculate": App.SEARCH,  # has a branch
+    "joins": App.SUB_QUESTIONS,  # joins the answers of an `each`
+    "dedupe": App.SUB_QUESTIONS,
+}
 TIMEOUT_S = 300.0
 LOAD = 1.2  # tasks of the high rate, by those that LlamaIndex alone finishes one after the other
 # What each part of the program by hand waits for.
@@ -79,7 +88,7 @@ class Settings:
     arrivals: int = 16  # tasks at the high rate
     ablation: int = 6  # tasks of each server without a pass
     delays_ms: tuple[int, ...] = (0,)
-    passes: tuple[str, ...] = PASSES
+    passes: tuple[str, ...] = tuple(PASSES)
     apps: tuple[App, ...] = tuple(App)
     most_s: float | None = None  # begin no row that would end later; None measures all rows
 
@@ -298,7 +307,7 @@ class Bench:
         for title, where in ((OURS, url), (f"without {name}", other)):
             http = await clients.enter_async_context(_client(where))
             system[title] = partial(_rag_ours.run, http)
-        app = App.SEARCH if name == "speculate" else App.ADVANCED  # the one with a branch
+        app = PASSES.get(name, App.ADVANCED)
         seconds, _ = await one_by_one(system, app, self.texts, self.settings.ablation)
         row = {"app": app, "rate": "low", "delay_ms": 0, "without": name}
         self.raw.append({**row, "seconds": seconds})

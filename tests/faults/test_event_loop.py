@@ -5,9 +5,8 @@ watches.
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -236,16 +235,6 @@ def reduced(count: int) -> list[dict[str, Any]]:
         prompt = "".join(f"{{{{input:{name}}}}}" for name in reads) + "{{output:o}}"
         calls.append(call(f"r{number}", prompt, **reads, o=f"w{number}"))
     return calls
-
-
-@pytest.fixture
-def uncollected() -> Iterator[None]:
-    """No garbage collector: its full collections take 0.1 s for each 10,000 calls in memory, and
-    come in any turn.
-    """
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.mark.usefixtures("uncollected")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.null.asgi import Serve, Server, call
+from tests.null.steps.wire import each, run
 from weftline_engine.null import NullConfig
 from weftline_server.config import ServerConfig
 
@@ -116,3 +117,20 @@ async def test_every_route_at_the_boundary_of_json(serve: Serve) -> None:
                 for body in bodies if id == "x" else bodies[:3]:
                     answer = await server.http.request(method.upper(), where, content=body)
                     assert answer.status_code < 500 or path == "/health/ready", (path, body[:40])
+
+
+@pytest.mark.usefixtures("uncollected")
+async def test_an_each_of_ten_thousand_items(serve: Serve) -> None:
+    """The longest list that an `each` may have: each item is a call of the graph, so it takes a few
+    seconds. The results come in order, and a list with one item more is refused.
+    """
+    server = await serve()
+    items = [f"item {number}" for number in range(10_000)]
+    ask = call("ask", "<{{input:item}}>{{output:answer}}", item="item", answer="answer")
+    body = {"calls": [ask]}
+    whole = each(items, body, {"answer": "all"}, max_items=10_000)
+    assert (await run(server, whole, get=["all"]))["values"]["all"] == [f"<{i}>" for i in items]
+    longer = each([*items, "more"], body, {"answer": "all"}, max_items=10_000, name="long")
+    error = (await run(server, longer, get=["all"]))["error"]
+    assert (error["type"], error["call"]) == ("InvalidRequest", "long")
+    assert error["message"] == "the list has 10,001 items, and max_items is 10,000"

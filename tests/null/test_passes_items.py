@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,22 @@ import pytest
 from tests.null.test_passes import analyse, call, graph
 from weftline.errors import InvalidRequest
 from weftline.protocol import Placeholder
-from weftline.steps import Embed, Ingest, Merge, Rerank, Search, Source, Step
+from weftline.steps import (
+    Body,
+    ClientStep,
+    Each,
+    Embed,
+    FunctionStep,
+    Ingest,
+    Loop,
+    Merge,
+    Rerank,
+    Search,
+    Source,
+    Step,
+    Text,
+    Until,
+)
 from weftline_server import passes
 from weftline_server.app import create_app
 from weftline_server.commands import settings
@@ -175,14 +191,57 @@ def stored() -> list[Task]:
 
 
 def test_order_is_kept_where_one_store_is_written() -> None:
-    """A search waits for an ingest into its own store. Without the pass, every order is kept."""
+    """A search waits for an ingest into its own store, also behind a search between the two.
+    Without the pass, every order is kept.
+    """
     edges = flows(graph(*stored()))
-    assert edges["one", "found"] == "order", "a search behind its ingest"
-    assert {("one", "other"), ("found", "again"), ("q", "again")}.isdisjoint(edges)
+    assert edges["one", "found"] == edges["found", "again"] == "order"
+    assert {("one", "other"), ("q", "again")}.isdisjoint(edges)
     kept = flows(graph(*stored()), "order")
-    assert {kept[edge] for edge in [("one", "other"), ("found", "again"), ("q", "again")]} == {
-        "order"
-    }
+    assert {kept[edge] for edge in [("one", "other"), ("q", "again")]} == {"order"}
+
+
+def body(*steps: Step) -> Body:
+    return Body(steps=steps)
+
+
+def test_order_is_kept_where_steps_between_lead_to_a_store() -> None:
+    """An embedding waits for the ingest, because what reads it searches; so does a search behind a
+    list or a loop that ingests, or a text that waited for the ingest.
+    """
+    adds = body(Ingest(in_=var("vecs"), store="docs", out="added"))
+    listed = Each(over=Source(value=["x"]), body=adds, collect={"added": "all"})
+    until = Until(on="added", when={"op": "truthy"})
+    rounds = Loop(carry={"c": "vecs"}, next={"c": "added"}, body=adds, until=until, most=1,
+                  out="all")  # fmt: skip
+    text = Text(parts=(Source(value="x"),), out="text", after=("one",))
+    late = Embed(in_=Source(value="q"), out="q", after=("one",))
+    tasks = [embed("vecs", Source(value=["x"])), ingest("one", "vecs"), lower(text, "", None)]
+    edges = flows(graph(*tasks, lower(late, "minilm", 4), search("found", "q"),
+                        search("again", "vecs", "text")))  # fmt: skip
+    assert edges["one", "q"] == edges["one", "text"] == edges["text", "again"] == "order"
+    for step in (listed, rounds):
+        made = graph(tasks[0], lower(step, "", None), search("found", "vecs", "all"),
+                     search("else", "vecs", "all", store="more"))  # fmt: skip
+        edges = flows(made)
+        assert edges["all", "found"] == edges["all", "else"] == "order", "it may write anywhere"
+    edges = flows(graph(*tasks[:2], lower(late, "minilm", 4), search("found", "q", store="more")))
+    assert ("one", "q") not in edges
+
+
+@pytest.mark.parametrize("effects", ["none", "idempotent"])
+@pytest.mark.parametrize("kind", ["client", "function"])
+def test_order_is_kept_where_a_function_may_change_anything(kind: str, effects: Any) -> None:
+    """Where it changes something is not known. Without effects it orders nothing before a search,
+    and after an ingest it may read what was added.
+    """
+    made: dict[str, Any] = {"client": ClientStep, "function": partial(FunctionStep, function="f")}
+    before = lower(made[kind](out="did", effects=effects), "f", None)
+    tasks = [embed("vecs", Source(value=["x"])), ingest("one", "vecs"), before]
+    behind = lower(made[kind](out="saw", effects=effects, after=("one",)), "f", None)
+    edges = flows(graph(*tasks, search("found", "vecs", "did"), behind))
+    assert (("did", "found") in edges) == (effects == "idempotent")
+    assert edges["one", "saw"] == "order"
 
 
 def test_what_happens_once_keeps_its_order() -> None:

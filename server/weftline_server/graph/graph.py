@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from weftline.errors import AlreadySet, CyclicGraph, DuplicateProducer, InvalidRequest
-from weftline_server.graph.primitive import Flow, Primitive, Task
+from weftline_server.graph.primitive import DISTANT, Flow, Primitive, Task
 
 # Flows into primitives that go on when the writer fails.
-_TOLERANT = frozenset({Flow.OUTCOME, Flow.LATER})
+_TOLERANT = DISTANT | {Flow.OUTCOME}
 
 
 class Graph:

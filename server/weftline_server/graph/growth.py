@@ -36,11 +36,6 @@ class Growing(ABC):
         """What the graph gets when the primitive ends with `value`. Raises a WeftlineError."""
 
     @property
-    def undecided(self) -> tuple[str, ...]:
-        """The variables that nothing needs any more if the primitive fails."""
-        return ()
-
-    @property
     def changes(self) -> bool:
         """Whether what it adds to the graph changes something outside the graph."""
         return False

@@ -26,6 +26,10 @@ class Flow(StrEnum):
     ORDER = "order"  # no value travels: the reader starts after the writer has ended
     OUTCOME = "outcome"  # the reader takes a failure, too: it starts when the writer has ended
     LATER = "later"  # the reader does not wait: it or a task that it adds may read it later
+    SIDE = "side"  # as LATER, and it depends on a decision whether any reads it
+
+
+DISTANT = frozenset({Flow.LATER, Flow.SIDE})  # the reader waits for none of these
 
 
 class Effects(StrEnum):

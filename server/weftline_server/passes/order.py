@@ -7,7 +7,8 @@ effects that may happen once only. All others may run at once.
 from __future__ import annotations
 
 from weftline_server.graph.graph import Graph
-from weftline_server.graph.primitive import Effects, Flow, Primitive, Read
+from weftline_server.graph.idle import is_idle
+from weftline_server.graph.primitive import Flow, Primitive
 from weftline_server.passes.plan import Changed, Findings, Plan, readers_of
 
 
@@ -18,7 +19,7 @@ def order(graph: Graph, plan: Plan, changed: Changed) -> Findings:
         primitive = graph.primitives[id]
         if not has_order(primitive):
             continue
-        reads = tuple([read for read in primitive.reads if not _is_idle(graph, primitive, read)])
+        reads = tuple([read for read in primitive.reads if not is_idle(graph, primitive, read)])
         if len(reads) < len(primitive.reads):
             rewritten[id] = primitive.reading(reads)
     return Findings(rewritten=rewritten)
@@ -27,12 +28,3 @@ def order(graph: Graph, plan: Plan, changed: Changed) -> Findings:
 def has_order(primitive: Primitive) -> bool:
     """Whether the primitive has an `order` edge: it waits for a writer, and reads no value."""
     return Flow.ORDER in [read.flow for read in primitive.reads]
-
-
-def _is_idle(graph: Graph, reader: Primitive, read: Read) -> bool:
-    if read.flow is not Flow.ORDER or (id := graph.producer.get(read.variable)) is None:
-        return False
-    effects = {reader.effects, graph.primitives[id].effects}
-    if Effects.ONCE in effects:
-        return False
-    return effects == {Effects.NONE} or reader.resource != graph.primitives[id].resource

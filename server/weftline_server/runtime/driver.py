@@ -44,7 +44,7 @@ from weftline_server.session.task import TaskRun
 
 log = logging.getLogger("weftline.driver")
 
-TURN_ITEMS = 64  # items of a list whose tasks are made in one turn
+TURN_ITEMS = 32  # items of a list whose tasks are made in one turn
 TURN_CALLS = 16  # short prompts that are tokenised in one turn of the loop, in about 3 ms
 TURN_PARTS = 1024  # placeholders of calls that are lowered in one turn, in about 12 ms
 

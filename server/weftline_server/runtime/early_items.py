@@ -15,7 +15,7 @@ from typing import Any
 
 from weftline_engine import api
 from weftline_server.graph.growth import TakesItems
-from weftline_server.graph.primitive import Flow, Primitive, PrimitiveId
+from weftline_server.graph.primitive import DISTANT, Flow, Primitive, PrimitiveId
 from weftline_server.lowering import items as item_values
 from weftline_server.lowering.step import NO_ENGINE, StepBody
 from weftline_server.prompt.prompter import Payload
@@ -183,7 +183,7 @@ def _waits_for_items(session: Session, primitive: Primitive) -> bool:
     if session.primitives[primitive.id].state is not RunState.WAITING:
         return False
     ready = VariableState.READY
-    reads = [read for read in primitive.reads if read.flow not in (Flow.ITEMS, Flow.LATER)]
+    reads = [read for read in primitive.reads if read.flow not in DISTANT | {Flow.ITEMS}]
     return (
         any(read.flow is Flow.ITEMS for read in primitive.reads)
         and all(session.variables[read.variable].state is ready for read in reads)

@@ -34,6 +34,8 @@ def finish(
     except WeftlineError as error:
         return execution.finished(replace(event, value=None, error=error))
     actions += execution.finished(event)
+    reads = (read.variable for one in growth.rewritten.values() for read in one.reads)
+    execution.held.look_above(execution.graph, execution.primitives, reads)
     for id in growth.rewritten:
         rewired = execution.primitives[id]
         error = lost_read(execution.graph.primitives[id], execution.variables)

@@ -6,11 +6,10 @@ Pure: every method returns the actions that follow from the change that it makes
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from weftline.errors import BudgetExceeded, Cancelled, WeftlineError
 from weftline_server.graph.graph import Graph
-from weftline_server.graph.growth import Growing
 from weftline_server.graph.primitive import Flow, Task
 from weftline_server.passes import Plugin
 from weftline_server.session import events as ev
@@ -30,7 +29,13 @@ from weftline_server.session.readiness import (
 )
 from weftline_server.session.task import ALLOWED, UNDER_WAY, PrimitiveRun, RunState, Step, TaskRun
 from weftline_server.session.variable import WITHOUT_VALUE, Variable, VariableState
-from weftline_server.session.wanted import decides, is_unsure
+from weftline_server.session.wanted import (
+    Need,
+    changes,
+    decides,
+    is_needed,
+    need_of,
+)
 
 # Primitives of a session that an op may name as references.
 _MOST_RECENT = 8
@@ -125,7 +130,8 @@ class Execution:
             if task.criteria is not None:
                 for var in task.writes:
                     planning.want(var, task.criteria)
-        self.held.look_again()
+        reads = (read.variable for run in fresh for read in self.graph.primitives[run.id].reads)
+        self.held.look_above(self.graph, self.primitives, reads)
         if hold and self.held.are_many(fresh):
             return self.held.hold(fresh, planning)
         return start(self, fresh)
@@ -247,6 +253,9 @@ class Execution:
             actions.append(ev.Ended(task.task.id))
             if state is RunState.FAILED:
                 actions += self.skip(undecided(self.graph, lost))
+            else:
+                lost_sides = undecided(self.graph, lost)
+                self.held.look_above(self.graph, self.primitives, lost_sides)
             below, go_on = self.graph.affected_by(lost)
             ending.extend(self.tasks[id] for id in below)
             ending.extend(self._owned.get(task.task.id, ()))
@@ -259,32 +268,26 @@ class Execution:
         """End, without failure, what only served `variables`, which nothing needs any more."""
         actions: list[ev.Action] = []
         released = dict.fromkeys(variables)
+        self.held.released.update(released)
         waiting = deque(task for var in released if (task := self.producer(var)) is not None)
+        seen: set[str] = set()  # of those that had failed
         while waiting:
             task = waiting.popleft()
-            if not task.live or self._is_needed(task, released):
+            has_failed = task.error is not None and task.task.id not in seen
+            owner = self.tasks.get(task.task.owner)
+            is_owned = owner is None or owner.live
+            known = self.graph, self.primitives, self.held.released
+            if not has_failed and (not task.live or (is_owned and is_needed(*known, task))):
                 continue
+            seen.add(task.task.id)
             above = self.graph.tasks_above(task.task.id)
-            for run in task.primitives:
-                if run.live:
-                    actions += self._drop(run, None, RunState.SKIPPED)
-            actions.append(ev.Ended(task.task.id))
+            lost = [run for run in task.primitives if run.live]
+            for run in lost:
+                actions += self._drop(run, None, RunState.SKIPPED)
+            actions += [ev.Ended(task.task.id)] if lost else []
             waiting.extend(self.tasks[id] for id in above)
             waiting.extend(self._owned.get(task.task.id, ()))
         return actions
-
-    def _is_needed(self, task: TaskRun, released: Mapping[str, None]) -> bool:
-        """Whether a task that has not ended reads an output of `task`, or a client may read one."""
-        if (owner := self.tasks.get(task.task.owner)) is not None and not owner.live:
-            return False
-        given = (one for one in task.task.primitives if not isinstance(one.body, Growing))
-        for var in (variable for one in given for variable in one.writes):
-            readers = [self.primitives[id].task for id in self.graph.consumers.get(var, ())]
-            if any(one.live for one in readers if one is not task):
-                return True
-            if not any(one is not task for one in readers) and var not in released:
-                return True
-        return False
 
     def producer(self, variable: str) -> TaskRun | None:
         """The task that writes `variable`."""
@@ -316,8 +319,6 @@ class Execution:
     def _end(self, run: PrimitiveRun) -> None:
         self.work_left -= run.work
         run.task.ended = self.now
-        if decides(self.graph.primitives[run.id]):
-            self.held.look_again()
         self.planning.end(run.id)
 
     def _move(self, run: PrimitiveRun, state: RunState) -> None:
@@ -348,13 +349,22 @@ class Execution:
                 actions.append(ev.Fill(run.id))
         elif (error := failed_input(run.task.task, self.variables)) is not None:
             actions += self.fail(run.task, error)
-        elif self.held.branches and is_unsure(self.graph, self.primitives, run.id):
-            self.held.until_certain(run.id)
-        else:
+        elif self._is_certain(run, actions):
             run.filling = False
             self._move(run, RunState.QUEUED)
             run.step = Step(queued=now)
             actions.append(ev.Run(run.id))
+
+    def _is_certain(self, run: PrimitiveRun, actions: list[ev.Action]) -> bool:
+        """Whether the primitive is needed, if it changes something. Else it is held, or skipped."""
+        if not self.held.branches or not changes(self.graph.primitives[run.id]):
+            return True
+        need = need_of(self.graph, self.primitives, self.held.released, run.task)
+        if need is Need.UNDECIDED:
+            self.held.until_certain(run.id)
+        elif need is Need.NONE:
+            actions += self.skip(run.task.task.writes)
+        return need is Need.CERTAIN
 
     def _text_came(self, run: PrimitiveRun, variable: str, actions: list[ev.Action]) -> None:
         """Extend the early fill of `run` if the text is of its first input that is not ready."""

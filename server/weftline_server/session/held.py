@@ -11,11 +11,13 @@ What changes something outside the graph waits until it is certain that it is ne
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from weftline_server.graph.graph import Graph
 from weftline_server.session import events as ev
 from weftline_server.session.planning import Planning
 from weftline_server.session.task import PrimitiveRun
+from weftline_server.session.wanted import Runs, above
 
 PART = 512  # primitives and edges of a turn, which takes 10 to 30 ms
 
@@ -23,13 +25,15 @@ PART = 512  # primitives and edges of a turn, which takes 10 to 30 ms
 class Held:
     """The held primitives, in the order in which they are planned and started.
 
-    All are planned before any is started. `branches` says whether the graph has any.
+    All are planned before any is started. `branches` says whether the graph has any. A decision has
+    left the variables in `released` without a reader.
     """
 
     def __init__(self) -> None:
         self.branches = False
+        self.released: set[str] = set()
         self._unsure: dict[str, None] = {}
-        self._changed = False  # something may be certain by now
+        self._again: dict[str, None] = {}  # of these, what may be certain by now
         self._plan: deque[tuple[str, int]] = deque()  # each with the number of its edges
         self._start: deque[PrimitiveRun] = deque()
 
@@ -44,15 +48,18 @@ class Held:
         """Hold a primitive that perhaps nothing needs."""
         self._unsure[primitive] = None
 
-    def look_again(self) -> None:
-        """The graph has changed, or a branch is decided."""
-        self._changed = bool(self._unsure)
+    def look_above(self, graph: Graph, runs: Runs, variables: Iterable[str]) -> None:
+        """Something needs these variables now: what they depend on may be certain."""
+        if self._unsure:
+            found = (id for id in above(graph, runs, variables) if id in self._unsure)
+            self._again.update(dict.fromkeys(found))
 
     def take_unsure(self) -> list[str]:
         """The primitives to look at again, which are held no more."""
-        if not self._changed:
-            return []
-        found, self._unsure, self._changed = list(self._unsure), {}, False
+        found = list(self._again)
+        self._again.clear()
+        for id in found:
+            del self._unsure[id]
         return found
 
     @staticmethod

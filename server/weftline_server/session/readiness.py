@@ -6,13 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from weftline.errors import WeftlineError
 from weftline_server.graph.graph import Graph
-from weftline_server.graph.growth import Growing
-from weftline_server.graph.primitive import Flow, Primitive, Task
+from weftline_server.graph.primitive import DISTANT, Flow, Primitive, Task
 from weftline_server.session.events import Fill
 from weftline_server.session.task import PrimitiveRun, RunState
 from weftline_server.session.variable import Variable, VariableState
-
-_WAITS_FOR_NOTHING = frozenset({Flow.LATER})
 
 
 def ready_reads(primitive: Primitive, variables: Mapping[str, Variable], start: int = 0) -> int:
@@ -21,7 +18,7 @@ def ready_reads(primitive: Primitive, variables: Mapping[str, Variable], start: 
     for at in range(start, len(reads)):
         variable, flow = reads[at]
         state = variables[variable].state
-        if state is VariableState.READY or flow in _WAITS_FOR_NOTHING:
+        if state is VariableState.READY or flow in DISTANT:
             continue
         if flow is not Flow.OUTCOME or not variables[variable].settled:
             return at
@@ -52,16 +49,15 @@ def lost_read(primitive: Primitive, variables: Mapping[str, Variable]) -> Weftli
     """The error of the first variable it reads that will never have a value."""
     for variable, flow in primitive.reads:
         error = variables[variable].error
-        if error is not None and flow is not Flow.OUTCOME and flow not in _WAITS_FOR_NOTHING:
+        if error is not None and flow is not Flow.OUTCOME and flow not in DISTANT:
             return error
     return None
 
 
 def undecided(graph: Graph, lost: Iterable[str]) -> Iterator[str]:
-    """The variables that only a decision of the primitives `lost` could have needed."""
+    """The variables that only a decision could have made the primitives `lost` read."""
     for id in lost:
-        if isinstance(body := graph.primitives[id].body, Growing):
-            yield from body.undecided
+        yield from (read.variable for read in graph.primitives[id].reads if read.flow is Flow.SIDE)
 
 
 def takers(graph: Graph, runs: Mapping[str, PrimitiveRun], variable: str) -> Iterator[Fill]:

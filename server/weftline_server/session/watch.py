@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from weftline.errors import Cancelled, NoProducer, UnknownVariable
 from weftline_engine.api import Kind
 from weftline_server.graph.primitive import Flow
+from weftline_server.passes.plan import MOST_EDGES
 from weftline_server.session import events as ev
 from weftline_server.session.execution import Execution
 from weftline_server.session.task import RunState, TaskRun
@@ -83,6 +84,7 @@ class Watch:
         return any(
             read.flow in _IN_PARTS and one.kind not in _PROMPTS
             for one in consumers
+            if len(one.reads) <= MOST_EDGES  # the passes gave the edges of a longer one no flow
             for read in one.reads
             if read.variable == variable
         )

@@ -12,9 +12,11 @@ import pytest
 from weftline_engine import api
 from weftline_engine.retrieval import vectors
 from weftline_engine.retrieval.core import Item, ItemsCore, Refused
+from weftline_engine.retrieval.local import LocalItems
 from weftline_engine.retrieval.memory import DIMENSIONS, MemoryTable, WordBackend, vector_of
 from weftline_engine.retrieval.results import Results
 from weftline_engine.retrieval.stores import StoreBackend, content_id
+from weftline_server.commands.retrieval import EmbedderSpec, factories
 
 
 def op(id: str, kind: str, app: str = "a", **inputs: Any) -> api.Op:
@@ -188,6 +190,28 @@ def test_equal_texts_of_a_tenant_are_computed_once() -> None:
     off.submit(op("y", "embed", texts=["a"]))
     run(off)
     assert plain.batches == [["a"], ["a"]]
+
+
+@pytest.mark.parametrize(("without", "computed"), [((), ["a"]), (("dedupe",), ["a", "a"])])
+def test_dedupe_can_be_left_out(
+    without: tuple[str, ...], computed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--without dedupe` reaches the embedder of the settings, which then keeps no result."""
+    seen: list[str] = []
+    compute = WordBackend.compute
+
+    def counted(backend: WordBackend, kind: str, payloads: Sequence[Any]) -> Sequence[Any]:
+        seen.extend(payloads)
+        return compute(backend, kind, payloads)
+
+    monkeypatch.setattr(WordBackend, "compute", counted)
+    spec = EmbedderSpec(name="words", model="null", start="eager")
+    engine = factories([spec], frozenset(without))["embedder:words"]()
+    assert isinstance(engine, LocalItems)
+    for id in ("x", "y"):
+        engine.core.submit(op(id, "embed", texts=["a"]))
+        run(engine.core)
+    assert seen == computed
 
 
 def test_a_few_results_are_kept() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from weftline import transforms
@@ -81,10 +81,15 @@ def waits_for(step: StepBase) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*step.variables, *step.after)))
 
 
-def reads_of(waits: Sequence[str], later: Iterable[str]) -> tuple[Read, ...]:
-    """Edges from what a step needs before it decides, and from what it may read after that."""
+def reads_of(
+    waits: Sequence[str], later: Iterable[str], sides: Collection[str] = ()
+) -> tuple[Read, ...]:
+    """Edges from what a step needs before it decides, and from what it may read after that. Whether
+    anything reads `sides` depends on a decision.
+    """
     rest = (variable for variable in later if variable not in waits)
-    return (*map(Read, waits), *(Read(variable, Flow.LATER) for variable in rest))
+    flows = ((one, Flow.SIDE if one in sides else Flow.LATER) for one in rest)
+    return (*map(Read, waits), *(Read(*one) for one in flows))
 
 
 def task_of(step: StepBase, id: str, primitives: Sequence[Primitive], later: Iterable[str]) -> Task:

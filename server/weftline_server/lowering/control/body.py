@@ -22,10 +22,9 @@ from weftline.steps import (
     Text,
 )
 from weftline_server.graph.graph import Graph
-from weftline_server.graph.growth import Growing
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.call import lower_call
-from weftline_server.lowering.control.sides import gated
+from weftline_server.lowering.control.sides import gated, given, read_by_sides
 
 Rename = Callable[[str], str]
 LowerStep = Callable[[Step, str, str], Task]  # a step, what runs it, the id of its task
@@ -140,19 +139,35 @@ def instance(body: Body, made: Instance, lower: LowerStep) -> tuple[Task, ...]:
     return tuple(replace(task, owner=made.owner) for task in gated(list(tasks())))
 
 
-def tried(body: Body, made: Instance, lower: LowerStep) -> tuple[tuple[str, ...], int]:
-    """The outputs that no task of an instance reads, by their names in the body: once they are
-    there, all of the instance has ended. And the instance's estimated work in tokens.
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What an instance of a body will be like.
 
-    It makes the instance, so it raises what can be refused: the errors of lowering and of a graph.
+    `watched` are the variables that tell that all of it has ended, by their names in the body:
+    those that the step asks for, and those that no task of it reads. Only sides of branches may
+    read `sides`, which are variables around it. `work` is estimated, in tokens.
+    """
+
+    watched: tuple[str, ...]
+    sides: frozenset[str]
+    work: int
+
+
+def tried(body: Body, made: Instance, lower: LowerStep, asked: Iterable[str]) -> Tried:
+    """Make an instance, of which the step asks for the variables `asked`.
+
+    Raises what can be refused: the errors of lowering and of a graph.
     """
     tasks = instance(body, made, lower)
     Graph().check(tasks)
-    work = sum(one.work for task in tasks for one in task.primitives)
     read = {variable for task in tasks for variable in task.reads}
     start = len(made.id) + 1
-    given = (one for task in tasks for one in task.primitives if not isinstance(one.body, Growing))
-    return tuple(var[start:] for one in given for var in one.writes if var not in read), work
+    unread = (var[start:] for task in tasks for var in given(task) if var not in read)
+    watched = tuple(dict.fromkeys((*asked, *unread)))
+    sides = read_by_sides(tasks, [f"{made.id}.{variable}" for variable in watched])
+    own = {variable for task in tasks for variable in task.writes}
+    work = sum(one.work for task in tasks for one in task.primitives)
+    return Tried(watched, sides - own, work)
 
 
 def check_writes(

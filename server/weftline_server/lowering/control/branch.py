@@ -28,7 +28,7 @@ def lower_branch(step: Branch, id: str) -> Task:
     decide = DecideBody(step, f"{id}/1")
     primitives = (
         primitive(id, 0, "branch", f"{id}.taken", decide, reads_of(waits_for(step), ())),
-        primitive(id, 1, "take", out, TakeBody(), reads_of((), step.sides)),
+        primitive(id, 1, "take", out, TakeBody(), reads_of((), step.sides, step.sides)),
     )
     return task_of(step, id, primitives, step.sides)
 
@@ -45,11 +45,6 @@ class DecideBody(ControlBody, Growing):
         """Whether it runs transforms or patterns."""
         slow = any(predicates.is_slow(case.when) for case in self.step.cases)
         return slow or bool(self.step.on.transforms)
-
-    @property
-    def undecided(self) -> tuple[str, ...]:
-        """All sides: none is taken if it cannot decide."""
-        return self.step.sides
 
     def value(self, variables: Variables) -> object:
         asked = read(self.step.on, variables)

@@ -46,13 +46,12 @@ def lower_each(step: Each, id: str, lower: LowerStep) -> Task:
     name = step.name or "each"
     check_writes(step.body, name, step.collect, "collect", given={step.item})
     last = Instance(f"{id}.{step.max_items - 1}", id, name, {step.item: f"{id}.{step.item}"})
-    unread, work = tried(step.body, last, lower)
-    watched = dict.fromkeys((*step.collect, *unread))
+    made = tried(step.body, last, lower, step.collect)
     outside = read_outside(step.body, frozenset({step.item}))
-    reads = reads_of(waits_for(step), outside)
-    body = EachBody(step, id, tuple(watched), lower)
+    reads = reads_of(waits_for(step), outside, made.sides)
+    body = EachBody(step, id, made.watched, lower)
     first = primitive(id, 0, "each", f"{id}.items", body, reads)
-    primitives = [replace(first, items=_item_flow(step), work=1 + work * _expected(step))]
+    primitives = [replace(first, items=_item_flow(step), work=1 + made.work * _expected(step))]
     for number, (own, out) in enumerate(step.collect.items(), 1):
         gather = primitive(id, number, "gather", out, GatherBody(step, own, ()))
         primitives.append(replace(gather, items=ItemFlow(streams=True, ordered=True)))
@@ -140,11 +139,9 @@ class EachBody(ControlBody, TakesItems):
         same = 0
         while same < min(len(self.taken), len(value)) and self.taken[same] == value[same]:
             same += 1
-        released = tuple(
-            f"{prefix}.{own}" for prefix in self.prefixes[same:] for own in self.watched
-        )
+        thrown = [f"{prefix}.{own}" for prefix in self.prefixes[same:] for own in self.watched]
         kept = self
-        if released:
+        if thrown:
             kept = replace(
                 self,
                 taken=self.taken[:same],
@@ -152,7 +149,9 @@ class EachBody(ControlBody, TakesItems):
                 thrown=self.thrown + 1,
             )
         body, tasks, values = kept._taking(value[same:])
-        return Growth(tasks, values, body._gathers(graph, 0 if released else same), released)
+        reads = graph.primitives[f"{self.id}/0"].reads
+        released = (*thrown, *(read.variable for read in reads if read.flow is Flow.SIDE))
+        return Growth(tasks, values, body._gathers(graph, 0 if thrown else same), released)
 
     def _taking(self, items: Sequence[Any]) -> tuple[EachBody, tuple[Task, ...], Mapping[str, Any]]:
         """This body with more items, and their tasks and values."""

@@ -43,27 +43,36 @@ def lower_loop(step: Loop, id: str, lower: LowerStep) -> Task:
     check_writes(step.body, name, step.next.values(), "next", given=step.carry)
     check_writes(step.body, name, [step.until.on], "on", given=step.carry)
     last = Instance(f"{id}.{step.most - 1}", id, name, dict(step.carry))
-    unread, work = tried(step.body, last, lower)
-    watched = tuple(dict.fromkeys((step.until.on, *step.next.values(), *unread)))
+    made = tried(step.body, last, lower, (step.until.on, *step.next.values()))
     later = (*step.carry.values(), *read_outside(step.body, frozenset(step.carry)))
-    rounds = Rounds(step, id, watched, lower)
-    reads = reads_of(waits_for(step), dict.fromkeys(later))
+    waits = waits_for(step)
+    sides = tuple(one for one in dict.fromkeys(later) if one in made.sides and one not in waits)
+    rounds = Rounds(step, id, made.watched, sides, lower)
+    reads = reads_of(waits, [one for one in dict.fromkeys(later) if one not in sides])
     begin = primitive(id, 0, "loop", f"{id}.rounds", BeginBody(rounds), reads)
     primitives = (
-        replace(begin, work=1 + work),  # one round is certain
-        primitive(id, 1, "last", step.out or f"{id}.out", LastBody()),
+        replace(begin, work=1 + made.work),  # one round is certain
+        primitive(id, 1, "last", step.out or f"{id}.out", LastBody(), rounds.side_reads),
     )
     return task_of(step, id, primitives, later)
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Makes the rounds of a loop. `watched` are the variables that tell that a round has ended."""
+    """Makes the rounds of a loop. `watched` are the variables that tell that a round has ended.
+    Only sides of branches may read `sides`, in any round.
+    """
 
     step: Loop
     id: str
     watched: tuple[str, ...]
+    sides: tuple[str, ...]
     lower: LowerStep
+
+    @property
+    def side_reads(self) -> tuple[Read, ...]:
+        """Edges into the loop's end, which is there as long as another round may come."""
+        return reads_of((), self.sides, self.sides)
 
     def growth(self, graph: Graph, number: int) -> Growth:
         """The tasks of a round; the loop's value waits for the round's end."""
@@ -85,14 +94,15 @@ class Rounds:
             reads=tuple(one.variable for one in reads),
             owner=self.id,
         )
-        last = rewired(self._last(graph), (Read(f"{until}.holds"),), LastBody())
+        ahead = (Read(f"{until}.holds"), *self.side_reads)
+        last = rewired(self._last(graph), ahead, LastBody())
         return Growth(tasks=(*tasks, end), rewritten={last.id: last})
 
     def end(self, graph: Graph, number: int, *, limit: bool) -> Growth:
         """The loop's value is the carry of this round."""
         carried = f"{self.id}.{number}.{self.step.next[self.step.carried]}"
         last = rewired(self._last(graph), (Read(carried),), LastBody(carried, limit))
-        return Growth(rewritten={last.id: last})
+        return Growth(rewritten={last.id: last}, released=self.sides)
 
     def _last(self, graph: Graph) -> Primitive:
         return graph.primitives[f"{self.id}/1"]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from weftline_server.graph.growth import Growing
-from weftline_server.graph.primitive import Task
+from weftline_server.graph.primitive import Flow, Task
 from weftline_server.lowering.control.branch import DecideBody
 
 
@@ -26,7 +26,7 @@ def gated(tasks: Sequence[Task], *, steps: bool = False) -> list[Task]:
     branches = [task for task in tasks if _decides(task)]
     if not branches:
         return list(tasks)
-    writer = {variable: task for task in tasks for variable in _given(task)}
+    writer = {variable: task for task in tasks for variable in given(task)}
     readers: dict[str, list[Task]] = {}
     for task in tasks:
         for variable in task.reads:
@@ -41,6 +41,27 @@ def gated(tasks: Sequence[Task], *, steps: bool = False) -> list[Task]:
     return [after(task, waits.get(task.id, ())) for task in tasks]
 
 
+def read_by_sides(tasks: Sequence[Task], asked: Iterable[str]) -> frozenset[str]:
+    """The variables that the tasks read, but not for certain: only sides of branches need them.
+
+    What is `asked` for is certain, and so is what no task reads. All that these read is, too.
+    """
+    edges = [(task, read) for task in tasks for one in task.primitives for read in one.reads]
+    read_at_all = {read.variable for _, read in edges}
+    certain = {*asked, *(v for task in tasks for v in given(task) if v not in read_at_all)}
+    above: dict[str, list[str]] = {}  # variable → what its task reads
+    for task in tasks:
+        reads = [read.variable for one in task.primitives for read in one.reads
+                 if read.flow is not Flow.SIDE]  # fmt: skip
+        above.update(dict.fromkeys(given(task), reads))
+    waiting = list(certain)
+    while waiting:
+        found = [one for one in above.pop(waiting.pop(), ()) if one not in certain]
+        certain.update(found)
+        waiting += found
+    return frozenset(read_at_all - certain)
+
+
 def _only_for(
     branch: Task,
     sides: Iterable[str],
@@ -53,10 +74,10 @@ def _only_for(
     waiting = [writer[side] for side in sides if side in writer]
     while waiting:
         task = waiting.pop()
-        if task.id in found or decides.intersection(_given(task)):
+        if task.id in found or decides.intersection(given(task)):
             continue
-        own = {reader.id for variable in _given(task) for reader in readers.get(variable, ())}
-        unread = [variable for variable in _given(task) if variable not in readers]
+        own = {reader.id for variable in given(task) for reader in readers.get(variable, ())}
+        unread = [variable for variable in given(task) if variable not in readers]
         # A variable without a reader may be one that the client wants.
         if unread or not own <= {branch.id, *found}:
             continue
@@ -76,7 +97,7 @@ def _decides(task: Task) -> bool:
     return bool(task.primitives) and isinstance(task.primitives[0].body, DecideBody)
 
 
-def _given(task: Task) -> tuple[str, ...]:
+def given(task: Task) -> tuple[str, ...]:
     """The variables of a task that others may read."""
     given = (one for one in task.primitives if not isinstance(one.body, Growing))
     return tuple(variable for one in given for variable in one.writes)
