@@ -20,6 +20,7 @@ from llama_index.vector_stores.weftline import WeftlineVectorStore
 
 from tests.integrations.conftest import served
 from tests.integrations.recording import Recording, recorded
+from weftline.adapters import Feed
 from weftline.errors import WeftlineError
 
 SUBMIT = "/v1/submit"
@@ -102,14 +103,35 @@ def test_a_pipeline(recording: Recording, is_async: bool) -> None:
 def test_a_pipeline_of_several_portions(
     recording: Recording, is_async: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each portion is a request. The store gets nothing before all of them are embedded."""
+    """Each portion is a request. The store gets nothing before all of them are embedded.
+
+    The requests may arrive in any order.
+    """
     monkeypatch.setattr(ingesting, "MAX_NODES", 4)
     made = run(pipeline(True), nodes(), is_async)
     assert posted(recording) == [SUBMIT] * 3
     assert [one["id_"] for one in made] == [one["id_"] for one in kept()]
     bodies = recording.bodies(SUBMIT)[:3]
     reads = [step["in"]["var"] for body in bodies for step in body["steps"] if "store" in step]
-    assert reads == ["whole_0_0", "whole_0_1", "whole_0_2"]
+    assert sorted(reads) == ["whole_0_0", "whole_0_1", "whole_0_2"]
+
+
+def test_portions_that_arrive_in_another_order(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last request comes before the second one, and waits for what that one makes."""
+    follow = Feed._follow
+
+    async def late(feed: Feed, draft: Any) -> None:
+        while draft.watch == ("embedded_0_1",) and len(posted(recording)) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # the proxy records in a thread of its own
+        await follow(feed, draft)
+
+    monkeypatch.setattr(ingesting, "MAX_NODES", 4)
+    monkeypatch.setattr(Feed, "_follow", late)
+    made = run(pipeline(True), nodes())
+    assert posted(recording) == [SUBMIT] * 3
+    assert [one["id_"] for one in made] == [one["id_"] for one in kept()]
 
 
 def test_docstore_and_cache(recording: Recording) -> None:

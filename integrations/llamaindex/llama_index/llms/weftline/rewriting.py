@@ -134,7 +134,7 @@ def looked_ahead(llm: Any, arguments: Mapping[str, Any], engine: Any) -> Rewriti
         raise Unplannable("several queries may follow")
     plan = text_plan(llm)
     plan.predict("lookahead", prompt, **given)
-    inserter = engine._lookahead_answer_inserter
+    inserter: Any = engine._lookahead_answer_inserter
 
     def inserted(said: Answer, reply: Answer) -> Plan:
         last = text_plan(inserter._llm)
