@@ -17,6 +17,7 @@ from weftline.steps import (
     Embed,
     Fetch,
     Ingest,
+    Mean,
     Merge,
     Reading,
     Rerank,
@@ -200,6 +201,16 @@ class SessionBase(ControlVerbs[V]):
         """Make one text of texts, one after the other, such as `session.text("Q: ", question)`."""
         made = self.variable()
         step = Text(parts=tuple(self._source(part, ()) for part in parts), out=made.id)
+        self._pending_steps.append(step)
+        return made
+
+    def mean(self, *embedded: V) -> V:
+        """The mean of embedded texts, such as a question and a passage that could answer it.
+
+        A search for the mean gives one list of hits.
+        """
+        made = self.variable()
+        step = Mean(parts=tuple(self._source(part, ()) for part in embedded), out=made.id)
         self._pending_steps.append(step)
         return made
 

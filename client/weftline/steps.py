@@ -20,7 +20,7 @@ from weftline.ids import check_id
 MAX_K = 1000  # hits of a search, and items that a rerank keeps
 MAX_NAME = 128  # characters
 MAX_CASES = 64
-MAX_PARTS = 256  # of a text
+MAX_PARTS = 256  # of a text or a mean
 MAX_ITEMS = 10_000  # of an `each`; a submit may have as many calls
 MAX_ROUNDS = 1000
 MAX_NESTED = 4  # levels of bodies in bodies
@@ -180,21 +180,39 @@ class Rerank(Reading):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Text(StepBase):
-    """Writes one text: its `parts`, one after the other. Each part is a text."""
+class Parts(StepBase):
+    """A step that makes one value of several."""
 
     parts: tuple[Source, ...]
-    kind: Literal["text"] = field(default_factory=lambda: "text")
 
     def __post_init__(self) -> None:
         StepBase.__post_init__(self)  # super() fails here: slots=True makes a new class
         if not 0 < len(self.parts) <= MAX_PARTS:
-            raise InvalidRequest(f"a text has 1 to {MAX_PARTS} parts", param="parts")
+            kind = getattr(self, "kind", "step")
+            raise InvalidRequest(f"a {kind} has 1 to {MAX_PARTS} parts", param="parts")
 
     @property
     def sources(self) -> Mapping[str, Source]:
         """Its parts, by their numbers."""
         return {str(number): part for number, part in enumerate(self.parts)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text(Parts):
+    """Writes one text: its `parts`, one after the other. Each part is a text."""
+
+    kind: Literal["text"] = field(default_factory=lambda: "text")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mean(Parts):
+    """The mean of the vectors of its `parts`, which are embedded texts: one vector to search with.
+
+    Together the parts have at most 256 vectors, all of one width. The value is an embedded text: a
+    search for it gives one list of hits.
+    """
+
+    kind: Literal["mean"] = field(default_factory=lambda: "mean")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -465,6 +483,7 @@ STEPS: Mapping[str, type[StepBase]] = MappingProxyType(
         "merge": Merge,
         "rerank": Rerank,
         "text": Text,
+        "mean": Mean,
         "delete": Delete,
         "fetch": Fetch,
         "client": ClientStep,
@@ -494,6 +513,7 @@ Step: TypeAlias = Annotated[
     | Merge
     | Rerank
     | Text
+    | Mean
     | Delete
     | Fetch
     | ClientStep

@@ -33,7 +33,15 @@ from llama_index.core.extractors import (
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.indices.query.query_transform import HyDEQueryTransform
 from llama_index.core.indices.query.query_transform.base import StepDecomposeQueryTransform
-from llama_index.core.llms import LLM, MockLLM
+from llama_index.core.llms import (
+    LLM,
+    ChatMessage,
+    CompletionResponse,
+    CustomLLM,
+    LLMMetadata,
+    MockLLM,
+)
+from llama_index.core.postprocessor import KeywordNodePostprocessor
 from llama_index.core.query_engine import (
     CitationQueryEngine,
     MultiStepQueryEngine,
@@ -284,3 +292,130 @@ APPLICATIONS: dict[str, Callable[[LLM], Any]] = {
 def test_application(ours: Weftline, name: str) -> None:
     """Indexes, engines, extractors, evaluators, and the LLM's own methods."""
     assert text(APPLICATIONS[name](ours)) == text(APPLICATIONS[name](MockLLM()))
+
+
+CHATS = ["simple", "context", "condense_question", "condense_plus_context"]
+TALKS = ["Hello there.", "And what matters?"]
+
+
+def said(response: Any, is_async: bool, streams: bool) -> Any:
+    """The text of a turn, whichever way it comes."""
+    if not streams:
+        return asyncio.run(response) if is_async else response
+    if not is_async:
+        return "".join(response.response_gen)
+
+    async def read() -> str:
+        made = await response
+        return "".join([part async for part in made.async_response_gen()])
+
+    return asyncio.run(read())
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("mode", CHATS)
+def test_chat_engine(ours: Weftline, mode: str, streams: bool, is_async: bool) -> None:
+    """Turns on a history that was given, the history after them, the sources, and a new start."""
+
+    def talk(llm: LLM) -> Any:
+        given = [
+            ChatMessage(role="user", content="I am Ada."),
+            ChatMessage(role="assistant", content="Good day, Ada."),
+        ]
+        engine = vector_index().as_chat_engine(chat_mode=mode, llm=llm, chat_history=given)
+        name = f"{'a' * is_async}{'stream_' * streams}chat"
+        texts = [str(said(getattr(engine, name)(text), is_async, streams)) for text in TALKS]
+        history = [(message.role, message.content) for message in engine.chat_history]
+        engine.reset()
+        again = engine.chat("Hello again.")
+        sources = [node.node.get_content() for node in again.source_nodes]
+        return texts, history, str(again), sources, len(engine.chat_history)
+
+    assert talk(ours) == talk(MockLLM())
+
+
+FILTERED = [("d1w0", '{"answer": "the second", "query_satisfied": true}'),
+            ("", '{"answer": "nothing", "query_satisfied": false}')]  # fmt: skip
+
+
+class Filtering(CustomLLM):
+    """An LLM of LlamaIndex's kind that answers as FILTERED says."""
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata(context_window=900, num_output=40)
+
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        return CompletionResponse(text=next(reply for when, reply in FILTERED if when in prompt))
+
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
+        yield self.complete(prompt)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("mode", ["refine", "compact"])
+@pytest.mark.parametrize("asked", [3, 1])
+def test_structured_answers_are_filtered(
+    start_script: StartServer, mode: str, asked: int, ahead: bool, is_async: bool
+) -> None:
+    """Only an answer that satisfies the query is refined, or none: "Empty Response"."""
+
+    def synthesize(llm: LLM) -> str:
+        made = get_response_synthesizer(
+            response_mode=mode, llm=llm, structured_answer_filtering=True
+        )
+        given = nodes(asked, 200)
+        if is_async:
+            return str(asyncio.run(made.asynthesize("What matters?", given)))
+        return str(made.synthesize("What matters?", given))
+
+    ours = Weftline(
+        base_url=start_script(FILTERED),
+        max_tokens=40,
+        context_window=900,
+        is_chat_model=False,
+        is_function_calling_model=False,
+        ahead=ahead,
+    )
+    found = synthesize(ours)
+    assert found == synthesize(Filtering()) == ("the second" if asked == 3 else "Empty Response")
+
+
+def test_an_engine_over_postprocessed_nodes(ours: Weftline) -> None:
+    """A retriever engine's nodes are filtered before the answer, and custom prompts are used."""
+
+    def ask(llm: LLM) -> Any:
+        engine = vector_index().as_query_engine(
+            llm=llm,
+            similarity_top_k=3,
+            node_postprocessors=[KeywordNodePostprocessor(exclude_keywords=["d0w1"])],
+            text_qa_template=PromptTemplate("By {context_str} say {query_str}"),
+        )
+        engine.update_prompts({"response_synthesizer:refine_template": PromptTemplate("No.")})
+        response = engine.query("What matters?")
+        return str(response), [node.node.node_id for node in response.source_nodes]
+
+    answer, ids = ask(ours)
+    assert (answer, ids) == ask(MockLLM()) and len(ids) == 2 and answer.startswith("By d")
+
+
+def test_an_engine_whose_retriever_fails(ours: Weftline) -> None:
+    """The error is the retriever's own, and the next query works."""
+
+    def ask(llm: LLM) -> Any:
+        index = SummaryIndex(vector_index().docstore.docs.values())
+        engine = index.as_query_engine(llm=llm)
+        retriever: Any = engine.retriever
+        plain = retriever._retrieve
+        retriever._retrieve = broken
+        with pytest.raises(RuntimeError, match="no disk"):
+            engine.query("What matters?")
+        retriever._retrieve = plain
+        return str(engine.query("What matters?"))
+
+    def broken(query: Any) -> Any:
+        raise RuntimeError("no disk")
+
+    assert ask(ours) == ask(MockLLM())

@@ -6,7 +6,9 @@ the texts came from, so that hits and reranked items keep their ids and metadata
 
 from __future__ import annotations
 
+import base64
 import uuid
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +25,7 @@ from weftline.steps import (
     FunctionStep,
     Ingest,
     Loop,
+    Mean,
     Merge,
     Rerank,
     Search,
@@ -36,11 +39,13 @@ from weftline_server.session.budget import value_bytes
 CHARS_PER_TOKEN = 4  # a guess that needs no tokenizer
 GUESSED_WORK = 64  # tokens of a step whose inputs are not known yet
 MAX_ITEMS = 100_000  # of one step
+MAX_MEAN = 256  # vectors of one mean
+FLOAT_BYTES = 4
 EFFECTS = {"ingest": Effects.IDEMPOTENT, "delete": Effects.IDEMPOTENT}
 WRITES_STORE = frozenset({"ingest", "delete"})
 TAKES_ITEMS = frozenset({"each", "embed", "search", "merge", "rerank"})
 # The client or the server computes these kinds.
-NO_ENGINE = frozenset({"branch", "client", "each", "loop", "merge", "text"})
+NO_ENGINE = frozenset({"branch", "client", "each", "loop", "mean", "merge", "text"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,16 +190,24 @@ def engine_inputs(step: Step, given: Mapping[str, Any]) -> dict[str, Any]:
             if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
                 raise InvalidRequest(f"{_named(step)} takes a list of ids", param="in")
             return {"ids": ids, "filter": step.filter}
-        case Merge():
-            hits_of(step, given["in"])
-            return {}
-        case Text():
-            joined(step, given)
+        case Merge() | Text() | Mean():
+            _check(step, given)
             return {}
         case FunctionStep():
             return {"arguments": dict(given)}
         case ClientStep() | Branch() | Each() | Loop():
             return {}  # no engine gets them
+
+
+def _check(step: Merge | Text | Mean, given: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest if what the step read does not fit."""
+    match step:
+        case Merge():
+            hits_of(step, given["in"])
+        case Text():
+            joined(step, given)
+        case Mean():
+            rows_of(step, given)
 
 
 def _ingested(step: Ingest, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,6 +243,8 @@ def result_of(step: Step, given: Mapping[str, Any], result: Any) -> object:
             return merged(step, hits_of(step, given["in"]))
         case Text():
             return joined(step, given)
+        case Mean():
+            return mean_of(step, given)
         case Fetch():
             return result["items"]
         case Ingest() | Delete() | ClientStep() | FunctionStep() | Branch() | Each() | Loop():
@@ -297,6 +312,38 @@ def joined(step: Text, given: Mapping[str, Any]) -> str:
                 param="parts",
             )
     return "".join(given[str(number)] for number in range(len(step.parts)))
+
+
+def mean_of(step: Mean, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The mean of all vectors of the parts, with the first item. Raises InvalidRequest."""
+    rows = rows_of(step, given)
+    numbers = array("f", (sum(column) / len(rows) for column in zip(*rows, strict=True)))
+    return {
+        "items": given["0"]["items"][:1],
+        "vectors": base64.b64encode(numbers.tobytes()).decode(),
+        "dimensions": len(numbers),
+        "single": True,
+    }
+
+
+def rows_of(step: Mean, given: Mapping[str, Any]) -> list[array[float]]:
+    """The vectors of the parts. Raises InvalidRequest if they have no mean."""
+    parts = [embedded_of(step, given[str(number)]) for number in range(len(step.parts))]
+    width, texts = parts[0]["dimensions"], [part["vectors"] for part in parts]
+    try:
+        if not (isinstance(width, int) and all(part["dimensions"] == width for part in parts)):
+            raise ValueError
+        size = FLOAT_BYTES * width
+        if size <= 0 or sum(map(len, texts)) > 2 * MAX_MEAN * size:
+            raise ValueError
+        raw = b"".join(base64.b64decode(text, validate=True) for text in texts)
+        if not 0 < len(raw) <= MAX_MEAN * size or len(raw) % size:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise InvalidRequest(
+            f"{_named(step)} takes 1 to {MAX_MEAN} vectors, all of one width", param="parts"
+        ) from None
+    return [array("f", raw[at : at + size]) for at in range(0, len(raw), size)]
 
 
 def _named(step: Step) -> str:

@@ -448,6 +448,7 @@ class Kinds:
             "client": ClientKind(salt, self.workers),
             "merge": ServerKind(salt, self.workers),
             "text": ServerKind(salt, self.workers),
+            "mean": ServerKind(salt, self.workers),
         }
         self._control = ControlKind(salt)
         self._tools = ToolKind(salt)

@@ -51,6 +51,8 @@ async def test_every_step_has_a_method(client: AsyncClient) -> None:
         hits = session.search(queries, store="docs", k=2, filter={"n": 2}, after=[indexed])
         top = session.rerank(session.merge(hits, by="text", limit=5), "red", k=1, engine="words")
         assert [hit["id"] for hit in await top.get()] == ["d2"]
+        mean = session.mean(session.embed("red"), session.embed(["fox", "fox"]))
+        assert [hit["id"] for hit in await session.search(mean, store="docs", k=1).get()] == ["d0"]
         gone = session.delete(["d2"], store="docs", after=[top])
         left = session.fetch(["d1", "d2"], store="docs", after=[gone])
         assert [item["id"] for item in await left.get()] == ["d1"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+from array import array
 from typing import Any
 
 import httpx
@@ -307,3 +309,56 @@ async def test_there_is_an_item_for_each_vector(server: Server) -> None:
     answer = await run(server, step("embed", TEXTS, "vecs"), ingest, get=["indexed"])
     assert answer.status_code == 400
     assert "has 1 items for 3 vectors: give one for each" in answer.json()["error"]["message"]
+
+
+def vectors_of(value: dict[str, Any]) -> list[list[float]]:
+    numbers = array("f", base64.b64decode(value["vectors"]))
+    width = value["dimensions"]
+    return [list(numbers[at : at + width]) for at in range(0, len(numbers), width)]
+
+
+async def test_a_mean_of_vectors(server: Server) -> None:
+    """The mean of a list and a text: a search with it gives one list of hits."""
+    await filled(server)
+    answer = await run(
+        server,
+        step("embed", ["red fox", "red whale"], "both"),
+        {**step("embed", [], "one"), "in": text("blue whale")},
+        {"kind": "mean", "parts": [{"var": "both"}, {"var": "one"}], "out": "mean"},
+        step("search", "mean", "hits", store="docs", k=1),
+        get=["both", "one", "mean", "hits"],
+    )
+    got = answer.json()["values"]
+    rows = [*vectors_of(got["both"]), *vectors_of(got["one"])]
+    expected = array("f", (sum(column) / 3 for column in zip(*rows, strict=True)))
+    assert vectors_of(got["mean"]) == [list(expected)]
+    assert got["mean"]["items"] == [{"text": "red fox"}] and got["mean"]["single"]
+    assert [hit["text"] for hit in got["hits"]] == ["red whale"]
+
+
+def embedded(vectors: Any, dimensions: Any) -> dict[str, Any]:
+    return {"value": {"items": [{"text": "a"}], "vectors": vectors, "dimensions": dimensions}}
+
+
+ONE = base64.b64encode(array("f", [1.0, 2.0]).tobytes()).decode()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [embedded(ONE, 2), embedded(ONE, 1)],
+        [embedded(ONE, 3)],
+        [embedded(ONE, 0)],
+        [embedded(ONE, "2")],
+        [embedded("", 2)],
+        [embedded("no base64", 2)],
+        [embedded(7, 2)],
+        [embedded(ONE, 2)] * 257,
+    ],
+    ids=["widths", "cut", "zero", "text", "none", "base64", "number", "many"],
+)
+async def test_a_mean_takes_vectors_of_one_width(server: Server, parts: list[Any]) -> None:
+    answer = await run(server, {"kind": "mean", "parts": parts, "out": "m"}, get=["m"])
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert "1 to 256 vectors, all of one width" in message or "a mean has 1 to 256 parts" in message

@@ -107,6 +107,7 @@ _STEPS = {
     "Loop.result": Field("The variable of the last turn that becomes the loop's value.", "better"),
     "Loop.until": Field("The condition that ends the loop.",
                         {"on": "verdict", "when": {"op": "contains", "value": "good"}}),
+    "Mean.parts": Field("The embedded texts.", [_SOURCE, {"var": "passage"}]),
     "Merge.by": Field("What makes two items the same: id or text.", "id"),
     "Merge.limit": Field("The most items that are kept.", 8),
     "Rerank.k": Field("The most items that are kept.", 4),

@@ -16,6 +16,7 @@ from weftline.steps import (
     Embed,
     FunctionStep,
     Loop,
+    Mean,
     Rerank,
     Source,
     Step,
@@ -203,7 +204,7 @@ def renamed(step: Step, rename: Rename) -> Step:
         case FunctionStep():
             arguments = step.args.items()
             changes["args"] = {name: _renamed_source(one, rename) for name, one in arguments}
-        case Text():
+        case Text() | Mean():
             changes["parts"] = tuple(_renamed_source(one, rename) for one in step.parts)
         case Branch():
             changes["cases"] = tuple(replace(one, take=rename(one.take)) for one in step.cases)
