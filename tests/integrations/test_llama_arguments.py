@@ -19,6 +19,7 @@ from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events.llm import LLMChatEndEvent
+from llama_index.core.llms import ChatMessage, ImageBlock
 from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.query_engine import RouterQueryEngine, SubQuestionQueryEngine
 from llama_index.core.question_gen import LLMQuestionGenerator
@@ -35,7 +36,14 @@ from pydantic import BaseModel
 from tests.integrations.conftest import StartServer, served
 from tests.integrations.recording import POLL_S, recorded
 from tests.integrations.test_llama_ahead import CHAT, SUBMIT, wait_for
-from weftline.errors import ContextTooLong, EngineFailed, InvalidRequest, Overloaded, Timeout
+from weftline.errors import (
+    ContextTooLong,
+    EngineFailed,
+    InvalidRequest,
+    Overloaded,
+    Timeout,
+    WeftlineError,
+)
 
 NODES = [NodeWithScore(node=TextNode(text=text)) for text in ("Rome is old.", "Rome is big.")]
 
@@ -173,6 +181,24 @@ def test_a_refusal_reaches_the_user(echo_url: str, mode: str, ahead: bool, is_as
             asyncio.run(made.asynthesize("What?", NODES))
         else:
             made.synthesize("What?", NODES)
+
+
+def test_an_image_reaches_the_user_as_an_error(echo_url: str) -> None:
+    """A multimodal refine takes a ValueError for a bad answer too."""
+    llm = Weftline(base_url=echo_url, context_window=3900)
+    image = ImageBlock(url="http://127.0.0.1:9/rome.png")
+    with pytest.raises(InvalidRequest, match="text models, and a message holds a ImageBlock"):
+        llm.chat([ChatMessage(role="user", blocks=[image])])
+
+
+def test_no_error_is_one_that_refine_swallows() -> None:
+    """Refine catches ValueError and TypeError, and goes on."""
+    kinds, known = [WeftlineError], set()
+    while kinds:
+        kinds += (found := set(kinds.pop().__subclasses__()) - known)
+        known |= found
+    assert {InvalidRequest, ContextTooLong, EngineFailed} <= known
+    assert not any(issubclass(kind, (ValueError, TypeError)) for kind in known)
 
 
 def test_a_prompt_that_is_too_long_reaches_the_user(echo_url: str) -> None:

@@ -1,4 +1,6 @@
-"""A LlamaIndex pipeline over the server's embedder and store: one request, and the plain nodes."""
+"""A LlamaIndex pipeline or index over the server's embedder and store: one request, and the plain
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from llama_index.core import Document
+from llama_index.core import Document, StorageContext, VectorStoreIndex
 from llama_index.core.ingestion import DocstoreStrategy, IngestionCache, IngestionPipeline
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import TextNode, TransformComponent
@@ -18,6 +20,7 @@ from llama_index.vector_stores.weftline import WeftlineVectorStore
 
 from tests.integrations.conftest import served
 from tests.integrations.recording import Recording, recorded
+from weftline.adapters import Feed
 from weftline.errors import WeftlineError
 
 SUBMIT = "/v1/submit"
@@ -100,14 +103,35 @@ def test_a_pipeline(recording: Recording, is_async: bool) -> None:
 def test_a_pipeline_of_several_portions(
     recording: Recording, is_async: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each portion is a request. The store gets nothing before all of them are embedded."""
+    """Each portion is a request. The store gets nothing before all of them are embedded.
+
+    The requests may arrive in any order.
+    """
     monkeypatch.setattr(ingesting, "MAX_NODES", 4)
     made = run(pipeline(True), nodes(), is_async)
     assert posted(recording) == [SUBMIT] * 3
     assert [one["id_"] for one in made] == [one["id_"] for one in kept()]
     bodies = recording.bodies(SUBMIT)[:3]
     reads = [step["in"]["var"] for body in bodies for step in body["steps"] if "store" in step]
-    assert reads == ["whole_0_0", "whole_0_1", "whole_0_2"]
+    assert sorted(reads) == ["whole_0_0", "whole_0_1", "whole_0_2"]
+
+
+def test_portions_that_arrive_in_another_order(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last request comes before the second one, and waits for what that one makes."""
+    follow = Feed._follow
+
+    async def late(feed: Feed, draft: Any) -> None:
+        while draft.watch == ("embedded_0_1",) and len(posted(recording)) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # the proxy records in a thread of its own
+        await follow(feed, draft)
+
+    monkeypatch.setattr(ingesting, "MAX_NODES", 4)
+    monkeypatch.setattr(Feed, "_follow", late)
+    made = run(pipeline(True), nodes())
+    assert posted(recording) == [SUBMIT] * 3
+    assert [one["id_"] for one in made] == [one["id_"] for one in kept()]
 
 
 def test_docstore_and_cache(recording: Recording) -> None:
@@ -153,4 +177,84 @@ def test_an_error_is_that_of_the_plain_pipeline(
         return type(failed.value), str(failed.value)
 
     assert failure() == failure(Last())
+    assert kept(3) == []
+
+
+def documents(count: int = 10) -> list[Document]:
+    made = (Document(text=one.text, doc_id=one.node_id, metadata=one.metadata) for one in nodes())
+    return list(made)[:count]
+
+
+def index(given: list[Document], **how: Any) -> VectorStoreIndex:
+    split = SentenceSplitter(chunk_size=64, chunk_overlap=0, id_func=named)
+    return VectorStoreIndex.from_documents(
+        given,
+        StorageContext.from_defaults(vector_store=WeftlineVectorStore()),
+        embed_model=WeftlineEmbedding(embed_batch_size=4),
+        transformations=[split],
+        **how,
+    )
+
+
+@pytest.mark.parametrize("use_async", [False, True])
+def test_an_index(recording: Recording, use_async: bool) -> None:
+    """`from_documents` is one request. The store has what a pipeline of the same steps puts in."""
+    run(pipeline(False), documents())
+    before = kept()
+    WeftlineVectorStore().delete_nodes([one["id_"] for one in before])
+    recording.requests.clear()
+    index(documents(), use_async=use_async)
+    assert posted(recording) == [SUBMIT]
+    [body] = recording.bodies(SUBMIT)
+    assert [step["kind"] for step in body["steps"]] == ["embed", "ingest"] and body["close"]
+    assert kept() == before and len(before) == 10
+
+
+def test_an_index_that_adds_in_batches(recording: Recording) -> None:
+    """Each batch of nodes is one request, in their order. Nodes without a text are left out."""
+    given = [*documents(), Document(text="", doc_id="blank")]
+    index(given, insert_batch_size=4)
+    assert posted(recording) == [SUBMIT] * 3
+    sizes = [len(body["steps"][1]["items"]["value"]) for body in recording.bodies(SUBMIT)]
+    assert sizes == [4, 4, 2] and len(kept()) == 10
+
+
+def test_nodes_are_added_to_an_index(recording: Recording) -> None:
+    """`insert`, `insert_nodes` and `ainsert_nodes` are one request each."""
+    made = index(documents(2))
+    recording.requests.clear()
+    made.insert(documents()[2])
+    made.insert_nodes([TextNode(text="The fox number 3 is red.", id_="n3-0")])
+    asyncio.run(made.ainsert_nodes([TextNode(text="The fox number 4 is red.", id_="n4-0")]))
+    assert posted(recording) == [SUBMIT] * 3
+    assert [one["id_"] for one in kept()] == [f"n{k}-0" for k in range(5)]
+
+
+def test_nodes_that_have_vectors(recording: Recording) -> None:
+    """They are stored with them; the others are embedded first."""
+    vector = WeftlineEmbedding().get_text_embedding("red")
+    given = [TextNode(text="a", id_="n0-0", embedding=vector), TextNode(text="b", id_="n1-0")]
+    recording.requests.clear()
+    context = StorageContext.from_defaults(vector_store=WeftlineVectorStore())
+    VectorStoreIndex(given, storage_context=context, embed_model=WeftlineEmbedding())
+    kinds = [[step["kind"] for step in body["steps"]] for body in recording.bodies(SUBMIT)]
+    assert kinds == [["embed"], ["ingest"]] and len(kept()) == 2
+
+
+@pytest.mark.parametrize(
+    ("embedder", "store"), [("nowhere", "default"), ("default", "nowhere")], ids=["model", "store"]
+)
+def test_an_error_of_an_index(recording: Recording, embedder: str, store: str) -> None:
+    """It is that of the plain requests, and nothing is stored."""
+
+    def failure(kind: type[VectorStoreIndex]) -> tuple[type, str]:
+        context = StorageContext.from_defaults(vector_store=WeftlineVectorStore(store=store))
+        with pytest.raises(WeftlineError) as failed:
+            kind(nodes(3), storage_context=context, embed_model=WeftlineEmbedding(embedder))
+        return type(failed.value), str(failed.value)
+
+    class Mine(VectorStoreIndex):
+        """An index of the user's, of which nothing is sent ahead."""
+
+    assert failure(VectorStoreIndex) == failure(Mine)
     assert kept(3) == []

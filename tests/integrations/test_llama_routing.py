@@ -1,4 +1,5 @@
-"""Engines over other engines: a router's query and one with sub-questions are one request.
+"""Engines over other engines: a router's query, one with sub-questions and one with HyDE are one
+request, and so is each step of several.
 
 The answers, nodes, events and errors are those of the plain program.
 """
@@ -19,15 +20,28 @@ from llama_index.core import (
     VectorStoreIndex,
 )
 from llama_index.core.callbacks import CallbackManager, LlamaDebugHandler
+from llama_index.core.indices.query.query_transform import (
+    DecomposeQueryTransform,
+    HyDEQueryTransform,
+)
+from llama_index.core.indices.query.query_transform.base import StepDecomposeQueryTransform
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events.base import BaseEvent
 from llama_index.core.instrumentation.events.llm import LLMChatEndEvent, LLMChatInProgressEvent
-from llama_index.core.query_engine import RouterQueryEngine, SubQuestionQueryEngine
+from llama_index.core.query_engine import (
+    FLAREInstructQueryEngine,
+    MultiStepQueryEngine,
+    RouterQueryEngine,
+    SubQuestionQueryEngine,
+    TransformQueryEngine,
+)
 from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.response_synthesizers import get_response_synthesizer
+from llama_index.core.schema import QueryBundle
 from llama_index.core.selectors import LLMSingleSelector
 from llama_index.core.tools import QueryEngineTool
+from llama_index.core.vector_stores import VectorStoreQuery
 from llama_index.embeddings.weftline import WeftlineEmbedding
 from llama_index.llms.weftline import Weftline
 from llama_index.vector_stores.weftline import WeftlineVectorStore
@@ -49,6 +63,16 @@ QUESTIONS = """Here they are:
 }
 ```"""
 RULES = [
+    ("Query: red fox\nAnswer:  It is red.\n", "The fox is red, and"),
+    ("Existing Answer: \nAnswer", " The fox is [Search(red fox)], and\n"),
+    ("Existing Answer:  The fox is red, and\nAnswer", "nothing is to be searched for"),
+    ("Template:\nnothing is to be", "so is the whale."),
+    ("Existing Answer: The fox is red, and so is the whale.", "This is done."),
+    ("write a passage", "A whale is red, large and no fox."),
+    ("- red whale\n- It is large.", "None, I know it all."),
+    ("animals\nPrevious reasoning: \n- red fox", "red whale"),
+    ("animals\nPrevious reasoning: None", "red fox"),
+    ("animals\nNew question", "red fox"),
     ("four broken parts", '{"items": [{"sub_question": "red fox", "tool_na'),
     ("an unknown tool", '{"items": [{"sub_question": "red fox", "tool_name": "nobody"}]}'),
     ("list of relevant sub-questions", QUESTIONS),
@@ -334,7 +358,10 @@ def test_parts_that_cannot_be_asked(
 
 
 def test_a_part_without_nodes(index: VectorStoreIndex, recording: Recording) -> None:
-    """LlamaIndex says "Empty Response" for it, and the other parts have their answers."""
+    """LlamaIndex says "Empty Response" for it, and the other parts have their answers.
+
+    A part that fails in the graph asks for its embedding and its search itself.
+    """
     store = WeftlineVectorStore()
     store.delete("d0")
     store.delete("d1")
@@ -342,7 +369,7 @@ def test_a_part_without_nodes(index: VectorStoreIndex, recording: Recording) -> 
     ours, plain, _ = compared(
         recording, lambda model: sub_questions(index, model), "which animals?"
     )
-    assert len(ours) <= len(plain)
+    assert len(ours) <= len(plain) + 3
 
 
 def test_the_session_of_sub_questions(index: VectorStoreIndex, recording: Recording) -> None:
@@ -371,3 +398,175 @@ def test_edges_where_the_last_call_is_not_in_the_graph(
     assert named.keys() == {"It is large."}, "shorter texts may occur by chance"
     [graph] = recording.bodies(SUBMIT)
     assert graph["session_id"] == body["weftline"]["session_id"]
+
+
+def hyde(index: VectorStoreIndex, model: Any, *, original: bool = True, **how: Any) -> Any:
+    engine = index.as_query_engine(llm=model, **{"similarity_top_k": 1, **how})
+    return TransformQueryEngine(engine, HyDEQueryTransform(model, include_original=original))
+
+
+@ASYNC
+@pytest.mark.parametrize(
+    ("how", "requests", "before"),
+    [
+        ({}, [SUBMIT], [CHAT, CHAT, SUBMIT]),
+        ({"original": False}, [SUBMIT], [CHAT, CHAT, SUBMIT]),
+        ({"streaming": True}, [SUBMIT], [CHAT, CHAT, SUBMIT]),
+        ({"response_mode": "refine"}, [SUBMIT], [CHAT, CHAT, SUBMIT]),
+        ({"response_mode": "refine", "similarity_top_k": 2}, [SUBMIT] * 2, [CHAT] * 3 + [SUBMIT]),
+    ],
+    ids=lambda one: "-".join(map(str, one)) if isinstance(one, dict) else "",
+)
+def test_hyde(
+    index: VectorStoreIndex,
+    recording: Recording,
+    how: dict[str, Any],
+    requests: list[str],
+    before: list[str],
+    is_async: bool,
+) -> None:
+    """The passage, its embedding and the query's, the search with their mean, and the answer."""
+
+    def make(model: Any) -> Any:
+        return hyde(index, model, **how)
+
+    ours, plain, (text, nodes, _) = compared(recording, make, "blue whale", is_async)
+    assert (ours, plain) == (requests, before)
+    assert text == "It is blue." and nodes
+
+
+@pytest.mark.parametrize("original", [True, False])
+def test_the_mean_is_llama_index_s(
+    index: VectorStoreIndex, recording: Recording, original: bool
+) -> None:
+    """The server's search has the scores of the mean that LlamaIndex makes."""
+    texts = ["A whale is red, large and no fox.", *(["blue whale"] if original else [])]
+    mean = WeftlineEmbedding().get_agg_embedding_from_queries(texts)
+    query = VectorStoreQuery(query_embedding=mean, similarity_top_k=3)
+    found = WeftlineVectorStore().query(query)
+    engine = hyde(index, llm(), original=original, similarity_top_k=3)
+    recording.requests.clear()
+    nodes = engine.query("blue whale").source_nodes
+    assert [one.score for one in nodes] == found.similarities and len(nodes) == 3
+    [body] = recording.bodies(SUBMIT)
+    kinds = [step["kind"] for step in body["steps"]]
+    assert kinds == (["embed", "embed", "mean", "search"] if original else ["embed", "search"])
+
+
+def test_the_session_of_hyde(index: VectorStoreIndex, recording: Recording) -> None:
+    """The passage has an edge to its embedding, and so on to the answer."""
+    graphs: list[Any] = []
+    hyde(index, llm(on_graph=graphs.append)).query("blue whale")
+    [graph] = wait_for(graphs)
+    names = {one["call_id"]: one["name"] for one in graph["calls"]}
+    names |= {one["step_id"]: one["name"] for one in graph["steps"]}
+    edges = [(names[one["from"]], names[one["to"]]) for one in graph["edges"]]
+    assert sorted(edges) == [
+        ("embed", "mean"),
+        ("embed", "mean"),
+        ("mean", "search"),
+        ("passage", "embed"),
+        ("search", "answer"),
+    ]
+
+
+@ASYNC
+def test_a_decomposed_query(index: VectorStoreIndex, recording: Recording, is_async: bool) -> None:
+    """The query that the transform writes is searched for, and stands in the answer's prompt."""
+
+    def make(model: Any) -> Any:
+        engine = index.as_query_engine(llm=model, similarity_top_k=1)
+        transform = DecomposeQueryTransform(model)
+        given = {"index_summary": "animals"}
+        return TransformQueryEngine(engine, transform, transform_metadata=given)
+
+    ours, plain, (text, nodes, _) = compared(recording, make, "which?", is_async)
+    assert (ours, plain) == ([SUBMIT], [CHAT, CHAT, SUBMIT])
+    assert text == " It is red.\n" and nodes[0][0] == "a red fox"
+
+
+def steps(index: VectorStoreIndex, model: Any, **how: Any) -> Any:
+    return MultiStepQueryEngine(
+        index.as_query_engine(llm=model, similarity_top_k=1),
+        StepDecomposeQueryTransform(model),
+        response_synthesizer=get_response_synthesizer(llm=model),
+        index_summary="animals",
+        **how,
+    )
+
+
+@ASYNC
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_several_steps(
+    index: VectorStoreIndex, recording: Recording, most: int, is_async: bool
+) -> None:
+    """Each step is one request: the next query, its search and its answer. The third says none."""
+    ours, plain, (_, nodes, _) = compared(
+        recording, lambda model: steps(index, model, num_steps=most), "which?", is_async
+    )
+    answered = min(most, 2)
+    assert ours == [CHAT] + [SUBMIT] * most
+    assert plain == [CHAT] * (most + answered + 1) + [SUBMIT] * answered
+    assert [text for text, _ in nodes if text.startswith("a ")] == ["a red fox", "a red whale"][
+        :most
+    ]
+
+
+def test_nothing_is_generated_after_the_last_step(
+    index: VectorStoreIndex, recording: Recording
+) -> None:
+    """A query with `none` in it ends the steps, so its answer does not run."""
+    graphs: list[Any] = []
+    steps(index, llm(on_graph=graphs.append)).query("which?")
+    [graph] = wait_for(graphs)
+    made = [call["name"] for call in graph["calls"] if call["output_tokens"]]
+    assert (made.count("rewrite"), made.count("answer"), len(made)) == (3, 2, 6)
+
+
+def test_a_stop_function_of_the_user_s(index: VectorStoreIndex, recording: Recording) -> None:
+    """Only the client knows whether it goes on: the calls go one by one."""
+
+    def make(model: Any) -> Any:
+        return steps(index, model, num_steps=2, stop_fn=lambda said: False)
+
+    ours, plain, _ = compared(recording, make, "which?")
+    assert ours == [CHAT] * 3 + [SUBMIT] * 2 and len(plain) == 7
+
+
+def test_several_texts_of_a_query(index: VectorStoreIndex, recording: Recording) -> None:
+    """A retriever embeds each of them and searches with their mean, in one request."""
+    bundle = QueryBundle("red", custom_embedding_strs=["a red fox", "a red whale", "a red fox"])
+    recording.requests.clear()
+    found = index.as_retriever(similarity_top_k=3).retrieve(bundle)
+    assert posted(recording) == [SUBMIT]
+    mean = WeftlineEmbedding().get_agg_embedding_from_queries(bundle.embedding_strs)
+    query = VectorStoreQuery(query_embedding=mean, similarity_top_k=3)
+    assert [one.score for one in found] == WeftlineVectorStore().query(query).similarities
+
+
+def flare(index: VectorStoreIndex, model: Any, **how: Any) -> Any:
+    engine = index.as_query_engine(llm=model, similarity_top_k=1)
+    return FLAREInstructQueryEngine(engine, llm=model, **how)
+
+
+@ASYNC
+def test_flare(index: VectorStoreIndex, recording: Recording, is_async: bool) -> None:
+    """Each turn is one request: the next words, the query in them, and the words with its answer.
+
+    The second turn has no query, so its words are filled in by a call more. The third says done.
+    """
+    ours, plain, (text, nodes, _) = compared(
+        recording, lambda model: flare(index, model), "which animals?", is_async
+    )
+    assert ours == [CHAT] + [SUBMIT] * 3 and plain == [CHAT] * 6 + [SUBMIT]
+    assert text == "The fox is red, and so is the whale. This is ." and len(nodes) == 1
+
+
+def test_the_end_of_flare(index: VectorStoreIndex, recording: Recording) -> None:
+    """Nothing is generated for words without a query, and nothing after the last ones."""
+    graphs: list[Any] = []
+    flare(index, llm(on_graph=graphs.append)).query("which animals?")
+    [graph] = wait_for(graphs)
+    made = [call["name"] for call in graph["calls"] if call["output_tokens"]]
+    counts = [made.count(name) for name in ("lookahead", "answer", "insert")]
+    assert counts == [3, 1, 1] and len(made) == 6

@@ -122,7 +122,7 @@ def evaluations(llm: Any) -> Any:
         "right": CorrectnessEvaluator(llm=llm, parser_function=lambda said: (3.0, said)),
         "relevant": RelevancyEvaluator(llm=llm),
     }
-    runner = BatchEvalRunner(judges, workers=4)
+    runner = BatchEvalRunner(judges)
     found = runner.evaluate_response_strs(
         queries=["What is it?"] * 4, response_strs=["A river."] * 4, contexts_list=[["Tiber"]] * 4
     )
@@ -151,7 +151,7 @@ PROGRAMS: dict[str, tuple[Callable[[Any], Any], int, int, int, int]] = {
     "keyword-documents": (keyword_documents, 2, 0, 4, 2),
     "tree-index": (tree_index, 1, 0, 6, 4),
     "document-summaries": (document_summaries, 1, 0, 3, 0),
-    "evaluations": (evaluations, 0, 8, 8, 0),
+    "evaluations": (evaluations, 1, 0, 8, 0),
     "multi-step": (multi_step, 0, 5, 5, 6),
     "flare": (flare, 0, 4, 4, 2),
     "workflow": (workflow, 0, 2, 2, 1),

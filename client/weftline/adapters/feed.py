@@ -72,7 +72,8 @@ _REFUSALS = frozenset(
 class _Draft:
     """A submit whose session is not known yet.
 
-    `joins` is the id of a session to join; the server opens the session if it is not open.
+    `joins` is the id of a session to join; the server opens the session if it is not open. `wait`
+    says that a later submit may make what is watched.
     `follows` says that it is not the first submit of its run. `within` maps variables to the
     longest wait for them, in seconds.
     """
@@ -83,6 +84,7 @@ class _Draft:
     parts: bool
     graph: bool
     close: bool
+    wait: bool
     joins: str | None
     follows: bool
     max_retries: int
@@ -98,6 +100,7 @@ class _Draft:
             parts=self.parts,
             graph=self.graph,
             close=self.close,
+            wait=self.wait,
         )
 
     def alone(self, call: Call, made: Set[str]) -> _Draft:
@@ -190,6 +193,7 @@ class Feed:
         parts: bool = False,
         graph: bool = False,
         close: bool = False,
+        wait: bool = False,
         max_retries: int = MAX_RETRIES,
         within: Mapping[str, float] = NO_LIMITS,
     ) -> None:
@@ -197,8 +201,9 @@ class Feed:
 
         `parts` asks for texts as they are generated. `graph` asks for the session's graph at the
         end. `close` says that this is the run's last submit, after which the server closes the
-        session. `within` maps variables to seconds: a variable fails with Timeout when its value,
-        or the next part of its text, takes longer.
+        session. With `wait` another submit may make a watched variable, and arrive later. `within`
+        maps variables to seconds: a variable fails with Timeout when its value, or the next part of
+        its text, takes longer.
         """
         assert not self._is_last, "nothing follows the last submit"
         assert not (close and self._joins), "the run ends its session"
@@ -214,6 +219,7 @@ class Feed:
             parts=parts,
             graph=graph,
             close=close,
+            wait=wait,
             joins=self._joins,
             follows=follows,
             max_retries=max_retries,

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from llama_index.llms.weftline.plan import Draft, Plan, Unplannable
 from llama_index.llms.weftline.provenance import Run
-from llama_index.llms.weftline.retrieving import Finding, Found, found_in
+from llama_index.llms.weftline.retrieving import Finding, Found, embedded_in, found_in
 from llama_index.llms.weftline.symbols import HITS, Answer, Symbols, filled, reads
 
-from weftline.adapters import OUTPUT, Claims, Feed, Inputs, Piece, Planned, Result, Server
+from weftline.adapters import OUTPUT, Claims, Feed, Inputs, Piece, Planned, Result
 from weftline.errors import TransformFailed
 from weftline.http import OnGraph
 from weftline.protocol import Call, Criterion, InOut, Message, Placeholder, Sampling, Segment
@@ -47,49 +47,52 @@ class Ahead:
     """One graph. Its calls are submitted together, and their values arrive as they become ready.
 
     They join the session of `run`, in which the graph's prompts may hold earlier answers.
-    With a `finding` its steps stand before the calls, which may read the hits.
-    `on_graph` gets the session's graph when the last value has arrived.
+    With a `finding` its steps stand before the calls, which may read the hits. `parts` asks for
+    texts as they are generated. `on_graph` gets the session's graph when the last value is there.
     """
 
     def __init__(
         self,
         plan: Plan,
-        fields: Mapping[str, Any],
-        server: Server,
         run: Run,
-        on_graph: OnGraph | None = None,
         finding: Finding | None = None,
+        *,
+        parts: bool = False,
+        on_graph: OnGraph | None = None,
     ) -> None:
         self.complete = plan.complete
+        self.askings = [plan.llm.asking]
         self._plan = plan
-        self._fields = fields
-        self._run = run
+        self._fields = fields = plan.llm.parameters()
+        self._parts = parts
         self._numbering = Numbering(run.reserve(len(plan.drafts)), run)
         self._calls = calls_of(plan, fields, self._numbering)
         self._finding = finding
         self.found: Found | None = None
         self._on_graph = on_graph
-        self._feed = Feed(server, self._note, run.alias)
+        self._feed = Feed(plan.llm.asking.server, self._note, run.alias)
         self._claims: Claims[str] = Claims([])
 
-    def start(self, with_parts: bool) -> None:
-        """Submit the graph. `with_parts` asks for texts as they are generated."""
-        finding = self._finding
-        embedded, hits = found_in(self._numbering.first)
+    def start(self) -> None:
+        """Submit the graph."""
+        finding, first = self._finding, self._numbering.first
+        hits = found_in(first)
+        embedded = [] if finding is None else embedded_in(first, finding.texts)
         self._feed.send(
             self._calls,
-            [*self.variables, *([] if finding is None else [embedded, hits])],
+            [*self.variables, *([] if finding is None else [*embedded, hits])],
             steps=() if finding is None else finding.steps(embedded, hits),
-            parts=with_parts,
+            parts=self._parts,
             graph=self._on_graph is not None,
         )
-        self._run.join(self._feed)
+        self._numbering.run.join(self._feed)
         if self._on_graph is not None:
             self._feed.show_graph(self._on_graph)
         results = {at: self._feed.results[name] for at, name in enumerate(self.variables)}
         if finding is not None:
             results[HITS] = self._feed.results[hits]
-            self.found = Found(finding, self._feed.results[embedded], results[HITS])
+            vectors = [self._feed.results[name] for name in embedded]
+            self.found = Found(finding, vectors, results[HITS])
         drafts = range(len(self._plan.drafts))
         self._claims = Claims([planned(self._plan, at, self._fields, results) for at in drafts])
 
@@ -101,7 +104,7 @@ class Ahead:
     def _note(self, event: ValueEvent | Failed) -> None:
         """Note an answer, so that later prompts of the run that contain it name its variable."""
         if isinstance(event, ValueEvent) and isinstance(event.value, str):
-            self._run.answered(event.variable, event.value)
+            self._numbering.run.answered(event.variable, event.value)
 
     @property
     def results(self) -> list[Result]:
@@ -199,7 +202,7 @@ class Numbering:
 
     def variable(self, index: int) -> str:
         """The variable that call number `index` of the graph writes, or the search."""
-        return found_in(self.first)[1] if index == HITS else variable(self.first + index)
+        return found_in(self.first) if index == HITS else variable(self.first + index)
 
 
 def calls_of(plan: Plan, fields: Mapping[str, Any], naming: Naming) -> tuple[Call, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from llama_index.llms.weftline.ahead import Ahead, Sent, request_key
+from llama_index.llms.weftline.ahead import Sent, request_key
 from llama_index.llms.weftline.spans import SPANS
 from llama_index.llms.weftline.wire import CHAT, strip_to_text
 
@@ -71,11 +71,6 @@ class Asking:
         """This object itself, so that a copy of an LLM shares its running graphs."""
         return self
 
-    def send_ahead(self, graph: Ahead, with_parts: bool) -> None:
-        """Submit a graph. From now on, requests that equal one of its calls get its answers."""
-        self.add(graph)
-        graph.start(with_parts)
-
     def add(self, graph: Sent) -> None:
         """From now on, requests that equal one of the graph's calls get its answers."""
         with self._lock:
@@ -87,18 +82,13 @@ class Asking:
             self.graphs.remove(graph)
 
     @contextmanager
-    def answering(self, graph: Ahead) -> Iterator[None]:
+    def answering(self, graph: Sent) -> Iterator[None]:
         """Inside the block, requests get their answers from a graph that is already running."""
         self.add(graph)
         try:
             yield
         finally:
             self.drop(graph)
-
-    def leave(self, graph: Ahead) -> None:
-        """Note that LlamaIndex has made all calls of a graph."""
-        self.drop(graph)
-        graph.leave()
 
     def ask(
         self, llm: Any, route: str, prompt: Mapping[str, Any], fields: Mapping[str, Any]

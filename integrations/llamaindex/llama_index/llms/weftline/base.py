@@ -181,7 +181,7 @@ class Weftline(StructuredLLM):
         return {**given, **self.additional_kwargs}
 
     def _chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> Asked:
-        """A chat request. Raises ValueError for blocks that are not text."""
+        """A chat request. Raises InvalidRequest for blocks that are not text."""
         bodies = [message_body(message) for message in messages]
         texts = [body["content"] for body in bodies]
         return self.asking.ask(self, CHAT, {"messages": bodies}, _request(self, options, texts))

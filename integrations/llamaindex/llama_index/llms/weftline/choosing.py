@@ -20,7 +20,7 @@ from llama_index.llms.weftline.symbols import HITS, PART, Symbols
 
 from weftline.adapters import Server
 from weftline.protocol import Call
-from weftline.steps import Branch, Case, Search, Source, Step
+from weftline.steps import Branch, Case, Source, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +50,22 @@ class Option:
         [draft] = self.plan.drafts
         return request_key(draft.messages, {**self.fields, **draft.fields})
 
-    def about(self, query: str) -> Option:
+    def about(self, query: QueryBundle) -> Option:
         """This option for a query that was not known before."""
-        return replace(self, finding=replace(self.finding, query=query))
+        texts = tuple(query.embedding_strs)
+        return replace(self, finding=replace(self.finding, query=query.query_str, texts=texts))
 
 
 def option_of(
-    engine: Any, case: str | int, query: str, spare: int, symbols: Symbols, server: Server
+    engine: Any, case: str | int, query: QueryBundle, spare: int, symbols: Symbols, server: Server
 ) -> Option | None:
     """An engine as an option; None if its search is not one of this server.
 
-    `query` may be a symbol. Then `spare` are the most tokens of the query.
+    The texts of `query` may be symbols. Then `spare` are the most tokens of the query.
     """
     if type(engine) is not RetrieverQueryEngine:
         return None
-    finding = finding_of(engine._retriever, QueryBundle(query))
+    finding = finding_of(engine._retriever, query)
     if finding is None or finding.server.place != server.place:
         return None
     synthesizer = engine._response_synthesizer
@@ -75,7 +76,7 @@ def option_of(
     try:
         # The query stands beside the nodes, so it takes room from them.
         tokens = finding.node_tokens + -(-spare // finding.k)
-        plan = plan_on_hits(synthesizer, query, finding.k, tokens, symbols)
+        plan = plan_on_hits(synthesizer, query.query_str, finding.k, tokens, symbols)
     except Unplannable:
         return Option(case, finding, None)
     return Option(case, finding, plan, bool(synthesizer._streaming))
@@ -130,14 +131,14 @@ def choice(
     embedding models.
     """
     embedded, hits = f"embedded{suffix}", f"hits{suffix}"
-    found = [one.finding.steps(embedded, "", query) for one in options]
-    if len({embed.engine for embed, _ in found}) > 1:
-        raise Unplannable("the engines have several embedding models")
+    found = [one.finding.steps([embedded], "", [query]) for one in options]
     embed = found[0][0]
-    searches: dict[Search, str] = {}
-    for _, search in found:
+    if any(first != embed for first, *_ in found):
+        raise Unplannable("the engines have several embedding models")
+    searches: dict[Step, str] = {}
+    for *_, search in found:
         searches.setdefault(search, f"found{suffix}_{len(searches)}")
-    by_case = {one.case: searches[s] for one, (_, s) in zip(options, found, strict=True)}
+    by_case = {one.case: searches[s] for one, (*_, s) in zip(options, found, strict=True)}
     steps: list[Step] = [embed, *(replace(search, out=out) for search, out in searches.items())]
     steps.append(chosen.branch(by_case, hits))
     calls, deciding, answer = _calls(options, by_case, query, chosen, run, suffix)

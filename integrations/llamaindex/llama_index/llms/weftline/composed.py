@@ -42,13 +42,13 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One query of one engine, and its results: the embedding, the hits and the answer.
+    """One query of one engine, and its results: the embeddings, the hits and the answer.
 
     `part` is the value that the query was made of, if the engine's plan reads it.
     """
 
     option: Option
-    embedded: Result
+    embedded: Sequence[Result]
     hits: Result
     answer: Result | None
     part: Any = None
@@ -66,6 +66,7 @@ class Composed(ABC):
     """One graph. It answers the calls of several LLMs, and the retrievers of several engines."""
 
     complete = False
+    streams = False  # whether the last call's text may be read in parts
 
     def __init__(
         self, decision: Decision, options: Sequence[Option], server: Server, run: Run
@@ -101,27 +102,22 @@ class Composed(ABC):
         """The results of the variables that the client waits for."""
         return self._feed.results
 
-    def prepare(self) -> tuple[tuple[Call, ...], Rest]:
-        """The first call and what follows it. Raises Unplannable."""
+    def start(self) -> None:
+        """Submit the graph. Raises Unplannable, and then nothing is submitted."""
         plan = self.decision.plan
-        names = Names(self.run, {0: self.decided})
-        return calls_of(plan, plan.llm.parameters(), names), self.rest()
-
-    def start(self, first: tuple[Call, ...], rest: Rest, *, with_parts: bool) -> None:
-        """Submit the graph. `with_parts` asks for texts as they are generated."""
-        self._feed.send(
-            (*first, *rest.calls), (self.decided, *rest.watch), steps=rest.steps, parts=with_parts
-        )
+        first = calls_of(plan, plan.llm.parameters(), Names(self.run, {0: self.decided}))
+        rest = self.rest()
+        calls, watch = (*first, *rest.calls), (self.decided, *rest.watch)
+        self._feed.send(calls, watch, steps=rest.steps, parts=self.streams)
         self.run.join(self._feed)
-        plan = self.decision.plan
         made = [planned(plan, 0, plan.llm.parameters(), {0: self.results[self.decided]})]
         if (last := self.last) is not None:
             made.append(planned(last, 0, last.llm.parameters(), self.reads_of_last()))
         self._claims = Claims(made)
-        for asking in self._askings():
-            asking.add(self)
 
-    def _askings(self) -> list[Any]:
+    @property
+    def askings(self) -> list[Any]:
+        """The LLMs' parts whose requests it may answer."""
         plans = [self.decision.plan, self.last, *(one.plan for one in self.options)]
         found = [plan.llm.asking for plan in plans if plan is not None]
         return list({id(asking): asking for asking in found}.values())
@@ -152,8 +148,6 @@ class Composed(ABC):
 
     def leave(self) -> None:
         """Note that no more requests will come. What nobody waits for is cancelled."""
-        for asking in self._askings():
-            asking.drop(self)
         calls = [*self._claims.planned, *self.found.claims.planned]
         if not any(one.is_claimed and one.is_running for one in calls):
             self._feed.close()
@@ -176,9 +170,8 @@ class Queries:
 
     def covers(self, retriever: Any, query: Any) -> bool:
         """Whether what `retriever` asks for `query` was sent ahead."""
-        text = getattr(query, "query_str", None)
         return any(
-            found.is_for(retriever, text) and not _has_failed(one.hits)
+            found.is_for(retriever, query) and not _has_failed(one.hits)
             for one, found in self._look()
         )
 
@@ -200,7 +193,7 @@ class Queries:
             try:
                 decision = transforms.run(self._graph.decision.reading, done.value.result().value)
                 queries = list(self._graph.queries(decision))
-            except (WeftlineError, KeyError, TypeError):
+            except (WeftlineError, KeyError, TypeError, ValueError):
                 return []  # LlamaIndex says itself that it cannot read the decision
             self._known = [(q, Found(q.option.finding, q.embedded, q.hits)) for q in queries]
             calls = (query.planned() for query in queries)

@@ -47,7 +47,7 @@ def selection_of(selector: Any, choices: Sequence[Any], query: str) -> Decision:
         prompt = selector._prompt
         if type(prompt.output_parser) is not SelectionOutputParser:
             raise Unplannable("another parser reads the selection")
-        plan = _text_plan(selector._llm)
+        plan = text_plan(selector._llm)
         plan.predict("select", prompt, **asked)
         path: Spec = {"op": "path", "keys": [0, "choice"]}
         return Decision(plan, ({"op": "json_or_yaml", "fenced": False}, path))
@@ -71,12 +71,13 @@ def division_of(generator: Any, tools: Sequence[Any], query: str) -> Decision:
     prompt = generator._prompt
     if type(prompt.output_parser) is not SubQuestionOutputParser:
         raise Unplannable("another parser reads the sub-questions")
-    plan = _text_plan(generator._llm)
+    plan = text_plan(generator._llm)
     plan.predict("divide", prompt, tools_str=build_tools_text(tools), query_str=query)
     return Decision(plan, ({"op": "json_or_yaml", "key": PARTS_KEY},))
 
 
-def _text_plan(llm: Any) -> Plan:
+def text_plan(llm: Any) -> Plan:
+    """An empty plan of an LLM whose answers are used as they are. Raises Unplannable."""
     plan = plan_of(llm)
     if plan.reading != ():
         raise Unplannable("the LLM has a parser of its own")

@@ -1,5 +1,5 @@
-"""The requests that an IngestionPipeline is about to make: the embedding of its nodes, and adding
-them to a store.
+"""The requests that an IngestionPipeline or a VectorStoreIndex is about to make: the embedding of
+its nodes, and adding them to a store.
 
 Both are sent ahead as steps of one graph, where the embedding model and the store are ours and at
 one server. Nothing is stored before all nodes are embedded, as in the plain program.
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
+from llama_index.core import VectorStoreIndex
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.schema import BaseNode, MetadataMode
@@ -42,11 +43,15 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Ingestion:
-    """What a pipeline will ask for its nodes: one submit for each portion of batches."""
+    """What will be asked for nodes: one submit for each portion of batches.
+
+    With it the first `end` nodes of an index are added.
+    """
 
     server: Server
     store: str
     portions: list[list[Batch]]
+    end: int = 0
 
     @property
     def items(self) -> list[dict[str, Any]]:
@@ -58,17 +63,45 @@ def ingestion_of(pipeline: Any, model: object, nodes: Any) -> Ingestion | None:
     """What `pipeline` will ask when `model` gets these nodes; None where that is not certain."""
     if type(pipeline) is not IngestionPipeline or not isinstance(model, BaseEmbedding):
         return None
-    embeds: Any = model
-    store: Any = pipeline.vector_store
-    if not (is_served(embeds) and is_served(store)) or not isinstance(nodes, Sequence) or not nodes:
-        return None
-    at: Server = embeds.server.server
     steps = pipeline.transformations
     # A later transformation may change the nodes.
     ends = steps[-1] is model and sum(one is model for one in steps) == 1
+    return _ingestion(model, pipeline.vector_store, nodes) if ends else None
+
+
+def indexing_of(index: Any, model: object, texts: Any, nodes: Any, done: int) -> Ingestion | None:
+    """What `index` will ask when its model gets the texts of the nodes after the first `done`.
+
+    None where that is not certain. An index adds its nodes in batches, one after the other.
+    """
+    if type(index) is not VectorStoreIndex or index._embed_model is not model:
+        return None
+    if not isinstance(nodes, Sequence):
+        return None
+    batch: list[BaseNode] = []
+    end = done
+    for node in nodes[done:]:
+        if len(batch) == len(texts):
+            break
+        end += 1
+        text = _embedded_text(node)
+        if text == texts[len(batch)] and node.embedding is None:
+            batch.append(node)
+        elif text:  # a build leaves out nodes without a text
+            return None
+    if len(batch) < index._insert_batch_size and any(map(_embedded_text, nodes[end:])):
+        return None  # the batch has nodes with vectors, too
+    return _ingestion(model, index._vector_store, batch, end)
+
+
+def _ingestion(model: object, vector_store: object, nodes: Any, end: int = 0) -> Ingestion | None:
+    embeds: Any = model
+    store: Any = vector_store
+    if not (is_served(embeds) and is_served(store)) or not isinstance(nodes, Sequence) or not nodes:
+        return None
+    at: Server = embeds.server.server
     if (
-        not ends
-        or at.place != store.server.server.place
+        at.place != store.server.server.place
         or embeds.embeddings_cache
         or embeds.rate_limiter is not None
     ):
@@ -81,7 +114,12 @@ def ingestion_of(pipeline: Any, model: object, nodes: Any) -> Ingestion | None:
             found.append([])
             chars, count = batch.chars, len(batch.items)
         found[-1].append(batch)
-    return Ingestion(at, store.store, found) if len(found) <= MAX_PORTIONS else None
+    return Ingestion(at, store.store, found, end) if len(found) <= MAX_PORTIONS else None
+
+
+def _embedded_text(node: BaseNode) -> str:
+    """The text of a node that is embedded."""
+    return node.get_content(metadata_mode=MetadataMode.EMBED)
 
 
 def _batches(embeds: Any, store: Any, nodes: Sequence[BaseNode]) -> Iterator[Batch]:
@@ -89,7 +127,7 @@ def _batches(embeds: Any, store: Any, nodes: Sequence[BaseNode]) -> Iterator[Bat
     size = embeds.embed_batch_size
     for start in range(0, len(nodes), size):
         some = nodes[start : start + size]
-        texts = [node.get_content(metadata_mode=MetadataMode.EMBED) for node in some]
+        texts = list(map(_embedded_text, some))
         for part in portions(texts):
             items = store.items_of(some[part])
             chars = sum(map(len, texts[part])) + sum(map(store.chars_of, items))
@@ -100,9 +138,11 @@ class Ingesting:
     """An ingestion that was sent ahead. It joins the session of `run`, or has one of its own."""
 
     complete = has_left = False
+    askings: Sequence[Any] = ()
 
     def __init__(self, ingestion: Ingestion, run: Run | None) -> None:
         self._ingestion, self._run = ingestion, run
+        self.end = ingestion.end
         self._feed = Feed(ingestion.server, joins=None if run is None else run.alias)
         self._number = 0 if run is None else run.reserve(1)
         self._lock = Lock()
@@ -131,9 +171,11 @@ class Ingesting:
                 Ingest(in_=read, items=items, out=stored[at], store=self._ingestion.store),
                 *(self._after_all(embedded, whole) if at == last else ()),
             ]
-            # What is stored waits for the last submit.
-            watch = (embedded[at], *(stored if at == last else ()))
-            self._feed.send((), watch, steps=steps, close=at == last and self._run is None)
+            # What is stored waits for the last submit, which may arrive before the others.
+            ends = at == last
+            watch = (embedded[at], *(stored if ends else ()))
+            close = ends and self._run is None
+            self._feed.send((), watch, steps=steps, close=close, wait=ends)
             self._cut(portion, self._feed.results[embedded[at]])
         self._stored = [self._feed.results[name] for name in stored]
         if self._run is not None:
@@ -198,7 +240,7 @@ class Ingesting:
         return stored if stored and made == vectors else None
 
     def leave(self) -> None:
-        """Note that the pipeline has ended."""
+        """Note that the pipeline has ended, or has gone on to its next nodes."""
         self._feed.close()
 
 

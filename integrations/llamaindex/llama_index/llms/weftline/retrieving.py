@@ -6,11 +6,12 @@ one server. A retriever that asks for exactly that gets their results.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
+from llama_index.core.base.embeddings.base import mean_agg
 from llama_index.core.indices.vector_store import VectorIndexRetriever
 from llama_index.core.schema import QueryBundle
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
@@ -20,26 +21,35 @@ from weftline.adapters import Feed, Result, Server
 from weftline.adapters.fields import ServerFields
 from weftline.adapters.retrieval import Asked, vectors_of
 from weftline.errors import InvalidRequest
-from weftline.steps import Embed, Search, Source
+from weftline.steps import Embed, Mean, Search, Source, Step
 
 DEFAULT_NODE_TOKENS = 1024  # LlamaIndex's, for a splitter that does not say it
+MAX_TEXTS = 16  # that are embedded for one query
 
 
-def found_in(number: int) -> tuple[str, str]:
-    """The variables of a query's embedding and of its hits, in graph `number` of a session."""
-    return f"embedded_{number}", f"hits_{number}"
+def found_in(number: int) -> str:
+    """The variable of a query's hits, in graph `number` of a session."""
+    return f"hits_{number}"
+
+
+def embedded_in(number: int, texts: Sequence[str]) -> list[str]:
+    """The variables of the embeddings of a query's texts, in graph `number` of a session."""
+    return [f"embedded_{number}", *(f"embedded_{number}_{at}" for at in range(1, len(texts)))]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The two requests of a retriever that finds nodes by their embedding.
+    """The requests of a retriever that finds nodes by their embedding.
 
-    `k` and `node_tokens` bound what it finds, if the index's splitter made the nodes.
+    It embeds each of `texts`, which are the query alone or, for HyDE, a passage and the query. It
+    searches with the mean of their vectors. `k` and `node_tokens` bound what it finds, if the
+    index's splitter made the nodes.
     """
 
     retriever: Any  # a VectorIndexRetriever
     server: Server
     query: str
+    texts: tuple[str, ...]
     node_tokens: int
 
     @property
@@ -47,26 +57,34 @@ class Finding:
         """The most nodes that it finds."""
         return int(self.retriever.similarity_top_k)
 
-    @property
-    def embedding(self) -> Asked:
-        """The request for the query's embedding."""
-        asked: Asked = self.retriever._embed_model.asked([self.query])
+    def embedding(self, text: str) -> Asked:
+        """The request for the embedding of one of the texts."""
+        asked: Asked = self.retriever._embed_model.asked([text])
         return asked
 
-    def search(self, vector: list[float]) -> Asked:
-        """The request for the nodes that are nearest to `vector`."""
-        query = self.retriever._build_vector_store_query(QueryBundle(self.query, embedding=vector))
+    def search(self, vectors: list[list[float]]) -> Asked:
+        """The request for the nodes that are nearest to the mean of `vectors`."""
+        bundle = QueryBundle(self.query, embedding=mean_agg(vectors))
+        query = self.retriever._build_vector_store_query(bundle)
         asked: Asked = self.retriever._vector_store.asked(query)
         return asked
 
-    def steps(self, embedded: str, hits: str, query: Source | None = None) -> tuple[Embed, Search]:
-        """Both as steps of a graph, which write these variables. `query` replaces the query."""
-        (embed,), (search,) = self.embedding.steps, self.search([0.0]).steps
+    def steps(
+        self, embedded: Sequence[str], hits: str, sources: Sequence[Source] = ()
+    ) -> tuple[Step, ...]:
+        """All as steps of a graph, which write these variables. `sources` replace the texts."""
+        sources = sources or [Source(value=text) for text in self.texts]
+        (embed,), (search,) = self.embedding(self.texts[0]).steps, self.search([[0.0]]).steps
         assert isinstance(embed, Embed) and isinstance(search, Search)
-        return (
-            replace(embed, in_=query or Source(value=self.query), out=embedded),
-            replace(search, in_=Source(var=embedded), out=hits or None),
-        )
+        made: list[Step] = [
+            replace(embed, in_=source, out=name)
+            for source, name in zip(sources, embedded, strict=True)
+        ]
+        near = embedded[0]
+        if len(embedded) > 1:
+            near = f"mean_{embedded[0]}"
+            made.append(Mean(parts=tuple(Source(var=name) for name in embedded), out=near))
+        return (*made, replace(search, in_=Source(var=near), out=hits or None))
 
 
 def finding_of(retriever: Any, query: Any) -> Finding | None:
@@ -82,7 +100,7 @@ def finding_of(retriever: Any, query: Any) -> Finding | None:
         at.place != store.server.server.place
         or retriever._kwargs
         or query.embedding is not None
-        or list(query.embedding_strs) != [query.query_str]
+        or not 0 < len(query.embedding_strs) <= MAX_TEXTS
         or retriever._vector_store_query_mode is not VectorStoreQueryMode.DEFAULT
         or embeds.embeddings_cache
         or embeds.rate_limiter is not None
@@ -90,9 +108,9 @@ def finding_of(retriever: Any, query: Any) -> Finding | None:
         return None
     splitters = (getattr(one, "chunk_size", None) for one in retriever._index._transformations)
     tokens = next((size for size in splitters if size), DEFAULT_NODE_TOKENS)
-    finding = Finding(retriever, at, query.query_str, tokens)
+    finding = Finding(retriever, at, query.query_str, tuple(query.embedding_strs), tokens)
     try:
-        finding.steps("embedded", "hits")
+        finding.steps(embedded_in(0, finding.texts), "hits")
     except (ValueError, InvalidRequest):
         return None  # the retriever will raise the same
     return finding
@@ -106,15 +124,21 @@ def is_served(model: Any) -> bool:
 class Found:
     """The results of a finding that was sent ahead. Each is given to one request."""
 
-    def __init__(self, finding: Finding, embedded: Result, hits: Result) -> None:
+    def __init__(self, finding: Finding, embedded: Sequence[Result], hits: Result) -> None:
         self._finding = finding
-        self._left: dict[str, Result] = {"embedded": embedded, "hits": hits}
-        self._embedded = embedded
+        self._embedded = tuple(embedded)
+        self._left = [*zip(finding.texts, embedded, strict=True)]
+        self._hits: Result | None = hits
         self._lock = Lock()
 
-    def is_for(self, retriever: Any, query: str | None) -> bool:
-        """Whether it has what `retriever` asks for the text `query`."""
-        return self._finding.retriever is retriever and self._finding.query == query
+    def is_for(self, retriever: Any, query: Any) -> bool:
+        """Whether it has what `retriever` asks for the query."""
+        ours = self._finding
+        return (
+            ours.retriever is retriever
+            and isinstance(query, QueryBundle)
+            and (query.query_str, *query.embedding_strs) == (ours.query, *ours.texts)
+        )
 
     def covers(self, retriever: Any, query: Any) -> bool:
         """Whether what `retriever` asks for `query` was sent ahead: it is all of the query."""
@@ -124,18 +148,22 @@ class Found:
         """The result for a request equal to one of the finding's, if it is not claimed yet."""
         if server.place != self._finding.server.place:
             return None
-        kind = "embedded" if asked == self._finding.embedding else "hits"
-        if kind == "hits" and not self._is_search(asked):
-            return None
         with self._lock:
-            return self._left.pop(kind, None)
+            for at, (text, result) in enumerate(self._left):
+                if asked == self._finding.embedding(text):
+                    del self._left[at]
+                    return result
+            if not self._is_search(asked):
+                return None
+            hits, self._hits = self._hits, None
+            return hits
 
     def _is_search(self, asked: Asked) -> bool:
-        done = self._embedded.value
-        if not done.done() or done.cancelled() or done.exception() is not None:
+        done = [result.value for result in self._embedded]
+        if any(not d.done() or d.cancelled() or d.exception() is not None for d in done):
             return False
-        value: Mapping[str, Any] = done.result().value
-        return asked == self._finding.search(vectors_of(value)[0])
+        values: list[Mapping[str, Any]] = [one.result().value for one in done]
+        return asked == self._finding.search([vectors_of(value)[0] for value in values])
 
 
 class Lookup:
@@ -145,6 +173,7 @@ class Lookup:
     """
 
     complete = has_left = False
+    askings: Sequence[Any] = ()
 
     def __init__(self, finding: Finding, run: Run | None) -> None:
         self._finding, self._run = finding, run
@@ -152,15 +181,16 @@ class Lookup:
         self.found: Found | None = None
 
     def start(self) -> None:
-        """Submit the embedding and the search."""
+        """Submit the embeddings and the search."""
         run = self._run
-        embedded, hits = names = found_in(0 if run is None else run.reserve(1))
+        number = 0 if run is None else run.reserve(1)
+        embedded, hits = embedded_in(number, self._finding.texts), found_in(number)
         steps = self._finding.steps(embedded, hits)
-        self._feed.send((), names, steps=steps, close=run is None)
+        self._feed.send((), (*embedded, hits), steps=steps, close=run is None)
         if run is not None:
             run.join(self._feed)
         results = self._feed.results
-        self.found = Found(self._finding, results[embedded], results[hits])
+        self.found = Found(self._finding, [results[name] for name in embedded], results[hits])
 
     def leave(self) -> None:
         """Note that the retriever has ended."""

@@ -67,25 +67,19 @@ def graph_of(engine: Any, query: QueryBundle, server: Server, run: Run) -> Compo
     return Routed(engine, query.query_str, server, run)
 
 
-def streams(engine: Any) -> bool:
-    """Whether the engine's answer may be read in parts."""
-    if type(engine) is SubQuestionQueryEngine:
-        return bool(engine._response_synthesizer._streaming)
-    behind = (getattr(one, "_response_synthesizer", None) for one in engine._query_engines)
-    return any(getattr(one, "_streaming", False) for one in behind)
-
-
 class Routed(Composed):
     """A router's selection, and the query of the engine that it selects."""
 
     def __init__(self, engine: Any, query: str, server: Server, run: Run) -> None:
         decision = selection_of(engine._selector, engine._metadatas, query)
         numbered, symbols = enumerate(engine._query_engines, 1), Symbols()
-        found = (option_of(one, at, query, 0, symbols, server) for at, one in numbered)
+        asked = QueryBundle(query)
+        found = (option_of(one, at, asked, 0, symbols, server) for at, one in numbered)
         options = [option for option in found if option is not None]
         if not options:
             raise Unplannable("no engine searches a store of this server")
         super().__init__(decision, _like(options), server, run)
+        self.streams = any(option.streams for option in options)
         self._query = query
 
     def rest(self) -> Rest:
@@ -103,13 +97,14 @@ class Routed(Composed):
         for one in self.options:
             if one.case == decision:
                 answer = None if self._answer is None else self.results[self._answer]
-                yield Query(one, self.results[self._embedded], self.results[self._hits], answer)
+                yield Query(one, [self.results[self._embedded]], self.results[self._hits], answer)
 
 
 def _like(options: Sequence[Option]) -> list[Option]:
     """Those options whose embedding model is that of the first one."""
-    engine = options[0].finding.embedding
-    return [one for one in options if one.finding.embedding == engine]
+    first = options[0].finding
+    engine = first.embedding(first.query)
+    return [one for one in options if one.finding.embedding(first.query) == engine]
 
 
 class Divided(Composed):
@@ -118,7 +113,7 @@ class Divided(Composed):
     def __init__(self, engine: Any, query: str, server: Server, run: Run) -> None:
         decision = division_of(engine._question_gen, engine._metadatas, query)
         symbols = Symbols()
-        question = symbols.text(Answer(PART, (QUESTION,)))
+        question = QueryBundle(symbols.text(Answer(PART, (QUESTION,))))
         spare = decision.plan.longest_answer
         engines = engine._query_engines.items()
         found = [option_of(one, name, question, spare, symbols, server) for name, one in engines]
@@ -126,6 +121,7 @@ class Divided(Composed):
         if not options:
             raise Unplannable("no engine searches a store of this server")
         super().__init__(decision, _like(options), server, run)
+        self.streams = bool(engine._response_synthesizer._streaming)
         self._combined = variable(self.number + 1)
         # The lists of the variables of the parts.
         self._names = {
@@ -211,8 +207,8 @@ class Divided(Composed):
             option = options.get(part["tool_name"])
             if option is not None:
                 yield Query(
-                    option.about(part["sub_question"]),
-                    item_of(results[names["embedded"]], index),
+                    option.about(QueryBundle(part["sub_question"])),
+                    [item_of(results[names["embedded"]], index)],
                     item_of(results[names["hits"]], index),
                     None if answers is None else item_of(answers, index),
                     part,

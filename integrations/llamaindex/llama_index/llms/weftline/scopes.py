@@ -14,6 +14,7 @@ from functools import wraps
 from typing import Any, Protocol
 from uuid import uuid4
 
+from llama_index.core import VectorStoreIndex
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.evaluation import BatchEvalRunner
 from llama_index.core.indices.base import BaseIndex
@@ -34,6 +35,9 @@ _METHODS = (
     (BaseIndex, "from_documents"),
     (BaseIndex, "build_index_from_nodes"),
     (BaseIndex, "insert_nodes"),
+    (VectorStoreIndex, "build_index_from_nodes"),
+    (VectorStoreIndex, "insert_nodes"),
+    (VectorStoreIndex, "ainsert_nodes"),
     (BaseEmbedding, "acall"),
     (BatchEvalRunner, "aevaluate_queries"),
     (BatchEvalRunner, "aevaluate_response_strs"),
@@ -45,7 +49,9 @@ _MARK = "_weftline_scope"
 def enclose(spans: Spans, active: Callable[[], str | None]) -> None:
     """Give the methods their scopes, once. `active` is the id of LlamaIndex's innermost span."""
     for owner, name in _METHODS:
-        found = inspect.getattr_static(owner, name)
+        found = inspect.getattr_static(owner, name, None)
+        if found is None:
+            continue  # an older LlamaIndex does not have it
         is_class_method = isinstance(found, classmethod)
         function = found.__func__ if is_class_method else found
         if not hasattr(function, _MARK):

@@ -28,8 +28,9 @@ from llama_index.llms.weftline.ahead import Ahead
 from llama_index.llms.weftline.building import builder_of, can_build, plan_build
 from llama_index.llms.weftline.choosing import is_sent_ahead
 from llama_index.llms.weftline.composed import Composed
+from llama_index.llms.weftline.evaluating import can_evaluate, judge_of, plan_evaluations
 from llama_index.llms.weftline.extracting import can_extract, llm_of, plan_extraction
-from llama_index.llms.weftline.ingesting import Ingesting, ingestion_of
+from llama_index.llms.weftline.ingesting import Ingesting, indexing_of, ingestion_of
 from llama_index.llms.weftline.plan import (
     Plan,
     Unplannable,
@@ -39,7 +40,8 @@ from llama_index.llms.weftline.plan import (
 )
 from llama_index.llms.weftline.provenance import MIN_SEARCHED, Run, begin_run, by_template
 from llama_index.llms.weftline.retrieving import Finding, Lookup, finding_of
-from llama_index.llms.weftline.routing import can_route, decider_of, graph_of, streams
+from llama_index.llms.weftline.rewriting import Rewritten, is_transform, looked_ahead, transformed
+from llama_index.llms.weftline.routing import can_route, decider_of, graph_of
 from llama_index.llms.weftline.scopes import ENCLOSING, enclose
 from llama_index_instrumentation import get_dispatcher
 
@@ -57,7 +59,12 @@ MAX_VALUES = 64
 
 QUERYING = ("_query", "_aquery")
 EMBEDDING = ("__call__", "acall")
+BATCHING = ("get_text_embedding_batch", "aget_text_embedding_batch")
+EVALUATING = ("aevaluate_response_strs", "aevaluate_responses")
 RETRIEVING = (*QUERYING, "_retrieve", "_aretrieve")
+REWRITING = ("_run", "predict")
+
+Graph = Ahead | Lookup | Composed | Ingesting
 
 
 @dataclass(eq=False, slots=True)
@@ -67,8 +74,7 @@ class Span(Nested):
     instance: Any
     arguments: Mapping[str, Any]
     parent: Span | None
-    graph: Ahead | Lookup | Composed | Ingesting | None = None
-    asking: Any = None  # of the graph's calls
+    graph: Graph | None = None
     runs: RunSessions[Run] = field(default_factory=RunSessions)
 
 
@@ -90,14 +96,10 @@ class Spans:
             while len(self._open) > MAX_SPANS:
                 self._open.popitem(last=False)
         method = id.partition("-")[0].rpartition(".")[2]
-        if method in QUERYING and can_route(instance):
-            self._route_ahead(span)
-        elif method in RETRIEVING:
-            self._find_ahead(span, method)
-        elif method in EMBEDDING:
-            self._ingest_ahead(span)
-        else:
-            self._send_ahead(span, method)
+        # Of these methods, the one around them makes the requests that follow.
+        owner = span.parent if method in (*EMBEDDING, *BATCHING, *REWRITING) else span
+        if owner is not None:
+            self._send_ahead(span, method, owner)
 
     def _innermost(self, active: str | None) -> Span | None:
         """The span with the id `active`, or the scope of ours that is inside it."""
@@ -113,112 +115,138 @@ class Spans:
         if span is None:
             return
         if (graph := span.graph) is not None:
-            leave = graph.leave if span.asking is None else partial(span.asking.leave, graph)
             streamed = getattr(result, "response_gen", None) or result
             if inspect.isgenerator(streamed) or inspect.isasyncgen(streamed):
-                finalize(streamed, leave)
+                finalize(streamed, _leave, graph)
             else:
-                leave()
+                _leave(graph)
         if _chat_of(span) is None:
             span.runs.finish()
 
-    def _send_ahead(self, span: Span, method: str) -> None:
-        llm = _llm_of(span.instance)
-        if llm is None or not llm.ahead or llm.rate_limiter is not None:
-            return
+    def _send_ahead(self, span: Span, method: str, owner: Span) -> None:
+        """Submit what is certain to be asked next, as a graph of `owner`."""
+        name = type(span.instance).__name__
         try:
-            plan = _plan(span, method)
-            if plan is None or len(plan.drafts) < 2:
-                return  # a single call gains nothing
-            run = self.run_of(span, llm)
-            graph = Ahead(plan, llm.parameters(), llm.asking.server, run)
+            graph = self._graph_of(span, method)
+            if graph is None:
+                return
+            graph.start()
         except Unplannable as reason:
-            log.debug("%s is not sent ahead: %s", type(span.instance).__name__, reason)
+            log.debug("%s is not sent ahead: %s", name, reason)
             return
         except Exception as error:  # LlamaIndex will meet the same error, and report it
-            llm.asking.warn(error)
+            if (llm := _llm_of(span.instance)) is None:
+                log.debug("%s is not sent ahead: %s", name, error)
+            else:
+                llm.asking.warn(error)
             return
-        self._start(span, graph, llm, span.instance)
+        for asking in graph.askings:
+            asking.add(graph)
+        before, owner.graph = owner.graph, graph
+        if before is not None:
+            _leave(before)
 
-    def _start(self, span: Span, graph: Ahead, llm: Any, synthesizer: Any) -> None:
-        streams = bool(getattr(synthesizer, "_streaming", False))
-        llm.asking.send_ahead(graph, with_parts=streams)
-        span.graph, span.asking = graph, llm.asking
+    def _graph_of(self, span: Span, method: str) -> Graph | None:
+        """The graph to submit at the start of a method, or None. Raises Unplannable."""
+        if method in QUERYING and can_route(span.instance):
+            return self._routed(span)
+        if method in RETRIEVING:
+            return self._looked_up(span, method)
+        if method in EMBEDDING:
+            return self._ingested(span)
+        if method in BATCHING:
+            return self._indexed(span)
+        if method in REWRITING:
+            return self._rewritten(span)
+        llm = _llm_of(span.instance)
+        if llm is None or not is_sent_ahead(llm, llm.asking.server):
+            return None
+        plan = _plan(span, method)
+        if plan is None or len(plan.drafts) < 2:
+            return None  # a single call gains nothing
+        return Ahead(plan, self.run_of(span, llm), parts=_streams(span.instance))
 
-    def _find_ahead(self, span: Span, method: str) -> None:
-        """Send the embedding and the search of a query, and the call on what is found."""
+    def _looked_up(self, span: Span, method: str) -> Ahead | Lookup | None:
+        """The embedding and the search of a query, and the call on what is found."""
         engine = span.instance if method in QUERYING else None
         if engine is not None and type(engine) is not RetrieverQueryEngine:
-            return
+            return None
         retriever = span.instance if engine is None else engine._retriever
         query = span.arguments.get("query_bundle")
         sent = (None if one.graph is None else one.graph.found for one in span.ancestry())
         if any(found is not None and found.covers(retriever, query) for found in sent):
-            return
-        try:
-            finding = finding_of(retriever, query)
-            if finding is None or self._answer_ahead(span, finding):
-                return
-            *_, root = span.ancestry()
-            lookup = Lookup(finding, _runs(root).by_server.get(finding.server.place))
-            lookup.start()
-            span.graph = lookup
-        except Exception as error:  # LlamaIndex will meet the same error, and report it
-            log.debug("%s is not sent ahead: %s", type(span.instance).__name__, error)
+            return None
+        finding = finding_of(retriever, query)
+        if finding is None:
+            return None
+        if engine is not None and (graph := self._answered(span, finding)) is not None:
+            return graph
+        return Lookup(finding, self._run_at(span, finding.server))
 
-    def _route_ahead(self, span: Span) -> None:
-        """Send the query of an engine over other engines."""
-        query, llm = span.arguments.get("query_bundle"), decider_of(span.instance)
-        if not isinstance(query, QueryBundle) or not hasattr(llm, "asking"):
-            return
-        server = llm.asking.server
-        if not is_sent_ahead(llm, server):
-            return
-        try:
-            graph = graph_of(span.instance, query, server, self.run_of(span, llm))
-            first, rest = graph.prepare()
-        except Unplannable as reason:
-            log.debug("%s is not sent ahead: %s", type(span.instance).__name__, reason)
-            return
-        except Exception as error:  # LlamaIndex will meet the same error, and report it
-            llm.asking.warn(error)
-            return
-        graph.start(first, rest, with_parts=streams(span.instance))
-        span.graph = graph
-
-    def _answer_ahead(self, span: Span, finding: Finding) -> bool:
-        """Whether `span` is an engine's query whose only call was sent ahead with `finding`."""
-        synthesizer = getattr(span.instance, "_response_synthesizer", None)
+    def _answered(self, span: Span, finding: Finding) -> Ahead | None:
+        """The graph of an engine's query, if its only call is certain."""
+        synthesizer = span.instance._response_synthesizer
         llm = _llm_of(synthesizer) if can_plan(synthesizer) else None
         if llm is None or llm.asking.server.place != finding.server.place:
-            return False
+            return None
         run = self.run_of(span, llm)
-        if span.instance._node_postprocessors or not llm.ahead or llm.rate_limiter is not None:
-            return False
+        if span.instance._node_postprocessors or not is_sent_ahead(llm, finding.server):
+            return None
         try:
             plan = plan_on_hits(synthesizer, finding.query, finding.k, finding.node_tokens)
-            graph = Ahead(plan, llm.parameters(), llm.asking.server, run, finding=finding)
+            return Ahead(plan, run, finding, parts=_streams(synthesizer))
         except Unplannable as reason:
             log.debug("the answer is not sent ahead: %s", reason)
-            return False
-        self._start(span, graph, llm, synthesizer)
-        return True
+            return None
 
-    def _ingest_ahead(self, span: Span) -> None:
-        """Send the embedding of a pipeline's nodes together with adding them to its store."""
+    def _routed(self, span: Span) -> Composed | None:
+        """The query of an engine over other engines."""
+        query, llm = span.arguments.get("query_bundle"), _llm_of(span.instance)
+        if not isinstance(query, QueryBundle) or llm is None:
+            return None
+        server = llm.asking.server
+        if not is_sent_ahead(llm, server):
+            return None
+        return graph_of(span.instance, query, server, self.run_of(span, llm))
+
+    def _rewritten(self, span: Span) -> Composed | None:
+        """The call that rewrites a query, and the query of the engine behind it."""
+        engine = None if span.parent is None else span.parent.instance
+        llm = _llm_of(span.instance) if is_transform(span.instance) else span.instance
+        if not hasattr(llm, "asking") or not is_sent_ahead(llm, llm.asking.server):
+            return None
+        plan = transformed if is_transform(span.instance) else looked_ahead
+        rewriting = plan(span.instance, span.arguments, engine)
+        if rewriting is None:
+            return None
+        return Rewritten(rewriting, llm.asking.server, self.run_of(span, llm))
+
+    def _ingested(self, span: Span) -> Ingesting | None:
+        """The embedding of a pipeline's nodes, and adding them to its store after this span."""
         around = span.parent
         if around is None or around.graph is not None:
-            return
-        try:
-            ingestion = ingestion_of(around.instance, span.instance, span.arguments.get("nodes"))
-            if ingestion is None:
-                return
-            *_, root = span.ancestry()
-            graph = Ingesting(ingestion, _runs(root).by_server.get(ingestion.server.place))
-            graph.start()
-            around.graph = graph  # the pipeline stores the nodes after this span
-        except Exception as error:  # LlamaIndex will meet the same error, and report it
-            log.debug("the nodes are not sent ahead: %s", error)
+            return None
+        ingestion = ingestion_of(around.instance, span.instance, span.arguments.get("nodes"))
+        if ingestion is None:
+            return None
+        return Ingesting(ingestion, self._run_at(span, ingestion.server))
+
+    def _indexed(self, span: Span) -> Ingesting | None:
+        """The embedding of an index's next nodes, and adding them to its store after this span."""
+        around, texts = span.parent, span.arguments.get("texts")
+        if around is None:
+            return None
+        done = around.graph.end if isinstance(around.graph, Ingesting) else 0
+        nodes = around.arguments.get("nodes")
+        ingestion = indexing_of(around.instance, span.instance, texts, nodes, done)
+        if ingestion is None:
+            return None
+        return Ingesting(ingestion, self._run_at(span, ingestion.server))
+
+    def _run_at(self, span: Span, server: Server) -> Run | None:
+        """The run's session at a server, if it has one."""
+        *_, root = span.ancestry()
+        return _runs(root).by_server.get(server.place)
 
     def stored(
         self, server: Server, store: str, items: list[Any], vectors: list[list[float]]
@@ -291,6 +319,17 @@ def _runs(root: Span) -> RunSessions[Run]:
         return runs
 
 
+def _leave(graph: Graph) -> None:
+    """Note that no more requests will come for a graph."""
+    for asking in graph.askings:
+        asking.drop(graph)
+    graph.leave()
+
+
+def _streams(synthesizer: Any) -> bool:
+    return bool(getattr(synthesizer, "_streaming", False))
+
+
 def _plan(span: Span, method: str) -> Plan | None:
     given = dict(span.arguments)
     if method in ("get_response", "aget_response") and can_plan(span.instance):
@@ -307,6 +346,8 @@ def _plan(span: Span, method: str) -> Plan | None:
         return plan_build(span.instance, list(given["nodes"]))
     if method == "aextract" and can_extract(span.instance):
         return plan_extraction(span.instance, list(given["nodes"]))
+    if method in EVALUATING and can_evaluate(span.instance):
+        return plan_evaluations(span.instance, given)
     return None
 
 
@@ -316,18 +357,22 @@ def _covers(span: Span, synthesizer: Any) -> bool:
         return False
     index = span.instance if can_build(span.instance) else None
     around = getattr(index, "_response_synthesizer", None) is synthesizer
-    same = span.instance is synthesizer or around
+    same = span.instance is synthesizer or around or can_evaluate(span.instance)
     return bool(same and (span.graph.complete or span.graph.has_left))
 
 
 def _llm_of(instance: Any) -> Any:
-    """The Weftline LLM that a synthesizer or an extractor calls; None for any other object."""
-    if can_plan(instance):
+    """The Weftline LLM of the first call of an object that is sent ahead; None for any other."""
+    if can_plan(instance) or is_transform(instance):
         llm = instance._llm
+    elif can_route(instance):
+        llm = decider_of(instance)
     elif can_build(instance):
         llm = builder_of(instance)
     elif can_extract(instance):
         llm = llm_of(instance)
+    elif can_evaluate(instance):
+        llm = judge_of(instance)
     else:
         return None
     return llm if hasattr(llm, "asking") else None

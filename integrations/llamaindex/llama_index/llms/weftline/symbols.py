@@ -21,6 +21,7 @@ Spec = Mapping[str, Any]
 HITS = -1  # the nodes that were found for the query
 PART = -2  # one of the questions that a query was divided into
 PAIRS = -3  # the texts of these questions with their answers
+REPLY = -4  # what an engine has answered
 
 _DICTS = ("json", "structured", "xml", "regex", "regex_dict", "combining")
 

@@ -19,6 +19,8 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.llms.utils import parse_partial_json
 
+from weftline.errors import InvalidRequest
+
 CHAT = "chat/completions"
 TEXT = "completions"
 
@@ -30,11 +32,11 @@ _ROLES = {
 
 
 def message_body(message: ChatMessage) -> dict[str, Any]:
-    """One message in OpenAI's shape. Raises ValueError for blocks that are not text."""
+    """One message in OpenAI's shape. Raises InvalidRequest for blocks that are not text."""
     for block in message.blocks:
         if not isinstance(block, (TextBlock, ThinkingBlock, ToolCallBlock)):
             kind = type(block).__name__
-            raise ValueError(f"weftline serves text models, and a message holds a {kind}")
+            raise InvalidRequest(f"weftline serves text models, and a message holds a {kind}")
     role = MessageRole(message.role)
     body: dict[str, Any] = {"role": _ROLES.get(role, role.value), "content": message.content or ""}
     calls = [_call_body(block) for block in message.blocks if isinstance(block, ToolCallBlock)]

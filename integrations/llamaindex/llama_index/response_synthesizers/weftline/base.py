@@ -137,10 +137,10 @@ class WeftlineSynthesizer(BaseSynthesizer):
             plan = plan_synthesis(self._inner, query, list(chunks), others)
             if not plan.complete:
                 return None
-            sent = _Sent(self._llm, plan)
+            sent = _Sent(self._llm, plan, self._streaming)
         except Unplannable:
             return None
-        sent.start(self._streaming)
+        sent.start()
         _report.set(sent.report)
         return sent
 
@@ -254,18 +254,18 @@ class WeftlineSynthesizer(BaseSynthesizer):
 class _Sent:
     """A synthesis that runs in the server."""
 
-    def __init__(self, llm: Any, plan: Plan) -> None:
+    def __init__(self, llm: Any, plan: Plan, parts: bool) -> None:
         self._llm = llm
-        server, around = llm.asking.server, SPANS.run_now(llm)
-        run = around or begin_run(server, None)
+        around = SPANS.run_now(llm)
+        run = around or begin_run(llm.asking.server, None)
         self._own = None if around else run
         self.finish: Future[None] = Future()
         self._on_graph = llm.on_graph
-        self.graph = Ahead(plan, llm.parameters(), server, run, self._take)
+        self.graph = Ahead(plan, run, parts=parts, on_graph=self._take)
         self.report = Report(plan, self.graph.variables)
 
-    def start(self, with_parts: bool) -> None:
-        self.graph.start(with_parts)
+    def start(self) -> None:
+        self.graph.start()
         self.graph.when_over(self._over)
 
     def _take(self, graph: Mapping[str, Any]) -> None:
