@@ -126,12 +126,15 @@ class Run(RunSession):
             # A value that equals a whole answer counts as that answer, however short it is.
             if piece.name is not None and (variable := whole.get(piece.text.strip())):
                 found.append(piece._replace(from_var=variable))
-                continue
-            parts = list(_split(piece, longest))
-            if piece.name is not None and parts == [piece]:
-                parts = [piece._replace(from_var=self._origin(piece.text, longest))]
-            found += parts
+            else:
+                found += self._cut(piece, longest)
         return tuple(found)
+
+    def _cut(self, piece: Piece, answers: list[tuple[str, str]]) -> list[Piece]:
+        parts = list(_split(piece, answers))
+        if piece.name is not None and parts == [piece]:
+            return [piece._replace(from_var=self._origin(piece.text, answers))]
+        return parts
 
     def _origin(self, value: str, answers: Sequence[tuple[str, str]]) -> str | None:
         """The variable whose answer contains `value`, such as one of several sub-questions.

@@ -291,18 +291,22 @@ def _runs(root: Span) -> RunSessions[Run]:
         return runs
 
 
+def _plan_synthesis(synthesizer: Any, given: dict[str, Any]) -> Plan | None:
+    query, chunks = given.pop("query_str"), given.pop("text_chunks")
+    given.pop("separator", None)
+    others = {**given, **given.pop("response_kwargs", {})}
+    if others.get("prev_response") is None:
+        others.pop("prev_response", None)
+    others.pop("response_kwargs", None)
+    return plan_synthesis(synthesizer, query, list(chunks), others)
+
+
 def _plan(span: Span, method: str) -> Plan | None:
     given = dict(span.arguments)
     if method in ("get_response", "aget_response") and can_plan(span.instance):
         if any(_covers(s, span.instance) for s in span.ancestry()):
             return None  # the graph of an outer method, or of the build around it, has these calls
-        query, chunks = given.pop("query_str"), given.pop("text_chunks")
-        given.pop("separator", None)
-        others = {**given, **given.pop("response_kwargs", {})}
-        if others.get("prev_response") is None:
-            others.pop("prev_response", None)
-        others.pop("response_kwargs", None)
-        return plan_synthesis(span.instance, query, list(chunks), others)
+        return _plan_synthesis(span.instance, given)
     if method == "build_index_from_nodes" and can_build(span.instance):
         return plan_build(span.instance, list(given["nodes"]))
     if method == "aextract" and can_extract(span.instance):
