@@ -8,7 +8,7 @@ import torch
 
 from weftline_kernels.attention import attention_reference
 from weftline_kernels.attention_triton import TritonAttention
-from weftline_kernels.kv_store import kv_store_reference, kv_store_triton
+from weftline_kernels.kv_store import NO_SLOT, kv_store_reference, kv_store_triton
 from weftline_kernels.rms_norm import rms_norm_reference, rms_norm_triton
 from weftline_kernels.rope import rope_reference, rope_tables, rope_triton
 from weftline_kernels.silu_mul import silu_mul_reference, silu_mul_triton
@@ -51,7 +51,7 @@ def kv_store_check(device: torch.device, dtype: torch.dtype) -> float:
     """The largest difference between the stored keys and the reference's, with an unused slot."""
     x = _random(device, dtype, 50, 24, 128)[:, 8:16]
     slots = torch.randperm(64 * BLOCK, device=device)[:50]
-    slots[7] = -1
+    slots[7] = NO_SLOT
     found, expected = (torch.zeros(8, 64, BLOCK, 128, device=device, dtype=dtype) for _ in range(2))
     kv_store_reference(expected, x, slots)
     kv_store_triton(found, x, slots)

@@ -58,7 +58,7 @@ def summarise(report: Mapping[str, Any], pictures: bool = True) -> dict[str, Any
     runs = [run_from(record) for record in report["runs"]]
     baseline = next(iter(report["systems"]))
     found: dict[str, Any] = {"date": report["began"], **{name: report[name] for name in TAKEN}}
-    found["repeats"] = 1 + max((run.repeat for run in runs), default=-1)
+    found["repeats"] = max((run.repeat + 1 for run in runs), default=0)
     found["rows"] = rows(workload, runs, baseline, report["variant"] == "exact")
     if report["workload"] == PAIRED and not report["variant"]:
         others = [name for name in report["systems"] if name != baseline]
@@ -117,7 +117,7 @@ def rows(
 
 
 def _cached_share(runs: Sequence[Run]) -> float | None:
-    """The share of the prompts' tokens that were in the KV cache; None where nobody tells."""
+    """The share of the prompts' tokens that were in the KV cache; None if it is not reported."""
     calls = [call for run in runs for app in run.apps for call in app.calls]
     told = [(call.prompt, call.cached) for call in calls if call.cached is not None]
     prompts = sum(prompt for prompt, _ in told)

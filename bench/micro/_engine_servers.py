@@ -109,11 +109,8 @@ def vllm(
     return System("vllm-ngram" if drafting else "vllm", command, environment)
 
 
-def llama(folder: Path, model: Path, outtype: str, threads: int) -> System:
-    """llama.cpp's server on weights in f16 or q8_0, with 64 slots and one KV cache for all.
-
-    `folder` is where `make install-llama` built it; the converted weights are kept there.
-    """
+def _converted(folder: Path, model: Path, outtype: str) -> Path:
+    """The weights as a GGUF, which is made when it is first needed."""
     weights = folder / f"{model.name}-{outtype}.gguf"
     if not weights.is_file():
         convert = folder / "source" / "convert_hf_to_gguf.py"
@@ -121,8 +118,16 @@ def llama(folder: Path, model: Path, outtype: str, threads: int) -> System:
         subprocess.run(
             list(map(str, asked)), env={**os.environ, "PYTHONPATH": str(folder / "lib")}, check=True
         )
+    return weights
+
+
+def llama(folder: Path, model: Path, outtype: str, threads: int) -> System:
+    """llama.cpp's server on weights in f16 or q8_0, with 64 slots and one KV cache for all.
+
+    `folder` is where `make install-llama` built it; the converted weights are kept there.
+    """
     arguments = {
-        "--model": weights,
+        "--model": _converted(folder, model, outtype),
         "--alias": "default",
         "--port": "{port}",
         "--threads": threads,

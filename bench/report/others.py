@@ -144,6 +144,14 @@ def _curve(name: str, points: Mapping[str, Mapping[str, float]], unit: str) -> s
     return f"| {name} | {' | '.join(cells)} |"
 
 
+GPU_FIGURES = (
+    "`make gpu-figures FIG=n` replays figure 11, 14, 15, 16, 17 or 18 on one device, on the "
+    "embedded engine with a LLaMA of random weights. The keys and values of a common prefix are "
+    "shared in attention (tree), in memory only (blocks), or not at all (off). The server gets the "
+    "graphs of whole applications (app), or single calls from a client 250 ms away (request)."
+)
+
+
 def gpu(results: Path) -> list[str]:
     """The newest numbers of each figure that `make gpu-figures` replayed, on any device."""
     newest: dict[int, Report] = {}
@@ -153,13 +161,7 @@ def gpu(results: Path) -> list[str]:
     lines = [
         "## On a GPU",
         "",
-        *paragraph(
-            "`make gpu-figures FIG=n` replays figure 11, 14, 15, 16, 17 or 18 on one device, on "
-            "the embedded engine with a LLaMA of random weights. The keys and values of a common "
-            "prefix are shared in attention (tree), in memory only (blocks), or not at all (off). "
-            "The server gets the graphs of whole applications (app), or single calls from a client "
-            "250 ms away (request)."
-        ),
+        *paragraph(GPU_FIGURES),
         "",
     ]
     if not newest:

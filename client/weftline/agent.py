@@ -114,14 +114,17 @@ class Agent:
             **({"tools": named} if named else {}),
             "stream": True,
             "stream_options": {"include_usage": True},
-            "weftline": {
-                "session_id": session,
-                "name": "agent",
-                "run_tools": True,
-                "client_tools": [
-                    {"name": name, "effects": one.spec.effects} for name, one in self._own.items()
-                ],
-            },
+            "weftline": self._asked(session),
+        }
+
+    def _asked(self, session: str) -> dict[str, Any]:
+        """The request's own field of our server: the run, and the tools of this process."""
+        own = [{"name": name, "effects": one.spec.effects} for name, one in self._own.items()]
+        return {
+            "session_id": session,
+            "name": "agent",
+            "run_tools": True,
+            "client_tools": own,
         }
 
     def hear(self, data: str) -> str | DueCall | None:

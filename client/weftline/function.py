@@ -135,6 +135,28 @@ def semantic_function(
     return make if function is None else make(function)
 
 
+def _marked(
+    function: Callable[..., Any], inputs: dict[str, Input], outputs: dict[str, Output]
+) -> tuple[str, ...]:
+    """The parameters' names. Their marks replace those of `inputs` and `outputs`."""
+    # eval_str: with `from __future__ import annotations`, annotations are text.
+    parameters = inspect.signature(function, eval_str=True).parameters
+    for name, parameter in parameters.items():
+        found = name in inputs or name in outputs
+        for mark in (parameter.annotation, parameter.default):
+            if isinstance(mark, Output):
+                outputs[name] = mark
+            elif isinstance(mark, Input):
+                inputs[name] = mark
+        wrong = name in inputs and name in outputs
+        if not found or wrong:
+            which = "the other kind" if wrong else "missing"
+            raise UnknownPlaceholder(
+                f"parameter {name!r} of {function.__name__} is {which} in its docstring", param=name
+            )
+    return tuple(parameters)
+
+
 def _build(
     function: Callable[..., Any],
     segments: tuple[Segment, ...],
@@ -150,27 +172,10 @@ def _build(
         raise UnknownPlaceholder(
             f"the docstring of {name} has no {{{{output:…}}}}: add one", param=name
         )
-    # eval_str: with `from __future__ import annotations`, annotations are text.
-    parameters = inspect.signature(function, eval_str=True).parameters
-    for parameter in parameters.values():
-        found = parameter.name in inputs or parameter.name in outputs
-        for mark in (parameter.annotation, parameter.default):
-            if isinstance(mark, Output):
-                outputs[parameter.name] = mark
-            elif isinstance(mark, Input):
-                inputs[parameter.name] = mark
-        wrong = parameter.name in inputs and parameter.name in outputs
-        if not found or wrong:
-            raise UnknownPlaceholder(
-                f"parameter {parameter.name!r} of {name} is "
-                + ("the other kind" if wrong else "missing")
-                + " in its docstring",
-                param=parameter.name,
-            )
     return SemanticFunction(
         name=name,
         prompt=as_chat(segments, system) if chat else segments,
-        parameters=tuple(parameters),
+        parameters=_marked(function, inputs, outputs),
         inputs=inputs,
         outputs=outputs,
         model=model,
@@ -184,9 +189,8 @@ def as_chat(segments: tuple[Segment, ...], system: str | None = None) -> tuple[M
 
     Each output is an assistant's message. The text and inputs before it are a user's message.
     """
-    messages = []
-    if system is not None:
-        messages.append(Message(role="system", content=(Segment(text=system),)))
+    first = Message(role="system", content=(Segment(text=system or ""),))
+    messages = [] if system is None else [first]
     said: list[Segment] = []
     for segment in segments:
         if segment.output is None:

@@ -10,12 +10,15 @@ from torch import Tensor
 
 from weftline_kernels.jit import kernel, power_of_two, tl
 
+# The slot of a row that is not stored. A kernel reads slots from a tensor, which can hold no None.
+NO_SLOT = -1
+
 
 def kv_store_reference(pool_KBSH: Tensor, x_TKH: Tensor, slots_T: Tensor) -> None:
-    """The reference: store each token in slot s, row s % S of block s // S. Skip negative slots."""
+    """The reference: store each token in slot s, row s % S of block s // S. Skip NO_SLOT."""
     size = pool_KBSH.shape[2]
     for row, slot in enumerate(slots_T.tolist()):
-        if slot < 0:
+        if slot == NO_SLOT:
             continue
         pool_KBSH[:, slot // size, slot % size] = x_TKH[row]
 
@@ -29,7 +32,7 @@ def kv_store(pool_KBSH: Tensor, x_TKH: Tensor, slots_T: Tensor) -> None:
 def kv_store_triton(pool_KBSH: Tensor, x_TKH: Tensor, slots_T: Tensor) -> None:
     """Do `kv_store` with one program per token. `x_TKH` may be a slice of the fused projection.
 
-    A token with a negative slot is skipped: it pads a captured step to its size. Raises ValueError
+    A token with NO_SLOT is skipped: it pads a captured step to its size. Raises ValueError
     if the blocks of a head are not contiguous.
     """
     heads, _, size, width = pool_KBSH.shape
@@ -55,7 +58,7 @@ def _kv_store(
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
-    if slot >= 0:
+    if slot >= 0:  # not NO_SLOT
         k, h = tl.arange(0, BLOCK_K)[:, None], tl.arange(0, BLOCK_H)[None, :]
         here = (k < heads) & (h < width)
         x_KH = tl.load(x + row * x_row + k * x_head + h, mask=here)

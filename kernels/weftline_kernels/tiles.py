@@ -25,6 +25,9 @@ FIELDS = 6
 # An item with this many bands fills a device by itself. To split its tokens would only write more
 # partial results.
 MANY_BANDS = 4
+# The first slot of a query with one tile, which needs none. The kernel reads it from an array of
+# int32, which can hold no None.
+NO_SLOT = -1
 TILES_PER_UNIT = 4  # tiles × KV heads per multiprocessor, so that few are idle at the end
 
 
@@ -35,7 +38,7 @@ class Tiles:
     Columns of `fields_TF`: offset in `blocks`, first token, tokens, offset in `queries_Q3`,
     queries, and the tile's number among those of its band. The first `wide` tiles have up to
     `wide_rows` rows, the others up to `narrow_rows`; both kinds are sorted by length, longest
-    first. Columns of `queries_Q3`: row, visible tokens of the item, and first slot, negative for a
+    first. Columns of `queries_Q3`: row, visible tokens of the item, and first slot, NO_SLOT for a
     query without slots. Row r has the slots `first_R[r]` to `first_R[r + 1] - 1`.
     """
 
@@ -131,5 +134,5 @@ def _slots(
     order = np.argsort(rows_Q, kind="stable")
     slot_Q = np.empty_like(rows_Q)
     slot_Q[order] = np.cumsum(taken_Q[order]) - taken_Q[order]
-    slot_Q[taken_Q == 0] = -1
+    slot_Q[taken_Q == 0] = NO_SLOT
     return slot_Q, np.concatenate([[0], np.cumsum(total_R)])

@@ -28,6 +28,68 @@ class Recording:
         return [body for _, where, body in self.requests if where == path]
 
 
+class _Proxy(ThreadingHTTPServer):
+    """Passes requests on to `target`, and records them."""
+
+    daemon_threads = True
+
+    def __init__(self, target: str, client: httpx.Client, refused: str, broken: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.target, self.client = target, client
+        self.refused, self.broken = refused, broken
+        self.recording = Recording(f"http://127.0.0.1:{self.server_address[1]}")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection of the proxy."""
+
+    protocol_version = "HTTP/1.1"
+    server: _Proxy
+
+    def _pass_on(self) -> None:
+        proxy = self.server
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        with proxy.recording.lock:
+            sent = json.loads(body) if body else None
+            proxy.recording.requests.append((self.command, self.path, sent))
+        where = "/nowhere" if self.path == proxy.refused else self.path
+        if proxy.client.is_closed:  # an open connection may outlive the block
+            self.close_connection = True
+            return
+        headers = {"Content-Type": "application/json"}
+        with proxy.client.stream(
+            self.command, proxy.target + where, content=body, headers=headers
+        ) as answer:
+            self.send_response(answer.status_code)
+            self.send_header("Content-Type", answer.headers["Content-Type"])
+            if self.path == proxy.broken:
+                self._break_off(answer.read())
+            else:
+                self._answer(answer)
+
+    def _break_off(self, whole: bytes) -> None:
+        self.send_header("Content-Length", str(len(whole)))
+        self.end_headers()
+        self.wfile.write(whole[: len(whole) // 2])
+        self.close_connection = True
+
+    def _answer(self, answer: httpx.Response) -> None:
+        """Pass an answer on as it comes: a client may send more before its end."""
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        try:
+            for part in answer.iter_bytes():
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
+            self.wfile.write(b"0\r\n\r\n")
+        except OSError:  # the client has left
+            self.close_connection = True
+
+    do_GET = do_POST = do_PUT = do_DELETE = _pass_on
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing."""
+
+
 @contextmanager
 def recorded(target: str, refused: str = "", broken: str = "") -> Iterator[Recording]:
     """A proxy to `target` that runs inside the block.
@@ -35,56 +97,11 @@ def recorded(target: str, refused: str = "", broken: str = "") -> Iterator[Recor
     It answers the path `refused` with 404, and the path `broken` with half an answer.
     """
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def _pass_on(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            with recording.lock:
-                sent = json.loads(body) if body else None
-                recording.requests.append((self.command, self.path, sent))
-            where = "/nowhere" if self.path == refused else self.path
-            if client.is_closed:  # an open connection may outlive the block
-                self.close_connection = True
-                return
-            headers = {"Content-Type": "application/json"}
-            with client.stream(
-                self.command, target + where, content=body, headers=headers
-            ) as answer:
-                self._answer(answer)
-
-        def _answer(self, answer: httpx.Response) -> None:
-            """Pass an answer on as it comes: a client may send more before its end."""
-            self.send_response(answer.status_code)
-            self.send_header("Content-Type", answer.headers["Content-Type"])
-            if self.path == broken:
-                whole = answer.read()
-                self.send_header("Content-Length", str(len(whole)))
-                self.end_headers()
-                self.wfile.write(whole[: len(whole) // 2])
-                self.close_connection = True
-                return
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            try:
-                for part in answer.iter_bytes():
-                    self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
-                self.wfile.write(b"0\r\n\r\n")
-            except OSError:  # the client has left
-                self.close_connection = True
-
-        do_GET = do_POST = do_PUT = do_DELETE = _pass_on
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Log nothing."""
-
-    with httpx.Client(timeout=60) as client, ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        http.daemon_threads = True
-        recording = Recording(f"http://127.0.0.1:{http.server_address[1]}")
-        thread = Thread(target=http.serve_forever, args=(POLL_S,))
+    with httpx.Client(timeout=60) as client, _Proxy(target, client, refused, broken) as proxy:
+        thread = Thread(target=proxy.serve_forever, args=(POLL_S,))
         thread.start()
         try:
-            yield recording
+            yield proxy.recording
         finally:
-            http.shutdown()
+            proxy.shutdown()
             thread.join()

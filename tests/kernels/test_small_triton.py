@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from weftline_kernels.jit import INTERPRETED
-from weftline_kernels.kv_store import kv_store_reference, kv_store_triton
+from weftline_kernels.kv_store import NO_SLOT, kv_store_reference, kv_store_triton
 from weftline_kernels.rms_norm import rms_norm_reference, rms_norm_triton
 from weftline_kernels.rope import rope_reference, rope_tables, rope_triton
 from weftline_kernels.silu_mul import silu_mul_reference, silu_mul_triton
@@ -63,7 +63,7 @@ def test_kv_store_writes_its_slots_and_no_other(dtype: torch.dtype) -> None:
     """Three KV heads of size 20 go from a fused projection into one layer of a larger cache. The
     fourth token is padding."""
     torch.manual_seed(0)
-    x, slots = torch.randn(4, 5, 20).to(dtype)[:, 1:4], torch.tensor([17, 0, 30, -1])
+    x, slots = torch.randn(4, 5, 20).to(dtype)[:, 1:4], torch.tensor([17, 0, 30, NO_SLOT])
     found, expected = (torch.zeros(2, 3, 4, 8, 20, dtype=dtype) for _ in range(2))
     kv_store_reference(expected[1], x, slots)
     kv_store_triton(found[1], x, slots)

@@ -58,13 +58,7 @@ class Background:
         if client is None:
             if len(self._clients) >= MAX_CLIENTS:
                 oldest = self._clients.pop(next(iter(self._clients)))
-            client = AsyncClient(
-                server.base_url,
-                server.api_key,
-                headers=dict(server.headers),
-                timeout_s=server.timeout_s,
-                max_retries=server.max_retries,
-            )
+            client = _connected(server)
         self._clients[server] = client  # the least recently used comes first
         if oldest is not None:
             await oldest.close()  # other work may ask for this server's client meanwhile
@@ -75,11 +69,19 @@ class Background:
         self._lock, self._loop, self._clients = Lock(), None, {}
 
 
-async def awaited(future: Future[T], timeout_s: float | None = None) -> T:
-    """The result of a shared `future`. Cancelling this wait leaves the future as it is.
+def _connected(server: Server) -> AsyncClient:
+    return AsyncClient(
+        server.base_url,
+        server.api_key,
+        headers=dict(server.headers),
+        timeout_s=server.timeout_s,
+        max_retries=server.max_retries,
+    )
 
-    Raises TimeoutError after `timeout_s` seconds.
-    """
+
+async def awaited(future: Future[T], timeout_s: float | None = None) -> T:
+    """The result of a shared `future`, which goes on if this wait is cancelled. Raises TimeoutError
+    after `timeout_s` seconds."""
     inner = asyncio.wrap_future(future)
     # If this wait is cancelled, nobody reads a later error, and asyncio would log it.
     inner.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -89,20 +90,22 @@ class JsonOrYaml(Transform):
         # Before the list stands nothing, or the beginning of an object that has only this entry.
         if start < 0 or before not in ("", f'"{self.key}":', f'"{self.key}" :'):
             return []
-        found: list[Any] = []
-        end = start + 1
-        while (item := _OBJECT.match(text, end)) is not None:
-            try:
-                value, end = _DECODER.raw_decode(text, item.end() - 1)
-            except (ValueError, RecursionError):
-                break
-            found.append(value)
-        return found
+        return list(_objects(text, start + 1))
 
 
 _FENCE = "```json"
 _DECODER = json.JSONDecoder()
 _OBJECT = re.compile(r"\s*,?\s*\{")
+
+
+def _objects(text: str, at: int) -> Iterator[Any]:
+    """The complete objects of a list whose first item begins at `at`."""
+    while (item := _OBJECT.match(text, at)) is not None:
+        try:
+            value, at = _DECODER.raw_decode(text, item.end() - 1)
+        except (ValueError, RecursionError):
+            return
+        yield value
 
 
 def _between_brackets(text: str) -> str:

@@ -302,17 +302,21 @@ class _Reader:
         if char.isascii() and char.isdigit():
             raise _leave(self._pattern, "back-references or octal escapes")
         if char in _HEX_DIGITS:
-            digits = self._pattern[self._at : self._at + _HEX_DIGITS[char]]
-            self._at += _HEX_DIGITS[char]
-            try:
-                return chr(int(digits, 16))
-            except (ValueError, OverflowError) as error:
-                raise _invalid(self._pattern, f"incomplete escape \\{char}") from error
+            return self._numbered(char)
         if char == "N":
             raise _leave(self._pattern, "characters by name")
         if char.isascii() and char.isalpha():
             raise _invalid(self._pattern, f"bad escape \\{char}")
         return char
+
+    def _numbered(self, char: str) -> str:
+        """The character whose number follows `char`, in hexadecimal digits."""
+        digits = self._pattern[self._at : self._at + _HEX_DIGITS[char]]
+        self._at += _HEX_DIGITS[char]
+        try:
+            return chr(int(digits, 16))
+        except (ValueError, OverflowError) as error:
+            raise _invalid(self._pattern, f"incomplete escape \\{char}") from error
 
     def _literal(self, char: str) -> str:
         if "\ud800" <= char <= "\udfff":

@@ -128,17 +128,21 @@ class RegexDict(Transform):
         text = _readable(value, self.op)
         found: dict[str, str] = {}
         for key, label in self.output_key_to_format:
-            matches = self._matches(label, text)
-            if not matches:
-                raise TransformFailed(
-                    f"No match found for output key: {key} with expected format "
-                    f"{_INDENT}{label} on text {text}"
-                )
-            if len(matches) > 1:
-                raise TransformFailed(
-                    f"Multiple matches found for output key: {key} with "
-                    f"{_INDENT}expected format {label} on text {text}"
-                )
-            if self.no_update_value is None or matches[0] != self.no_update_value:
-                found[key] = matches[0]
+            match = self._only_match(key, label, text)
+            if self.no_update_value is None or match != self.no_update_value:
+                found[key] = match
         return found
+
+    def _only_match(self, key: str, label: str, text: str) -> str:
+        matches = self._matches(label, text)
+        if not matches:
+            raise TransformFailed(
+                f"No match found for output key: {key} with expected format "
+                f"{_INDENT}{label} on text {text}"
+            )
+        if len(matches) > 1:
+            raise TransformFailed(
+                f"Multiple matches found for output key: {key} with "
+                f"{_INDENT}expected format {label} on text {text}"
+            )
+        return matches[0]

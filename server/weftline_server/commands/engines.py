@@ -174,7 +174,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="type of weights, activations and KV cache (default: bfloat16); int8 is for the "
         "embedded engine on a CPU: faster, but another text",
     )
-    torch = parser.add_argument_group("the embedded engine")
+    _add_embedded_arguments(parser.add_argument_group("the embedded engine"))
+    parser.add_argument(
+        "--call-it", metavar="NAME", help="the model's name for clients (default: its own name)"
+    )
+    parser.add_argument(
+        "--max-running",
+        type=int,
+        metavar="CALLS",
+        help="most calls that the engine runs at once (default: 64; null engine: 1024)",
+    )
+    _add_http_arguments(parser.add_argument_group("engines behind HTTP: vllm and openai"))
+    _add_null_arguments(parser.add_argument_group("the null engine, which has no model"))
+
+
+def _add_embedded_arguments(torch: argparse._ArgumentGroup) -> None:
     torch.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
@@ -205,17 +219,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of contexts that are copied to host memory while a tool runs and others wait "
         "for room (default: 0)",
     )
-    parser.add_argument(
-        "--call-it", metavar="NAME", help="the model's name for clients (default: its own name)"
-    )
-    parser.add_argument(
-        "--max-running",
-        type=int,
-        metavar="CALLS",
-        help="most calls that the engine runs at once (default: 64; null engine: 1024)",
-    )
-    _add_http_arguments(parser.add_argument_group("engines behind HTTP: vllm and openai"))
-    _add_null_arguments(parser.add_argument_group("the null engine, which has no model"))
 
 
 def _add_http_arguments(other: argparse._ArgumentGroup) -> None:
@@ -251,6 +254,10 @@ def _add_http_arguments(other: argparse._ArgumentGroup) -> None:
         metavar="TOKENS",
         help="longest prompt plus output in tokens (default: what the endpoint states, else 8192)",
     )
+    _add_vllm_arguments(other)
+
+
+def _add_vllm_arguments(other: argparse._ArgumentGroup) -> None:
     other.add_argument(
         "--tensor-parallel",
         type=int,

@@ -64,23 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="TOML file with settings; flags take precedence over it",
     )
-    parser.add_argument(
-        "--policy",
-        choices=tuple(POLICIES),
-        help="schedule whole applications, or each request alone (default: app)",
-    )
-    parser.add_argument(
-        "--without",
-        metavar="NAMES",
-        help="comma-separated optimisations to switch off (default: none): "
-        + ", ".join(sorted(OPTIMISATIONS)),
-    )
-    parser.add_argument(
-        "--also",
-        metavar="NAMES",
-        help="comma-separated optimisations to switch on that are off by default: "
-        + ", ".join(sorted(OFF_BY_DEFAULT)),
-    )
+    _add_policy_arguments(parser)
     parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument(
         "--port", type=int, help="port to listen on; 0 takes a free one (default: 8600)"
@@ -108,6 +92,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engines.add_arguments(parser)
     retrieval.add_arguments(parser)
     cluster.add_arguments(parser)
+
+
+def _add_policy_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policy",
+        choices=tuple(POLICIES),
+        help="schedule whole applications, or each request alone (default: app)",
+    )
+    parser.add_argument(
+        "--without",
+        metavar="NAMES",
+        help="comma-separated optimisations to switch off (default: none): "
+        + ", ".join(sorted(OPTIMISATIONS)),
+    )
+    parser.add_argument(
+        "--also",
+        metavar="NAMES",
+        help="comma-separated optimisations to switch on that are off by default: "
+        + ", ".join(sorted(OFF_BY_DEFAULT)),
+    )
 
 
 def _add_session_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,6 +20,7 @@ from weftline_engine.embedded.model.base import StepInput, TorchModel
 from weftline_engine.embedded.model.config import ModelConfig
 from weftline_kernels.attention_triton import attend, units
 from weftline_kernels.device_tiles import Capacity, DeviceTiles
+from weftline_kernels.kv_store import NO_SLOT
 from weftline_kernels.staging import Staging
 from weftline_kernels.tiles import TILES_PER_UNIT, Tiles, cut, split_length, tile_rows
 from weftline_kernels.work_list import WorkList
@@ -140,7 +141,7 @@ class CapturedStep:
     def _send(self, *parts_T: npt.NDArray[np.int64]) -> None:
         """Copy a step to the buffers. Rows after its tokens are token 0, without slot or tile."""
         packed = np.zeros((3, self._rows), np.int64)
-        packed[2] = -1
+        packed[2] = NO_SLOT
         for row, values_T in zip(packed, parts_T, strict=True):
             row[: len(values_T)] = values_T
         self._staging.send([(0, packed.ravel())], packed.size)

@@ -15,6 +15,10 @@ from torch import Tensor
 
 from weftline_engine.api import SamplingParams
 from weftline_engine.embedded.memory import put
+from weftline_engine.embedded.sample.sampling import NO_TOKEN
+
+# An array of integers can hold no None. One look-up finds the rows of all slots of a step.
+_NO_ROW = -1
 
 
 class Penalties:
@@ -24,7 +28,7 @@ class Penalties:
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self._device = device
-        self._row_of = np.full(capacity, -1)  # by slot
+        self._row_of = np.full(capacity, _NO_ROW)  # by slot
         self._free: list[int] = []
         self._output_PV = torch.zeros(0, 0, dtype=torch.int32, device=device)
         self._seen_PV = torch.zeros(0, 0, dtype=torch.bool, device=device)
@@ -41,7 +45,7 @@ class Penalties:
             self._grow(vocabulary)
         row = self._free.pop()
         if slot >= len(self._row_of):
-            self._row_of = np.concatenate([self._row_of, np.full(slot + 1, -1)])
+            self._row_of = np.concatenate([self._row_of, np.full(slot + 1, _NO_ROW)])
         self._row_of[slot] = row
         self._output_PV[row] = 0
         self._seen_PV[row] = False
@@ -49,9 +53,9 @@ class Penalties:
         self._weights_P3[row] = put(np.array(weights), self._device)
 
     def end(self, slot: int) -> None:
-        if slot < len(self._row_of) and self._row_of[slot] >= 0:
+        if slot < len(self._row_of) and self._row_of[slot] != _NO_ROW:
             self._free.append(int(self._row_of[slot]))
-            self._row_of[slot] = -1
+            self._row_of[slot] = _NO_ROW
 
     def apply(self, logits_RV: Tensor, slots: npt.NDArray[np.int64]) -> None:
         """Change the logits of the rows with penalties: repetition first, as in other engines."""
@@ -69,18 +73,18 @@ class Penalties:
         logits_RV[row_X, token_X] = x_X.to(logits_RV.dtype)
 
     def count(self, slots: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
-        """Count a token for each of these requests; -1 is none."""
-        which_W, rows_W = self._find(np.where(tokens >= 0, slots, len(self._row_of)))
+        """Count a token for each of these requests, or none for NO_TOKEN."""
+        which_W, rows_W = self._find(np.where(tokens != NO_TOKEN, slots, len(self._row_of)))
         tokens_W = put(tokens, self._device)[which_W]
         self._output_PV[rows_W, tokens_W] += 1
         self._seen_PV[rows_W, tokens_W] = True
 
     def _find(self, slots: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """The indices of the slots that have penalties, and their rows in the tables."""
-        rows = np.full(len(slots), -1)
+        rows = np.full(len(slots), _NO_ROW)
         known = slots < len(self._row_of)
         rows[known] = self._row_of[slots[known]]
-        which = np.flatnonzero(rows >= 0)
+        which = np.flatnonzero(rows != _NO_ROW)
         return put(which, self._device), put(rows[which], self._device)
 
     def _grow(self, vocabulary: int) -> None:

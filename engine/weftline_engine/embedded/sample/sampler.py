@@ -19,7 +19,7 @@ from weftline_engine.embedded.memory import put
 from weftline_engine.embedded.model.base import CPU
 from weftline_engine.embedded.sample.constraint import Grammars, Matcher, forbid
 from weftline_engine.embedded.sample.penalties import Penalties
-from weftline_engine.embedded.sample.sampling import SamplingTable, sample
+from weftline_engine.embedded.sample.sampling import NO_LOGPROBS, NO_TOKEN, SamplingTable, sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Sampler:
         """The next token of each row. `produced` counts those before it. May change `logits_RV`."""
         at_R = np.asarray(slots, np.int64)
         rows = self._table.rows(slots, produced)
-        which_W = np.flatnonzero(rows.logprobs >= 0)
+        which_W = np.flatnonzero(rows.logprobs != NO_LOGPROBS)
         # The log probabilities are the model's, before penalties and constraints change the logits.
         plain_WV: Tensor | None = None
         if len(which_W):
@@ -88,7 +88,9 @@ class Sampler:
         if bound:
             chosen = tokens_R[bound].tolist()
             moved = [
-                (one, token) for one, token in zip(matchers, chosen, strict=True) if token >= 0
+                (one, token)
+                for one, token in zip(matchers, chosen, strict=True)
+                if token != NO_TOKEN
             ]
             self._grammars.advance([one for one, _ in moved], [token for _, token in moved])
         said: list[Logprobs] = [{}] * len(slots)
@@ -96,7 +98,7 @@ class Sampler:
             found = _logprobs(plain_WV, tokens_R[which_W], rows.logprobs[which_W])
             for row, one in zip(which_W.tolist(), found, strict=True):
                 said[row] = one
-        return Chosen([one if one >= 0 else None for one in tokens_R.tolist()], said)
+        return Chosen([None if one == NO_TOKEN else one for one in tokens_R.tolist()], said)
 
 
 def _logprobs(

@@ -17,6 +17,9 @@ from torch import Tensor
 from weftline_engine.api import SamplingParams
 from weftline_engine.embedded.memory import put
 
+# The rows of a step are arrays of integers, which hold no None. Ids and counts are never negative.
+NO_TOKEN = -1
+NO_LOGPROBS = -1
 # At first only this many of the likeliest tokens of a row are sorted. In nearly every row they have
 # more than 0.99 of the probability. Sorting all 49,152 takes about 10 times as long.
 _CANDIDATES = 1024
@@ -30,7 +33,7 @@ class Rows:
     top_p: npt.NDArray[np.float32]
     top_k: npt.NDArray[np.int64]
     min_p: npt.NDArray[np.float32]
-    logprobs: npt.NDArray[np.int64]  # alternatives wanted; -1: no log probabilities at all
+    logprobs: npt.NDArray[np.int64]  # alternatives wanted, or NO_LOGPROBS
     uniform: npt.NDArray[np.float64]
     banned: npt.NDArray[np.bool_]
 
@@ -65,7 +68,7 @@ class SamplingTable:
             params.top_p,
             params.top_k,
             params.min_p,
-            -1 if params.logprobs is None else params.logprobs,
+            NO_LOGPROBS if params.logprobs is None else params.logprobs,
             np.uint64(seed & 0xFFFFFFFFFFFFFFFF),
             params.min_tokens,
         )
@@ -113,7 +116,7 @@ def _mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def sample(logits_RV: Tensor, rows: Rows, stop_ids: Sequence[int]) -> npt.NDArray[np.int64]:
-    """A token for each row; -1 if the row's logits are not finite. May change `logits_RV`.
+    """A token for each row; NO_TOKEN if the row's logits are not finite. May change `logits_RV`.
 
     In the rows that `rows.banned` marks, which have not reached min_tokens, `stop_ids` cannot be
     chosen.
@@ -129,7 +132,7 @@ def sample(logits_RV: Tensor, rows: Rows, stop_ids: Sequence[int]) -> npt.NDArra
         if len(part):
             token_R[put(part, device)] = draw(logits_RV, rows, part)
     # A draw from logits that are not finite is meaningless.
-    tokens: npt.NDArray[np.int64] = torch.where(best_R.isfinite(), token_R, -1).cpu().numpy()
+    tokens: npt.NDArray[np.int64] = torch.where(best_R.isfinite(), token_R, NO_TOKEN).cpu().numpy()
     return tokens
 
 

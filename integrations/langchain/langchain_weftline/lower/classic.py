@@ -34,21 +34,16 @@ class Classic:
 
     def __init__(self, lowering: Lowerer) -> None:
         self._lowering = lowering
-        self._handlers: Mapping[str, Handler] = MappingProxyType(
-            {
-                "chains.llm.LLMChain": self._llm_chain,
-                "chains.combine_documents.stuff.StuffDocumentsChain": self._documents(self._stuff),
-                "chains.combine_documents.reduce.ReduceDocumentsChain": self._documents(
-                    self._reduce
-                ),
-                "chains.combine_documents.map_reduce.MapReduceDocumentsChain": self._documents(
-                    self._map_reduce
-                ),
-                "chains.combine_documents.refine.RefineDocumentsChain": self._documents(
-                    self._refine
-                ),
-            }
-        )
+        combining = {
+            "stuff.StuffDocumentsChain": self._stuff,
+            "reduce.ReduceDocumentsChain": self._reduce,
+            "map_reduce.MapReduceDocumentsChain": self._map_reduce,
+            "refine.RefineDocumentsChain": self._refine,
+        }
+        handlers: dict[str, Handler] = {"chains.llm.LLMChain": self._llm_chain}
+        for name, combine in combining.items():
+            handlers[f"chains.combine_documents.{name}"] = self._documents(combine)
+        self._handlers: Mapping[str, Handler] = MappingProxyType(handlers)
 
     def handler(self, cls: type[Any]) -> Handler | None:
         """The handler of exactly this class, by name, so that langchain-classic is not imported."""

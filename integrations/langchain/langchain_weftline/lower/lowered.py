@@ -403,18 +403,22 @@ class _Binding:
 
     def _input(self, name: str, piece: str | Hole) -> str:
         """The placeholder for `piece`, which is called `name` if that is free and well formed."""
-        if isinstance(piece, str):
-            bound = Placeholder(name=OUTPUT, in_out=InOut.IN, value=piece)
-        else:
-            ref = piece.ref
-            bound = Placeholder(
-                name=OUTPUT,
-                in_out=InOut.IN,
-                semantic_var_id=ref.var,
-                transforms=(*ref.transforms[len(self.shared.get(ref.var, ())) :], *piece.form),
-            )
+        bound = self._bound(piece)
         key = json.dumps([bound.value, bound.semantic_var_id, bound.transforms])
         if key not in self.names:
             base = name if _NAME.fullmatch(name) else "value"
             self.names[key] = self.inputs.bind(base, bound)
         return self.names[key]
+
+    def _bound(self, piece: str | Hole) -> Placeholder:
+        """A text as a value, or a variable with the transforms that its readers do not share."""
+        if isinstance(piece, str):
+            return Placeholder(name=OUTPUT, in_out=InOut.IN, value=piece)
+        ref = piece.ref
+        own = ref.transforms[len(self.shared.get(ref.var, ())) :]
+        return Placeholder(
+            name=OUTPUT,
+            in_out=InOut.IN,
+            semantic_var_id=ref.var,
+            transforms=(*own, *piece.form),
+        )

@@ -9,7 +9,7 @@ caller submits the calls.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -232,9 +232,7 @@ class Program:
             return
         del self._waiting[waiting]
         if isinstance(waiting, Part):
-            for job in self._promised.values() if outcome.error is not None else ():
-                same = job.outcome is not None and job.outcome.error is outcome.error
-                job.is_answered_for = job.is_answered_for or same
+            _answer_for(self._promised.values(), outcome.error)
             self._ready.append((waiting, outcome))
         elif outcome.error is not None:
             self._finish(waiting, outcome)
@@ -265,6 +263,13 @@ class Program:
             self.outcome = outcome
         elif (all_ended := part.parent.take(part.place, outcome)) is not None:
             self._ready.append((part.parent, all_ended))
+
+
+def _answer_for(jobs: Iterable[Job], error: BaseException | None) -> None:
+    """Note the jobs whose error a part of the program raises."""
+    for job in jobs if error is not None else ():
+        same = job.outcome is not None and job.outcome.error is error
+        job.is_answered_for = job.is_answered_for or same
 
 
 def _made(texts: Mapping[str, Make], outcome: Outcome) -> Outcome:

@@ -27,31 +27,42 @@ _NOT_SENT = frozenset({"messages", "model", "stream", "stream_options", "user", 
 _FOR_TRACES = frozenset({"ls_structured_output_format", "structured_output_format"})
 
 
-def call_options(model: ChatWeftline, bound: Mapping[str, Any]) -> CallOptions:
-    """The options of `model` with those in `bound`.
-
-    Raises CannotCompile for an option that a graph does not have, such as logprobs.
-    """
+def _check_settings(model: ChatWeftline) -> None:
+    """Raise CannotCompile if something between the model and the server may answer or wait."""
     if model.cache:
         raise CannotCompile(model, "it has a cache")
     if model.cache is None and get_llm_cache() is not None:
         raise CannotCompile(model, "the global LLM cache (set_llm_cache) may have its answer")
     if model.rate_limiter is not None:
         raise CannotCompile(model, "it has a rate limiter")
-    said = {name: value for name, value in bound.items() if name not in _FOR_TRACES}
-    payload = model._get_request_payload([], **said)
-    extra = dict(payload.get("extra_body") or {})
-    criteria = extra.pop("criteria", None)
+
+
+def _described(
+    model: ChatWeftline, payload: Mapping[str, Any]
+) -> tuple[Toolbox | None, Form | None]:
+    """The tools and the form of the answer. Raises CannotCompile if a graph lacks them."""
     try:
         toolbox = Toolbox.of(payload)
     except (InvalidRequest, ValueError) as error:
         raise CannotCompile(model, "a graph cannot describe its tools") from error
     try:
-        form = Form.of(payload)
+        return toolbox, Form.of(payload)
     except ValueError as error:
-        raise CannotCompile(
-            model, f"a graph cannot ask for its response_format: {error}"
-        ) from error
+        reason = f"a graph cannot ask for its response_format: {error}"
+        raise CannotCompile(model, reason) from error
+
+
+def call_options(model: ChatWeftline, bound: Mapping[str, Any]) -> CallOptions:
+    """The options of `model` with those in `bound`.
+
+    Raises CannotCompile for an option that a graph does not have, such as logprobs.
+    """
+    _check_settings(model)
+    said = {name: value for name, value in bound.items() if name not in _FOR_TRACES}
+    payload = model._get_request_payload([], **said)
+    extra = dict(payload.get("extra_body") or {})
+    criteria = extra.pop("criteria", None)
+    toolbox, form = _described(model, payload)
     ours = _NOT_SENT if toolbox is None else _NOT_SENT.union(FIELDS)
     ours |= {"response_format"}
     options = {
