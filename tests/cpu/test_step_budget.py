@@ -9,6 +9,7 @@ import pytest
 from bench.simulator.calibration import start_from
 from weftline_engine.embedded.budget import (
     BESIDE_S,
+    EARLY_S,
     STEP_S,
     Budget,
     StepCost,
@@ -47,7 +48,12 @@ def test_a_step_keeps_its_bound() -> None:
     """The chosen number of rows fits the time, and one more does not."""
     cost = StepCost(0.020, 0.0016)
     chosen = budget(cost, 64, None)
-    for rows, bound in ((chosen.step_tokens, STEP_S), (chosen.beside_tokens, BESIDE_S)):
+    bounds = (
+        (chosen.step_tokens, STEP_S),
+        (chosen.beside_tokens, BESIDE_S),
+        (chosen.early_tokens, EARLY_S),
+    )
+    for rows, bound in bounds:
         assert cost.base_s + rows * cost.row_s <= bound < cost.base_s + (rows + 1) * cost.row_s
 
 

@@ -71,3 +71,35 @@ def test_the_nth_session_outside_waits_so_long_at_most(
             if not gate.is_inside(name) and now < 20:
                 waits(name, 1, "u", now)
         assert all(now <= bounds[name] for name in outside)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(POOL // 2, POOL),
+    st.lists(st.integers(1, POOL // 4), min_size=1, max_size=4),
+    st.integers(1, 20),
+    st.booleans(),
+)
+def test_a_large_session_waits_so_long_beside_small_ones(
+    size: int, smalls: list[int], lasts_s: int, again: bool
+) -> None:
+    """One session needs at least half of the cache. Small ones keep coming, two a second, and each
+    that is inside ends after some seconds. The large one enters after 150 seconds at most, whether
+    contexts are computed again or not.
+    """
+    gate = Gate()
+    gate.ran("m", 1.0, 0.0)
+    known = POOL if again else 0
+    gate.computed("m", computed_again(), known=known, horizon=HORIZON)
+    gate.wait(session("large", size, "u", 0.5))
+    entered: dict[str, float] = {}
+    for half in range(2 * int(PATIENCE_S + FORCED_EVERY_S) + 2):
+        now = half / 2
+        gate.wait(session(f"small{half}", smalls[half % len(smalls)], "u", now))
+        gate.admit("m", POOL, now)
+        if gate.is_inside("large"):
+            return
+        for name in [f"small{n}" for n in range(half + 1)]:
+            if gate.is_inside(name) and now - entered.setdefault(name, now) >= lasts_s:
+                gate.forget(name)
+    raise AssertionError("the large session waits longer than docs/serving.md says")

@@ -289,11 +289,11 @@ def names(found: tuple[Application, ...]) -> list[str]:
 
 
 def test_an_application_grows_to_the_size_of_its_like() -> None:
-    """It grows from 200 tokens to the 1,000 of earlier ones. If its kind is unknown, to three times
-    its first call.
+    """It grows from 200 tokens to the 1,000 of earlier ones. If its kind is unknown, it grows by
+    twice its first call.
     """
     assert (app("a", 0.0, 200, 1000.0).own, app("a", 0.0, 200, 1000.0).growth) == (200.0, 800.0)
-    assert app("a", 0.0, 200).growth == 200 * (GROWTH - 1)
+    assert app("a", 0.0, 200).growth == 200 * GROWTH
     known = app("a", 0.0, 200, 1000.0)
     known.habits.shared = 150.0
     assert (known.own, known.growth) == (50.0, 800.0)
@@ -546,8 +546,8 @@ def test_room_is_free_after_four_usual_pauses(pause_s: float | None, away_s: flo
     one.ended(10.0)
     if pause_s is not None:
         one.habits.learn_pause(pause_s)
-    assert not one.is_dormant(10.0 + away_s - 0.1)
-    assert one.is_dormant(10.0 + away_s + 0.1)
+    assert not one.is_dormant(10.0 + away_s - 0.1, 0.0)
+    assert one.is_dormant(10.0 + away_s + 0.1, 0.0)
 
 
 def test_a_lost_engine_keeps_nothing() -> None:

@@ -8,7 +8,8 @@ from tests.null.test_memory import World, app, make_op, make_usage
 from weftline_engine.api import KvCosts
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.memory.admission import peak
-from weftline_server.schedule.memory.applications import Application, Habits
+from weftline_server.schedule.memory.applications import OTHERS, Application, Growths, Habits
+from weftline_server.schedule.memory.keeper import Want
 
 
 def test_what_is_not_written_yet_counts_when_it_is() -> None:
@@ -50,3 +51,45 @@ def test_giving_up_is_worth_half_of_computing_again(pause_s: float, stays: bool)
     one.pause_s = pause_s
     world.memory.paused("e", PrimitiveId("a", "p"), op, make_usage(500), 1.0)
     assert world.memory.gate.is_inside("a") is stays
+
+
+def test_a_context_that_takes_long_to_compute_keeps_its_room_so_long() -> None:
+    """The engine would compute its 900 tokens again for 90 s. So its room is not given to others in
+    pauses that are shorter, however short the usual pauses of its kind are.
+    """
+    one = app("a", 0.0, 900, 900)
+    one.habits.learn_pause(0.5)
+    one.queued(900, 0.0)
+    one.ended(10.0)
+    assert not one.is_dormant(99.9, 0.1)
+    assert one.is_dormant(100.1, 0.1)
+
+
+def test_an_unknown_kind_grows_like_the_others_of_its_tenant() -> None:
+    """At first it is expected to grow by twice its first call, or the usual first call if that is
+    less. Each application that has ended corrects this by the weight of its first call, so small
+    ones hardly teach that a large one stays small.
+    """
+    others = Growths()
+    assert others.expect(600) == 1200
+    others.begin(100)
+    others.begin(500)
+    assert others.expect(600) == 600
+    assert others.expect(100) == 200
+    others.end(600, 0)
+    assert others.expect(600) == 300
+    for _ in range(OTHERS):
+        others.end(10, 100)
+    assert others.expect(1600) == (1600 * 600 + 160 * 100) / 1760
+
+
+def test_who_comes_back_before_others_took_its_room_does_not_wait() -> None:
+    """An application was away for longer than it keeps its room, but nobody else waited for room.
+    It goes on at once.
+    """
+    world = World()
+    world.wants["x"] = Want()
+    world.call("a", "x", 900, 0.0)
+    world.memory.gate.ran("m", 1.0, 20.0)
+    world.memory.queued(make_op("a", "y", 950), "m", True, 400.0)
+    assert world.memory.gate.may_start("a")

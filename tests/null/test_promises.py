@@ -7,6 +7,9 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from bench.simulator.beside import Traffic, beside
 from bench.simulator.calibration import start_from
 from bench.simulator.programs import Step, map_reduce, perform
@@ -15,6 +18,7 @@ from bench.simulator.world import world
 from weftline.protocol import Call, Criterion, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine import api
 from weftline_engine.api import MOST_OVERTAKEN_S, Hints
+from weftline_engine.bookkeeping import SchedulerConfig
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.runtime.kinds import meanings
@@ -78,32 +82,42 @@ def test_maps_leave_an_engine_to_the_chats() -> None:
     assert len(set(found["job"][:16])) == 3
 
 
-def test_an_urgent_call_does_not_wait_for_an_early_fill() -> None:
-    """The beginning of a long prompt is filled while its inputs do not exist. A call of four tokens
-    comes in the middle, and has its first token after two short steps.
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 2500), st.integers(1, 4))
+def test_an_urgent_call_waits_for_one_short_step(after_ms: int, tokens: int) -> None:
+    """The beginning of a long prompt is filled while its inputs do not exist. A call of a few
+    tokens comes at any time. It waits for the step that runs, which has at most 32 tokens of the
+    open prompt, and the next step computes its first token.
     """
+    config = SimulatedConfig(cost=start_from().cost)
+    early = SchedulerConfig(blocks=1).early_tokens
 
     async def main(loop: VirtualLoop) -> float:
-        engine = SimulatedEngine(SimulatedConfig(cost=start_from().cost), loop.time)
+        engine = SimulatedEngine(config, loop.time)
         await engine.start()
-        for name, length, is_open in (("early", 2000, True), ("urgent", 4, False)):
-            op = api.Op(
-                id=name,
-                kind=api.Kind.GENERATE,
-                context=name,
-                tokens=tuple(range(length)),
-                sampling=api.SamplingParams(max_tokens=1),
-                open=is_open,
-            )
-            engine.submit(op)
-            await asyncio.sleep(0.01)
+        engine.submit(_op("early", 2000, is_open=True))
+        await asyncio.sleep(after_ms / 1000)
+        engine.submit(_op("urgent", tokens))
         async for events in engine.events():
             if any(isinstance(one, api.Finished) for one in events):
                 break
         await engine.close()
-        return loop.time()
+        return loop.time() - after_ms / 1000
 
-    assert run(main) < 0.15
+    runs = config.cost.seconds(early, 0, 2000, early * 2000)
+    own = config.cost.seconds(early + tokens, 0, 2000, early * 2000 + tokens**2)
+    assert run(main) <= runs + own < 0.25
+
+
+def _op(name: str, length: int, *, is_open: bool = False) -> api.Op:
+    return api.Op(
+        id=name,
+        kind=api.Kind.GENERATE,
+        context=name,
+        tokens=tuple(range(length)),
+        sampling=api.SamplingParams(max_tokens=1),
+        open=is_open,
+    )
 
 
 def test_short_prefixes_bring_calls_together() -> None:
@@ -154,10 +168,32 @@ def test_readers_of_a_variable_meet_before_it_has_a_value() -> None:
     assert len({p.engine for p in place(queue, engines, "app", 0.0)}) == 1
 
 
-def _writes(name: str, prompt: tuple[Segment, ...], *holders: Placeholder) -> Call:
-    out = Placeholder(
-        name="o", in_out=InOut.OUT, semantic_var_id=name, sampling=Sampling(max_tokens=4)
-    )
+def test_early_fills_of_one_variable_meet_on_an_engine() -> None:
+    """A call is writing a text on the first of three engines, and two calls wait for it. Their own
+    beginnings are filled on the second engine, although the third is idle: placement knows by the
+    variable that they will share much.
+    """
+
+    async def main(loop: VirtualLoop) -> tuple[str, list[str]]:
+        async with world(loop, BUSY, BUSY, BUSY) as made:
+            session = made.driver.open("t")
+            holder = Placeholder(name="doc", in_out=InOut.IN, semantic_var_id="doc")
+            text = (Segment(text="w1 " * 30), Segment(input="doc"), Segment(output="o"))
+            calls = [_writes("doc", (Segment(text="w3 " * 30), Segment(output="o")), output=100)]
+            calls += [_writes(f"v{n}", text, holder, output=100) for n in range(2)]
+            await made.driver.submit(session, Submit(calls=tuple(calls)))
+            await asyncio.sleep(0.5)  # the text is not complete for 2 s
+            members = made.driver.dispatcher.members
+            filled = [m.name for m in members for work in m.ops.works.values() if work.op.open]
+            return str(session.variables["doc"].state), filled
+
+    state, filled = run(main)
+    assert filled == ["e1", "e1"], state
+
+
+def _writes(name: str, prompt: tuple[Segment, ...], *holders: Placeholder, output: int = 4) -> Call:
+    sampling = Sampling(max_tokens=output, ignore_eos=True)
+    out = Placeholder(name="o", in_out=InOut.OUT, semantic_var_id=name, sampling=sampling)
     return Call(name=name, prompt=prompt, placeholders=(*holders, out))
 
 

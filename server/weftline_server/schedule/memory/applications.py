@@ -7,6 +7,7 @@ and has no clock: callers pass the time.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -14,8 +15,12 @@ from weftline_engine.api import Usage
 
 # The assumed pause of a session without a known habit, for its user or tool, in seconds.
 UNKNOWN_PAUSE_S = 5.0
-# An application of an unknown kind is assumed to grow to this many times its first call.
-GROWTH = 3.0
+# A first call grows by GROWTH times itself, or GROWTH times the tenant's usual first call if that
+# is less: long first calls do not grow as much. With GROWTH times itself, coding agents with long
+# first calls ran alone in a cache for eight. Each of the OTHERS applications that ended last
+# corrects the guess, by as much as its own first call weighs against this one's.
+GROWTH = 2.0
+OTHERS = 16
 # Applications are of one kind if their first calls differ by at most this factor. Without it, small
 # agents had taught that large agents stay small: 31 were admitted where 9 fit, and three quarters
 # of the prefill was recomputed.
@@ -28,6 +33,36 @@ MOSTLY = 0.5
 _NEWEST = 0.3
 
 
+class Growths:
+    """By how many tokens a tenant's applications grow after their first calls, of whatever kind."""
+
+    def __init__(self) -> None:
+        self._began: deque[int] = deque(maxlen=OTHERS)  # first calls
+        self._ended: deque[tuple[int, int]] = deque(maxlen=OTHERS)  # first calls, and growths
+        # Sums over these, because `expect` runs for each of many that wait.
+        self._usual = math.inf
+        self._weight = self._grown = 0
+
+    def expect(self, first: int) -> float:
+        """The growth of an application of an unknown kind, with so many tokens in its first call.
+
+        Those with short first calls say little about one with a long first call.
+        """
+        guess = GROWTH * min(first, self._usual)
+        return (first * guess + self._grown) / max(1, first + self._weight)
+
+    def begin(self, first: int) -> None:
+        """An application has begun with a call of so many tokens."""
+        self._began.append(first)
+        self._usual = sum(self._began) / len(self._began)
+
+    def end(self, first: int, growth: int) -> None:
+        """An application has ended, `growth` tokens larger than its first call."""
+        self._ended.append((first, growth))
+        self._weight = sum(tokens for tokens, _ in self._ended)
+        self._grown = sum(tokens * more for tokens, more in self._ended)
+
+
 @dataclass(slots=True)
 class Habits:
     """Running means over the applications of one kind.
@@ -35,7 +70,7 @@ class Habits:
     `first` counts the tokens of the first call that was seen of the kind. `pause_s` are the seconds
     between two calls. `size` counts an application's tokens at its end, and `shared` those of them
     that other applications had computed before. `released` is the share of its pauses in which it
-    gave its room up.
+    gave its room up. `others` are all applications of the tenant.
     """
 
     first: int = 0
@@ -43,6 +78,7 @@ class Habits:
     size: float | None = None
     shared: float = 0.0
     released: float | None = None
+    others: Growths = field(default_factory=Growths)
 
     def learn_release(self, gives_up: bool) -> None:
         self.released = mean(self.released, float(gives_up))
@@ -144,7 +180,8 @@ class Application:
         """
         if (self.habits.released or 0.0) > MOSTLY:
             return 0.0
-        last = GROWTH * self.first if self.habits.size is None else self.habits.size
+        known = self.habits.size
+        last = self.first + self.habits.others.expect(self.first) if known is None else known
         return max(0.0, last - self.size)
 
     def queued(self, tokens: int, now: float, output: int = 0) -> None:
@@ -170,19 +207,30 @@ class Application:
         if self.busy == 0:
             self.idle_since, self.goes_on = now, goes_on
 
-    def is_dormant(self, now: float) -> bool:
-        """Return whether it has paused so long that other applications get its room."""
+    def is_dormant(self, now: float, fill_s: float) -> bool:
+        """Return whether it has paused so long that other applications get its room.
+
+        A token of its context would take `fill_s` seconds to compute again.
+        """
         if self.idle_since is None:
             return False
         least = DORMANT_S if self.habits.pause_s is None else KNOWN_DORMANT_S
         usual = max(self.expected_pause_s, self.habits.pause_s or 0.0)
-        return now - self.idle_since > max(least, DORMANT_PAUSES * usual)
+        return now - self.idle_since > max(least, DORMANT_PAUSES * usual, fill_s * self.own)
 
 
 # An application is dormant after this many of its usual pauses, but not before DORMANT_S seconds.
+<<<<<<< HEAD
 # Where the pauses of its kind are known it is KNOWN_DORMANT_S: a client that names no session does
 # not tell when it ends, and its room stays empty until then. 32 agents of ChatOpenAI with pauses of
 # 0.5 s, on a cache for nine, took 120 s with 30 s, and 48 s with 5 s.
+=======
+# Where the pauses of its kind are known it is KNOWN_DORMANT_S: a client that names no session ends
+# without a word, and its room stays empty until then. 32 agents of ChatOpenAI with pauses of 0.5 s,
+# on a cache for nine, took 120 s with 30 s, and 48 s with 5 s. It is not before its context could
+# be computed again, which stops the engine for that time: two sessions with 9,000 and 12,000 tokens
+# had taken turns in a cache for one of them, and each turn computed one of them for 40 s.
+>>>>>>> h/sched
 DORMANT_PAUSES = 4.0
 DORMANT_S = 30.0
 KNOWN_DORMANT_S = 5.0
@@ -239,6 +287,7 @@ class Applications:
 
     def __init__(self) -> None:
         self._known: dict[str, Application] = {}
+        self._others: dict[tuple[str, str], Growths] = {}
         self._kinds: dict[tuple[str, str], list[Habits]] = {}  # the last one seen is the last
 
     def __len__(self) -> int:
@@ -257,6 +306,8 @@ class Applications:
         found = self._known.get(id)
         if found is None:
             habits = self._habits_of(tenant, model, max(1, first))
+            if stays:
+                habits.others.begin(first)
             found = self._known[id] = Application(id, model, stays, now, now, habits, salt=tenant)
         return found
 
@@ -269,7 +320,8 @@ class Applications:
 
         found = min(kinds, key=apart, default=None)
         if found is None or apart(found) > ALIKE:
-            found = Habits(first=first)
+            others = self._others.setdefault((tenant, model), Growths())
+            found = Habits(first=first, others=others)
             del kinds[: max(0, len(kinds) + 1 - MOST_KINDS)]
         else:
             kinds.remove(found)
@@ -281,4 +333,5 @@ class Applications:
         found = self._known.pop(id, None)
         if found is not None and found.stays and found.size:
             found.habits.learn_size(found.size)
+            found.habits.others.end(found.first, max(0, found.size - found.first))
         return found

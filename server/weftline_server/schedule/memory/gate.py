@@ -110,13 +110,14 @@ class Gate:
             for one in waiting:
                 del self._waiting[one.id]
             return False
-        for one in [one for one in self._inside.values() if one.is_dormant(now)]:
+        fill_s = use.fill_s or 0.0
+        for one in [one for one in self._inside.values() if one.is_dormant(now, fill_s)]:
             del self._inside[one.id]
         state = Pool(
             tokens=pool,
             recomputed=share,
             busy=use.busy.share,
-            fill_s=use.fill_s or 0.0,
+            fill_s=fill_s,
             changed=now - use.changed,
             forced=now - use.forced,
         )

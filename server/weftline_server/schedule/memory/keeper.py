@@ -182,8 +182,6 @@ class Memory:
         one = self._applications.enter(op.hints.application, model, op.salt, stays, now, tokens)
         if not one.busy:
             one.since = now
-            if one.is_dormant(now):
-                self.gate.leave(one.id)
         one.queued(tokens, now, output)
         if self._ranks:
             one.newest.need = self.pausing.need(tokens - output, output, one.expected_pause_s)
