@@ -27,6 +27,7 @@ from weftline.delay import delayed
 from weftline.local import local_server
 
 SHOWN = 24  # lines of a timeline
+MIN_ROUNDS = 3  # for a verdict
 GRAPHS_S = 10.0  # a run's graph arrives just after its answer
 
 
@@ -152,7 +153,7 @@ def report(rounds: Sequence[Mapping[str, Result]]) -> str:
     for name in ("seconds", *ours.answer.waits):
         sides = [[_wait(found[side], name) for found in rounds] for side in ("plain", "weftline")]
         slow, fast = map(quartiles, sides)
-        lines.append(f"{name:16}{_shown(slow):>20}{_shown(fast):>20}   {verdict(slow, fast)}")
+        lines.append(f"{name:16}{_shown(slow):>20}{_shown(fast):>20}   {verdict(*sides)}")
     lines.append(f"times: quartiles of {len(rounds)} rounds, the sides in turns")
     return "\n".join(lines)
 
@@ -165,12 +166,18 @@ def quartiles(values: Sequence[float]) -> Quartiles:
     return low, middle, high
 
 
-def verdict(plain: Quartiles, ours: Quartiles) -> str:
-    """What the times say: a ratio of medians only where the quartiles do not overlap."""
-    ratio = plain[1] / ours[1]
-    if ours[2] < plain[0]:
+def verdict(plain: Sequence[float], ours: Sequence[float]) -> str:
+    """What the times say: a ratio of medians only where the quartiles do not overlap.
+
+    Fewer than three rounds have no quartiles that could show noise, so they say nothing.
+    """
+    if len(plain) < MIN_ROUNDS:
+        return "too few rounds to tell"
+    slow, fast = quartiles(plain), quartiles(ours)
+    ratio = slow[1] / fast[1]
+    if fast[2] < slow[0]:
         return f"{ratio:.2f} times faster"
-    if plain[2] < ours[0]:
+    if slow[2] < fast[0]:
         return f"{1 / ratio:.2f} times slower"
     return "no difference beyond the noise"
 

