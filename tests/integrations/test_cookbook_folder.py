@@ -56,7 +56,7 @@ def embedded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     texts: list[str] = []
     encode = SentenceTransformer.encode
 
-    def noted(self: SentenceTransformer, inputs: list[str], **options: object) -> object:
+    def noted(self: SentenceTransformer, inputs: list[str], **options: Any) -> Any:
         texts.extend(inputs)
         return encode(self, inputs, **options)
 

@@ -221,10 +221,10 @@ class Application:
 
 # An application is dormant after this many of its usual pauses, but not before DORMANT_S seconds.
 # Where the pauses of its kind are known it is KNOWN_DORMANT_S: a client that names no session does
-# not tell when it ends, and its room stays empty until then. 32 agents of ChatOpenAI with pauses of 0.5 s,
-# on a cache for nine, took 120 s with 30 s, and 48 s with 5 s. It is not before its context could
-# be computed again, which stops the engine for that time: two sessions with 9,000 and 12,000 tokens
-# had taken turns in a cache for one of them, and each turn computed one of them for 40 s.
+# not tell when it ends, and its room stays empty until then. 32 agents of ChatOpenAI with pauses of
+# 0.5 s, on a cache for nine, took 120 s with 30 s, and 48 s with 5 s. It is not before its context
+# could be computed again, which stops the engine for that time: two sessions with 9,000 and 12,000
+# tokens had taken turns in a cache for one of them, and each turn computed one of them for 40 s.
 DORMANT_PAUSES = 4.0
 DORMANT_S = 30.0
 KNOWN_DORMANT_S = 5.0
