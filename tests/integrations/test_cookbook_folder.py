@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from llama_index.core import Settings
