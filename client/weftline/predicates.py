@@ -25,6 +25,19 @@ MAX_CHARS = 4096
 _RELATIONS: Mapping[str, Callable[[Any, Any], bool]] = MappingProxyType(
     {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 )
+# Python's own comparisons, of values of any JSON type. With "r" the given value is the left one.
+_PYTHON: Mapping[str, Callable[[Any, Any], bool]] = MappingProxyType(
+    {
+        **_RELATIONS,
+        "r<": lambda value, given: given < value,
+        "r<=": lambda value, given: given <= value,
+        "r>": lambda value, given: given > value,
+        "r>=": lambda value, given: given >= value,
+        "==": operator.eq,
+        "in": lambda value, given: value in given,
+        "contains": lambda value, given: given in value,
+    }
+)
 
 
 def check(spec: object) -> None:
@@ -50,6 +63,8 @@ def holds(spec: Predicate, value: Any) -> bool:
             return any(holds(part, value) for part in spec["of"])
         case "compare":
             return _compare(spec["is"], value, spec["value"])
+        case "python":
+            return _in_python(spec["is"], value, spec["value"])
         case "matches":
             return search_for(spec["value"]).first(_readable(value)) is not None
     found: bool = _SIMPLE[spec["op"]](value, spec.get("value"))
@@ -106,13 +121,21 @@ _SIMPLE: Mapping[str, Callable[[Any, Any], bool]] = MappingProxyType(
         "truthy": _truthy,
     }
 )
-OPS = (*_SIMPLE, "matches", "compare", "not", "all", "any")
+OPS = (*_SIMPLE, "matches", "compare", "python", "not", "all", "any")
 
 
 def _compare(relation: str, value: Any, given: Any) -> bool:
     if _kind(value) != _kind(given):
         _misfit("compare", value, _kind(given))
     return _RELATIONS[relation](value, given)
+
+
+def _in_python(relation: str, value: Any, given: Any) -> bool:
+    """What Python says. Raises TransformFailed with Python's own message where it raises."""
+    try:
+        return bool(_PYTHON[relation](value, given))
+    except TypeError as error:
+        raise TransformFailed(f"TypeError: {error}") from error
 
 
 def _parts(spec: object, depth: int) -> Iterator[Predicate]:
@@ -132,11 +155,22 @@ def _parts(spec: object, depth: int) -> Iterator[Predicate]:
             yield from _parts(part, depth - 1)
 
 
+_FIELDS: Mapping[str, set[str]] = MappingProxyType(
+    {
+        "compare": {"is", "value"},
+        "python": {"is", "value"},
+        "not": {"of"},
+        "all": {"of"},
+        "any": {"of"},
+        "empty": set(),
+        "truthy": set(),
+    }
+)
+
+
 def _check_fields(spec: Predicate) -> None:
     op = spec["op"]
-    own = {"compare": {"is", "value"}, "not": {"of"}, "all": {"of"}, "any": {"of"}}.get(
-        op, set() if op in ("empty", "truthy") else {"value"}
-    )
+    own = _FIELDS.get(op, {"value"})
     if spec.keys() - {"op", "transforms"} != own:
         takes = " and ".join(repr(name) for name in sorted(own)) or "no value"
         _refuse(f"predicate {op!r} takes {takes}")
@@ -158,12 +192,24 @@ def _check_value(op: str, spec: Predicate) -> None:
         search_for(spec["value"])
     if op == "in" and not (isinstance(value, list) and 0 < len(value) <= MAX_VALUES):
         _refuse(f"predicate 'in' takes a 'value' that is a list of 1 to {MAX_VALUES:,} values")
+    if op == "python":
+        _check_python(spec["is"], value)
     if op == "compare":
         relation = spec["is"]
         if not isinstance(relation, str) or relation not in _RELATIONS:
             _refuse(f"compare takes 'is', one of {' '.join(_RELATIONS)}")
         if _kind(value) not in ("number", "text"):
             _refuse("compare takes a 'value' that is a number or text")
+
+
+def _check_python(relation: object, value: Any) -> None:
+    if not isinstance(relation, str) or relation not in _PYTHON:
+        _refuse(f"python takes 'is', one of {' '.join(_PYTHON)}")
+    if relation == "in" and not isinstance(value, (list, str)):
+        _refuse("python's 'in' takes a 'value' that is a list or text")
+    items = value if isinstance(value, list) else [value]
+    if len(items) > MAX_VALUES or any(isinstance(one, (list, dict)) for one in items):
+        _refuse(f"python takes a 'value' that is plain, or a list of {MAX_VALUES:,} plain values")
 
 
 def _kind(value: Any) -> str:

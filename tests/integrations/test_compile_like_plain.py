@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,9 +14,11 @@ import pytest
 from langchain_core._api import LangChainBetaWarning
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler, get_usage_metadata_callback
+from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.globals import set_llm_cache
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.prompts.structured import StructuredPrompt
 from langchain_core.runnables import (
     ConfigurableField,
@@ -24,6 +27,8 @@ from langchain_core.runnables import (
     RunnablePassthrough,
     RunnableSequence,
 )
+from langchain_core.runnables.history import RunnableWithMessageHistory
+from langchain_core.tracers.base import BaseTracer
 from pydantic import BaseModel
 
 from langchain_weftline import compile_chain
@@ -256,6 +261,25 @@ async def test_streams_through_what_is_around_it(slow_url: str) -> None:
     assert "".join(chunk.content for chunk in chunks) == "user: Tell of soup.\nassistant: "
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # LangChain deprecates histories
+async def test_streams_through_a_history_around_it(slow_url: str) -> None:
+    """The text comes in parts, and the history has each question with its whole answer."""
+    history = InMemoryChatMessageHistory()
+    prompt = ChatPromptTemplate([MessagesPlaceholder("past"), ("human", "{x}")])
+    chain = RunnableWithMessageHistory(
+        in_tier("T3", slow_url, lambda llm: prompt | llm),
+        lambda session_id: history,
+        input_messages_key="x",
+        history_messages_key="past",
+    )
+    config: Any = {"configurable": {"session_id": "s"}}
+    assert len(list(chain.stream(GIVEN, config))) > 3
+    assert len([part async for part in chain.astream(GIVEN, config)]) > 3
+    answer = "user: soup\nassistant: "
+    said = [message.content for message in history.messages]
+    assert said == ["soup", answer, "soup", f"{answer}{answer}\n{answer}"]
+
+
 class Heard(BaseCallbackHandler):
     """What callbacks hear of models, in order."""
 
@@ -323,6 +347,40 @@ def test_usage_and_message_fields_are_those_of_a_plain_run(echo_url: str) -> Non
     assert ours == plain
 
 
+class Times(BaseTracer):
+    """When each run began and ended, in seconds."""
+
+    def __init__(self) -> None:
+        super().__init__(_schema_format="original+chat")
+        self.runs: list[Any] = []
+
+    def _persist_run(self, run: Any) -> None:
+        self.runs.append(run)
+
+
+@pytest.mark.parametrize("tier", ["T0", "T3"])
+def test_the_run_tree_has_the_models_with_their_times(tier: str, slow_url: str) -> None:
+    """The second call starts when the first one has ended, and both lie in the chain's run."""
+    times = Times()
+    in_tier(tier, slow_url, two_in_a_row).invoke(GIVEN, {"callbacks": [times]})
+    [run] = times.runs
+    one, two = (child for child in run.child_runs if child.run_type == "chat_model")
+    assert run.start_time <= one.start_time < one.end_time <= two.start_time < two.end_time
+    assert two.end_time <= run.end_time
+
+
+@tiers
+def test_log_probabilities_reach_the_message(tier: str, echo_url: str) -> None:
+    """They come as in a plain message: a graph has none, so the client makes the call."""
+
+    def make(llm: Any) -> Chain:
+        return ASK | llm.bind(logprobs=True)
+
+    expected = make(chat_openai(echo_url)).invoke(GIVEN).response_metadata["logprobs"]
+    found = in_tier(tier, echo_url, make).invoke(GIVEN).response_metadata["logprobs"]
+    assert found == expected is not None
+
+
 async def test_events_are_those_of_the_plain_chain(echo_url: str) -> None:
     """`astream_events` tells of each step and each token."""
     found = []
@@ -333,30 +391,58 @@ async def test_events_are_those_of_the_plain_chain(echo_url: str) -> None:
     assert found[1] == found[0]
 
 
+@pytest.fixture(scope="module")
+def endless_url() -> Iterator[str]:
+    """A server whose answers take ten seconds."""
+    with served("--null-mode", "fixed", "--null-step-s", "0.1") as url:
+        yield url
+
+
+WAYS = ["cancelled", "closed", "closed in a thread", "overdue", "overdue in a thread"]
+
+
 @pytest.mark.parametrize("tier", ["T2", "T3"])
-@pytest.mark.parametrize("way", ["cancelled", "closed", "overdue"])
-async def test_the_server_stops_at_once(tier: str, way: str) -> None:
-    """The run closes its session.
+@pytest.mark.parametrize("way", WAYS)
+async def test_the_server_stops_at_once(tier: str, way: str, endless_url: str) -> None:
+    """The run closes its session, and leaves no error that nobody handles.
 
     For a connection that only breaks, the server goes on for a second. T2 leaves a lone call plain.
     """
-    with served("--null-mode", "fixed", "--null-step-s", "0.1") as url:
-        options = {"timeout": 0.3} if way == "overdue" else {}
-        make = a_message if tier == "T3" else two_messages
-        chain = in_tier(tier, url, make, max_tokens=100, **options)
-        if way == "closed":
+    gc.collect()  # what other tests left
+    errors: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    options = {"timeout": 0.3} if way.startswith("overdue") else {}
+    make = a_message if tier == "T3" else two_messages
+    chain = in_tier(tier, endless_url, make, max_tokens=100, **options)
+    before = await closings(endless_url)
+    match way:
+        case "closed":
             parts = chain.astream(GIVEN)
             await anext(parts)
             await parts.aclose()
-        else:
+        case "closed in a thread":
+            read = chain.stream(GIVEN)
+            await asyncio.to_thread(next, read)
+            await asyncio.to_thread(read.close)
+        case "overdue in a thread":
+            with pytest.raises(openai.APITimeoutError):
+                await asyncio.to_thread(chain.invoke, GIVEN)
+        case _:
             with pytest.raises((TimeoutError, openai.APITimeoutError)):
                 async with asyncio.timeout(0.3 if way == "cancelled" else None):
                     await chain.ainvoke(GIVEN)
-        assert await idle(url)
-        async with httpx.AsyncClient() as http:
-            lines = (await http.get(f"{url}/metrics")).text.splitlines()
-        closed = [line for line in lines if line.startswith(CLOSED)]
-        assert [line.split()[-1] for line in closed] == ["1.0"]
+    assert await idle(endless_url)
+    assert await closings(endless_url) == before + 1
+    gc.collect()  # a task that nobody awaited reports its exception when it is collected
+    asyncio.get_running_loop().set_exception_handler(None)
+    assert errors == []
+
+
+async def closings(url: str) -> float:
+    """How many sessions were closed by a request."""
+    async with httpx.AsyncClient() as http:
+        lines = (await http.get(f"{url}/metrics")).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(CLOSED))
 
 
 @tiers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from threading import Barrier
 from typing import Any
@@ -166,6 +167,48 @@ def test_functions_that_call_chains(recording: Recording) -> None:
         ("topic", False),
     ]
     http.close()
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["invoke", "ainvoke"])
+def test_functions_that_call_the_model_several_times(recording: Recording, is_async: bool) -> None:
+    """All calls of all functions are in the thread's session, with the edges between them.
+
+    The second turn of the thread goes on in the session, and reads an answer of the first one.
+    """
+    llm = model(recording)
+
+    def write(state: State) -> State:
+        red = llm.invoke(f"Sum up red {state['topic']}").text
+        blue = llm.invoke(f"Sum up blue {state['topic']}").text
+        return {"draft": red, "flaw": llm.invoke(f"Merge {red} and {blue}").text}
+
+    async def awrite(state: State) -> State:
+        asked = [llm.ainvoke(f"Sum up {one} {state['topic']}") for one in ("red", "blue")]
+        red, blue = [said.text for said in await asyncio.gather(*asked)]
+        return {"draft": red, "flaw": (await llm.ainvoke(f"Merge {red} and {blue}")).text}
+
+    def polish(state: State) -> State:
+        return {"answer": llm.invoke(f"Polish {state['draft']}").text}
+
+    made = StateGraph(State)
+    made.add_node("write", RunnableLambda(write, afunc=awrite))
+    made.add_node("polish", polish)
+    made.add_edge(START, "write")
+    made.add_edge("write", "polish")
+    graph = accelerate(made.compile(checkpointer=InMemorySaver()))
+
+    def turn(given: State) -> Any:
+        return (
+            asyncio.run(graph.ainvoke(given, THREAD)) if is_async else graph.invoke(given, THREAD)
+        )
+
+    first = turn({"topic": "looms"})
+    turn({"topic": first["draft"]})
+    assert posted(recording) == [CHAT] * 8
+    told = [body["weftline"] for body in recording.bodies(CHAT)]
+    assert len({one["session_id"] for one in told}) == 1
+    edges = [sum("from_var" in piece for piece in one["messages"][0]) for one in told]
+    assert edges == [0, 0, 2, 1, 1, 1, 2, 1]
 
 
 def test_other_models_are_left_alone(recording: Recording) -> None:

@@ -88,6 +88,8 @@ PURE: list[Callable[[Any], Any]] = [
     lambda x: x["json"].get("k"),
     lambda x: f"{x['json'].get('none', 'given')} {x['given'].get('n')} {x['given'].get('x', 3)}",
     lambda x: x["json"]["l"][0].strip(),
+    lambda x: [len(x["a"]), len(x["json"]), f"{len(x['json']['l'])} of {len(x['list'])}"],
+    lambda x: [x["a"].startswith("0"), x["a"].count("a"), x["json"]["l"][1].isalpha()],
     lambda x: "%s of %s, 100%%" % (x["a"], x["json"]) + "%s" % x["a"],  # noqa: UP031
     lambda x: "{} {n} {{}} {m}".format(x["a"], n=x["list"][0], m=x["json"]),
     lambda x: "{1} {0}".format(x["a"], 2),  # noqa: UP030
@@ -154,7 +156,7 @@ async def waits(x: Any) -> Any:
     [
         (lambda x: x["a"].encode(), "'encode', which may do anything"),
         (lambda x: x["a"].split(""), "no empty separator"),
-        (lambda x: x["a"].startswith("b"), "'startswith', which may do anything"),
+        (lambda x: x["a"].startswith(("b", "c")), "each of startswith's 'args' is a text"),
         (lambda x: "a".replace("a", x["a"]), "'replace' looks at a value of the server"),
         (lambda x: x["given"].items(), "'items', which may do anything"),
         (lambda x: "{:>9}".format(x["a"]), "a field of its format string has a format"),
@@ -171,7 +173,7 @@ async def waits(x: Any) -> Any:
         (lambda x: [i + "!" for i in x["a"]], "length of a value of the server"),
         (lambda x: [*x["a"]], "it unpacks something that is not a list"),
         (lambda x: dict(**x["given"]), "it has .dict(.*)., which may do anything"),
-        (lambda x: len(x["a"]), "length of a value of the server"),
+        (lambda x: len(x["message"]), "length of a value of the server"),
         (lambda x: f"{x['a']:>9}", "an f-string has a format"),
         (lambda x: x["a"] if x["list"] else "", "a condition looks at a value of the server"),
         (lambda x: x["a"] == "b", "a condition looks at a value of the server"),

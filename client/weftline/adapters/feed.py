@@ -103,14 +103,14 @@ class _Draft:
             wait=self.wait,
         )
 
-    def alone(self, call: Call, made: Set[str]) -> _Draft:
+    def alone(self, call: Call, made: Set[str], refused: Set[str]) -> _Draft:
         """A submit of one of the calls, which watches all outputs of the call.
 
-        It includes the steps that the call needs, except those in `made`, which were
-        submitted before.
+        It includes the steps that the call needs, except those in `made`, which were submitted
+        before, and those that are `refused`.
         """
         watch = tuple(_variables(call, InOut.OUT))
-        steps = self.steps_for(_variables(call, InOut.IN), made)
+        steps = self.steps_for(_variables(call, InOut.IN), {*made, *refused})
         return replace(self, calls=(call,), steps=steps, watch=watch, graph=False, close=False)
 
     @property
@@ -134,6 +134,12 @@ class _Draft:
                 return error
         return None
 
+    def lost(self, refused: Mapping[str, WeftlineError]) -> dict[str, WeftlineError]:
+        """The outputs of steps that cannot be made, with the errors."""
+        outputs = (name for step in self.steps for name in step.outputs)
+        found = {name: self.refusal([name], refused) for name in outputs}
+        return {name: error for name, error in found.items() if error is not None}
+
     def steps_for(self, variables: Iterable[str], made: Set[str]) -> tuple[Step, ...]:
         """The steps that make `variables`, and those before them, except what is `made`."""
         wanted = set(variables) - made
@@ -141,7 +147,8 @@ class _Draft:
         for step in reversed(self.steps):  # a step reads only what earlier ones make
             if not wanted.isdisjoint(step.outputs):
                 found.append(step)
-                wanted |= {*step.variables} - made
+                sides = step.sides if isinstance(step, Branch) else ()
+                wanted |= {*step.variables, *sides} - made
         return tuple(reversed(found))
 
 
@@ -348,7 +355,7 @@ class Feed:
         made: set[str] = set()
         async with asyncio.TaskGroup() as pushes:
             for call in draft.calls:
-                alone = draft.alone(call, made)
+                alone = draft.alone(call, made, refused.keys())
                 made.update(alone.watch)
                 for variable in alone.watch:  # the server runs only what has a reader
                     self.results.setdefault(variable, Result())
@@ -357,6 +364,7 @@ class Feed:
                     error = await self._accepted(alone, limits, pushes)
                 if error is not None:
                     refused |= dict.fromkeys(alone.watch, error)
+                    refused |= draft.lost(refused)
                     self._fail(alone.watch, error, opened=True)
                 else:
                     made.update(name for step in alone.steps for name in step.outputs)
@@ -370,7 +378,7 @@ class Feed:
                 self._fail([name], error, opened=True)
         rest = tuple(name for name in rest if not self.results[name].value.done())
         if rest:
-            steps = draft.steps_for(rest, made)
+            steps = draft.steps_for(rest, {*made, *refused})
             reading = replace(draft, calls=(), steps=steps, watch=rest, graph=False, close=False)
             await self._fail_sides(reading)
             refusal = await self._push(reading, self.session.result(), limits)

@@ -35,10 +35,44 @@ METHODS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "split": (0, 2),
         "rsplit": (0, 2),
         "splitlines": (0, 0),
+        "startswith": (1, 1),
+        "endswith": (1, 1),
+        "count": (1, 1),
+        "find": (1, 1),
+        "isalnum": (0, 0),
+        "isalpha": (0, 0),
+        "isdecimal": (0, 0),
+        "isdigit": (0, 0),
+        "islower": (0, 0),
+        "isnumeric": (0, 0),
+        "isspace": (0, 0),
+        "isupper": (0, 0),
     }
 )
 LISTS = frozenset({"split", "rsplit", "splitlines"})
-"""The methods that make a list of texts. The others make a text."""
+"""The methods that make a list of texts."""
+
+FACTS = frozenset(
+    {
+        "startswith",
+        "endswith",
+        "count",
+        "find",
+        "isalnum",
+        "isalpha",
+        "isdecimal",
+        "isdigit",
+        "islower",
+        "isnumeric",
+        "isspace",
+        "isupper",
+    }
+)
+"""The methods that make a number or a truth value. Those in neither set make a text."""
+
+_NEED_TEXT = frozenset(
+    {"replace", "removeprefix", "removesuffix", "startswith", "endswith", "count", "find"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +93,7 @@ class TextMethod(Transform):
             if self.method in LISTS and index == 1:
                 if type(arg) is not int:
                     refuse(f"the second of {self.method}'s 'args' is a number")
-            elif arg is not None or self.method in ("replace", "removeprefix", "removesuffix"):
+            elif arg is not None or self.method in _NEED_TEXT:
                 check_text(arg, f"each of {self.method}'s 'args'", MAX_OPTION_CHARS)
         if self.method in LISTS and self.args[:1] == ("",):
             refuse(f"{self.method} takes no empty separator")
@@ -75,6 +109,19 @@ class TextMethod(Transform):
             if len(value) + value.count(old) * len(new) > MAX_TEXT_CHARS:
                 raise TransformFailed(f"replace makes more than {MAX_TEXT_CHARS} characters")
         return getattr(value, self.method)(*self.args)
+
+
+@dataclass(frozen=True, slots=True)
+class Len(Transform):
+    """The result of Python's len(value)."""
+
+    op: ClassVar[str] = "len"
+
+    def apply(self, value: Any) -> Any:
+        try:
+            return len(value)
+        except TypeError as error:
+            raise TransformFailed(f"TypeError: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

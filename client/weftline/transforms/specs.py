@@ -15,7 +15,7 @@ from weftline.transforms.hits import NodeTexts, Texts
 from weftline.transforms.lists import CommaList, LineList, MarkdownList, NumberedList
 from weftline.transforms.loose_json import JsonObject, JsonOrYaml, JsonText
 from weftline.transforms.messages import ToolCalls
-from weftline.transforms.methods import Get, TextMethod
+from weftline.transforms.methods import Get, Len, TextMethod
 from weftline.transforms.objects import Json, Router, Structured, Xml
 from weftline.transforms.plain import Join, Path, Repr, Str, String, Strip
 from weftline.transforms.regexes import Regex, RegexDict
@@ -99,6 +99,7 @@ _ALL: tuple[type[Transform], ...] = (
     NodeTexts,
     TextMethod,
     Get,
+    Len,
 )
 OPS: Mapping[str, type[Transform]] = MappingProxyType({cls.op: cls for cls in _ALL})
 

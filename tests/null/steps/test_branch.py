@@ -278,6 +278,8 @@ YES: list[tuple[dict[str, Any], Any]] = [
     ({"op": "equals", "value": "ok"}, "ok"),
     ({"op": "equals", "value": 2}, 2.0),
     ({"op": "equals", "value": None}, None),
+    ({"op": "python", "is": "==", "value": 1}, True),
+    ({"op": "python", "is": "contains", "value": "a"}, {"a": 1}),
     ({"op": "in", "value": ["a", 1]}, 1),
     ({"op": "contains", "value": "b"}, "abc"),
     ({"op": "contains", "value": 2}, [1, 2]),
@@ -296,6 +298,8 @@ YES: list[tuple[dict[str, Any], Any]] = [
 ]
 NO: list[tuple[dict[str, Any], Any]] = [
     ({"op": "equals", "value": True}, False),
+    ({"op": "python", "is": "==", "value": "1"}, 1),
+    ({"op": "python", "is": "in", "value": []}, 1),
     ({"op": "in", "value": ["a", 1]}, 2),
     ({"op": "contains", "value": True}, [1]),
     ({"op": "matches", "value": "^b"}, "ab"),
@@ -313,6 +317,9 @@ MISFITS: list[tuple[dict[str, Any], Any]] = [
     ({"op": "matches", "value": "c"}, ["c"]),
     ({"op": "matches", "value": "c"}, "\ud800"),
     ({"op": "compare", "is": "<", "value": 3}, "2"),
+    ({"op": "python", "is": "<", "value": 3}, "2"),
+    ({"op": "python", "is": "in", "value": "abc"}, 1),
+    ({"op": "python", "is": "contains", "value": 1}, "1"),
     ({"op": "empty"}, 0),
     ({"op": "truthy", "transforms": [{"op": "json"}]}, "no json"),
 ]
@@ -351,6 +358,10 @@ def nested(depth: int) -> dict[str, Any]:
         {"op": "matches", "value": "(?=a)"},
         {"op": "compare", "is": "~", "value": 1},
         {"op": "compare", "is": "<", "value": [1]},
+        {"op": "python", "is": "is", "value": 1},
+        {"op": "python", "is": "in", "value": 1},
+        {"op": "python", "is": "==", "value": {}},
+        {"op": "python", "value": 1},
         {"op": "all", "of": []},
         {"op": "any", "of": {"op": "truthy"}},
         {"op": "any", "of": [{"op": "truthy"}] * 64},

@@ -1,76 +1,42 @@
-"""RunnableBranch: where the server can decide, both sides are in the graph, and one is skipped.
+"""RunnableBranch and functions that choose: both sides are in the graph, and one is skipped.
 
-The server decides where the conditions are predicates on one text of the server, and where the
-client would run nothing of any side. Otherwise the client fetches the value and decides.
+The server decides where the conditions are predicates on its values, and where the client would
+run nothing of any side. Otherwise the client fetches the value and decides.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 from langchain_core.runnables import RunnableBranch, RunnableLambda
 
 from langchain_weftline.lower.calls import Calls, Guard
+from langchain_weftline.lower.choices import BRANCHES, Choices, Decision
 from langchain_weftline.lower.conditions import (
     Condition,
-    Predicate,
     Truth,
+    both,
+    checked,
     condition_of,
+    truth_in,
     truth_of,
 )
 from langchain_weftline.lower.maps import EachDraft
+from langchain_weftline.lower.pure import Decide, Evaluation, Part, Routed, apply_pure
 from langchain_weftline.lower.quiet import quietly
-from langchain_weftline.lower.searches import Searches, name_at
+from langchain_weftline.lower.searches import Searches
 from langchain_weftline.lower.steps import Fetch, Handler, Lowerer, Step, Steps
 from langchain_weftline.lower.symbols import (
     UNKNOWN,
-    Answer,
     CannotCompile,
     Local,
-    Ref,
     has_unknown,
     is_symbolic,
 )
-from weftline import steps
-
-_MIXED = "its sides give values of different kinds"
-
-
-@dataclass(frozen=True, slots=True)
-class BranchDraft:
-    """A branch before it is submitted. Its value becomes the variable `var`."""
-
-    var: str
-    on: str
-    cases: tuple[tuple[Mapping[str, Any], str], ...]
-    default: str
-    name: str
-
-    @property
-    def sides(self) -> tuple[str, ...]:
-        """The variables of its sides."""
-        return (*(side for _, side in self.cases), self.default)
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The variable that decides, and those of the sides."""
-        return (self.on, *self.sides)
-
-    def steps(self) -> tuple[steps.Branch]:
-        """The step of the submit."""
-        cases = tuple(steps.Case(when=dict(when), take=side) for when, side in self.cases)
-        return (
-            steps.Branch(
-                on=steps.Source(var=self.on),
-                cases=cases,
-                default=self.default,
-                out=self.var,
-                name=self.name,
-            ),
-        )
 
 
 class Branches:
@@ -89,6 +55,7 @@ class Branches:
         self._mint = mint
         self._calls = calls
         self._searches = searches
+        self._choices = Choices(mint, searches)
         self._decides = decides
 
     @property
@@ -136,33 +103,19 @@ class Branches:
 
     def _in_server(
         self, step: Step, value: Any, conditions: Sequence[tuple[Condition, Any]], default: Any
-    ) -> Ref | Answer:
-        """The value of the branch. Raises CannotCompile where the server cannot decide."""
+    ) -> Any:
+        """The value of the branch. Raises CannotCompile where the server cannot decide.
+
+        A side is a runnable, or a value that is `Chosen`.
+        """
         if _has_local(value):
             raise CannotCompile(step.runnable, "it gets a value of a step of the client")
-        [on, *others] = {condition.var for condition, _ in conditions}
-        if others:
-            raise CannotCompile(step.runnable, "its conditions are about several values")
-        self._lowering.note(step, "a branch, whose conditions are data", in_server=True)
+        decision = self._choices.decision([condition for condition, _ in conditions], step.path)
+        self._lowering.note(step, BRANCHES, in_server=True)
         ways = [step.of(way, f"branch {at}") for at, (_, way) in enumerate(conditions, 1)]
-        whens = [condition.when for condition, _ in conditions]
         ways.append(step.of(default, "default"))
-        branch, sides = self._sides(ways, value, on, whens)
-        first = sides[0]
-        same = [replace(side, var=first.var) for side in sides]
-        if any(side != first for side in same):
-            raise CannotCompile(step.runnable, _MIXED)
-        draft = BranchDraft(
-            var=branch,
-            on=on,
-            cases=tuple(zip(whens, [side.var for side in sides[:-1]], strict=True)),
-            default=sides[-1].var,
-            name=f"branch{name_at(step.path)}",
-        )
-        if len(draft.cases) > steps.MAX_CASES:
-            raise CannotCompile(step.runnable, f"it has more than {steps.MAX_CASES} conditions")
-        self._searches.drafts.append(draft)
-        return replace(first, var=draft.var)
+        branch, sides = self._sides(ways, value, decision)
+        return self._choices.take(decision, sides, step.path, branch)
 
     def _conditions(self, step: Step, value: Any) -> tuple[list[tuple[Condition, Any]], Any]:
         """The conditions that the server has to check, and the side if none of them holds."""
@@ -188,28 +141,116 @@ class Branches:
                 raise CannotCompile(condition, "its condition fails") from error
         return truth_of(quietly(self._lowering.step(step, value)), condition)
 
-    def _sides(
-        self, ways: Sequence[Step], value: Any, on: str, whens: Sequence[Predicate]
-    ) -> tuple[str, list[Ref | Answer]]:
+    def _sides(self, ways: Sequence[Step], value: Any, decision: Decision) -> tuple[str, list[Any]]:
         """The branch's variable, and what each side gives. A side's calls are guarded."""
         branch = self._mint()
-        sides: list[Ref | Answer] = []
+        sides: list[Any] = []
         unknown, more = self._calls.unknown, list[int]()
         for number, way in enumerate(ways):
             before, steps_before = len(self._calls.drafts), len(self._searches.drafts)
-            made = quietly(self._lowering.step(way, value))
-            if not isinstance(made, (Ref, Answer)):
-                raise CannotCompile(way.runnable, "a side gives something else than an answer")
+            if isinstance(way.runnable, Chosen):
+                sides.append(way.runnable.value)
+                more.append(0)
+                continue
+            sides.append(quietly(self._lowering.step(way, value)))
             if any(isinstance(draft, EachDraft) for draft in self._searches.drafts[steps_before:]):
                 raise CannotCompile(way.runnable, "a side has a list whose length is not known")
-            sides.append(made)
+            whens = decision.whens
             when = (*({"op": "not", "of": one} for one in whens[:number]), *whens[number:][:1])
             for draft in self._calls.drafts[before:]:
-                self._calls.guard(draft.var, Guard(branch, number, on, when))
+                self._calls.guard(draft.var, Guard(branch, number, decision.on, when))
             more.append(self._calls.unknown - unknown)
             self._calls.unknown = unknown
         self._calls.unknown = unknown + min(more)  # one side runs
         return branch, sides
+
+    def decide(self, step: Step, value: Any) -> Decide | None:
+        """How the conditions of the function `step` decide. None where the client decides."""
+        if self._lowering.mode.is_ahead or _has_local(value):
+            return None
+
+        def decide(on: Evaluation, test: ast.expr, then: Part, other: Part) -> Any:
+            truth = checked(truth_in(on, test))
+            if not isinstance(truth, Condition):
+                return then() if truth else other()
+            names, sides = dict(on.names), []
+            for part in (then, other):
+                on.names = dict(names)
+                sides.append(_certain(on, part))
+            on.names = names
+            if any(isinstance(side, (Routed, Choice)) for side in sides):
+                return Choice(truth, *sides)
+            decision = self._choices.decision([truth], step.path, sides)
+            return self._choices.take(decision, sides, step.path)
+
+        return decide
+
+    def routed(self, step: Step, value: Any, choice: Choice) -> Steps:
+        """What a function gives that chooses a chain."""
+        *cases, (_, default) = choice.cases()
+        try:
+            with self._lowering.attempt():
+                if not self._decides:
+                    raise CannotCompile(step.runnable, "the chain that it chooses is streamed")
+                conditions = [(both(truths), way) for truths, way in cases]
+                return self._in_server(step, value, conditions, default)
+        except CannotCompile as error:
+            reason = error.reason
+        self._lowering.note(step, f"its conditions need a value that the server makes: {reason}")
+        seen = yield Fetch(value)
+        if has_unknown(seen):
+            for number, (_, way) in enumerate(choice.cases(), 1):
+                if not isinstance(way, Chosen):
+                    yield from self._lowering.step(step.of(way, f"branch {number}"), value)
+            return UNKNOWN
+        made = apply_pure(step.runnable.func, seen, at_once)
+        if not isinstance(made, Routed):
+            return made
+        return (yield from self._lowering.step(step.of(made.runnable), value))
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A side of a choice that is a value, and no chain."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a function returns that chooses a chain by a value of the server."""
+
+    truth: Condition
+    then: Any
+    other: Any
+
+    def cases(self) -> list[tuple[tuple[Condition, ...], Any]]:
+        """The sides in the order of their checks, each with the conditions that must all hold.
+
+        The last one has none.
+        """
+        made = [((self.truth, *more), way) for more, way in _cases(self.then)]
+        return [*made, *_cases(self.other)]
+
+
+def _cases(side: Any) -> list[tuple[tuple[Condition, ...], Any]]:
+    if isinstance(side, Choice):
+        return side.cases()
+    return [((), side.runnable if isinstance(side, Routed) else Chosen(side))]
+
+
+def at_once(on: Evaluation, test: ast.expr, then: Part, other: Part) -> Any:
+    """Decide a condition on values of the client."""
+    return then() if on.plain(test) else other()
+
+
+def _certain(on: Evaluation, part: Part) -> Any:
+    try:
+        return part()
+    except CannotCompile:
+        raise
+    except Exception as error:  # the plain function raises it, if it takes this side
+        raise CannotCompile(on.step, "one of its sides fails") from error
 
 
 def _has_local(value: Any) -> bool:
@@ -218,8 +259,3 @@ def _has_local(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(map(_has_local, value))
     return isinstance(value, Local)
-
-
-def branches_of(drafts: Sequence[Any]) -> dict[str, BranchDraft]:
-    """The branches among drafts of steps, by their variables."""
-    return {draft.var: draft for draft in drafts if isinstance(draft, BranchDraft)}

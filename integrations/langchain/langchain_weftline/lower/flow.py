@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any
 
 from langchain_core.runnables import (
+    Runnable,
     RunnableAssign,
     RunnableLambda,
     RunnableParallel,
@@ -15,11 +17,13 @@ from langchain_core.runnables import (
     RunnableSequence,
 )
 
-from langchain_weftline.lower.pure import apply_pure
+from langchain_weftline.lower.branches import Branches, Choice, at_once
+from langchain_weftline.lower.pure import Routed, apply_pure
 from langchain_weftline.lower.steps import Fork, Handler, Lowerer, Step, Steps
 from langchain_weftline.lower.symbols import (
     CannotCompile,
     Unknown,
+    has_unknown,
     is_symbolic,
     item_of,
 )
@@ -28,8 +32,9 @@ from langchain_weftline.lower.symbols import (
 class Flow:
     """Lowers the steps that only move values. The client runs a step that does more."""
 
-    def __init__(self, lowering: Lowerer) -> None:
+    def __init__(self, lowering: Lowerer, branches: Branches) -> None:
         self._lowering = lowering
+        self._branches = branches
 
     @property
     def handlers(self) -> Mapping[type, Handler]:
@@ -85,10 +90,16 @@ class Flow:
 
     def _lambda(self, step: Step, value: Any) -> Steps:
         function = getattr(step.runnable, "func", None)
+        has_async = getattr(step.runnable, "afunc", None) is not None
         if not is_symbolic(value):
+            chain = None if has_async or has_unknown(value) else _route(function, value)
+            if chain is not None:
+                self._lowering.note(
+                    step, "it chooses a chain by the client's value", in_server=True
+                )
+                return (yield from self._lowering.step(step.of(chain), value))
             reason = "it is a function on the client's value"
             return (yield from self._lowering.run(step, value, reason))
-        has_async = getattr(step.runnable, "afunc", None) is not None
         if isinstance(function, operator.itemgetter) and not has_async:
             if isinstance(value, (dict, list, tuple)):
                 return function(value)
@@ -96,6 +107,35 @@ class Flow:
             return items[0] if len(items) == 1 else tuple(items)
         if has_async or function is None:
             raise CannotCompile(step.runnable, "it has an async function")
-        made = apply_pure(function, value)
+        with self._lowering.attempt():
+            made = apply_pure(function, value, self._branches.decide(step, value))
+        if isinstance(made, Routed):
+            self._lowering.note(step, "it chooses a chain by the client's value", in_server=True)
+            return (yield from self._lowering.step(step.of(made.runnable), value))
+        if isinstance(made, Choice):
+            return (yield from self._branches.routed(step, value, made))
         self._lowering.note(step, "it only moves and joins values", in_server=True)
         return made
+
+
+def _route(function: Any, value: Any) -> Runnable[Any, Any] | None:
+    """The chain that a function returns for a value of the client, if it can be found out."""
+    if not isinstance(function, FunctionType) or not _names_chain(function):
+        return None
+    try:
+        made = apply_pure(function, value, at_once)
+    except Exception:  # the client calls the function, which raises it again
+        return None
+    return made.runnable if isinstance(made, Routed) else None
+
+
+def _names_chain(function: FunctionType) -> bool:
+    """Whether a name outside the function is a chain, so that the function may return it."""
+    names = function.__code__.co_names
+    found = [function.__globals__.get(name) for name in names]
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # a name that is not bound yet
+            continue
+    return any(isinstance(one, Runnable) for one in found)

@@ -57,13 +57,14 @@ class Lowering:
         self.calls = Calls(self, mint, self.searches)
         self._classic = Classic(self)
         self._retrievers = Retrievers(self, self.searches)
-        flow = Flow(self)
+        branches = Branches(self, mint, self.calls, self.searches, decides=decides)
+        flow = Flow(self, branches)
         # By exact class, because a subclass may override anything.
         self._handlers = {
             **flow.handlers,
             **Control(self).handlers,
             **Maps(self, mint, self.calls, self.searches).handlers,
-            **Branches(self, mint, self.calls, self.searches, decides=decides).handlers,
+            **branches.handlers,
             **self.calls.handlers,
             **self.searches.handlers,
         }

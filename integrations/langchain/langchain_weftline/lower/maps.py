@@ -27,7 +27,7 @@ from langchain_weftline.lower.symbols import (
 )
 from weftline import steps
 from weftline.protocol import Call
-from weftline.transforms.methods import LISTS
+from weftline.transforms.methods import FACTS, LISTS
 
 # The transforms of a text that never fail. Others could fail for an item.
 _SURE = frozenset({"strip", "comma_list", "line_list", "numbered_list", "markdown_list"})
@@ -146,7 +146,8 @@ class Maps:
 
 
 def _is_sure(spec: Mapping[str, Any]) -> bool:
-    return spec["op"] in _SURE or (spec["op"] == "text" and spec["method"] not in LISTS)
+    makes_text = spec["op"] == "text" and spec["method"] not in LISTS | FACTS
+    return makes_text or spec["op"] in _SURE
 
 
 def _name(path: tuple[str, ...]) -> str:

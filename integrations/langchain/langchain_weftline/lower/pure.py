@@ -1,18 +1,22 @@
 """Evaluates small pure functions, such as a chain's lambdas, over symbolic values.
 
 It reads the syntax tree of a function, and never calls the user's code. A function is pure if it
-has only the nodes in `_NODES`: literals, subscripts, f-strings, `+`, `%`, conditions on the
-client's values, comprehensions, methods of texts and dicts, messages, and a few builtins.
+has only the nodes in `_NODES`: literals, subscripts, f-strings, `+`, `%`, conditions,
+comprehensions, methods of texts and dicts, messages, and a few builtins. A condition on a value of
+the server needs a `Decide`, which lets the server decide.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from types import FunctionType, MappingProxyType
 from typing import Any
+
+from langchain_core.runnables import Runnable
 
 from langchain_weftline.lower.source import Function, function_source
 from langchain_weftline.lower.symbols import (
@@ -34,6 +38,7 @@ from langchain_weftline.lower.texts import (
     MESSAGES,
     formatted,
     is_exact,
+    length,
     method,
     percent,
     said,
@@ -47,18 +52,34 @@ _CONSTANTS = (str, int, float, bool, type(None))
 
 # The most items of a comprehension over the client's own values, which may be an endless iterator.
 MAX_ITEMS = 100_000
+# The most conditions of one function. Each may double the work of evaluating it.
+MAX_CONDITIONS = 8
 
 
-def apply_pure(function: Callable[..., Any], value: Any) -> Any:
-    """The result of `function(value)`, symbolic where `value` is.
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """The result of a function that returns a chain: LangChain runs the chain on the same value."""
+
+    runnable: Runnable[Any, Any]
+
+
+Part = Callable[[], Any]
+Decide = Callable[["Evaluation", ast.expr, Part, Part], Any]
+"""Returns what a condition on a value of the server chooses: the first part if it holds."""
+
+
+def apply_pure(function: Callable[..., Any], value: Any, decide: Decide | None = None) -> Any:
+    """The result of `function(value)`, symbolic where `value` is. With `decide` it may be Routed.
 
     Raises CannotCompile if the function is not pure.
     """
-    node, evaluation = evaluation_of(function, value)
-    return evaluation.run(node, evaluation.value)
+    node, evaluation = evaluation_of(function, value, decide)
+    return evaluation.run(node, evaluation.value if decide is None else evaluation.result)
 
 
-def evaluation_of(function: Callable[..., Any], value: Any) -> tuple[Function, Evaluation]:
+def evaluation_of(
+    function: Callable[..., Any], value: Any, decide: Decide | None = None
+) -> tuple[Function, Evaluation]:
     """The tree of `function`, and what evaluates its nodes for `value`.
 
     Raises CannotCompile if its source is not known.
@@ -72,24 +93,29 @@ def evaluation_of(function: Callable[..., Any], value: Any) -> tuple[Function, E
             step, "its source cannot be read, or it takes more than one plain parameter"
         )
     node, parameter = source
-    return node, Evaluation(function, step, {parameter: value})
+    return node, Evaluation(function, step, {parameter: value}, decide)
 
 
 class Evaluation:
     """One call of a pure function: its names, and the values of nodes."""
 
-    def __init__(self, function: FunctionType, step: str, names: dict[str, Any]) -> None:
+    def __init__(
+        self, function: FunctionType, step: str, names: dict[str, Any], decide: Decide | None
+    ) -> None:
         self.step = step
         self.names = names
         self.globals = function.__globals__
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         self.cells = dict(cells)
+        self._decide = decide
+        self._conditions = 0
 
     def run(self, node: Function, result: Callable[[ast.expr], Any]) -> Any:
         """What `result` makes of the expression that the function returns."""
-        if isinstance(node, ast.Lambda):
-            return result(node.body)
-        for statement in node.body:
+        return result(node.body) if isinstance(node, ast.Lambda) else self._run(node.body, result)
+
+    def _run(self, body: Sequence[ast.stmt], result: Callable[[ast.expr], Any]) -> Any:
+        for number, statement in enumerate(body, 1):
             match statement:
                 case ast.Expr(value=ast.Constant()):  # a docstring
                     pass
@@ -97,9 +123,38 @@ class Evaluation:
                     self.names[name] = self.value(expression)
                 case ast.Return(value=ast.expr() as expression):
                     return result(expression)
+                case ast.If(test=test, body=then, orelse=other):
+                    ways = ([*way, *body[number:]] for way in (then, other))
+                    return self.choose(test, *(partial(self._run, way, result) for way in ways))
                 case _:
                     raise self.impure(statement)
         return None
+
+    def choose(self, test: ast.expr, then: Part, other: Part) -> Any:
+        """What `then` makes if `test` holds, and otherwise what `other` makes."""
+        if self._decide is None:
+            return then() if self.plain(test) else other()
+        self._conditions += 1
+        if self._conditions > MAX_CONDITIONS:
+            raise CannotCompile(self.step, f"it has more than {MAX_CONDITIONS} conditions")
+        return self._decide(self, test, then, other)
+
+    def result(self, node: ast.expr) -> Any:
+        """What the function returns: the value of an expression, or a chain that it names."""
+        match node:
+            case ast.IfExp(test=test, body=then, orelse=other):
+                return self.choose(test, lambda: self.result(then), lambda: self.result(other))
+            case ast.Name(id=name) if name not in self.names:
+                found = self.find(name)
+                if isinstance(found, Runnable):
+                    return Routed(found)
+        return self.value(node)
+
+    def find(self, name: str) -> Any:
+        """What a name outside the function means."""
+        if name in self.cells:
+            return self.cells[name].cell_contents
+        return self.globals.get(name, getattr(builtins, name, None))
 
     def impure(self, node: ast.AST) -> CannotCompile:
         source = ast.unparse(node).strip().partition("\n")[0][:60]
@@ -138,10 +193,7 @@ def _name(on: Evaluation, node: ast.Name) -> Any:
     name = node.id
     if name in on.names:
         return on.names[name]
-    if name in on.cells:
-        found = on.cells[name].cell_contents
-    else:
-        found = on.globals.get(name, getattr(builtins, name, None))
+    found = on.find(name)
     if type(found) in _CONSTANTS or _is_builtin(found) or any(found is m for m in MESSAGES):
         return found
     raise CannotCompile(on.step, f"its name {name!r} is not a constant")
@@ -198,16 +250,20 @@ def _unary(on: Evaluation, node: ast.UnaryOp) -> Any:
 
 
 def _choice(on: Evaluation, node: ast.IfExp) -> Any:
-    return on.value(node.body if on.plain(node.test) else node.orelse)
+    return on.choose(node.test, lambda: on.value(node.body), lambda: on.value(node.orelse))
 
 
 def _logic(on: Evaluation, node: ast.BoolOp) -> Any:
-    *first, last = node.values
-    for item in first:
-        value = on.plain(item)
-        if bool(value) is isinstance(node.op, ast.Or):
-            return value
-    return on.value(last)
+    """The first value that decides, and otherwise the last one."""
+    first, *rest = node.values
+
+    def others() -> Any:
+        return on.value(rest[0] if len(rest) == 1 else ast.BoolOp(node.op, rest))
+
+    def this() -> Any:
+        return on.value(first)
+
+    return on.choose(first, *((this, others) if isinstance(node.op, ast.Or) else (others, this)))
 
 
 def _compare(on: Evaluation, node: ast.Compare) -> Any:
@@ -270,11 +326,17 @@ def _call(on: Evaluation, node: ast.Call) -> Any:
         raise on.impure(node)
     if function is str and len(values) == 1 and not named:
         return settled(shown(values[0], on.step))
+    if function is len and len(values) == 1 and is_symbolic(values[0]) and not named:
+        return _length(on, values[0])
     if any(isinstance(value, (Ref, Answer, Local, Text)) for value in values):
         raise on.unknown_length()
     if any(keyword.arg is None for keyword in node.keywords):
         raise on.impure(node)
     return function(*values, **named)
+
+
+def _length(on: Evaluation, value: Any) -> Any:
+    return len(value) if isinstance(value, (dict, list, tuple)) else length(value, on.step)
 
 
 def _joined_documents(on: Evaluation, node: ast.Call) -> Ref | None:

@@ -11,6 +11,7 @@ from langchain_core.vectorstores import VectorStoreRetriever
 
 from langchain_weftline.lower.steps import Fetch, Handler, Lowerer, Step, Steps
 from langchain_weftline.lower.symbols import CannotCompile, Local, Make, Ref, Unknown
+from langchain_weftline.lower.texts import can_be_sent
 from langchain_weftline.model.answers import new_variable
 from langchain_weftline.retrieval.vectorstore import (
     StoreInServer,
@@ -195,15 +196,6 @@ def query_of(retriever: Any, value: Any) -> str | Ref:
         return ""  # in a plan: the run has it
     if isinstance(value, Ref) and value.is_text and value.make is None:
         return value
-    if type(value) is str and _can_be_sent(value):
+    if type(value) is str and can_be_sent(value):
         return value
     raise CannotCompile(retriever, "its query is not one text")
-
-
-def _can_be_sent(text: str) -> bool:
-    """Whether JSON can carry a text. It cannot carry half of a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

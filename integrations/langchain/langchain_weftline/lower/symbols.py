@@ -13,7 +13,7 @@ from typing import Any
 from langchain_core.prompts import BasePromptTemplate
 
 from langchain_weftline.model.forms import Form
-from weftline.transforms.methods import LISTS
+from weftline.transforms.methods import FACTS, LISTS
 
 Spec = dict[str, Any]
 """A transform as data (weftline.transforms)."""
@@ -303,7 +303,8 @@ def item_of(value: Any, key: Any, step: object) -> Ref:
         raise CannotCompile(step, f"it takes item {str(key)[:40]!r} of a {_kind(value)}")
     *before, last = value.transforms or ({},)
     if last.get("op") != "path":
-        of_texts = last.get("op") == "text" and type(key) is int  # a part of a split text
+        # A part of a split text, or a character.
+        of_texts = last.get("op") == "text" and last["method"] not in FACTS and type(key) is int
         return value.then({"op": "path", "keys": [key]}, is_text=of_texts)
     deeper = {"op": "path", "keys": [*last["keys"], key]}
     return Ref(value.var, (*before, deeper), is_text=False)

@@ -24,12 +24,9 @@ from langchain_weftline.lower.symbols import (
 )
 from weftline.errors import InvalidRequest
 from weftline.transforms import parse
-from weftline.transforms.methods import LISTS, METHODS
+from weftline.transforms.methods import FACTS, LISTS, METHODS
 
 MESSAGES = (HumanMessage, AIMessage, SystemMessage)
-
-# Methods that only read a text, and are called for a text that the client has.
-_LOOKS = frozenset({"startswith", "endswith", "isdigit", "isalpha", "find", "count"})
 
 
 def is_exact(value: Any) -> bool:
@@ -47,7 +44,7 @@ def method(owner: Any, name: str, args: Sequence[Any], step: object) -> Any:
         return _in_server(owner, name, args, step)
     if type(owner) is dict and name == "get" and is_exact(list(args)):
         return owner.get(*args)
-    if type(owner) is not str or name not in _LOOKS.union(METHODS):
+    if type(owner) is not str or name not in METHODS:
         raise CannotCompile(step, f"it calls {name!r}, which may do anything")
     if not is_exact(list(args)):
         raise CannotCompile(step, f"{name!r} looks at a value of the server")
@@ -69,7 +66,23 @@ def _in_server(owner: Ref, name: str, args: Sequence[Any], step: object) -> Any:
         parse(spec)
     except InvalidRequest as error:
         raise CannotCompile(step, error.message) from error
-    return owner.then(spec, is_text=name != "get" and name not in LISTS)
+    return owner.then(spec, is_text=name != "get" and name not in LISTS | FACTS)
+
+
+def length(value: Any, step: object) -> Any:
+    """`len(value)` for a value of the server."""
+    if not isinstance(value, Ref) or value.make is not None:
+        raise CannotCompile(step, "the length of a value of the server is not known here")
+    return value.then({"op": "len"})
+
+
+def can_be_sent(text: str) -> bool:
+    """Whether JSON can carry a text. It cannot carry half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def formatted(template: str, args: Sequence[Any], named: Mapping[str, Any], step: object) -> Any:

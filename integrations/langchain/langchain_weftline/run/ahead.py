@@ -6,6 +6,7 @@ parameters. Each result is used once. Any other call goes to the server as usual
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 import uuid
@@ -78,6 +79,7 @@ class Ahead(Begun):
         on_graph: OnGraph | None = None,
         joins: RunSession | None = None,
     ) -> None:
+        self.is_over = False
         self._joins = joins
         self._feed = Feed(server, self._settled, None if joins is None else joins.alias)
         calls = raw_calls(drafts)
@@ -112,6 +114,7 @@ class Ahead(Begun):
 
     def close(self) -> None:
         """End the run. The server cancels the calls that it did not use."""
+        self.is_over = True
         self._feed.close()
 
 
@@ -158,6 +161,7 @@ class Taken:
     refused, the server ended, or `timeout_s` seconds passed.
     """
 
+    run: Ahead
     result: Result
     timeout_s: float | None
     form: Form | None = None
@@ -202,6 +206,8 @@ class Taken:
             for chunk in shape.end(self.result.value.result()):
                 yield chunk
         except (WeftlineError, TimeoutError) as error:
+            if self.run.is_over:  # LangChain leaves a task that reads behind a closed stream
+                raise asyncio.CancelledError from error
             shape.fail(error)
 
 
@@ -277,7 +283,7 @@ def take(
     for run in reversed(runs):  # the innermost first
         if (result := run.take(key)) is not None:
             seconds = model.patience.seconds
-            return Taken(result, None if seconds == math.inf else seconds, options_asked.form)
+            return Taken(run, result, None if seconds == math.inf else seconds, options_asked.form)
     return None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from langchain_core.runnables import Runnable
 
-from langchain_weftline.lower.branches import branches_of
+from langchain_weftline.lower.choices import BRANCHES, branches_of, choices_of
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.maps import EachDraft
 from langchain_weftline.lower.planning import Planned, plan
@@ -18,16 +18,17 @@ from langchain_weftline.lower.symbols import Answer, Ref
 
 _FUNCTION = (
     "is read and not called if it takes one argument and has only literals, subscripts, f-strings, "
-    "+, %, comprehensions, messages, and methods such as strip, split, lower, replace, format, "
-    "join and get"
+    "+, %, comprehensions, conditions, len, messages, and methods such as strip, split, lower, "
+    "replace, format, join and get"
 )
 
 
 # What would make a step part of the graph, by the class of the step.
 _REMEDIES: Mapping[str, str] = MappingProxyType(
     {
-        "RunnableBranch": "the server decides if the conditions compare one text of a model (==, "
-        "in, <, and, or, not, .startswith), and if each side gives an answer without the client",
+        "RunnableBranch": "the server decides if the conditions compare texts of models, or parts "
+        "of parsed values, with constants (==, in, <, and, or, not, len, .startswith), and if the "
+        "sides give texts, or all messages, without the client",
         "RunnableEach": "the server runs it over a list of texts (a list parser, .split), if each "
         "item gives a text without the client",
         "VectorStoreRetriever": "the server searches in a WeftlineVectorStore, by similarity",
@@ -112,7 +113,7 @@ class Explanation:
         """What else is not as in the plain chain."""
         if self.is_ahead or not self.streams:
             yield "Streaming: LangChain runs the chain, and the server runs the calls ahead of it."
-        elif any(step.step.startswith("RunnableBranch") for step in self.in_server):
+        elif any(step.why == BRANCHES for step in self.in_server):
             yield "Streaming: the text comes from the graph, and the client decides branches."
         else:
             yield "Streaming: the text comes from the graph, as it is generated."
@@ -154,10 +155,10 @@ def explain(
 
 def _requests(lowering: Lowering, planned: Planned) -> tuple[Requests, Requests]:
     drafts, unknown, mode = lowering.calls.drafts, lowering.calls.unknown, lowering.mode
-    branches = branches_of(lowering.searches.drafts)
     made = lowering.searches.drafts
+    choices = choices_of(made)
     bodies = {draft.var: draft for draft in made if isinstance(draft, EachDraft)}
-    searches = [step for step in made if step.var not in branches and step.var not in bodies]
+    searches = [step for step in made if step.var not in choices and step.var not in bodies]
     searched = {search.var: search for search in searches}
     depths: dict[str, int] = {}
 
@@ -173,8 +174,8 @@ def _requests(lowering: Lowering, planned: Planned) -> tuple[Requests, Requests]
             return depth_of(bodies[name].last)
         if name in in_bodies:
             return 1 + max(map(depth_of, in_bodies[name].reads), default=0)
-        if name in branches:
-            return max(map(depth_of, branches[name].reads))
+        if name in choices:
+            return max(map(depth_of, choices[name].reads), default=0)
         if name in searched:
             return 1 + max(map(depth_of, searched[name].reads), default=0)
         origin = planned.reads.get(name.partition(".")[0], ())

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from langchain_weftline.lower.branches import branches_of
+from langchain_weftline.lower.choices import choices_of
 from langchain_weftline.lower.lowered import Draft, Lowered, finish, raw_calls, with_texts
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.maps import EachDraft
@@ -139,8 +139,8 @@ class Submits:
             *self._promises.owe(calls, own, self._program.origin, server_steps),
         ]
         patience, now = self._calls.patience, time.monotonic()
-        for branch in branches_of(made).values():
-            self._deadlines.wait(branch.var, branch.reads)
+        for choice in choices_of(made).values():
+            self._deadlines.wait(choice.var, choice.reads)
         for name, asked in self._calls.asked.items():
             if asked.guards:
                 self._deadlines.wait(name, [guard.on for guard in asked.guards])
