@@ -1,7 +1,7 @@
 """Ask about a folder of PDF, Markdown, HTML and text files, with LangChain.
 
     python -m cookbook.rag.ask_a_folder_langchain docs "How are KV blocks shared?" --llm weftline
-    python -m cookbook.rag.ask_a_folder_langchain docs "How?" --postgres postgresql://me@localhost/db
+    python -m cookbook.rag.ask_a_folder_langchain docs "How?" --postgres postgresql://me@host/db
 
 The passages lie in LanceDB, in a folder beside the files, or in PostgreSQL with pgvector. A later
 run embeds only passages that are new. The two LLMs differ in two lines.
