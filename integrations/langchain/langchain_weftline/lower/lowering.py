@@ -56,13 +56,14 @@ class Lowering:
         self.searches = Searches(self, mint)
         self.calls = Calls(self, mint, self.searches)
         self._classic = Classic(self)
-        self._retrievers = Retrievers(self, self.searches)
+        maps = Maps(self, mint, self.calls, self.searches)
+        self._retrievers = Retrievers(self, self.searches, maps)
         flow = Flow(self)
         # By exact class, because a subclass may override anything.
         self._handlers = {
             **flow.handlers,
             **Control(self).handlers,
-            **Maps(self, mint, self.calls, self.searches).handlers,
+            **maps.handlers,
             **Branches(self, mint, self.calls, self.searches, decides=decides).handlers,
             **self.calls.handlers,
             **self.searches.handlers,
