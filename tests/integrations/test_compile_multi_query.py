@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from langchain_classic.retrievers import EnsembleRetriever, MultiQueryRetriever
-from langchain_community.vectorstores import FAISS
 from langchain_core.callbacks import BaseCallbackHandler, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
-from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
-from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.prompts import PromptTemplate
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import RunnableLambda
 
-from langchain_weftline import ChatWeftline, WeftlineVectorStore, compile_chain
+from langchain_weftline import WeftlineVectorStore, compile_chain
 from tests.integrations.conftest import served
 from tests.integrations.recording import Recording, recorded
+from tests.integrations.shelves import (
+    QUESTION,
+    SET,
+    STORE,
+    Shelf,
+    fill,
+    format_docs,
+    in_client,
+    in_server,
+    model,
+    rag,
+    run,
+    sent,
+)
 from tests.integrations.tiers import outcome
 
-TEXTS = ["Rome lies on the Tiber.", "The weft crosses the warp.", "Soup is hot.", "Rome is old."]
-QUESTION = "What crosses the warp?"
 QUERIES = PromptTemplate.from_template("{question}\nRome\n\nsoup is what")
-ASK = ChatPromptTemplate.from_template("Answer from this.\n{context}\n\nQuestion: {question}")
 CHAT, SUBMIT = "/v1/chat/completions", "/v1/submit"
-SET = "/v1/session/variable"
 
 both = pytest.mark.parametrize("is_async", [False, True], ids=["invoke", "ainvoke"])
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A server that echoes prompts, with an embedder without weights and a store in memory."""
-    with served("--embedder", "null", "--store", "memory") as url:
-        store = WeftlineVectorStore(base_url=url)
-        store.add_texts(TEXTS, [{"n": n} for n in range(len(TEXTS))])
+    """A server that echoes prompts and has the texts in a store."""
+    with served(*STORE) as url:
+        fill(url)
         yield url
 
 
@@ -48,61 +54,12 @@ def recording(url: str) -> Iterator[Recording]:
         yield recording
 
 
-def model(recording: Recording) -> ChatWeftline:
-    return ChatWeftline(base_url=recording.url, temperature=0, max_tokens=64, max_retries=0)
-
-
-def in_server(recording: Recording, **terms: Any) -> BaseRetriever:
-    store = WeftlineVectorStore(base_url=recording.url)
-    return store.as_retriever(search_kwargs={"k": 2, **terms})
-
-
-def in_client() -> BaseRetriever:
-    store = FAISS.from_texts(TEXTS, DeterministicFakeEmbedding(size=16))
-    return store.as_retriever(search_kwargs={"k": 2})
-
-
-class Shelf(BaseRetriever):
-    """A retriever that finds what it is asked for, or fails for one query."""
-
-    refused: str = ""
-
-    def _get_relevant_documents(
-        self, query: str, *, run_manager: CallbackManagerForRetrieverRun
-    ) -> list[Document]:
-        if query == self.refused:
-            raise LookupError(f"nothing on {query}")
-        return [Document(f"About {query[:20]}."), Document("On all shelves.")]
-
-
 def several(recording: Recording, base: BaseRetriever, **how: Any) -> Any:
     return MultiQueryRetriever.from_llm(base, model(recording), prompt=QUERIES, **how)
 
 
 def ensemble_of(retrievers: list[Any], **how: Any) -> Any:
     return EnsembleRetriever(retrievers=retrievers, **how)
-
-
-def rag(found: Any, recording: Recording) -> Any:
-    given = {"context": found, "question": RunnablePassthrough()}
-    return given | ASK | model(recording) | StrOutputParser()
-
-
-def format_docs(docs: list[Document]) -> str:
-    return "\n\n".join(doc.page_content for doc in docs)
-
-
-def sent(recording: Recording) -> list[str]:
-    """The requests that carry work."""
-    paths = [path for verb, path, _ in recording.requests if verb in ("POST", "PUT")]
-    recording.requests.clear()
-    return [SET if "/variable/" in path else path for path in paths]
-
-
-def run(chain: Any, is_async: bool, config: Any = None) -> Any:
-    return (
-        asyncio.run(chain.ainvoke(QUESTION, config)) if is_async else chain.invoke(QUESTION, config)
-    )
 
 
 @both

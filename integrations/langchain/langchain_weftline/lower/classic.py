@@ -160,7 +160,7 @@ def combining(chain: Any) -> Any:
     return None if field is None else getattr(chain, field)
 
 
-_COMPRESSING = "langchain_classic.retrievers.contextual_compression.ContextualCompressionRetriever"
+COMPRESSING = "langchain_classic.retrievers.contextual_compression.ContextualCompressionRetriever"
 # The compressors that ask a model about each document by itself.
 _OF_EACH = frozenset(
     {
@@ -175,7 +175,7 @@ def question_of_each(retriever: Any) -> Any:
 
     It is None for any other retriever, and if a function of the user makes the chain's input.
     """
-    if _name(retriever) != _COMPRESSING:
+    if _name(retriever) != COMPRESSING:
         return None
     compressor = retriever.base_compressor
     if _name(compressor) not in _OF_EACH:
@@ -185,6 +185,20 @@ def question_of_each(retriever: Any) -> Any:
         make.__qualname__ == "default_get_input"
     )
     return compressor.llm_chain if is_usual else None
+
+
+def asking(chain: Any) -> Any:
+    """An LLMChain that only asks a question, as its prompt, its model and its parser.
+
+    Raises CannotCompile for an LLMChain that does more.
+    """
+    if _name(chain) != "langchain_classic.chains.llm.LLMChain":
+        raise CannotCompile(chain, "it is not among the chains that are known")
+    does_more = chain.memory or chain.callbacks or chain.verbose or not chain.return_final_only
+    if does_more or chain.output_key != "text" or chain.input_keys != ["question"]:
+        raise CannotCompile(chain, "it does more than to ask the question")
+    model = chain.llm.bind(**chain.llm_kwargs) if chain.llm_kwargs else chain.llm
+    return chain.prompt | model | chain.output_parser
 
 
 def _name(thing: Any) -> str:

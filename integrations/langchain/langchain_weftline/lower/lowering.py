@@ -56,14 +56,15 @@ class Lowering:
         self.searches = Searches(self, mint)
         self.calls = Calls(self, mint, self.searches)
         self._classic = Classic(self)
-        self._retrievers = Retrievers(self, self.searches)
+        maps = Maps(self, mint, self.calls, self.searches)
+        self._retrievers = Retrievers(self, self.searches, maps)
         branches = Branches(self, mint, self.calls, self.searches, decides=decides)
         flow = Flow(self, branches)
         # By exact class, because a subclass may override anything.
         self._handlers = {
             **flow.handlers,
             **Control(self).handlers,
-            **Maps(self, mint, self.calls, self.searches).handlers,
+            **maps.handlers,
             **branches.handlers,
             **self.calls.handlers,
             **self.searches.handlers,

@@ -50,8 +50,10 @@ class EachDraft:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The variable of the list."""
-        return (self.over.var,)
+        """The variable of the list, and what the body reads besides its items."""
+        own = {self.item, *(draft.var for draft in self.drafts)}
+        outer = (name for draft in self.drafts for name in draft.reads if name not in own)
+        return tuple(dict.fromkeys((self.over.var, *outer)))
 
     def steps(self) -> tuple[steps.Each]:
         """The step of the submit."""
@@ -115,11 +117,21 @@ class Maps:
             raise CannotCompile(each, "LangChain runs it, and the server the calls ahead")
         if not is_list_of_texts(value):
             raise CannotCompile(each, "its list may hold something else than texts")
+        part = Step(each.bound, step.config)
+        # The server puts the name of the step before the names of the body's calls.
+        return self.over(step, value, lambda item: self._lowering.step(part, item))
+
+    def over(self, step: Step, value: Ref, body: Callable[[Ref], Steps]) -> Ref:
+        """The list of what `body` gives for each item of the list `value`.
+
+        Raises CannotCompile where the body is more than calls of the server whose last one gives a
+        text.
+        """
+        each = step.runnable
         self._lowering.note(step, "the server runs it for each item of the list", in_server=True)
         item, before = Ref(self._mint()), len(self._calls.drafts)
         searches, unknown = len(self._searches.drafts), self._calls.unknown
-        # The server puts the name of the step before the names of the body's calls.
-        made = quietly(self._lowering.step(Step(each.bound, step.config), item))
+        made = quietly(body(item))
         drafts = tuple(self._calls.drafts[before:])
         if len(self._searches.drafts) > searches or self._calls.unknown > unknown:
             raise CannotCompile(each, "it has more than calls")

@@ -13,7 +13,10 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.vectorstores import VectorStoreRetriever
 
-from langchain_weftline.lower.searches import Searches, Terms, is_heard, query_of
+from langchain_weftline.lower.classic import COMPRESSING, asking
+from langchain_weftline.lower.compression import Compression
+from langchain_weftline.lower.maps import Maps
+from langchain_weftline.lower.searches import Searches, Terms, check_unheard, query_of
 from langchain_weftline.lower.steps import Fork, Handler, Lowerer, Step, Steps
 from langchain_weftline.lower.symbols import CannotCompile, is_list_of_texts, name_of
 from langchain_weftline.retrieval.vectorstore import documents_of, unique_documents_of
@@ -23,18 +26,19 @@ _MULTI_QUERY = "langchain_classic.retrievers.multi_query"
 
 
 class Retrievers:
-    """Lowers MultiQueryRetriever and EnsembleRetriever.
+    """Lowers MultiQueryRetriever, EnsembleRetriever and ContextualCompressionRetriever.
 
     A retriever that callbacks want to hear of stays as it is: its runs are part of the run tree.
     """
 
-    def __init__(self, lowering: Lowerer, searches: Searches) -> None:
+    def __init__(self, lowering: Lowerer, searches: Searches, maps: Maps) -> None:
         self._lowering = lowering
         self._searches = searches
         self._handlers: Mapping[str, Handler] = MappingProxyType(
             {
                 f"{_MULTI_QUERY}.MultiQueryRetriever": self._multi_query,
                 "langchain_classic.retrievers.ensemble.EnsembleRetriever": self._ensemble,
+                COMPRESSING: Compression(lowering, maps).retriever,
             }
         )
 
@@ -45,11 +49,12 @@ class Retrievers:
     def _multi_query(self, step: Step, value: Any) -> Steps:
         """A model writes several queries, and each is searched for."""
         retriever = step.runnable
-        self._check(step)
+        check_unheard(self._lowering, step)
         if retriever.verbose and logging.getLogger(_MULTI_QUERY).isEnabledFor(logging.INFO):
             raise CannotCompile(retriever, "LangChain logs its queries")
-        if hasattr(retriever.llm_chain, "output_key"):  # an LLMChain
-            raise CannotCompile(retriever, "its chain is of another class than usual")
+        chain = retriever.llm_chain
+        if hasattr(chain, "output_key"):  # an LLMChain
+            chain = asking(chain)
         terms, reason = self._terms(step.of(retriever.retriever))
         original = None
         if terms is not None and retriever.include_original:
@@ -57,7 +62,7 @@ class Retrievers:
                 original = query_of(retriever, value)
             except CannotCompile as error:
                 terms, reason = None, error.reason
-        asked = step.of(retriever.llm_chain, "queries")
+        asked = step.of(chain, "queries")
         queries = yield from self._lowering.step(asked, {"question": value})
         if terms is None or not is_list_of_texts(queries):
             given = {"queries": queries, "original": value if retriever.include_original else None}
@@ -88,7 +93,7 @@ class Retrievers:
         The client's own retrievers are asked one after the other, as in LangChain.
         """
         ensemble = step.runnable
-        self._check(step)
+        check_unheard(self._lowering, step)
         retrievers = dict(enumerate(ensemble.retrievers))
         own = [number for number, one in retrievers.items() if self._is_clients(step.of(one))]
         if len(own) == len(retrievers):
@@ -112,12 +117,6 @@ class Retrievers:
         if not isinstance(retriever, BaseRetriever) or self.handler(type(retriever)) is not None:
             return False
         return self._terms(step)[0] is None
-
-    def _check(self, step: Step) -> None:
-        if self._lowering.mode.is_ahead:
-            raise CannotCompile(step.runnable, "LangChain runs it, and the server the calls ahead")
-        if is_heard(step):
-            raise CannotCompile(step.runnable, "callbacks hear of it")
 
 
 class _Retrieve(Runnable[Mapping[str, Any], list[Document]]):

@@ -177,6 +177,14 @@ def is_heard(step: Step) -> bool:
     return any(not handler.ignore_retriever for handler in handlers)
 
 
+def check_unheard(lowering: Lowerer, step: Step) -> None:
+    """Raise CannotCompile for a retriever that LangChain runs: ahead of it, or for callbacks."""
+    if lowering.mode.is_ahead:
+        raise CannotCompile(step.runnable, "LangChain runs it, and the server the calls ahead")
+    if is_heard(step):
+        raise CannotCompile(step.runnable, "callbacks hear of it")
+
+
 def _terms(retriever: VectorStoreRetriever) -> tuple[int, Mapping[str, Any]]:
     """How many documents are wanted, and what their metadata must hold."""
     if retriever.search_type != "similarity":
