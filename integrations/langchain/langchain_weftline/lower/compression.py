@@ -98,7 +98,7 @@ class Compression:
         """
         if isinstance(value, Ref) and "." in value.var:
             raise CannotCompile(step.runnable, "the client makes its query")
-        texts = RunnableSequence(chain.first, *chain.middle)
+        texts: Runnable[Any, Any] = RunnableSequence(chain.first, *chain.middle)
 
         def body(item: Ref) -> Steps:
             text = item.then({"op": "path", "keys": ["text"]}, is_text=True)
