@@ -41,7 +41,7 @@ from llama_index.core.llms import (
     LLMMetadata,
     MockLLM,
 )
-from llama_index.core.postprocessor import KeywordNodePostprocessor
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.query_engine import (
     CitationQueryEngine,
     MultiStepQueryEngine,
@@ -49,7 +49,13 @@ from llama_index.core.query_engine import (
 )
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.retrievers import QueryFusionRetriever
-from llama_index.core.schema import NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
+from llama_index.core.schema import (
+    NodeRelationship,
+    NodeWithScore,
+    QueryBundle,
+    RelatedNodeInfo,
+    TextNode,
+)
 from llama_index.llms.weftline import Weftline
 
 from tests.integrations.conftest import StartServer
@@ -383,6 +389,17 @@ def test_structured_answers_are_filtered(
     assert found == synthesize(Filtering()) == ("the second" if asked == 3 else "Empty Response")
 
 
+class WithoutWord(BaseNodePostprocessor):
+    """Leaves out the nodes that hold a word."""
+
+    word: str
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        return [one for one in nodes if self.word not in one.node.get_content().split()]
+
+
 def test_an_engine_over_postprocessed_nodes(ours: Weftline) -> None:
     """A retriever engine's nodes are filtered before the answer, and custom prompts are used."""
 
@@ -390,7 +407,7 @@ def test_an_engine_over_postprocessed_nodes(ours: Weftline) -> None:
         engine = vector_index().as_query_engine(
             llm=llm,
             similarity_top_k=3,
-            node_postprocessors=[KeywordNodePostprocessor(exclude_keywords=["d0w1"])],
+            node_postprocessors=[WithoutWord(word="d0w1")],
             text_qa_template=PromptTemplate("By {context_str} say {query_str}"),
         )
         engine.update_prompts({"response_synthesizer:refine_template": PromptTemplate("No.")})
@@ -405,7 +422,7 @@ def test_an_engine_whose_retriever_fails(ours: Weftline) -> None:
     """The error is the retriever's own, and the next query works."""
 
     def ask(llm: LLM) -> Any:
-        index = SummaryIndex(vector_index().docstore.docs.values())
+        index = SummaryIndex(list(vector_index().docstore.docs.values()))
         engine = index.as_query_engine(llm=llm)
         retriever: Any = engine.retriever
         plain = retriever._retrieve

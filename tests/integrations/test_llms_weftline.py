@@ -270,7 +270,7 @@ def test_bad_input(echo_url: str) -> None:
         _ = Weftline("other", base_url=echo_url).metadata
     with pytest.raises(InvalidRequest, match="max_tokens must be at least 1"):
         llm.complete("a", max_tokens=0)
-    with pytest.raises(ValueError, match="a message holds a ImageBlock"):
+    with pytest.raises(InvalidRequest, match="a message holds a ImageBlock"):
         llm.chat([ChatMessage(role="user", blocks=[ImageBlock(image=b"x")])])
     with pytest.raises(ValueError):
         Weftline(max_tokens=0)
