@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
+from typing import cast
 
 import pytest
 
 from tests.null.asgi import Serve, call
+from weftline_server.runtime.containment import Containment
 from weftline_server.session.session import Session
 from weftline_server.session.task import TaskRun
 
@@ -49,3 +53,38 @@ async def test_an_error_in_a_session_leaves_the_others_alone(
     assert (await server.get(bad, "x")).status_code == 404
     await server.submit(good, call("a", "1{{output:x}}", x="x"))
     assert (await server.get(good, "x")).json()["value"] == "1"
+
+
+async def test_work_that_never_began_is_closed() -> None:
+    """A loop that ends cancels tasks that have not made a step. Python warns of a coroutine that
+    nobody awaited, and the warning would fail whatever test runs when it is collected.
+    """
+
+    async def work() -> None:
+        raise AssertionError("cancelled before it began")
+
+    contained = Containment(lambda session, reason: None)
+    begun = work()
+    contained.spawn(cast(Session, None), begun)
+    (task,) = asyncio.all_tasks() - {asyncio.current_task()}
+    task.cancel()
+    await contained.settle()
+    assert inspect.getcoroutinestate(begun) == inspect.CORO_CLOSED
+
+
+async def test_settling_waits_for_tasks_that_tasks_start() -> None:
+    """A server that stops leaves nothing behind that still runs."""
+    contained = Containment(lambda session, reason: None)
+    ended: list[str] = []
+
+    async def second() -> None:
+        await asyncio.sleep(0)
+        ended.append("second")
+
+    async def first() -> None:
+        contained.spawn(cast(Session, None), second())
+        ended.append("first")
+
+    contained.spawn(cast(Session, None), first())
+    await contained.settle()
+    assert ended == ["first", "second"]

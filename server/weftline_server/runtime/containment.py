@@ -57,10 +57,17 @@ class Containment:
             with self.inside(session):
                 await work
 
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            # A task that is cancelled before its first step never awaits the work. Python would
+            # warn of it, in whatever test or request runs when it is collected.
+            work.close()
+
         task = asyncio.create_task(contained())
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(ended)
 
     async def settle(self) -> None:
-        """Wait for all tasks started so far."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Wait for all tasks started so far, and for those that they start."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
