@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from llama_index.llms.weftline.plan import Draft, Plan, Unplannable
 from llama_index.llms.weftline.provenance import Run
 from llama_index.llms.weftline.retrieving import Finding, Found, embedded_in, found_in
-from llama_index.llms.weftline.symbols import HITS, Answer, Symbols, filled, reads
+from llama_index.llms.weftline.symbols import Answer, Given, Index, Symbols, filled, reads
 
 from weftline.adapters import OUTPUT, Claims, Feed, Inputs, Piece, Planned, Result
 from weftline.errors import TransformFailed
@@ -88,11 +88,13 @@ class Ahead:
         self._numbering.run.join(self._feed)
         if self._on_graph is not None:
             self._feed.show_graph(self._on_graph)
-        results = {at: self._feed.results[name] for at, name in enumerate(self.variables)}
+        results: dict[Index, Result] = {
+            at: self._feed.results[name] for at, name in enumerate(self.variables)
+        }
         if finding is not None:
-            results[HITS] = self._feed.results[hits]
+            results[Given.HITS] = self._feed.results[hits]
             vectors = [self._feed.results[name] for name in embedded]
-            self.found = Found(finding, vectors, results[HITS])
+            self.found = Found(finding, vectors, results[Given.HITS])
         drafts = range(len(self._plan.drafts))
         self._claims = Claims([planned(self._plan, at, self._fields, results) for at in drafts])
 
@@ -116,7 +118,9 @@ class Ahead:
 
         All values must be known.
         """
-        answers = {i: result.value.result().value for i, result in enumerate(self.results)}
+        answers: dict[Index, Any] = {
+            at: result.value.result().value for at, result in enumerate(self.results)
+        }
         for draft in self._plan.drafts:
             parts = [(role, self._plan.symbols.parts(text)) for role, text in draft.messages]
             yield [(role, filled(found, answers)) for role, found in parts], draft.fields
@@ -149,22 +153,22 @@ class Ahead:
 
 
 def planned(
-    plan: Plan, index: int, fields: Mapping[str, Any], results: Mapping[int, Result]
+    plan: Plan, index: int, fields: Mapping[str, Any], results: Mapping[Index, Result]
 ) -> Planned[str]:
     """Call number `index` of a plan, with the results of the calls and the values that it reads."""
     draft = plan.drafts[index]
     messages = [(role, plan.symbols.parts(text)) for role, text in draft.messages]
-    inputs: frozenset[int] = frozenset().union(*(reads(parts) for _, parts in messages))
+    inputs: frozenset[Index] = frozenset().union(*(reads(parts) for _, parts in messages))
 
     def key_of(values: Mapping[str, Any]) -> str | None:
-        answers = {index: values[variable(index)] for index in inputs}
+        answers = {one: values[str(one)] for one in inputs}
         try:
             texts = [(role, filled(parts, answers)) for role, parts in messages]
         except TransformFailed:
             return None  # LlamaIndex raises the same error itself, and makes no request
         return request_key(texts, {**fields, **draft.fields})
 
-    read = {variable(index): results[index] for index in inputs}
+    read = {str(one): results[one] for one in inputs}
     return Planned(results[index], read, key_of)
 
 
@@ -176,7 +180,7 @@ class Naming(Protocol):
         """The run whose earlier answers its prompts may hold."""
         ...
 
-    def variable(self, index: int) -> str:
+    def variable(self, index: Index) -> str:
         """The variable of the answer with this index."""
         ...
 
@@ -186,9 +190,9 @@ class Names:
     """The variables of a plan whose calls stand in a larger graph, by the answers' indexes."""
 
     run: Run
-    by_index: Mapping[int, str]
+    by_index: Mapping[Index, str]
 
-    def variable(self, index: int) -> str:
+    def variable(self, index: Index) -> str:
         """The variable of the answer with this index."""
         return self.by_index[index]
 
@@ -200,9 +204,12 @@ class Numbering:
     first: int
     run: Run
 
-    def variable(self, index: int) -> str:
+    def variable(self, index: Index) -> str:
         """The variable that call number `index` of the graph writes, or the search."""
-        return found_in(self.first) if index == HITS else variable(self.first + index)
+        if isinstance(index, Given):
+            assert index is Given.HITS, f"a plan by itself reads no {index.name}"
+            return found_in(self.first)
+        return variable(self.first + index)
 
 
 def calls_of(plan: Plan, fields: Mapping[str, Any], naming: Naming) -> tuple[Call, ...]:

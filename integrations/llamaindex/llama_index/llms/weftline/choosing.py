@@ -16,7 +16,7 @@ from llama_index.llms.weftline.ahead import Names, calls_of, request_key
 from llama_index.llms.weftline.plan import Plan, Unplannable, can_plan, plan_on_hits
 from llama_index.llms.weftline.provenance import Run
 from llama_index.llms.weftline.retrieving import Finding, finding_of
-from llama_index.llms.weftline.symbols import HITS, PART, Symbols
+from llama_index.llms.weftline.symbols import Given, Index, Symbols
 
 from weftline.adapters import Server
 from weftline.protocol import Call
@@ -175,7 +175,9 @@ def _calls(
         sides.update({one.case: writes for one in group})
         plan = group[0].plan
         assert plan is not None, "options with a key have a plan"
-        names = {0: writes, HITS: reads, **({} if query.var is None else {PART: query.var})}
+        names: dict[Index, str] = {0: writes, Given.HITS: reads}
+        if query.var is not None:
+            names[Given.PART] = query.var
         calls += calls_of(plan, group[0].fields, Names(run, names))
     if len(groups) > 1:
         steps.insert(0, chosen.branch(sides, answer))

@@ -18,7 +18,7 @@ from llama_index.llms.weftline.deciding import Decision
 from llama_index.llms.weftline.plan import Plan
 from llama_index.llms.weftline.provenance import Run
 from llama_index.llms.weftline.retrieving import Found
-from llama_index.llms.weftline.symbols import HITS, PART
+from llama_index.llms.weftline.symbols import Given, Index
 
 from weftline import transforms
 from weftline.adapters import Claims, Feed, Planned, Result, Server
@@ -58,7 +58,11 @@ class Query:
         plan = self.option.plan
         if plan is None or self.answer is None:
             return None
-        results = {0: self.answer, HITS: self.hits, PART: settled(self.part)}
+        results: dict[Index, Result] = {
+            0: self.answer,
+            Given.HITS: self.hits,
+            Given.PART: settled(self.part),
+        }
         return planned(plan, 0, self.option.fields, results)
 
 
@@ -93,7 +97,7 @@ class Composed(ABC):
         """The call that reads all answers, if it is in the graph."""
         return None
 
-    def reads_of_last(self) -> dict[int, Result]:
+    def reads_of_last(self) -> dict[Index, Result]:
         """The results of the last call, and of what it reads."""
         return {}
 

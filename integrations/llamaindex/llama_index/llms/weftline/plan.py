@@ -31,7 +31,7 @@ from llama_index.llms.weftline.objects import (
 )
 from llama_index.llms.weftline.parsers import text_of, transforms_of
 from llama_index.llms.weftline.provenance import by_template, runs_code
-from llama_index.llms.weftline.symbols import HITS, Answer, Spec, Symbols
+from llama_index.llms.weftline.symbols import Answer, Given, Spec, Symbols
 from llama_index.llms.weftline.wire import message_body, strip_to_text
 
 from weftline.adapters import Pieces
@@ -254,7 +254,7 @@ def plan_on_hits(
     they do if the index's splitter made them.
     """
     _require(k == 1 or type(synthesizer) in _PACKING, "it makes a call for each node")
-    found = Answer(HITS, ({"op": "node_texts"},))
+    found = Answer(Given.HITS, ({"op": "node_texts"},))
     return plan_on_one(synthesizer, query, found, k * (node_tokens + _SEPARATOR_TOKENS), symbols)
 
 

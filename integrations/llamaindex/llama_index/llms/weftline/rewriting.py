@@ -34,7 +34,7 @@ from llama_index.llms.weftline.deciding import Decision, text_plan
 from llama_index.llms.weftline.plan import STRIP, Plan, Unplannable
 from llama_index.llms.weftline.provenance import Run
 from llama_index.llms.weftline.retrieving import embedded_in, found_in
-from llama_index.llms.weftline.symbols import HITS, PART, REPLY, Answer, Spec, Symbols
+from llama_index.llms.weftline.symbols import Answer, Given, Index, Spec, Symbols
 
 from weftline import transforms
 from weftline.adapters import Result, Server
@@ -158,7 +158,7 @@ class Rewritten(Composed):
     def __init__(self, rewriting: Rewriting, server: Server, run: Run) -> None:
         """Raises Unplannable."""
         symbols = Symbols()
-        said = symbols.text(Answer(PART, rewriting.reading))
+        said = symbols.text(Answer(Given.PART, rewriting.reading))
         query = rewriting.make(said)
         spare = rewriting.plan.longest_answer if said in query.query_str else 0
         option = option_of(rewriting.engine, 0, query, spare, symbols, server)
@@ -180,25 +180,28 @@ class Rewritten(Composed):
         if then is None or plan is None or plan.reading != () or plan.output_cls is not None:
             return None
         try:
-            last = then(Answer(PART), Answer(REPLY))
+            last = then(Answer(Given.PART), Answer(Given.REPLY))
             self._last_calls(last)
         except Unplannable:
             return None
         return last if is_sent_ahead(last.llm, server) and not option.streams else None
 
     def _last_calls(self, last: Plan) -> tuple[Call, ...]:
-        names = {0: self._after, PART: self.decided, REPLY: self._answer}
-        return calls_of(last, last.llm.parameters(), Names(self.run, names))
+        names = Names(self.run, self._names_of_last)
+        return calls_of(last, last.llm.parameters(), names)
+
+    @property
+    def _names_of_last(self) -> dict[Index, str]:
+        return {0: self._after, Given.PART: self.decided, Given.REPLY: self._answer}
 
     @property
     def last(self) -> Plan | None:
         """The call on the answer and the reply, if it is in the graph."""
         return self._last
 
-    def reads_of_last(self) -> dict[int, Result]:
+    def reads_of_last(self) -> dict[Index, Result]:
         """Its result, the answer and the reply."""
-        names = {0: self._after, PART: self.decided, REPLY: self._answer}
-        return {index: self.results[name] for index, name in names.items()}
+        return {index: self.results[name] for index, name in self._names_of_last.items()}
 
     def rest(self) -> Rest:
         """The embeddings, the search, the engine's call, and the call on its reply."""
@@ -215,7 +218,11 @@ class Rewritten(Composed):
         watch = [*self._embedded, self._hits]
         if option.plan is None:
             return Rest((), steps, tuple(watch))
-        names = {0: self._answer, HITS: self._hits, PART: self.decided}
+        names: dict[Index, str] = {
+            0: self._answer,
+            Given.HITS: self._hits,
+            Given.PART: self.decided,
+        }
         calls = calls_of(option.plan, option.fields, Names(self.run, names))
         if self._last is None:
             return Rest(calls, steps, (*watch, self._answer))

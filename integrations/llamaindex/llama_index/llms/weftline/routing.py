@@ -25,7 +25,7 @@ from llama_index.llms.weftline.composed import LOST, Composed, Query, Rest, item
 from llama_index.llms.weftline.deciding import division_of, selection_of
 from llama_index.llms.weftline.plan import Plan, Unplannable, can_plan, packs, plan_on_one
 from llama_index.llms.weftline.provenance import Run
-from llama_index.llms.weftline.symbols import PAIRS, PART, Answer, Spec, Symbols
+from llama_index.llms.weftline.symbols import Answer, Given, Index, Spec, Symbols
 
 from weftline.adapters import Result, Server
 from weftline.protocol import Call
@@ -113,7 +113,7 @@ class Divided(Composed):
     def __init__(self, engine: Any, query: str, server: Server, run: Run) -> None:
         decision = division_of(engine._question_gen, engine._metadatas, query)
         symbols = Symbols()
-        question = QueryBundle(symbols.text(Answer(PART, (QUESTION,))))
+        question = QueryBundle(symbols.text(Answer(Given.PART, (QUESTION,))))
         spare = decision.plan.longest_answer
         engines = engine._query_engines.items()
         found = [option_of(one, name, question, spare, symbols, server) for name, one in engines]
@@ -150,7 +150,7 @@ class Divided(Composed):
         longest = max(plan.longest_answer for plan in plans) + WORDS
         tokens = LIKELY_PARTS * longest + self.decision.plan.longest_answer
         try:
-            plan = plan_on_one(synthesizer, query, Answer(PAIRS, (JOINED,)), tokens)
+            plan = plan_on_one(synthesizer, query, Answer(Given.PAIRS, (JOINED,)), tokens)
             self._combining(plan)
         except Unplannable:
             return None
@@ -158,7 +158,7 @@ class Divided(Composed):
 
     def _combining(self, plan: Plan) -> tuple[Call, ...]:
         """The call on all answers. Raises Unplannable for fields that calls do not have."""
-        names = Names(self.run, {0: self._combined, PAIRS: self._names["pair"]})
+        names = Names(self.run, {0: self._combined, Given.PAIRS: self._names["pair"]})
         return calls_of(plan, plan.llm.parameters(), names)
 
     @property
@@ -166,9 +166,10 @@ class Divided(Composed):
         """The call that reads all answers, if it is in the graph."""
         return self._last
 
-    def reads_of_last(self) -> dict[int, Result]:
+    def reads_of_last(self) -> dict[Index, Result]:
         """Its result, and the texts of the parts with their answers."""
-        return {0: self.results[self._combined], PAIRS: self.results[self._names["pair"]]}
+        pairs = self.results[self._names["pair"]]
+        return {0: self.results[self._combined], Given.PAIRS: pairs}
 
     def rest(self) -> Rest:
         """An `each` over the parts, and the call on their answers."""

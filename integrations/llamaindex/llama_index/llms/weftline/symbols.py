@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from weftline import transforms
@@ -17,20 +18,27 @@ from weftline import transforms
 Spec = Mapping[str, Any]
 """A transform as data (weftline.transforms)."""
 
-# The indexes of answers that are no call's.
-HITS = -1  # the nodes that were found for the query
-PART = -2  # one of the questions that a query was divided into
-PAIRS = -3  # the texts of these questions with their answers
-REPLY = -4  # what an engine has answered
+
+class Given(Enum):
+    """What a plan's prompts read beside the answers of its own calls."""
+
+    HITS = "the nodes that were found for the query"
+    PART = "one of the questions that a query was divided into"
+    PAIRS = "the texts of these questions with their answers"
+    REPLY = "what an engine has answered"
+
+
+Index = int | Given
+"""The number of a plan's call, or what is given beside the calls."""
 
 _DICTS = ("json", "structured", "xml", "regex", "regex_dict", "combining")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of call number `index`, after the transforms `steps`."""
+    """The answer of call number `index`, or what is given, after the transforms `steps`."""
 
-    index: int
+    index: Index
     steps: tuple[Spec, ...] = ()
 
     def then(self, *steps: Spec) -> Answer:
@@ -42,7 +50,7 @@ class Answer:
         """Whether the transforms make a dict, whose text has braces."""
         return any(step["op"] in _DICTS for step in self.steps) and self.steps[-1]["op"] == "str"
 
-    def of(self, answers: Mapping[int, Any]) -> str:
+    def of(self, answers: Mapping[Index, Any]) -> str:
         """Its text, given the known answers. Raises TransformFailed."""
         text: str = transforms.run(self.steps, answers[self.index])
         return text
@@ -57,7 +65,7 @@ class Symbols:
 
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
     _known: list[Answer] = field(default_factory=list)
-    _numbers: dict[tuple[int, str], int] = field(default_factory=dict)  # of the known answers
+    _numbers: dict[tuple[Index, str], int] = field(default_factory=dict)  # of the known answers
 
     def text(self, answer: Answer) -> str:
         """The symbol of `answer`: private characters around a number that cannot be guessed.
@@ -86,11 +94,11 @@ class Symbols:
         return tuple(part for part in (*found, text[end:]) if part != "")
 
 
-def reads(parts: tuple[Part, ...]) -> frozenset[int]:
-    """The calls whose answers occur in `parts`."""
+def reads(parts: tuple[Part, ...]) -> frozenset[Index]:
+    """What `parts` read: the calls' numbers, and what is given."""
     return frozenset(part.index for part in parts if isinstance(part, Answer))
 
 
-def filled(parts: tuple[Part, ...], answers: Mapping[int, Any]) -> str:
+def filled(parts: tuple[Part, ...], answers: Mapping[Index, Any]) -> str:
     """The text of `parts`, given the known answers. Raises TransformFailed."""
     return "".join(part if isinstance(part, str) else part.of(answers) for part in parts)
