@@ -174,14 +174,18 @@ def about(report: Report) -> str:
     """A paragraph on the machine, the versions and the sizes."""
     machine = report["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    bf16 = "with" if machine["bf16_instructions"] else "without"
     return (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {bf16} bfloat16 "
-        f"instructions; {dtypes(report)}; "
-        f"Python {machine['python']}, {versions}; weftline at {machine['commit']}. Sizes: the "
-        f"paper's lengths times {report['scale']['length']:g}, its counts times "
-        f"{report['scale']['count']:g}."
+        f"{_kind(report)}, {machine['cores']} cores, {machine['memory_gib']} GiB; "
+        f"{dtypes(report)}; Python {machine['python']}, {versions}; weftline at "
+        f"{machine['commit']}. Sizes: the paper's lengths times {report['scale']['length']:g}, its "
+        f"counts times {report['scale']['count']:g}."
     )
+
+
+def _kind(report: Report) -> str:
+    machine = report["machine"]
+    bf16 = "with" if machine["bf16_instructions"] else "without"
+    return f"{machine['cpu']} {bf16} bfloat16 instructions"
 
 
 def dtypes(report: Report) -> str:
@@ -212,7 +216,7 @@ def same_engine(reports: Mapping[str, Report]) -> list[str]:
             rows.append(
                 f"| [{workload.title}](#{anchor(workload.title)}) | {row['delay_ms']} ms "
                 f"| {number(base)} | {number(found)} | {'inside' if inside else 'in front'} "
-                f"| **{found['ratio']['median']:.2f}** |"
+                f"| {_ratio(found['ratio'])} |"
             )
     if not rows:
         return []
@@ -248,7 +252,7 @@ def headline(reports: Mapping[str, Report]) -> list[str]:
             lines.append(
                 f"| [{workload.title}](#{anchor(workload.title)}) | {workload.figure} "
                 f"| {row['delay_ms']} ms | {number(base)} | {number(found)} "
-                f"| **{found['ratio']['median']:.2f}** |"
+                f"| {_ratio(found['ratio'])} |"
             )
     return [*lines, ""]
 
@@ -293,7 +297,7 @@ def other_machines(folder: Path) -> list[str]:
         reports = {file.stem: json.loads(file.read_text()) for file in sorted(path.glob("*.json"))}
         first = next(iter(reports.values()))
         lines += [
-            f"## At the sizes of `--scale {path.name}`, on {first['machine']['cpu']}",
+            f"## At the sizes of `--scale {path.name}`, on {_kind(first)}",
             "",
             about(first),
             "",
@@ -460,6 +464,12 @@ def anchor(title: str) -> str:
 def number(found: Mapping[str, Any]) -> str:
     """A median with its unit."""
     return f"{found['median']:.3g} {found['unit']}"
+
+
+def _ratio(found: Mapping[str, Any]) -> str:
+    """A median in bold type, with its quartiles if it is of several repetitions."""
+    quartiles = f" ({found['low']:.2f} to {found['high']:.2f})" if found["n"] > 1 else ""
+    return f"**{found['median']:.2f}**{quartiles}"
 
 
 def _spread(found: Mapping[str, Any]) -> str:
