@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -57,6 +58,74 @@ async def test_a_graph_runs_in_one_request(server: Server) -> None:
     assert {one["engine"] for one in by_name.values()} == {"vllm"}
     (engine,) = answer["graph"]["engines"]
     assert any("keep and free are advice" in one for one in engine["lacks"])
+
+
+def tool(name: str) -> dict[str, object]:
+    """A strict tool whose one argument has one possible value."""
+    text = {"type": "string", "enum": [f"for {name}"]}
+    schema = {
+        "type": "object",
+        "properties": {"text": text},
+        "required": ["text"],
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
+
+
+NAMED = {"type": "function", "function": {"name": "look"}}
+YES = {"type": "object", "properties": {"ok": {"const": True}}, "required": ["ok"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "once"),
+    [
+        ({"tool_choice": NAMED}, True),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, True),
+        ({"tool_choice": "required"}, False),
+    ],
+    ids=["named", "one of two", "several of two"],
+)
+async def test_vllm_is_held_to_the_tools(
+    server: Server, fields: dict[str, object], once: bool
+) -> None:
+    """A forced call has the form of its tool, and its arguments match the tool's schema."""
+    body = {
+        "model": "default",
+        "messages": [{"role": "user", "content": "Look for rivers."}],
+        "tools": [tool("look"), tool("find")],
+        "temperature": 0,
+        "max_tokens": 120,
+        **fields,
+    }
+    answer = await server.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    called = answer.json()["choices"][0]["message"]["tool_calls"]
+    assert len(called) == 1 if once else called
+    for one in called:
+        name = one["function"]["name"]
+        assert name in ("look", "find")
+        assert json.loads(one["function"]["arguments"]) == {"text": f"for {name}"}
+    assert called[0]["function"]["name"] == "look" or fields["tool_choice"] != NAMED
+
+
+async def test_vllm_calls_a_strict_tool_or_gives_the_wanted_json(server: Server) -> None:
+    """With optional tools the answer is a call in its form, or a text that matches its schema."""
+    schema = {"name": "yes", "schema": YES, "strict": True}
+    body = {
+        "model": "default",
+        "messages": [{"role": "user", "content": "Is this a river? Answer in JSON."}],
+        "tools": [tool("look")],
+        "temperature": 0,
+        "max_tokens": 120,
+        "response_format": {"type": "json_schema", "json_schema": schema},
+    }
+    answer = await server.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    message = answer.json()["choices"][0]["message"]
+    if called := message.get("tool_calls"):
+        assert json.loads(called[0]["function"]["arguments"]) == {"text": "for look"}
+    else:
+        assert json.loads(message["content"]) == {"ok": True}
 
 
 async def test_an_open_prompt_is_filled_early(vllm: Target) -> None:

@@ -10,7 +10,6 @@ about both. For another vLLM `retain` and `update` do nothing, and `free` only f
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -34,6 +33,7 @@ from weftline_engine.openai.scheduling import Scheduler, headers
 from weftline_engine.transport import wire
 from weftline_engine.vllm.child import Child
 from weftline_engine.vllm.config import VLLMConfig
+from weftline_engine.vllm.constraints import structured_outputs
 from weftline_engine.vllm.early import WARM_TOKENS, OpenPrompt, OpenPrompts
 from weftline_engine.vllm.gauge import EVERY_S, Gauge, Meter
 from weftline_engine.vllm.notes import Notes
@@ -267,7 +267,7 @@ class VLLMEngine(RemoteEngine):
         if op.sampling.logprobs is not None:
             body |= {"logprobs": op.sampling.logprobs, "return_tokens_as_token_ids": True}
         if op.sampling.constraint is not None:
-            body["structured_outputs"] = _structured(op.sampling.constraint)
+            body["structured_outputs"] = structured_outputs(op.sampling.constraint)
         if op.salt:
             body["cache_salt"] = op.salt
         if self._priority:
@@ -327,11 +327,6 @@ def priority(hints: api.Hints) -> int:
     if hints.criterion == "throughput":
         work += THROUGHPUT_TOKENS
     return work * (DEEPEST + 1) + DEEPEST - min(hints.depth, DEEPEST)
-
-
-def _structured(constraint: str) -> dict[str, Any]:
-    wish: dict[str, Any] = json.loads(constraint)
-    return {"json": wish["json_schema"]} if "json_schema" in wish else wish
 
 
 def _piece(event: dict[str, Any], alternatives: int | None) -> Piece | None:
