@@ -42,6 +42,38 @@ async def test_a_conversation_that_grows_becomes_a_session(serve: Serve) -> None
     assert await sizes(server) == [3, 3]
 
 
+async def test_a_first_request_has_a_session_where_most_conversations_go_on(serve: Serve) -> None:
+    """Four agents have gone on, so that the fifth is admitted as one from its first request. Then
+    come chats of a single request. When they are most, their requests run outside sessions again.
+    """
+    server = await serve()
+    for agent in range(4):
+        answer = await chat(server, f"task {agent}")
+        await chat(server, f"task {agent}", answer, "result")
+    assert await sizes(server) == [1, 1, 1, 1]
+    answer = await chat(server, "task 4")
+    assert await sizes(server) == [1, 1, 1, 1, 1]
+    await chat(server, "task 4", answer, "result")
+    assert await sizes(server) == [1, 1, 1, 1, 2]
+    for number in range(8):  # 5 of 5 went on, then 5 of 6, ... and 5 of 11 in the end
+        await chat(server, f"question {number}")
+    assert await sizes(server) == [1] * 10 + [2]
+
+
+async def test_two_conversations_that_begin_alike_are_not_mixed(serve: Serve) -> None:
+    """A second one with the same first request says that nobody knows which of them goes on."""
+    server = await serve()
+    for agent in range(4):
+        answer = await chat(server, f"task {agent}")
+        await chat(server, f"task {agent}", answer, "result")
+    answer = await chat(server, "task")
+    assert await chat(server, "task") == answer
+    assert await sizes(server) == [1] * 5  # the second one runs outside
+    for name in ("a", "b"):
+        await chat(server, "task", answer, f"result of {name}")
+    assert await sizes(server) == [1] * 7
+
+
 async def test_a_header_names_the_session_from_the_first_request_on(serve: Serve) -> None:
     """Requests with the same session header are in one session."""
     server = await serve()

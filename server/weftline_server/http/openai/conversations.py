@@ -1,8 +1,10 @@
 """The sessions of clients that name none: found by their headers, or by prompts that grow.
 
 An agent sends its whole conversation with each request. Where its requests are one session, the
-scheduler admits the agent as a whole and keeps its context through a pause. A session found here
-only advises the scheduler: prompts are never changed, so a wrong guess costs time and never text.
+scheduler admits the agent as a whole and keeps its context through a pause. The first request of a
+conversation may be the only one. It gets a session where most conversations of its tenant went on.
+A session found here only advises the scheduler: prompts are never changed, so a wrong guess costs
+time and never text.
 """
 
 from __future__ import annotations
@@ -26,6 +28,11 @@ MOST_ENDS = 8192
 # A session keeps the prompts of all its calls. Beyond this many characters another one goes on.
 MOST_CHARS = 4_000_000
 IDLE_S = 300.0
+# A first request gets a session at once where at least LIKELY of the tenant's conversations went
+# on. They are judged after FEWEST of them, by the last MOST_COUNTED to twice as many.
+LIKELY = 0.5
+FEWEST, MOST_COUNTED = 4, 64
+MOST_TENANTS = 1024
 
 
 @dataclass(eq=False)
@@ -33,6 +40,23 @@ class _Conversation:
     session: Session
     used: float
     chars: int = 0
+    has_grown: bool = False  # a request with more messages than the first one came
+
+
+@dataclass
+class _Habit:
+    """How many conversations of a tenant began, and how many of them went on."""
+
+    began: int = 0
+    went_on: int = 0
+
+    def begin(self) -> bool:
+        """Count another conversation. Return whether it is likely to go on."""
+        likely = self.began >= FEWEST and self.went_on >= LIKELY * self.began
+        self.began += 1
+        if self.began >= 2 * MOST_COUNTED:
+            self.began, self.went_on = self.began // 2, self.went_on // 2
+        return likely
 
 
 class Conversations:
@@ -42,10 +66,11 @@ class Conversations:
         self._service = service
         self._now = clock
         self._named: dict[tuple[str, str], _Conversation] = {}
-        # By tenant, scope and hash of the messages so far. None: one request came, which may have
-        # been the only one.
+        # By tenant, scope and hash of the messages so far. None: a request that may have been the
+        # only one, or several that were equal.
         self._ends: OrderedDict[tuple[str, str, bytes], _Conversation | None] = OrderedDict()
         self._open: OrderedDict[_Conversation, None] = OrderedDict()  # least recently used first
+        self._habits: OrderedDict[str, _Habit] = OrderedDict()  # by tenant
 
     def find(
         self, tenant: str, headers: Mapping[str, str], body: ChatRequest | CompletionRequest
@@ -70,15 +95,35 @@ class Conversations:
         scope = body.prompt_cache_key or body.user or ""
         keys = [(tenant, scope, digest) for digest in _digests(body)]
         before = next((key for key in reversed(keys) if key in self._ends), None)
-        if before is None or (before == keys[-1] and self._ends[before] is None):
-            self._remember(keys[-1], None)
-            return None
+        if before is None:
+            return self._first(tenant, keys[-1], _chars(body))
         known = self._ends[before]
+        if before == keys[-1] and (known is None or not known.has_grown):
+            self._remember(before, None)  # another conversation that begins in the same way
+            return None
         if known is not None:
             del self._ends[before]
+        if known is None or not known.has_grown:
+            self._habit(tenant).went_on += 1
         found = self._current(tenant, known)
         self._remember(keys[-1], found)
+        found.has_grown = True
         return self._use(found, _chars(body))
+
+    def _first(self, tenant: str, key: tuple[str, str, bytes], chars: int) -> Session | None:
+        """The session of a conversation that begins; None if it may be the only request."""
+        if not self._habit(tenant).begin():
+            self._remember(key, None)
+            return None
+        found = self._current(tenant, None)
+        self._remember(key, found)
+        return self._use(found, chars)
+
+    def _habit(self, tenant: str) -> _Habit:
+        found = self._habits[tenant] = self._habits.pop(tenant, _Habit())
+        if len(self._habits) > MOST_TENANTS:
+            self._habits.popitem(last=False)
+        return found
 
     def _remember(self, key: tuple[str, str, bytes], found: _Conversation | None) -> None:
         self._ends[key] = found
