@@ -1,7 +1,8 @@
 """`weftline bench NAME`: runs a workload of bench/workloads on several systems in turns.
 
 NAME is a workload, or `all` of them. `report` draws docs/benchmarks.md from the summaries in
-bench/results, and `summarise` makes the summaries anew from their raw runs.
+bench/results, and `summarise` makes the summaries anew from their raw runs. `table` writes one file
+beside a folder of summaries, with the first points of all systems.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(write_page(args.folder or RESULTS))
             write_headline(args.folder or RESULTS)
             return 0
+        if args.name == "table":
+            from bench.report.systems import write_systems
+
+            print(write_systems(_newest(args.folder)))
+            return 0
         if args.name == "summarise":
             print("\n".join(map(str, summarise_again(_newest(args.folder)))))
             return 0
@@ -64,7 +70,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    known = ("all", "report", "summarise", *names())
+    known = ("all", "report", "summarise", "table", *names())
     parser = argparse.ArgumentParser(prog="weftline bench", description=__doc__)
     parser.add_argument("name", choices=known, metavar="NAME", help=", ".join(known))
     _declare_what(parser.add_argument_group("what to run").add_argument)

@@ -16,6 +16,13 @@ def paragraph(text: str) -> list[str]:
     return textwrap.wrap(text, 98, break_long_words=False, break_on_hyphens=False)
 
 
+def kind(report: Report) -> str:
+    """The CPU of a report's machine, and whether it multiplies bfloat16."""
+    machine = report["machine"]
+    bf16 = "with" if machine["bf16_instructions"] else "without"
+    return f"{machine['cpu']} {bf16} bfloat16 instructions"
+
+
 def simulation(report: Report) -> list[str]:
     """The simulator's error against measurements, and its results for many engines."""
     cost = {name: f"{value / 1000:.3g} ms" for name, value in report["cost_us"].items()}
@@ -192,12 +199,13 @@ def _figure(report: Report) -> list[str]:
 
 
 def rag_graph(results: Path) -> list[str]:
-    """Teola's applications, of the newest run on any machine; empty without one."""
-    found = sorted([*results.glob("*/rag_graph.json"), *results.glob("*/rag_graph-quick.json")])
-    if not found:
+    """Teola's applications, of the newest run on each kind of machine; empty without one."""
+    paths = sorted([*results.glob("*/rag_graph.json"), *results.glob("*/rag_graph-quick.json")])
+    reports = [json.loads(path.read_text()) for path in paths]
+    newest = {kind(report): report for report in reports}
+    if not newest:
         return []
-    report = json.loads(found[-1].read_text())
-    machine, sizes = report["machine"], report["sizes"]
+    sizes = reports[-1]["sizes"]
     lines = [
         "## The whole application in one graph (Teola)",
         "",
@@ -212,11 +220,17 @@ def rag_graph(results: Path) -> list[str]:
             "its input is complete can pass it. With one core for the model and one for the rest, "
             "the bound itself is at most 1.4 times LlamaIndex, so the paper's 1.6 to 2.1 times, on "
             "an engine for each step, cannot be reached here. The ratio is to the row's first "
-            "system, task by task. The load is that of the machine, with what else ran. "
-            f"Measured on {machine['cpu']}, {machine['cores']} cores; weftline at "
-            f"{machine['commit']}."
+            "system, task by task. The load is that of the machine, with what else ran."
         ),
         "",
+    ]
+    for on, report in newest.items():
+        lines += [f"On {on}, weftline at {report['machine']['commit']}:", "", *_graphs(report), ""]
+    return lines
+
+
+def _graphs(report: Report) -> list[str]:
+    lines = [
         "| application | rate | delay | load | system | tasks | seconds (quartiles) "
         "| ratio | bound |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -232,7 +246,7 @@ def rag_graph(results: Path) -> list[str]:
                 f"| {took['median']:.2f} s ({took['low']:.2f} to {took['high']:.2f}) "
                 f"| {one['times_faster']['median']:.2f} | {share} |"
             )
-    return [*lines, ""]
+    return lines
 
 
 # What was measured by commands that write no results, beside the load that is stated.

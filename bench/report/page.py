@@ -10,7 +10,7 @@ from typing import Any
 from bench.harness.systems import SERVER_ONLY
 from bench.harness.texts import ROOT
 from bench.harness.workload import SCALES, Workload, load, names
-from bench.report import charts, others, verdicts
+from bench.report import charts, others, systems, verdicts
 from weftline.errors import InvalidRequest
 
 Report = Mapping[str, Any]
@@ -108,6 +108,7 @@ def write_page(results: Path, docs: Path = DOCS) -> Path:
         *headline(reports),
         *other_sizes(folder),
         *other_machines(folder),
+        *all_systems(folder.parent),
         *_repeated(reports),
     ]
     for name in ORDER:
@@ -175,17 +176,11 @@ def about(report: Report) -> str:
     machine = report["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return (
-        f"{_kind(report)}, {machine['cores']} cores, {machine['memory_gib']} GiB; "
+        f"{others.kind(report)}, {machine['cores']} cores, {machine['memory_gib']} GiB; "
         f"{dtypes(report)}; Python {machine['python']}, {versions}; weftline at "
         f"{machine['commit']}. Sizes: the paper's lengths times {report['scale']['length']:g}, its "
         f"counts times {report['scale']['count']:g}."
     )
-
-
-def _kind(report: Report) -> str:
-    machine = report["machine"]
-    bf16 = "with" if machine["bf16_instructions"] else "without"
-    return f"{machine['cpu']} {bf16} bfloat16 instructions"
 
 
 def dtypes(report: Report) -> str:
@@ -297,7 +292,7 @@ def other_machines(folder: Path) -> list[str]:
         reports = {file.stem: json.loads(file.read_text()) for file in sorted(path.glob("*.json"))}
         first = next(iter(reports.values()))
         lines += [
-            f"## At the sizes of `--scale {path.name}`, on {_kind(first)}",
+            f"## At the sizes of `--scale {path.name}`, on {others.kind(first)}",
             "",
             about(first),
             "",
@@ -315,6 +310,14 @@ def other_machines(folder: Path) -> list[str]:
                 *([said, ""] if said else []),
             ]
     return lines
+
+
+def all_systems(results: Path) -> list[str]:
+    """A section for each run of which one table was kept."""
+    reports = map(
+        json.loads, map(Path.read_text, sorted(results.glob(f"*/*{systems.SUFFIX}.json")))
+    )
+    return [line for one in reports for line in systems.section(one, about(one))]
 
 
 def _base(report: Report, row: Report) -> Report:

@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bench.harness import probe
 from bench.harness.results import RAW, RESULTS
 from bench.harness.systems import SYSTEMS
 from bench.harness.workload import load
-from bench.report import charts, others, page, verdicts
+from bench.report import charts, others, page, systems, verdicts
 from bench.report.verdicts import rate_sentence, rate_within
+from weftline.errors import InvalidRequest
 
 MOST_LINES = 5000  # of all summaries together
 COMMITTED = [path for path in RESULTS.rglob("*.json") if RAW not in path.parts]
@@ -19,9 +22,9 @@ COMMITTED = [path for path in RESULTS.rglob("*.json") if RAW not in path.parts]
 
 def test_the_page_counts_equal_answers_and_says_where_the_time_is() -> None:
     """Equal answers are summed over all points; phases are shares of the seconds reported."""
-    systems = {"one": {"title": "One"}, "two": {"title": "Two"}}
+    of = {"one": {"title": "One"}, "two": {"title": "Two"}}
     rows = [{"system": "two", "same_answers": n, "compared": 4, "point": "p"} for n in (4, 3)]
-    report = {"title": "Chain", "systems": systems, "rows": rows}
+    report = {"title": "Chain", "systems": of, "rows": rows}
     assert page.exact({"chain": report})[-2] == "| Chain | Two | 7 of 8 |"
     assert page.exact({}) == []
     row = {"phases_s": {"queue": 1.0, "fill": 2.0, "generate": 1.0}, "cached": 0.5}
@@ -203,7 +206,9 @@ def test_every_committed_workload_has_the_data_of_its_pictures() -> None:
 
 
 def test_the_whole_application_in_one_graph(tmp_path: Path) -> None:
-    """Its newest run is shown, the row's base first; without a run there is no section."""
+    """The newest run of each kind of machine is shown, the row's base first; without a run there
+    is no section.
+    """
     assert others.rag_graph(tmp_path) == []
 
     def system(seconds: float, ratio: float, **more: float) -> dict[str, Any]:
@@ -223,11 +228,18 @@ def test_the_whole_application_in_one_graph(tmp_path: Path) -> None:
     }
     row["systems"] = systems
     sizes = {"chunks": 8, "chunk_tokens": 256, "answer_tokens": 32, "search_delay_s": 1.0}
-    machine = {"cpu": "a CPU", "cores": 2, "commit": "abc"}
-    (tmp_path / "day").mkdir()
-    report = {"machine": machine, "sizes": sizes, "rows": [row]}
-    (tmp_path / "day" / "rag_graph-quick.json").write_text(json.dumps(report))
-    *_, base, ours, _ = others.rag_graph(tmp_path)
+    runs = (("old", "a CPU", "a1"), ("other", "a slower CPU", "b1"), ("recent", "a CPU", "a2"))
+    for day, cpu, commit in runs:
+        machine = {"cpu": cpu, "cores": 2, "bf16_instructions": False, "commit": commit}
+        (tmp_path / day).mkdir()
+        report = {"machine": machine, "sizes": sizes, "rows": [row]}
+        (tmp_path / day / "rag_graph-quick.json").write_text(json.dumps(report))
+    lines = others.rag_graph(tmp_path)
+    assert [line for line in lines if line.startswith("On ")] == [
+        "On a CPU without bfloat16 instructions, weftline at a2:",
+        "On a slower CPU without bfloat16 instructions, weftline at b1:",
+    ]
+    *_, base, ours, _ = lines
     assert base == "| naive | low | 0 ms | 2.5 | llamaindex | 3 | 3.00 s (3.00 to 3.00) | 1.00 |  |"
     assert (
         ours == "| naive | low | 0 ms | 2.5 | weftline | 3 | 2.00 s (2.00 to 2.00) | 1.50 | 90% |"
@@ -258,3 +270,42 @@ def test_what_the_server_earns_on_the_same_engine_leads() -> None:
     assert page.same_engine({"chain_summary": {**report, "rows": rows[:1]}}) == []
     text = (page.DOCS / "benchmarks.md").read_text()
     assert 0 < text.index("What the server earns on") < text.index("Server and engine together")
+
+
+def test_one_table_holds_the_first_points_of_all_systems(tmp_path: Path) -> None:
+    """A system that lost calls has a dash, and so has one that a workload does not run on."""
+
+    def row(system: str, delay_ms: int, seconds: float, **more: Any) -> dict[str, Any]:
+        metric = {"unit": "s", "median": seconds, "ratio": {"median": 6.0 / seconds}}
+        where = {"point": "first", "delay_ms": delay_ms, "cache": "cold", "system": system}
+        return {**where, "failed": 0, "metrics": {"seconds": metric}, **more}
+
+    titles = {"plain": {"title": "Plain"}, "hand": {"title": "By hand"}, "ours": {"title": "Ours"}}
+    machine = {"cpu": "a CPU", "cores": 2, "bf16_instructions": True}
+    alike = {"date": "today", "machine": machine, "scale": {"name": "quick"}}
+    alike |= dict.fromkeys(one for one in systems.ALIKE if one not in alike)
+    chain = [row("plain", 0, 6), row("hand", 0, 5), row("ours", 0, 4, failed=1)]
+    chain += [row("plain", 250, 6), row("hand", 250, 3), row("ours", 250, 2)]
+    chain += [row("plain", 0, 9, point="second"), row("plain", 0, 9, cache="warm")]
+    rag = [row("plain", 0, 6), row("ours", 0, 1.5)]
+    for name, rows, of in (("chain_summary", chain, titles), ("rag", rag, titles)):
+        report = {**alike, "workload": name, "repeats": 3, "systems": of, "rows": rows}
+        path = tmp_path / "quick" / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(report))
+    path = systems.write_systems(tmp_path / "quick")
+    assert path == tmp_path / "quick-systems.json"
+    lines = systems.section(json.loads(path.read_text()), "About.")
+    assert (
+        lines[0]
+        == "## All systems at the sizes of `--scale quick`, on a CPU with bfloat16 instructions"
+    )
+    assert "the median of 3 repetitions" in " ".join(lines)
+    assert lines[-5:-1] == [
+        "|---|---|---|---|---|",
+        "| Chain summary, s | 0 ms | 6 (1.00) | 5 (1.20) | – |",
+        "| Chain summary, s | 250 ms | 6 (1.00) | 3 (2.00) | 2 (3.00) |",
+        "| RAG query engine (LlamaIndex), s | 0 ms | 6 (1.00) | – | 1.5 (4.00) |",
+    ]
+    with pytest.raises(InvalidRequest, match="no summaries"):
+        systems.write_systems(tmp_path / "none")

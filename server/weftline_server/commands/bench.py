@@ -12,7 +12,7 @@ from pathlib import Path
 from weftline.errors import InvalidRequest
 
 # Names that the harness takes beside its workloads: run all workloads, and draw the results.
-HARNESS = ("all", "report", "summarise")
+HARNESS = ("all", "report", "summarise", "table")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
