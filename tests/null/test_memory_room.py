@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.null.test_memory import World, app, make_op, make_usage
-from weftline_engine.api import KvCosts
+from tests.null.test_memory import World, app, make_op, make_usage, names
+from weftline_engine.api import KvCosts, Retention
 from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.schedule.memory.admission import peak
+from weftline_server.schedule.memory.admission import Pool, admit, peak
 from weftline_server.schedule.memory.applications import OTHERS, Application, Growths, Habits
 from weftline_server.schedule.memory.keeper import Want
+from weftline_server.schedule.memory.pausing import LONG_S
+from weftline_server.schedule.memory.verbs import Advise, Retain
 
 
 def test_what_is_not_written_yet_counts_when_it_is() -> None:
@@ -83,6 +87,14 @@ def test_an_unknown_kind_grows_like_the_others_of_its_tenant() -> None:
     assert others.expect(1600) == (1600 * 600 + 160 * 100) / 1760
 
 
+def test_one_that_has_outgrown_its_kind_grows_by_as_much_again() -> None:
+    """Unless calls of its kind stop for tools."""
+    one = app("a", 0.0, 1200, 1000.0)
+    assert one.growth == 200.0
+    one.habits.learn_release(False)
+    assert one.growth == 0.0
+
+
 def test_who_comes_back_before_others_took_its_room_does_not_wait() -> None:
     """An application was away for longer than it keeps its room, but nobody else waited for room.
     It goes on at once.
@@ -93,3 +105,86 @@ def test_who_comes_back_before_others_took_its_room_does_not_wait() -> None:
     world.memory.gate.ran("m", 1.0, 20.0)
     world.memory.queued(make_op("a", "y", 950), "m", True, 400.0)
     assert world.memory.gate.may_start("a")
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=8), st.integers(0, 3000))
+def test_the_youngest_leave_once_staying_has_cost_the_excess(sizes: list[int], again: int) -> None:
+    """Where all stay, the excess is computed again in each turn. So they stay until it was computed
+    once. Then the youngest leave, no more of them than needed, and never the oldest.
+    """
+    inside = [app(str(i), float(i), size, size) for i, size in enumerate(sizes)]
+    found = admit([], inside, Pool(tokens=1000, again=again), 10.0)
+    excess = sum(sizes) - 1000
+    stay = len(sizes) - len(found.out)
+    assert names(found.out) == [str(i) for i in range(len(sizes) - 1, stay - 1, -1)]
+    assert found.crowded == (excess > 0 and not found.out)
+    if not 0 < excess < again:
+        assert not found.out
+    else:
+        assert stay == 1 or sum(sizes[:stay]) <= 1000
+        assert stay == len(sizes) or sum(sizes[: stay + 1]) > 1000
+
+
+def test_only_what_is_computed_again_in_a_crowd_counts() -> None:
+    """600 tokens are computed again while all fits. Then a and b hold 1,090 of 1,000. The second
+    leaves when more than 90 tokens more were computed again.
+    """
+    world = World()
+    gate = world.memory.gate
+    world.call("a", "a1", 100, 0.0)
+    world.call("b", "b1", 100, 1.0)
+    gate.computed("m", make_usage(600), known=600, horizon=1000)
+    assert not gate.admit("m", 1000, 2.0).out
+    world.call("a", "a2", 490, 3.0, cached=100)
+    world.call("b", "b2", 580, 5.0, cached=100)
+    for again, out in ((90, []), (1, ["b"])):
+        gate.computed("m", make_usage(again), known=again, horizon=1000)
+        assert names(gate.admit("m", 1000, 7.0).out) == out
+    assert not gate.admit("m", 1000, 8.0).out
+
+
+def test_what_was_lost_outside_does_not_count() -> None:
+    """What an application computes again when it enters was not lost in a crowd. From its second
+    call on it counts.
+    """
+    world = World()
+    world.call("a", "a1", 100, 0.0)
+    gate = world.memory.gate
+    gate.wait(app("b", 1.0, 100, 100))
+    gate.admit("m", 1000, 1.0)
+    for counted in (0, 80, 160):
+        gate.computed("m", make_usage(80), 80, 1000, "b")
+        assert gate.use("m").again == counted
+
+
+def test_the_contexts_of_the_evicted_are_evicted_first() -> None:
+    """Of an application that leaves, its idle context is expected after all that is inside, and so
+    is that of its running call when this ends. When it is admitted again, its usual pause counts.
+    """
+    world = World()
+    world.wants = dict.fromkeys(("b1", "b2", "b3"), Want())
+    world.call("a", "a1", 100, 0.0)
+    world.call("b", "b1", 100, 1.0)
+    world.call("a", "a2", 690, 3.0, cached=100)
+    op = make_op("b", "b2", 490)
+    assert world.memory.queued(op, "m", True, 4.0) == [Retain("e", "b1", Retention.KEEP)]
+    world.memory.gate.computed("m", make_usage(300), known=300, horizon=1000)
+    world.wants["c"] = Want()
+    assert world.memory.admit("m", 1000, 5.0) == [], "what is pinned stays"
+    assert world.memory.gate.is_evicted("b")
+    said = world.memory.finished("e", PrimitiveId("b", "b2"), op, make_usage(490, 100), 6.0)
+    assert Advise("e", "b2", LONG_S, None) in said
+    world.memory.closed("a")
+    assert Advise("e", "b3", 2.0, None) in world.call("b", "b3", 600, 8.0, cached=500)
+
+
+def test_the_idle_context_of_the_evicted_is_evicted_first() -> None:
+    """The engine is told at once that it is read last."""
+    world = World()
+    world.wants = dict.fromkeys(("b1", "b2"), Want())
+    world.call("a", "a1", 100, 0.0)
+    world.call("b", "b1", 100, 1.0)
+    world.call("a", "a2", 690, 3.0, cached=100)
+    world.call("b", "b2", 490, 4.0, cached=100)
+    world.memory.gate.computed("m", make_usage(300), known=300, horizon=1000)
+    assert world.memory.admit("m", 1000, 6.0) == [Advise("e", "b2", LONG_S, None)]

@@ -175,14 +175,20 @@ class Application:
     def growth(self) -> float:
         """How many more tokens it will hold at its end, if it is like others of its kind.
 
-        One that gives its room up in its pauses is admitted again after each of them, so it will
-        hold no more than its present call.
+        One that has outgrown its kind is expected to grow by as much again. Without that, 16 drawn
+        sessions in three quarters of the cache that they need ended 11.2 a minute instead of 12.3.
+        Where calls stop for tools it is not, because there less would run beside it: on LAMPS's mix
+        at 4 requests a second a request took 14.3 s instead of 13.6 s. One that gives its room up
+        in its pauses is admitted again after each of them, so it will hold no more than its present
+        call.
         """
         if (self.habits.released or 0.0) > MOSTLY:
             return 0.0
         known = self.habits.size
         last = self.first + self.habits.others.expect(self.first) if known is None else known
-        return max(0.0, last - self.size)
+        if self.size > last and self.habits.released is not None:
+            return 0.0
+        return abs(last - self.size)
 
     def queued(self, tokens: int, now: float, output: int = 0) -> None:
         """Record a new call of `tokens` tokens, `output` of which it generates."""
@@ -245,13 +251,17 @@ class Recomputed:
         """The share; None until a prompt is counted: not every engine counts cached tokens."""
         return self._again / self._all if self._all else None
 
-    def add(self, usage: Usage, known: int, horizon: float) -> None:
-        """Count a prompt of which `known` tokens had been computed before, by this application."""
+    def add(self, usage: Usage, known: int, horizon: float) -> int:
+        """Count a prompt of which `known` tokens had been computed before, by this application.
+
+        Return how many of them were computed again.
+        """
         computed = usage.prompt_tokens - usage.cached_tokens
         fade = math.exp(-computed / horizon)
         again = min(computed, max(0, known - usage.cached_tokens))
         self._again = self._again * fade + again
         self._all = self._all * fade + computed
+        return again
 
 
 class Busy:

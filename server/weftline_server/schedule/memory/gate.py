@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from weftline_engine.api import Usage
-from weftline_server.schedule.memory.admission import MOST_RECOMPUTED, Pool, admit
+from weftline_server.schedule.memory.admission import Admission, Pool, admit
 from weftline_server.schedule.memory.applications import Application, Busy, Recomputed, mean
 
 # A prompt with fewer computed tokens tells more about the step than about a token.
@@ -17,12 +17,14 @@ FEWEST_TIMED = 64
 class _Use:
     """Recent use of a model's KV cache.
 
+    `again` counts the tokens that were computed again since the applications inside outgrew it.
     `changed` is when an application was last admitted beyond the room, or evicted. `forced` is when
     one was last admitted for its age.
     """
 
     recomputed: Recomputed = field(default_factory=Recomputed)
     busy: Busy = field(default_factory=Busy)
+    again: int = 0
     fill_s: float | None = None  # running mean of the seconds of a computed prompt token
     changed: float = -1e9
     forced: float = -1e9
@@ -34,6 +36,8 @@ class Gate:
     def __init__(self) -> None:
         self._waiting: dict[str, Application] = {}  # in the order of arrival
         self._inside: dict[str, Application] = {}
+        self._evicted: set[str] = set()  # those that have not come back
+        self._entered: set[str] = set()  # those that have not ended a call since
         self._uses: dict[str, _Use] = {}
 
     def may_start(self, application: str) -> bool:
@@ -43,6 +47,10 @@ class Gate:
     def is_inside(self, application: str) -> bool:
         return application in self._inside
 
+    def is_evicted(self, application: str) -> bool:
+        """Return whether an application was evicted, and has not sent a call since."""
+        return application in self._evicted
+
     @property
     def counts(self) -> tuple[int, int]:
         """How many applications are admitted, and how many wait for that."""
@@ -51,6 +59,7 @@ class Gate:
     def wait(self, application: Application) -> None:
         """Hold back the calls of an application until it is admitted."""
         self._waiting.setdefault(application.id, application)
+        self._evicted.discard(application.id)
 
     def is_waited_for(self, model: str) -> bool:
         """Return whether an application waits for room in the model's KV cache."""
@@ -64,6 +73,8 @@ class Gate:
         """Drop an application that has ended."""
         self._waiting.pop(application, None)
         self._inside.pop(application, None)
+        self._evicted.discard(application)
+        self._entered.discard(application)
 
     def use(self, model: str) -> _Use:
         """Return the record of a model's KV cache."""
@@ -73,10 +84,19 @@ class Gate:
         """Note the share of the model's engines that are busy from now on."""
         self.use(model).busy.note(busy, now)
 
-    def computed(self, model: str, usage: Usage, known: int, horizon: float) -> None:
-        """Count a prompt of which `known` tokens had been computed before; see Recomputed.add."""
+    def computed(
+        self, model: str, usage: Usage, known: int, horizon: float, application: str = ""
+    ) -> None:
+        """Count a prompt of which `known` tokens had been computed before; see Recomputed.add.
+
+        What an application computes when it enters was lost outside, and not in a crowd.
+        """
         use = self.use(model)
-        use.recomputed.add(usage, known, horizon)
+        again = use.recomputed.add(usage, known, horizon)
+        if application in self._entered:
+            self._entered.discard(application)
+        else:
+            use.again += again
         if (tokens := usage.prompt_tokens - usage.cached_tokens) >= FEWEST_TIMED:
             use.fill_s = mean(use.fill_s, (usage.filled - usage.started) / tokens)
 
@@ -93,29 +113,27 @@ class Gate:
         """Return the tokens of the model's KV cache that the applications inside hold."""
         return sum(one.own for one in self._inside.values() if one.model == model)
 
-    def admit(self, model: str, pool: int | None, now: float) -> bool:
+    def admit(self, model: str, pool: int | None, now: float) -> Admission:
         """Admit applications while they fit into the `pool` tokens of the model's engines.
-
-        Return whether any has entered.
 
         Applications are also evicted, whether or not any waits, where those inside have grown until
         they evict each other. A `pool` of None is of unknown size, and admits everything.
         """
         waiting = [one for one in self._waiting.values() if one.model == model]
         use = self.use(model)
-        share = use.recomputed.share
-        if not waiting and (share is None or share < MOST_RECOMPUTED):
-            return False
+        if not waiting and not use.again:
+            return Admission()
         if pool is None:
             for one in waiting:
                 del self._waiting[one.id]
-            return False
+            return Admission()
         fill_s = use.fill_s or 0.0
         for one in [one for one in self._inside.values() if one.is_dormant(now, fill_s)]:
             del self._inside[one.id]
         state = Pool(
             tokens=pool,
-            recomputed=share,
+            recomputed=use.recomputed.share,
+            again=use.again,
             busy=use.busy.share,
             fill_s=fill_s,
             changed=now - use.changed,
@@ -125,10 +143,14 @@ class Gate:
         decided = admit(waiting, inside, state, now)
         for one in decided.enter:
             self._inside[one.id] = self._waiting.pop(one.id)
+            self._entered.add(one.id)
         for one in decided.out:
             del self._inside[one.id]
+            self._evicted.add(one.id)
+        if not decided.crowded:
+            use.again = 0
         if decided.beyond or decided.out:
             use.changed = now
         if decided.forced:
             use.forced = now
-        return bool(decided.enter)
+        return decided

@@ -116,6 +116,11 @@ class Occupancy:
     kept: Mapping[str, int] = field(default_factory=dict)
 
 
+def _read_last(one: Application) -> list[Verb]:
+    """Advice that the contexts of an application outside are read after all that is inside."""
+    return [Advise(k.engine, c, LONG_S, None) for c, k in one.kept.items() if not k.pinned]
+
+
 class Memory:
     """The memory of all engines. Ops without a prompt hold no KV cache, and are ignored.
 
@@ -191,21 +196,23 @@ class Memory:
         gated = self._admits and stays and self._pools.tokens and op.tokens is not None
         if gated and not self.gate.is_inside(one.id):
             self.gate.wait(one)
-            return [Advise(k.engine, c, LONG_S, None) for c, k in one.kept.items() if not k.pinned]
+            return _read_last(one)
         return self._pin_for(one, op)
 
     def admit(self, model: str, pool: int | None, now: float) -> list[Verb]:
-        """Admit applications of a model, as Gate.admit. Where some begin to wait for room, or enter
-        and take the room of contexts outside, decide anew about the paused contexts that stayed.
+        """Admit applications of a model, as Gate.admit. The contexts of those that are evicted are
+        evicted first. Where some begin to wait for room, or enter and take the room of contexts
+        outside, decide anew about the paused contexts that stayed.
         """
-        entered = self.gate.admit(model, pool, now)
+        decided = self.gate.admit(model, pool, now)
+        found = [verb for one in decided.out for verb in _read_last(one)]
         waited = model in self._pressed
         waits = self.gate.is_waited_for(model)
         (self._pressed.add if waits else self._pressed.discard)(model)
-        if (waits and not waited) or (entered and self._takes_room(model, pool)):
+        if (waits and not waited) or (decided.enter and self._takes_room(model, pool)):
             kept = [c for a in self._applications if a.model == model for c in a.kept]
-            return self.pausing.press(kept, now)
-        return []
+            found += self.pausing.press(kept, now)
+        return found
 
     def _takes_room(self, model: str, pool: int | None) -> bool:
         """Whether what is inside does not fit beside the contexts of applications outside."""
@@ -246,6 +253,8 @@ class Memory:
         kept = self._keep(one, engine, id, op, tokens)
         kept.sure = want.pause_s is not None
         pause = one.expected_pause_s if want.pause_s is None else want.pause_s
+        if self.gate.is_evicted(one.id):
+            pause = LONG_S
         found.append(Advise(engine, op.context, pause, want.tokens))
         if not kept.sure or not self._pools.pin(kept):
             found.append(Retain(engine, op.context, Retention.EVICTABLE))
@@ -379,7 +388,7 @@ class Memory:
         self._pools.saw(engine, usage)
         horizon = self._pools.counted(engine)
         if horizon:
-            self.gate.computed(one.model, usage, known, horizon)
+            self.gate.computed(one.model, usage, known, horizon, one.id)
 
     def _demote(self, one: Application, op: Op) -> list[Verb]:
         """Free the contexts that this call continued, and those that the graph no longer needs."""
