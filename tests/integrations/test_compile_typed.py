@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from langchain_core.output_parsers import PydanticOutputParser, StrOutputParser
+from langchain_core.output_parsers import PydanticOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableBranch, RunnableLambda, RunnablePassthrough
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
@@ -20,15 +19,11 @@ from langchain_weftline import ChatWeftline, accelerate, compile_chain
 from langchain_weftline.lower.pure import apply_pure
 from langchain_weftline.lower.shapes import shape_of
 from langchain_weftline.lower.symbols import CannotCompile, Ref
+from tests.integrations.compiled import SUBMIT, TEXT, Heard, ask, both, run
 from tests.integrations.conftest import StartServer
-from tests.integrations.recording import Recording, recorded
-from tests.integrations.test_compile_branches import Heard
+from tests.integrations.recording import Recording
 from tests.integrations.tiers import outcome
 from weftline import transforms
-
-SUBMIT = "/v1/submit"
-TEXT = StrOutputParser()
-both = pytest.mark.parametrize("is_async", [False, True], ids=["invoke", "ainvoke"])
 
 
 class Author(BaseModel):
@@ -84,18 +79,8 @@ def url(start_script: StartServer) -> str:
 
 
 @pytest.fixture
-def recording(url: str) -> Iterator[Recording]:
-    with recorded(url) as recording:
-        yield recording
-
-
-@pytest.fixture
 def llm(recording: Recording) -> ChatWeftline:
     return ChatWeftline(base_url=recording.url, temperature=0, max_retries=0)
-
-
-def ask(llm: Any, template: str) -> Any:
-    return ChatPromptTemplate.from_template(template) | llm | TEXT
 
 
 WRITE = ChatPromptTemplate.from_template("Write {word} book")
@@ -163,11 +148,6 @@ CALLS = [(*case, way) for case in CASES for way in WAYS if (case[1], way) != WIT
 ASYNC = [(number + number // len(WAYS)) % 2 == 1 for number in range(len(CALLS))]
 
 
-def run(chain: Any, given: Any, is_async: bool, heard: Heard | None = None) -> Any:
-    config: Any = {"callbacks": [heard] if heard is not None else []}
-    return asyncio.run(chain.ainvoke(given, config)) if is_async else chain.invoke(given, config)
-
-
 @pytest.mark.parametrize(
     ("make", "word", "way", "is_async"),
     [(*call, is_async) for call, is_async in zip(CALLS, ASYNC, strict=True)],
@@ -178,11 +158,14 @@ def test_one_request(
     """The result or exception and the prompts of the plain chain, in one submit."""
     chain = make(llm, WAYS[way](llm))
     plain, ours = Heard(), Heard()
-    expected = outcome(partial(run, chain, {"word": word}, is_async, plain))
+    expected = outcome(partial(run, chain, {"word": word}, is_async, {"callbacks": [plain]}))
     is_valid = word in ("good", "essay") or (word == "lonely" and make is not in_a_dict)
     assert (expected[0] == "value") is is_valid
     recording.requests.clear()
-    assert outcome(partial(run, compile_chain(chain), {"word": word}, is_async, ours)) == expected
+    assert (
+        outcome(partial(run, compile_chain(chain), {"word": word}, is_async, {"callbacks": [ours]}))
+        == expected
+    )
     assert [path for verb, path, _ in recording.requests if verb in ("POST", "PUT")] == [SUBMIT]
     assert sorted(ours.said) == sorted(plain.said)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,12 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import START, StateGraph
 
-from langchain_weftline import ChatWeftline, accelerate
+from langchain_weftline import accelerate
+from tests.integrations.compiled import CHAT, SUBMIT, model, sent
 from tests.integrations.conftest import StartServer
 from tests.integrations.graph_table import RULES, State, ask, chapters
-from tests.integrations.recording import Recording, recorded
+from tests.integrations.recording import Recording
 
-SUBMIT, CHAT = "/v1/submit", "/v1/chat/completions"
 THREAD: Any = {"configurable": {"thread_id": "a"}}
 LAST = "Warm and cold colours differ."
 
@@ -28,12 +27,6 @@ LAST = "Warm and cold colours differ."
 @pytest.fixture(scope="module")
 def url(start_script: StartServer) -> str:
     return start_script(RULES)
-
-
-@pytest.fixture
-def recording(url: str) -> Iterator[Recording]:
-    with recorded(url) as recording:
-        yield recording
 
 
 def graph_of(llm: Any, saver: Any) -> Any:
@@ -57,18 +50,10 @@ def ours(recording: Recording, saver: Any) -> Any:
     return accelerate(graph_of(model(recording), saver))
 
 
-def model(recording: Recording, **options: Any) -> ChatWeftline:
-    return ChatWeftline(base_url=recording.url, temperature=0, max_retries=0, **options)
-
-
 def told(state: Any) -> tuple[Any, ...]:
     """All of a snapshot but its ids and its time."""
     tasks = [(task.name, task.error, task.interrupts, task.result) for task in state.tasks]
     return state.values, state.next, state.metadata, tasks, state.parent_config is None
-
-
-def posted(recording: Recording) -> list[str]:
-    return [path for verb, path, _ in recording.requests if verb == "POST"]
 
 
 def turn(graph: Any) -> list[Any]:
@@ -99,7 +84,7 @@ def check(states: list[list[Any]], recording: Recording) -> None:
         ("write",),
         ("__start__",),
     ]
-    assert posted(recording) == [CHAT] * 4 + [SUBMIT] * 2
+    assert sent(recording) == [CHAT] * 4 + [SUBMIT] * 2
 
 
 def test_a_thread_in_sqlite(recording: Recording, tmp_path: Path) -> None:

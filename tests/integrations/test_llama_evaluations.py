@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,8 +22,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.llms.weftline import Weftline
 from tenacity import wait_none
 
-from tests.integrations.conftest import StartServer
-from tests.integrations.recording import Recording, recorded
+from tests.integrations.recording import Recording
 from tests.integrations.test_llama_ahead import SUBMIT, counts
 from tests.integrations.test_llama_routing import Events
 
@@ -42,17 +40,6 @@ QUERIES = ["Where is it?", "How long is it?", "Where is it?"]
 ANSWERS = ["In Italy.", "405 km.", "In Italy."]
 LONG = " ".join(f"The Tiber flows past town number {n}." for n in range(200))
 CONTEXTS = [["The Tiber is in Italy."], ["It has 405 km.", "It is old."], [LONG]]
-
-
-@pytest.fixture(scope="module")
-def rules_url(start_script: StartServer) -> str:
-    return start_script(RULES)
-
-
-@pytest.fixture
-def proxy(rules_url: str) -> Iterator[Recording]:
-    with recorded(rules_url) as recording:
-        yield recording
 
 
 def judges(llm: Any) -> dict[str, Any]:
