@@ -13,6 +13,7 @@ import pytest
 from pytest_asyncio import is_async_test
 
 from tests.integrations.forks import Forked, fork
+from tests.integrations.recording import Recording, recorded
 
 StartServer = Callable[..., str]
 
@@ -59,6 +60,32 @@ def echo_url() -> Iterator[str]:
     """A server that answers each prompt with its rendered text."""
     with served() as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def url(echo_url: str) -> str:
+    """The server of a module that has no other one."""
+    return echo_url
+
+
+@pytest.fixture
+def recording(url: str) -> Iterator[Recording]:
+    """The requests to the server of a module."""
+    with recorded(url) as recording:
+        yield recording
+
+
+@pytest.fixture(scope="module")
+def rules_url(request: pytest.FixtureRequest, start_script: StartServer) -> str:
+    """A server that answers by the `RULES` of a module."""
+    return start_script(request.module.RULES)
+
+
+@pytest.fixture
+def proxy(rules_url: str) -> Iterator[Recording]:
+    """The requests to the server that answers by the rules of a module."""
+    with recorded(rules_url) as recording:
+        yield recording
 
 
 @pytest.fixture(scope="module")

@@ -328,11 +328,28 @@ def a_parsed_object(llm: Any) -> Chain:
     )
 
 
-@program({"x": "soup"}, (2, 2), (2, 1))
+@program({"x": "soup"}, (2, 2), (1, 1))
 def an_attribute_of_an_object(llm: Any) -> Chain:
     read = fenced(llm, '{{"name": "{x}", "people": 3}}')
     made = read | PydanticOutputParser(pydantic_object=City)
     return made | (lambda city: city.name) | ask(llm, "Tell of {y}")
+
+
+@program({"x": "soup"}, (2, 2), (2, 1))
+def a_number_of_an_object(llm: Any) -> Chain:
+    """Pydantic makes a number of the text "3", too."""
+    read = fenced(llm, '{{"name": "{x}", "people": "3"}}')
+    made = read | PydanticOutputParser(pydantic_object=City)
+    return made | (lambda city: f"{city.people}") | ask(llm, "Tell of {y}")
+
+
+@program({"x": "soup"}, (3, 3), (1, 1))
+def routed_by_an_attribute(llm: Any) -> Chain:
+    read = fenced(llm, '{{"name": "{x}", "people": 3}}')
+    made = read | PydanticOutputParser(pydantic_object=City)
+    name = RunnableLambda(lambda city: city.name)
+    town, other = name | ask(llm, "Tell of {x}"), name | ask(llm, "Where is {x}?")
+    return made | RunnableBranch((lambda city: city.name == "soup", town), other) | ask(llm, "{y}!")
 
 
 @program({"x": "soup"}, (1, 1), (1, 1))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from langchain_community.vectorstores import FAISS
@@ -16,6 +17,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnablePassthrough
 
 from langchain_weftline import ChatWeftline, WeftlineVectorStore
+from tests.integrations.conftest import served
 from tests.integrations.recording import Recording
 
 STORE = ("--embedder", "null", "--store", "memory")  # an embedder without weights
@@ -28,6 +30,14 @@ SET = "/v1/session/variable"
 def fill(url: str) -> None:
     """Put the texts into the server's store."""
     WeftlineVectorStore(base_url=url).add_texts(TEXTS, [{"n": n} for n in range(len(TEXTS))])
+
+
+@contextmanager
+def filled() -> Iterator[str]:
+    """A server that echoes prompts and has the texts in a store."""
+    with served(*STORE) as url:
+        fill(url)
+        yield url
 
 
 def model(recording: Recording, **options: Any) -> ChatWeftline:

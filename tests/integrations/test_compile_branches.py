@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
-from threading import Lock
 from typing import Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.output_parsers import CommaSeparatedListOutputParser, StrOutputParser
+from langchain_core.output_parsers import CommaSeparatedListOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import (
     RunnableBranch,
@@ -20,41 +19,29 @@ from langchain_core.runnables import (
     RunnablePassthrough,
 )
 
-from langchain_weftline import ChatWeftline, compile_chain
+from langchain_weftline import compile_chain
 from langchain_weftline.lower.conditions import condition_of
 from langchain_weftline.lower.symbols import CannotCompile, Ref
-from tests.integrations.recording import Recording, recorded
+from tests.integrations.compiled import CHAT, SUBMIT, TEXT, Heard, ask, both, model, sent
+from tests.integrations.compiled import run as run_on
+from tests.integrations.recording import Recording
 from tests.integrations.tiers import outcome
 from weftline import predicates
 
-SUBMIT, CHAT = "/v1/submit", "/v1/chat/completions"
 GIVEN = {"x": "soup", "tone": "calm"}
-TEXT = StrOutputParser()
 PROMPT = ChatPromptTemplate.from_template("On {x}, {kind}")
 # What the model answers to "Which kind is soup?": the echo of its prompt.
 KIND = "user: Which kind is soup?\nassistant: "
-
-both = pytest.mark.parametrize("is_async", [False, True], ids=["invoke", "ainvoke"])
-
-
-@pytest.fixture
-def recording(echo_url: str) -> Iterator[Recording]:
-    with recorded(echo_url) as recording:
-        yield recording
-
-
-def model(recording: Recording, **options: Any) -> ChatWeftline:
-    return ChatWeftline(base_url=recording.url, temperature=0, max_retries=0, **options)
-
-
-def ask(llm: Any, template: str) -> Any:
-    return ChatPromptTemplate.from_template(template) | llm | TEXT
 
 
 def routed(llm: Any, *ways: Any, then: bool = True) -> Any:
     """A model says the kind, the branch has the ways, and a model reads what the branch gives."""
     chain = RunnablePassthrough.assign(kind=ask(llm, "Which kind is {x}?")) | RunnableBranch(*ways)
     return chain | ask(llm, "Again: {y}") if then else chain
+
+
+def run(chain: Any, is_async: bool = False, config: Any = None) -> Any:
+    return run_on(chain, GIVEN, is_async, config)
 
 
 class Runs(BaseCallbackHandler):
@@ -65,16 +52,6 @@ class Runs(BaseCallbackHandler):
 
     def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
         self.ids.append(str(kwargs["run_id"]))
-
-
-def sent(recording: Recording) -> list[str]:
-    paths = [path for verb, path, _ in recording.requests if verb in ("POST", "PUT")]
-    recording.requests.clear()
-    return paths
-
-
-def run(chain: Any, is_async: bool = False, config: Any = None) -> Any:
-    return asyncio.run(chain.ainvoke(GIVEN, config)) if is_async else chain.invoke(GIVEN, config)
 
 
 CONSTANT = "soup"
@@ -349,26 +326,6 @@ def test_the_kind_cannot_be_made(recording: Recording, then: bool) -> None:
     plain = outcome(lambda: run(chain))
     assert plain[0] != "value"
     assert outcome(lambda: run(compile_chain(chain))) == plain
-
-
-class Heard(BaseCallbackHandler):
-    """The prompts and the answers that callbacks hear of."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.lock = Lock()
-
-    def on_chat_model_start(self, serialized: Any, messages: Any, **_: Any) -> None:
-        with self.lock:
-            self.said += [str(one.content) for one in messages[0]]
-
-    def on_llm_end(self, response: Any, **_: Any) -> None:
-        with self.lock:
-            self.said.append(response.generations[0][0].text)
-
-    def on_llm_error(self, error: BaseException, **_: Any) -> None:
-        with self.lock:
-            self.said.append(type(error).__name__)
 
 
 @both

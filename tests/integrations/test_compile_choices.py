@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
+from langchain_core.output_parsers import JsonOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableBranch, RunnableLambda, RunnablePassthrough
 
@@ -20,17 +19,13 @@ from langchain_weftline.lower.choices import Choices
 from langchain_weftline.lower.conditions import Condition, condition_of
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.symbols import Ref
+from tests.integrations.compiled import SUBMIT, Heard, ask, both, run
 from tests.integrations.conftest import StartServer
-from tests.integrations.recording import Recording, recorded
-from tests.integrations.test_compile_branches import Heard
+from tests.integrations.recording import Recording
 from tests.integrations.tiers import outcome
 from weftline import predicates, transforms
 from weftline.errors import TransformFailed
 from weftline.transforms import run as transformed
-
-SUBMIT = "/v1/submit"
-TEXT = StrOutputParser()
-both = pytest.mark.parametrize("is_async", [False, True], ids=["invoke", "ainvoke"])
 
 JSON = st.recursive(
     st.none()
@@ -132,16 +127,6 @@ def url(start_script: StartServer) -> str:
             ("", "An answer."),
         ]
     )
-
-
-@pytest.fixture
-def recording(url: str) -> Iterator[Recording]:
-    with recorded(url) as recording:
-        yield recording
-
-
-def ask(llm: Any, template: str) -> Any:
-    return ChatPromptTemplate.from_template(template) | llm | TEXT
 
 
 def rated(llm: Any) -> Any:
@@ -247,11 +232,6 @@ CHAINS: list[Callable[[Any], Any]] = [
 NEVER_FAIL = (in_a_lambda, by_parts, one_of_two_drafts)
 
 
-def run(chain: Any, given: Any, is_async: bool, heard: Heard | None = None) -> Any:
-    config: Any = {"callbacks": [heard] if heard is not None else []}
-    return asyncio.run(chain.ainvoke(given, config)) if is_async else chain.invoke(given, config)
-
-
 @both
 @pytest.mark.parametrize("make", CHAINS)
 @pytest.mark.parametrize("word", ["good", "bad", "odd"])
@@ -259,11 +239,14 @@ def test_one_request(make: Any, word: str, recording: Recording, is_async: bool)
     """The result or exception, the prompts and the answers of the plain chain, in one submit."""
     chain = make(ChatWeftline(base_url=recording.url, temperature=0, max_retries=0))
     plain, ours = Heard(), Heard()
-    expected = outcome(partial(run, chain, {"x": word}, is_async, plain))
+    expected = outcome(partial(run, chain, {"x": word}, is_async, {"callbacks": [plain]}))
     if word == "odd" and make is not by_the_clients_value:
         assert expected[0] is TypeError or make in NEVER_FAIL
     recording.requests.clear()
-    assert outcome(partial(run, compile_chain(chain), {"x": word}, is_async, ours)) == expected
+    assert (
+        outcome(partial(run, compile_chain(chain), {"x": word}, is_async, {"callbacks": [ours]}))
+        == expected
+    )
     assert [path for verb, path, _ in recording.requests if verb in ("POST", "PUT")] == [SUBMIT]
     if expected[0] == "value":
         assert sorted(ours.said) == sorted(plain.said)

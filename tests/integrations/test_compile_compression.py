@@ -18,7 +18,8 @@ from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.retrievers import BaseRetriever
 
 from langchain_weftline import ChatWeftline, WeftlineVectorStore, compile_chain
-from tests.integrations.conftest import StartServer, served
+from tests.integrations.compiled import CHAT, SUBMIT, both
+from tests.integrations.conftest import StartServer
 from tests.integrations.recording import Recording, recorded
 from tests.integrations.shelves import (
     QUESTION,
@@ -26,6 +27,7 @@ from tests.integrations.shelves import (
     STORE,
     Shelf,
     fill,
+    filled,
     format_docs,
     in_client,
     in_server,
@@ -36,7 +38,6 @@ from tests.integrations.shelves import (
 )
 from tests.integrations.tiers import outcome
 
-CHAT, SUBMIT = "/v1/chat/completions", "/v1/submit"
 RELEVANT = PromptTemplate.from_template(
     "Relevant? {context} {question}", output_parser=BooleanOutputParser()
 )
@@ -52,7 +53,6 @@ RULES = [
     ("", "of Rome"),
 ]
 
-both = pytest.mark.parametrize("is_async", [False, True], ids=["invoke", "ainvoke"])
 places = pytest.mark.parametrize("place", ["server", "client"])
 
 
@@ -64,17 +64,9 @@ def url(start_script: StartServer) -> str:
     return url
 
 
-@pytest.fixture
-def recording(url: str) -> Iterator[Recording]:
-    with recorded(url) as recording:
-        yield recording
-
-
 @pytest.fixture(scope="module")
 def echo() -> Iterator[str]:
-    """A server that echoes prompts and has the texts in a store."""
-    with served(*STORE) as url:
-        fill(url)
+    with filled() as url:
         yield url
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,34 +9,18 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.output_parsers import (
     CommaSeparatedListOutputParser,
     JsonOutputParser,
-    StrOutputParser,
 )
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableParallel, RunnablePassthrough
 
-from langchain_weftline import ChatWeftline, compile_chain
-from tests.integrations.recording import Recording, recorded
+from langchain_weftline import compile_chain
+from tests.integrations.compiled import SUBMIT, TEXT, ask, both, model, sent
+from tests.integrations.compiled import run as run_on
+from tests.integrations.recording import Recording
 from tests.integrations.tiers import outcome
 
-SUBMIT, CHAT = "/v1/submit", "/v1/chat/completions"
 GIVEN = {"x": "soup, salt,, fish"}
-TEXT, LIST = StrOutputParser(), CommaSeparatedListOutputParser()
-
-both = pytest.mark.parametrize("is_async", [False, True], ids=["invoke", "ainvoke"])
-
-
-@pytest.fixture
-def recording(echo_url: str) -> Iterator[Recording]:
-    with recorded(echo_url) as recording:
-        yield recording
-
-
-def model(recording: Recording, **options: Any) -> Any:
-    return ChatWeftline(base_url=recording.url, temperature=0, max_retries=0, **options)
-
-
-def ask(llm: Any, template: str) -> Any:
-    return ChatPromptTemplate.from_template(template) | llm | TEXT
+LIST = CommaSeparatedListOutputParser()
 
 
 def listed(llm: Any) -> Any:
@@ -55,14 +37,8 @@ def merged(llm: Any) -> Any:
     return (lambda parts: {"all": "\n".join(parts)}) | ask(llm, "Merge {all}")
 
 
-def sent(recording: Recording) -> list[str]:
-    paths = [path for verb, path, _ in recording.requests if verb in ("POST", "PUT")]
-    recording.requests.clear()
-    return paths
-
-
 def run(chain: Any, is_async: bool = False, config: Any = None) -> Any:
-    return asyncio.run(chain.ainvoke(GIVEN, config)) if is_async else chain.invoke(GIVEN, config)
+    return run_on(chain, GIVEN, is_async, config)
 
 
 @both

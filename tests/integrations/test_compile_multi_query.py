@@ -16,14 +16,13 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 
 from langchain_weftline import WeftlineVectorStore, compile_chain
-from tests.integrations.conftest import served
-from tests.integrations.recording import Recording, recorded
+from tests.integrations.compiled import CHAT, SUBMIT, both
+from tests.integrations.recording import Recording
 from tests.integrations.shelves import (
     QUESTION,
     SET,
-    STORE,
     Shelf,
-    fill,
+    filled,
     format_docs,
     in_client,
     in_server,
@@ -35,23 +34,12 @@ from tests.integrations.shelves import (
 from tests.integrations.tiers import outcome
 
 QUERIES = PromptTemplate.from_template("{question}\nRome\n\nsoup is what")
-CHAT, SUBMIT = "/v1/chat/completions", "/v1/submit"
-
-both = pytest.mark.parametrize("is_async", [False, True], ids=["invoke", "ainvoke"])
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A server that echoes prompts and has the texts in a store."""
-    with served(*STORE) as url:
-        fill(url)
+    with filled() as url:
         yield url
-
-
-@pytest.fixture
-def recording(url: str) -> Iterator[Recording]:
-    with recorded(url) as recording:
-        yield recording
 
 
 def several(recording: Recording, base: BaseRetriever, **how: Any) -> Any:

@@ -7,7 +7,6 @@ import gc
 import logging
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -41,17 +40,6 @@ SUBMIT, CHAT = "/v1/submit", "/v1/chat/completions"
 def nodes(count: int = 4) -> list[NodeWithScore]:
     texts = (" ".join(f"k{k}w{i}" for i in range(30)) for k in range(count))
     return [NodeWithScore(node=TextNode(text=text), score=1) for text in texts]
-
-
-@pytest.fixture(scope="module")
-def rules_url(start_script: StartServer) -> str:
-    return start_script(RULES)
-
-
-@pytest.fixture
-def proxy(rules_url: str) -> Iterator[Recording]:
-    with recorded(rules_url) as recording:
-        yield recording
 
 
 def bounded(url: str, **options: Any) -> Weftline:

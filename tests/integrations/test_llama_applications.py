@@ -67,11 +67,6 @@ def proxy(rules_url: str) -> Iterator[Recording]:
         yield recording
 
 
-@pytest.fixture(scope="module")
-def rules_url(start_script: StartServer) -> str:
-    return start_script(RULES)
-
-
 def ours(url: str, **options: Any) -> Weftline:
     return Weftline(base_url=url, max_tokens=64, context_window=3900, **options)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,9 +22,8 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.llms.weftline import Weftline
 from tenacity import wait_none
 
-from tests.integrations.conftest import StartServer
-from tests.integrations.recording import Recording, recorded
-from tests.integrations.test_llama_ahead import CHAT, SUBMIT, counts
+from tests.integrations.recording import Recording
+from tests.integrations.test_llama_ahead import SUBMIT, counts
 from tests.integrations.test_llama_routing import Events
 
 # LlamaIndex's own, of its runner.
@@ -42,17 +40,6 @@ QUERIES = ["Where is it?", "How long is it?", "Where is it?"]
 ANSWERS = ["In Italy.", "405 km.", "In Italy."]
 LONG = " ".join(f"The Tiber flows past town number {n}." for n in range(200))
 CONTEXTS = [["The Tiber is in Italy."], ["It has 405 km.", "It is old."], [LONG]]
-
-
-@pytest.fixture(scope="module")
-def rules_url(start_script: StartServer) -> str:
-    return start_script(RULES)
-
-
-@pytest.fixture
-def proxy(rules_url: str) -> Iterator[Recording]:
-    with recorded(rules_url) as recording:
-        yield recording
 
 
 def judges(llm: Any) -> dict[str, Any]:
@@ -117,12 +104,14 @@ def test_a_batch_is_one_request(proxy: Recording, evaluate: Any) -> None:
     }
 
 
-@pytest.mark.parametrize(("workers", "ahead"), [(2, True), (18, True), (17, False)])
-def test_workers_are_kept(proxy: Recording, workers: int, ahead: bool) -> None:
-    """Fewer workers than evaluations say how many may run at once. Two is LlamaIndex's default."""
-    outcome(of_texts, ours(proxy.url), workers=workers)
-    assert (len(proxy.bodies(SUBMIT)) == 1) == ahead
-    assert bool(proxy.bodies(CHAT)) == (not ahead)
+@pytest.mark.parametrize("workers", [1, 2, 17, 18])
+def test_any_number_of_workers_is_one_request(proxy: Recording, workers: int) -> None:
+    """Workers say how many evaluations run at once, of which there are 18. The results are equal,
+    and so are the events.
+    """
+    found = outcome(of_texts, ours(proxy.url), workers=workers)
+    assert counts(proxy) == (1, 0)
+    assert found == outcome(of_texts, ours(proxy.url, ahead=False), workers=workers)
 
 
 class Mine(CorrectnessEvaluator):

@@ -30,7 +30,6 @@ from llama_index.core.schema import TextNode
 from llama_index.core.tools import QueryEngineTool
 from llama_index.llms.weftline import Weftline
 
-from tests.integrations.conftest import StartServer
 from tests.integrations.recording import recorded
 from tests.integrations.test_llama_ahead import CHAT, SUBMIT, wait_for
 from tests.integrations.test_llama_applications import (
@@ -51,11 +50,6 @@ RULES = [
     ("ood9", "A summary of the last leaves."),
     ("", "It flows into the sea at last."),
 ]
-
-
-@pytest.fixture(scope="module")
-def rules_url(start_script: StartServer) -> str:
-    return start_script(RULES)
 
 
 def leaves(count: int = 4) -> list[TextNode]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -22,23 +21,14 @@ from llama_index.response_synthesizers.weftline import (
     WeftlineSynthesizer,
 )
 
+from tests.integrations import test_llama_ahead
 from tests.integrations.conftest import StartServer, served
 from tests.integrations.recording import Recording, recorded
-from tests.integrations.test_llama_ahead import CASES, CHAT, RULES, bounded, counts, nodes
+from tests.integrations.test_llama_ahead import CASES, CHAT, bounded, counts, nodes
 from weftline.errors import ConnectionFailed
 
+RULES = test_llama_ahead.RULES
 MODES = [*CASES, "simple_summarize", "generation"]
-
-
-@pytest.fixture(scope="module")
-def rules_url(start_script: StartServer) -> str:
-    return start_script(RULES)
-
-
-@pytest.fixture
-def proxy(rules_url: str) -> Iterator[Recording]:
-    with recorded(rules_url) as recording:
-        yield recording
 
 
 def ours(url: str, mode: str, **options: Any) -> WeftlineSynthesizer:

@@ -67,14 +67,19 @@ class Branches:
         """The conditions get the value itself, and the side that is taken gets variables."""
         reason = ""
         if self._decides and not self._lowering.mode.is_ahead and is_symbolic(value):
+            tests = [getattr(test, "func", None) for test, _ in step.runnable.branches]
             try:
                 with self._lowering.attempt():
+                    claimed = self._lowering.checks.claim(value, *tests, unread=True)
                     conditions, side = self._conditions(step, value)
-                    if conditions:
-                        return self._in_server(step, value, conditions, side)
+                    made = self._in_server(step, value, conditions, side) if conditions else None
             except CannotCompile as error:
                 reason = f": {error.reason}"
-            else:  # the client has all that the conditions look at
+            else:
+                yield from self._lowering.checks.run(claimed)
+                if conditions:
+                    return made
+                # The client has all that the conditions look at.
                 return (yield from self._lowering.step(step.of(side), value))
         seen = value
         if is_symbolic(value):

@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig, RunnableGenerator
 
 from langchain_weftline.chat_models import ChatWeftline
 from langchain_weftline.lower.lowered import CallOptions, Draft
-from langchain_weftline.lower.parsers import lowered_parser, reads_tools
+from langchain_weftline.lower.parsers import lowered_parser, parsed_shape, reads_tools
 from langchain_weftline.lower.prompts import (
     calls_user_code,
     item_for,
@@ -168,7 +168,8 @@ class Calls:
             raise CannotCompile(parser, "its input is not the answer of a model")
         after = "" if make is None else ", and the client makes an object of it"
         self._lowering.note(step, f"transform {spec['op']!r}{after}", in_server=True)
-        return replace(text.then(spec), make=make)
+        data = text.then(spec)
+        return replace(data, make=make, shape=parsed_shape(parser, data.transforms))
 
     def template(self, step: Step, value: Any) -> Steps:
         """A prompt template."""

@@ -18,6 +18,8 @@ from langchain_core.runnables import (
 )
 
 from langchain_weftline.lower.branches import Branches, Choice, at_once
+from langchain_weftline.lower.checks import objects_in
+from langchain_weftline.lower.parsers import structured
 from langchain_weftline.lower.pure import Routed, apply_pure
 from langchain_weftline.lower.steps import Fork, Handler, Lowerer, Step, Steps
 from langchain_weftline.lower.symbols import (
@@ -107,8 +109,16 @@ class Flow:
             return items[0] if len(items) == 1 else tuple(items)
         if has_async or function is None:
             raise CannotCompile(step.runnable, "it has an async function")
+        if (parsed := structured(function, value)) is not None:
+            why = "transform 'json', and the client makes an object of it"
+            self._lowering.note(step, why, in_server=True)
+            return parsed
         with self._lowering.attempt():
+            claimed = self._lowering.checks.claim(value, function)
             made = apply_pure(function, value, self._branches.decide(step, value))
+            if any(ref.is_field for ref in objects_in(made)):
+                raise CannotCompile(step.runnable, "it gives an object of an object")
+        yield from self._lowering.checks.run(claimed)
         if isinstance(made, Routed):
             self._lowering.note(step, "it chooses a chain by the client's value", in_server=True)
             return (yield from self._lowering.step(step.of(made.runnable), value))

@@ -76,7 +76,8 @@ class Variable:
     """The value of variable `var` after `transforms`.
 
     With `is_message` the value becomes an AIMessage, and `form` is the form that the request asked
-    for. `make` builds the client's object from the value.
+    for. `make` builds the client's object from the value or the message. `is_field` says that it is
+    a part of an object, which must be valid.
     """
 
     var: str
@@ -85,6 +86,7 @@ class Variable:
     is_text: bool = True
     make: Make | None = None
     form: Form | None = None
+    is_field: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,11 @@ def variables_of(tree: Tree) -> tuple[str, ...]:
     return tuple(dict.fromkeys(leaf.var for leaf in _variables(tree)))
 
 
+def fields_of(tree: Tree) -> tuple[str, ...]:
+    """The distinct variables of objects of which `tree` needs a field, in order."""
+    return tuple(dict.fromkeys(leaf.var for leaf in _variables(tree) if leaf.is_field))
+
+
 def specs_of(tree: Tree) -> Iterator[Spec]:
     """The transforms that building `tree` runs."""
     for leaf in _variables(tree):
@@ -204,7 +211,7 @@ def build(tree: Tree, values: Mapping[str, Any], facts: Facts) -> Any:
     if isinstance(tree, Variable):
         value = _transformed(tree.transforms, values[tree.var])
         if tree.is_message:
-            return message_of(facts.get(tree.var) or Value(tree.var, value, {}), tree.form)
+            value = message_of(facts.get(tree.var) or Value(tree.var, value, {}), tree.form)
         return value if tree.make is None else tree.make(value)
     if isinstance(tree, Mapped):
         return {key: build(item, values, facts) for key, item in tree.items}
@@ -323,9 +330,14 @@ def _common_start(readers: list[tuple[Spec, ...]]) -> tuple[Spec, ...]:
 def _tree(value: Any, shared: Mapping[str, tuple[Spec, ...]]) -> Tree:
     if not is_symbolic(value):
         return Constant(value)
+    if isinstance(value, Ref) and value.form is not None:
+        form, make = value.form, value.make
+        return Variable(value.var, is_message=True, is_text=False, make=make, form=form)
     if isinstance(value, Ref):
         rest = value.transforms[len(shared.get(value.var, ())) :]
-        return Variable(value.var, rest, is_text=value.is_text, make=value.make)
+        return Variable(
+            value.var, rest, is_text=value.is_text, make=value.make, is_field=value.is_field
+        )
     if isinstance(value, Local):
         return Variable(value.var, is_text=False, make=value.part)
     if isinstance(value, Answer):

@@ -18,6 +18,7 @@ from langchain_core.runnables.configurable import DynamicRunnable
 
 from langchain_weftline.lower.branches import Branches
 from langchain_weftline.lower.calls import Calls
+from langchain_weftline.lower.checks import Checks
 from langchain_weftline.lower.classic import Classic
 from langchain_weftline.lower.control import Control
 from langchain_weftline.lower.flow import Flow
@@ -53,6 +54,7 @@ class Lowering:
     ) -> None:
         self._note = note
         self.mode = mode
+        self.checks = Checks()
         self.searches = Searches(self, mint)
         self.calls = Calls(self, mint, self.searches)
         self._classic = Classic(self)
@@ -129,12 +131,14 @@ class Lowering:
         """Undo what was lowered in this block, if it raises CannotCompile."""
         note, notes = self._note, list[Note]()
         calls, searches = self.calls.state(), self.searches.state()
+        checks = self.checks.state()
         self._note = None if note is None else notes.append
         try:
             yield
         except CannotCompile:
             self.calls.restore(calls)
             self.searches.restore(searches)
+            self.checks.restore(checks)
             raise
         finally:
             self._note = note

@@ -9,9 +9,10 @@ a subclass may override anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -25,7 +26,8 @@ from langchain_core.output_parsers.openai_tools import (
 )
 from langchain_core.outputs import ChatGeneration
 
-from langchain_weftline.lower.symbols import CannotCompile, Make, Spec
+from langchain_weftline.lower.shapes import ObjectShape, shape_of
+from langchain_weftline.lower.symbols import Answer, CannotCompile, Make, Ref, Spec
 from weftline import parsers, transforms
 from weftline.errors import InvalidRequest
 
@@ -48,6 +50,33 @@ def lowered_parser(parser: Parser) -> tuple[Spec | None, Make | None]:
     except InvalidRequest as error:
         raise CannotCompile(parser, error.message) from error
     return spec, None if parts.make is None else parts.make(parser)
+
+
+def parsed_shape(parser: Parser, found: tuple[Spec, ...]) -> ObjectShape | None:
+    """The shape of the object that the client makes, from what the transforms `found` find."""
+    if type(parser) is PydanticOutputParser:
+        return shape_of(parser.pydantic_object, found)
+    if type(parser) is PydanticToolsParser and parser.first_tool_only and len(parser.tools) == 1:
+        return shape_of(parser.tools[0], (*found, {"op": "path", "keys": ["args"]}))
+    return None
+
+
+def structured(function: Any, value: Any) -> Ref | None:
+    """The object that ChatOpenAI's structured output by a JSON schema reads from a message.
+
+    None for any other function, and for a class with code of the user.
+    """
+    if not isinstance(function, partial) or not isinstance(value, Answer) or value.form is None:
+        return None
+    place = function.func.__module__, function.func.__qualname__
+    if place != ("langchain_openai.chat_models.base", "_oai_structured_outputs_parser"):
+        return None
+    kind = value.form.kind
+    if kind is None or function.args or function.keywords != {"schema": kind}:
+        return None
+    data = value.text.then({"op": "json"})
+    shape = shape_of(kind, data.transforms)
+    return None if shape is None else replace(data, make=function, form=value.form, shape=shape)
 
 
 def has_transform(cls: type[Any]) -> bool:

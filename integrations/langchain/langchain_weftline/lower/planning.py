@@ -12,6 +12,7 @@ from typing import Any
 from langchain_core.documents import Document
 from langchain_core.runnables import Runnable, RunnableConfig
 
+from langchain_weftline.lower.checks import Check
 from langchain_weftline.lower.lowered import tree_of, variables_of
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.prompts import is_plain
@@ -65,6 +66,8 @@ def _follow(part: Steps, planned: Planned | None) -> Any:
 
 def _answer(request: Request, planned: Planned | None) -> Any:
     match request:
+        case Run(step=Check()):
+            return None
         case Fork(parts):
             return [_follow(part, planned) for part in parts]
         case Fetch() if planned is not None:

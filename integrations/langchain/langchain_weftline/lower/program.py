@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from langchain_weftline.lower.lowered import Tree, build, tree_of, variables_of
+from langchain_weftline.lower.checks import Check, Readers
+from langchain_weftline.lower.lowered import Tree, build, fields_of, tree_of, variables_of
 from langchain_weftline.lower.steps import Fetch, Fork, Run, Steps
 from langchain_weftline.lower.symbols import Local, Make, name_of
 from langchain_weftline.model.answers import new_variable
@@ -93,6 +94,7 @@ class Program:
         self._open: dict[Job, None] = {}  # in the order of the chain
         self._promised: dict[str, Job] = {}  # by the promise's variable
         self.known: dict[str, Event] = {}
+        self.readers = Readers()
         self.running = 0
         self.outcome: Outcome | None = None
 
@@ -227,7 +229,7 @@ class Program:
     def _look(self, waiting: Part | Job) -> None:
         """Let a part or a step continue if all its variables are ready, or one has failed."""
         tree = self._waiting.get(waiting)
-        outcome = None if tree is None else settle(tree, self.known)
+        outcome = None if tree is None else settle(tree, self.known, readers=self.readers)
         if outcome is None:  # it still waits, or another event has let it continue
             return
         del self._waiting[waiting]
@@ -247,7 +249,12 @@ class Program:
             self._ready.append((job.part, outcome))
             return
         assert job.promise is not None, "its part went on with a promise"
+        lost = set[str]()
+        if outcome.error is not None and isinstance(job.run.step, Check):
+            lost = self.readers.fail(job.reads[0], outcome.error)
         self.told(_event(job.promise.var, outcome))
+        for name in lost:
+            self.told(_event(name, outcome))
         self._show(job, outcome)
 
     def _show(self, job: Job, outcome: Outcome) -> None:
@@ -293,11 +300,15 @@ def settle(
     calls: Sequence[Call] = (),
     *,
     streamed: bool = False,
+    readers: Readers | None = None,
 ) -> Outcome | None:
     """The outcome of `tree`, None while it is not known. Failures are LangChain's own exceptions.
 
-    `calls` are the calls whose own transforms may have failed.
+    `calls` are the calls whose own transforms may have failed. A field of an object whose check has
+    failed, as `readers` know, has that error.
     """
+    if readers is not None and (error := readers.error_of(fields_of(tree))) is not None:
+        return Outcome(error=error)
     names = variables_of(tree)
     found = [known[name] for name in names if name in known]
     failed = next((event for event in found if isinstance(event, (Failed, Lost))), None)

@@ -280,6 +280,8 @@ def _attribute(on: Evaluation, node: ast.Attribute) -> Any:
     owner = on.value(node.value)
     if isinstance(owner, Answer) and not owner.calls_tools and node.attr in ("content", "text"):
         return owner.text
+    if isinstance(owner, Ref) and owner.shape is not None:
+        return owner.shape.attribute(owner, node.attr, on.step)
     raise on.impure(node)
 
 
@@ -389,7 +391,7 @@ def _method(on: Evaluation, node: ast.Attribute, values: list[Any], named: dict[
 
 
 def _join(on: Evaluation, separator: str, values: Any) -> Any:
-    if isinstance(values, Ref):
+    if isinstance(values, Ref) and values.make is None:
         return values.then({"op": "join", "separator": separator}, is_text=True)
     if not isinstance(values, (list, tuple, dict)):
         raise CannotCompile(on.step, "it joins something that is not a list")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from langchain_core.prompts import BasePromptTemplate
 
@@ -38,17 +38,35 @@ def name_of(step: object) -> str:
     return f"{type(step).__name__} {name!r}" if isinstance(name, str) else type(step).__name__
 
 
+class Shape(Protocol):
+    """The parts of an object that the server has."""
+
+    def has(self, name: str) -> bool:
+        """Whether an object has this field."""
+
+    def attribute(self, owner: Ref, name: str, step: object) -> Ref:
+        """`owner.name`. Raises CannotCompile where its value is not certain."""
+
+    def item(self, owner: Ref, key: Any, step: object) -> Ref:
+        """`owner[key]`. Raises CannotCompile where its value is not certain."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ref:
     """The variable `var` after `transforms`. `is_text` says that the value is surely a string.
 
-    `make` builds the object that the client's steps get, if that is not the value itself.
+    `make` builds the object that the client's steps get, if that is not the value itself. With a
+    `form` it builds the object from the message, whose form the request asked for. `shape` has the
+    object's fields. `is_field` marks the value of one, which counts only if the object is valid.
     """
 
     var: str
     transforms: tuple[Spec, ...] = ()
     is_text: bool = True
     make: Make | None = None
+    form: Form | None = None
+    shape: Shape | None = None
+    is_field: bool = False
 
     def then(self, spec: Spec, *, is_text: bool = False) -> Ref:
         """This value after one more transform."""
@@ -299,6 +317,8 @@ def is_list_of_texts(value: Any) -> bool:
 
 def item_of(value: Any, key: Any, step: object) -> Ref:
     """`value[key]` for a value of the server."""
+    if isinstance(value, Ref) and value.shape is not None:
+        return value.shape.item(value, key, step)
     if not isinstance(value, Ref) or value.make is not None or type(key) not in (str, int):
         raise CannotCompile(step, f"it takes item {str(key)[:40]!r} of a {_kind(value)}")
     *before, last = value.transforms or ({},)
@@ -307,7 +327,7 @@ def item_of(value: Any, key: Any, step: object) -> Ref:
         of_texts = last.get("op") == "text" and last["method"] not in FACTS and type(key) is int
         return value.then({"op": "path", "keys": [key]}, is_text=of_texts)
     deeper = {"op": "path", "keys": [*last["keys"], key]}
-    return Ref(value.var, (*before, deeper), is_text=False)
+    return replace(value, transforms=(*before, deeper), is_text=False)
 
 
 def string_pieces(value: Any, step: object) -> tuple[Fragment, ...]:

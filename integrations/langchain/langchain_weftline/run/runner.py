@@ -259,7 +259,8 @@ class Execution:
             self._on_graph(await awaited(self._submits.feed.fetch_graph()))
 
     def _settled(self, lowered: Lowered, streamed: bool) -> Outcome | None:
-        return settle(lowered.result, self._program.known, lowered.calls, streamed=streamed)
+        known, readers = self._program.known, self._program.readers
+        return settle(lowered.result, known, lowered.calls, streamed=streamed, readers=readers)
 
 
 class _AsyncInbox:
@@ -286,7 +287,7 @@ def _shown(lowered: Lowered, text: str) -> Any:
 def _whole(lowered: Lowered, made: Any) -> Any:
     """A result that is not streamed. A message becomes a single chunk."""
     result = lowered.result
-    if not isinstance(result, Variable) or not result.is_message:
+    if not isinstance(result, Variable) or not result.is_message or result.make is not None:
         return made
     said = made.model_dump(exclude={"type"})
     return AIMessageChunk(**said, chunk_position="last")

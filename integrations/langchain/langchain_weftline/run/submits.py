@@ -11,6 +11,7 @@ from langchain_weftline.lower.lowered import Draft, Lowered, finish, raw_calls, 
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.maps import EachDraft
 from langchain_weftline.lower.program import Event, Job, Lost, Outcome, Program
+from langchain_weftline.lower.symbols import Prompt, Ref
 from langchain_weftline.model.patience import Deadlines
 from langchain_weftline.run.telling import Telling
 from weftline.adapters import Feed, Promises, Result
@@ -50,6 +51,7 @@ class Submits:
         """Submit the calls found so far, and watch the variables that parts of the chain need."""
         drafts, self._calls.drafts = self._calls.drafts, []
         drafts = self._with_texts(drafts)
+        self._note_reads(drafts)
         needed = dict.fromkeys([*self._program.wanted(), *self._heard(drafts)])
         wanted = [name for name in needed if self._is_to_watch(name)]
         if drafts and not wanted:
@@ -59,10 +61,24 @@ class Submits:
     def rest(self, outcome: Outcome) -> Lowered:
         """The calls that are not submitted yet, and the chain's result."""
         drafts = self._with_texts(self._calls.drafts)
+        self._note_reads(drafts)
         # What a step of the server reads stays raw, as it is for a step of the client.
         reads = (name for step in self._searches.drafts for name in step.reads)
         wanted = [*self._program.wanted(), *reads]
         return finish(drafts, outcome.get(), self._calls.server, self._heard, wanted)
+
+    def _note_reads(self, drafts: Sequence[Draft]) -> None:
+        """Note what depends on objects, so that it fails with an object that is not valid."""
+        found: dict[str, Sequence[Ref | str]] = {}
+        for draft in drafts:
+            reads: list[Ref | str] = [hole.ref for hole in Prompt(draft.turns).holes()]
+            reads += [guard.on for guard in self._calls.asked[draft.var].guards]
+            found[draft.var] = reads
+        found |= {step.var: step.reads for step in self._searches.drafts}
+        for name, read in found.items():
+            error = self._program.readers.add(name, read)
+            if error is not None:
+                self._program.told(Lost(name, error))
 
     def last(self, lowered: Lowered, tell: OnMessage, *, parts: bool = False) -> None:
         """Submit the remaining calls, and watch the remaining variables of the result."""

@@ -104,6 +104,8 @@ class Telling:
             for name in list(self._waiting):
                 is_made = _holds(self._asked[name].guards, known)
                 prompt = settle(self._prompts[name], known)
+                if isinstance(known.get(name), Lost):  # an object that it reads is not valid
+                    is_made = False
                 if is_made is False:  # it is on a side that was not taken
                     self._waiting.remove(name)
                 if not is_made or prompt is None:

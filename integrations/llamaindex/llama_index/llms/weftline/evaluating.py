@@ -1,4 +1,9 @@
-"""Plans the calls of a BatchEvalRunner. What it evaluates is known at the start."""
+"""Plans the calls of a BatchEvalRunner. What it evaluates is known at the start.
+
+Its `workers` bound how many calls the client has in flight, so that they do not overload a server.
+Calls that are sent ahead are one request, and the server schedules them. So `workers` bounds only
+how many evaluations read their results at once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,6 @@ from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.settings import Settings
 from llama_index.llms.weftline.plan import Plan, Unplannable, follow, plan_of, split
 
-DEFAULT_WORKERS = 2  # of a BatchEvalRunner
 NO_REFERENCE = "(NO REFERENCE ANSWER SUPPLIED)"  # LlamaIndex's words
 
 
@@ -116,10 +120,7 @@ def plan_evaluations(runner: Any, given: Mapping[str, Any]) -> Plan:
     """
     llm = judge_of(runner)
     plan = plan_of(llm)
-    cases = [*_cases(runner, given)]
-    if runner.workers != DEFAULT_WORKERS and runner.workers < len(cases):
-        raise Unplannable("workers says how many evaluations may run at once")
-    for judge, case in cases:
+    for judge, case in _cases(runner, given):
         follow_judge, needs = _JUDGES.get(type(judge), (None, ()))
         if follow_judge is None or judge._llm is not llm:
             continue  # its calls go one by one
