@@ -85,7 +85,7 @@ test-faults: install ## what goes wrong: docs/reliability.md
 check: install ## lint, types, layers, docs/ as a site, and the README's programs from built wheels
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(PYTEST) $(SHAPE) tests/test_packaging.py tests/test_gpu_results.py
 	@# not -q: mkdocs then counts no warnings
 	$(BIN)/mkdocs build --strict
