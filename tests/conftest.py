@@ -33,12 +33,15 @@ LONGEST = (
 
 
 def pytest_configure() -> None:
-    """Let hypothesis take its time: beside other work a second is not enough for ten examples."""
+    """Let hypothesis take its time: beside other work a second is not enough for ten examples, nor
+    are 200 ms for each. pytest-timeout bounds every test.
+    """
     if importlib.util.find_spec("hypothesis") is None:  # machines with a GPU may lack it
         return
     from hypothesis import HealthCheck, settings
 
-    settings.register_profile("busy machine", suppress_health_check=[HealthCheck.too_slow])
+    slow = [HealthCheck.too_slow]
+    settings.register_profile("busy machine", deadline=None, suppress_health_check=slow)
     settings.load_profile("busy machine")
 
 
