@@ -56,7 +56,8 @@ INTRODUCTION = """# Benchmarks
 
 `weftline bench all` measures all workloads, after `make install` and `make install-bench`. On two
 cores it takes about half a day, most of it for the agents, and it prints how much is left. With
-`--quick` it runs small sizes and takes ten minutes. `--repeat N` sets the repetitions of each
+`--quick` it runs small sizes and takes ten minutes. On a CPU with AVX2 only, six systems take 44
+minutes, seven of which vLLM needs to start. `--repeat N` sets the repetitions of each
 point. `--within S` stops after the last complete turn that fits in S seconds, with exit code 3 if
 something is left. `--resume` keeps the runs of the same code, machine and settings. Both together
 measure in parts:
@@ -66,7 +67,8 @@ measure in parts:
 Each workload writes two files. Its raw runs go to the folder raw/ of the results, which git
 ignores. A summary goes beside that folder and is committed: medians, quartiles, counts, and what
 the pictures show. `--resume` needs the raw runs. `weftline bench summarise` makes the summaries
-from them again.
+from them again. `weftline bench table --folder FOLDER` writes the first points of all summaries of
+a folder to one file. It is committed in their place where a run has many systems.
 
 Servers and client run on all cores, or on those of `--cores` and `--client-cores`. The results name
 them.

@@ -29,6 +29,8 @@ def write_systems(folder: Path) -> Path:
     if not reports:
         raise InvalidRequest(f"there are no summaries in {folder}: run `weftline bench all` first")
     found: dict[str, Any] = {"date": reports[0]["date"], **{n: reports[0][n] for n in ALIKE}}
+    commits = dict.fromkeys(report["machine"]["commit"] for report in reports)
+    found["machine"] = {**found["machine"], "commit": ", ".join(commits)}
     titles = {name: of["title"] for one in reports for name, of in one["systems"].items()}
     found["systems"] = titles
     found["rows"] = [row for report in reports for row in _rows(report, list(titles))]
@@ -67,7 +69,7 @@ def section(found: Report, about: str) -> list[str]:
         *paragraph(
             f"Each cell has the median of {repeats} repetition{'s' if repeats > 1 else ''} of the "
             f"workload's first point, and its ratio to {titles[0]}; above 1 is better. A dash says "
-            "that calls were lost."
+            "that the system did not run it, or lost calls."
         ),
         "",
         f"| workload | round trip | {' | '.join(titles)} |",

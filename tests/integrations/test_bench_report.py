@@ -281,7 +281,7 @@ def test_one_table_holds_the_first_points_of_all_systems(tmp_path: Path) -> None
         return {**where, "failed": 0, "metrics": {"seconds": metric}, **more}
 
     titles = {"plain": {"title": "Plain"}, "hand": {"title": "By hand"}, "ours": {"title": "Ours"}}
-    machine = {"cpu": "a CPU", "cores": 2, "bf16_instructions": True}
+    machine = {"cpu": "a CPU", "cores": 2, "bf16_instructions": True, "commit": "c1"}
     alike = {"date": "today", "machine": machine, "scale": {"name": "quick"}}
     alike |= dict.fromkeys(one for one in systems.ALIKE if one not in alike)
     chain = [row("plain", 0, 6), row("hand", 0, 5), row("ours", 0, 4, failed=1)]
@@ -290,12 +290,16 @@ def test_one_table_holds_the_first_points_of_all_systems(tmp_path: Path) -> None
     rag = [row("plain", 0, 6), row("ours", 0, 1.5)]
     for name, rows, of in (("chain_summary", chain, titles), ("rag", rag, titles)):
         report = {**alike, "workload": name, "repeats": 3, "systems": of, "rows": rows}
+        if name == "rag":  # it was measured again later
+            report["machine"] = {**machine, "commit": "c2"}
         path = tmp_path / "quick" / f"{name}.json"
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(report))
     path = systems.write_systems(tmp_path / "quick")
     assert path == tmp_path / "quick-systems.json"
-    lines = systems.section(json.loads(path.read_text()), "About.")
+    found = json.loads(path.read_text())
+    assert found["machine"]["commit"] == "c1, c2"
+    lines = systems.section(found, "About.")
     assert (
         lines[0]
         == "## All systems at the sizes of `--scale quick`, on a CPU with bfloat16 instructions"
