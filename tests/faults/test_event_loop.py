@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.faults.pace import keeps_pace
+from tests.faults.pace import ATOMIC_S, keeps_pace
 from tests.null.asgi import Serve, Server, call
 from weftline_engine import api
 from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
@@ -254,4 +254,4 @@ async def test_a_submit_of_ten_thousand_calls(
             await asyncio.sleep(0.01)
         await server.http.delete(f"/v1/session/{session.id}")
 
-    assert await keeps_pace(server, work)
+    assert await keeps_pace(server, work, ATOMIC_S)
