@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding, Embedding
 from llama_index.core.bridge.pydantic import Field
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.schema import BaseNode
 from llama_index.llms.weftline.retrieved import aask, ask
 from llama_index.llms.weftline.spans import listen
 
 from weftline.adapters import retrieval
 from weftline.adapters.fields import ServerFields
+
+_dispatcher = get_dispatcher(__name__)
 
 
 class WeftlineEmbedding(BaseEmbedding, ServerFields):
@@ -35,6 +40,11 @@ class WeftlineEmbedding(BaseEmbedding, ServerFields):
     def class_name(cls) -> str:
         """The name of this class in saved settings."""
         return "WeftlineEmbedding"
+
+    @_dispatcher.span
+    async def acall(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
+        """Embed nodes. LlamaIndex gives `__call__` a span, but not this method."""
+        return await super().acall(nodes, **kwargs)
 
     def _get_text_embeddings(self, texts: list[str]) -> list[Embedding]:
         parts = retrieval.portions(texts)

@@ -1,8 +1,10 @@
-"""Watches LlamaIndex through its public instrumentation.
+"""Watches LlamaIndex through a span handler of its public instrumentation.
 
 At the start of a synthesis or an extraction, before its first call, the handler gets the object and
 all its texts. Then it sends the graph ahead. During a call, the spans around it have its template
-and arguments. The handler changes none of LlamaIndex's objects.
+and arguments. Some methods have no span. They are found on the call stack at the first span inside
+them (callers.py). None of LlamaIndex's classes, functions and settings is changed: the list of span
+handlers gets one more.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import QueryBundle
 from llama_index.llms.weftline.ahead import Ahead
 from llama_index.llms.weftline.building import builder_of, can_build, plan_build
+from llama_index.llms.weftline.callers import Callers, Method
 from llama_index.llms.weftline.choosing import is_sent_ahead
 from llama_index.llms.weftline.composed import Composed
 from llama_index.llms.weftline.evaluating import can_evaluate, judge_of, plan_evaluations
@@ -42,7 +45,6 @@ from llama_index.llms.weftline.provenance import MIN_SEARCHED, Run, begin_run, b
 from llama_index.llms.weftline.retrieving import Finding, Lookup, finding_of
 from llama_index.llms.weftline.rewriting import Rewritten, is_transform, looked_ahead, transformed
 from llama_index.llms.weftline.routing import can_route, decider_of, graph_of
-from llama_index.llms.weftline.scopes import ENCLOSING, enclose
 from llama_index_instrumentation import get_dispatcher
 
 from weftline.adapters import Pieces, Request, Result, RunSessions, Server
@@ -79,17 +81,24 @@ class Span(Nested):
 
 
 class Spans:
-    """The open spans, by their ids."""
+    """The open spans: LlamaIndex's by their ids, and those of methods without a span."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[str, Span] = OrderedDict()
+        self._callers: Callers[Span] = Callers(_end)
         self._lock = Lock()
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._open) + len(self._callers)
 
     def enter(self, id: str, instance: Any, arguments: Mapping[str, Any], parent: Any) -> None:
         """Note that a method begins."""
+
+        def called(method: Method) -> Span:
+            return Span(method.instance, method.arguments, self._innermost(parent))
+
+        for around, made in self._callers.note(called):
+            self._send_ahead(made, around.name, made)
         span = Span(instance, arguments, self._innermost(parent))
         with self._lock:
             self._open[id] = span
@@ -102,26 +111,18 @@ class Spans:
             self._send_ahead(span, method, owner)
 
     def _innermost(self, active: str | None) -> Span | None:
-        """The span with the id `active`, or the scope of ours that is inside it."""
-        span, scope = self._open.get(active or ""), self._open.get(ENCLOSING.get() or "")
-        if scope is not None and (span is None or span in scope.ancestry()):
-            return scope
+        """The span with the id `active`, or a method without a span that is inside it."""
+        span, called = self._open.get(active or ""), self._callers.find()
+        if called is not None and (span is None or span in called.ancestry()):
+            return called
         return span
 
     def leave(self, id: str, result: Any) -> None:
         """Note that a method ends. Its `result` may be a stream that nobody has read yet."""
         with self._lock:
             span = self._open.pop(id, None)
-        if span is None:
-            return
-        if (graph := span.graph) is not None:
-            streamed = getattr(result, "response_gen", None) or result
-            if inspect.isgenerator(streamed) or inspect.isasyncgen(streamed):
-                finalize(streamed, _leave, graph)
-            else:
-                _leave(graph)
-        if _chat_of(span) is None:
-            span.runs.finish()
+        if span is not None:
+            _end(span, result)
 
     def _send_ahead(self, span: Span, method: str, owner: Span) -> None:
         """Submit what is certain to be asked next, as a graph of `owner`."""
@@ -319,6 +320,18 @@ def _runs(root: Span) -> RunSessions[Run]:
         return runs
 
 
+def _end(span: Span, result: Any = None) -> None:
+    """Note that the method of a span has ended. A stream that it returned may still be read."""
+    if (graph := span.graph) is not None:
+        streamed = getattr(result, "response_gen", None) or result
+        if inspect.isgenerator(streamed) or inspect.isasyncgen(streamed):
+            finalize(streamed, _leave, graph)
+        else:
+            _leave(graph)
+    if _chat_of(span) is None:
+        span.runs.finish()
+
+
 def _leave(graph: Graph) -> None:
     """Note that no more requests will come for a graph."""
     for asking in graph.askings:
@@ -461,11 +474,12 @@ class _Handler(BaseSpanHandler[Any]):
 
 SPANS = Spans()
 _HANDLER = _Handler()
+_LISTENING = Lock()
 
 
 def listen() -> None:
     """Add the handler to LlamaIndex's instrumentation, also again if it was removed."""
-    enclose(SPANS, active_span_id.get)
     root = get_dispatcher()
-    if _HANDLER not in root.span_handlers:
-        root.add_span_handler(_HANDLER)
+    with _LISTENING:
+        if all(handler is not _HANDLER for handler in root.span_handlers):
+            root.add_span_handler(_HANDLER)
