@@ -65,7 +65,7 @@ def option_of(
     """
     if type(engine) is not RetrieverQueryEngine:
         return None
-    finding = finding_of(engine._retriever, query)
+    finding = finding_of(engine.retriever, query)
     if finding is None or finding.server.place != server.place:
         return None
     synthesizer = engine._response_synthesizer
@@ -87,7 +87,7 @@ def is_sent_ahead(llm: Any, server: Server) -> bool:
     return (
         hasattr(llm, "asking")
         and llm.ahead
-        and llm.rate_limiter is None
+        and getattr(llm, "rate_limiter", None) is None  # LlamaIndex 0.14.12 has none
         and llm.asking.server.place == server.place
     )
 

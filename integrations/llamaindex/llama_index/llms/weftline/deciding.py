@@ -16,8 +16,11 @@ from llama_index.core.program import FunctionCallingProgram
 from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.question_gen.output_parser import SubQuestionOutputParser
 from llama_index.core.question_gen.prompts import build_tools_text
-from llama_index.core.selectors import LLMSingleSelector, PydanticSingleSelector
-from llama_index.core.selectors.llm_selectors import _build_choices_text
+from llama_index.core.selectors import (
+    LLMSingleSelector,
+    PydanticSingleSelector,
+    llm_selectors,
+)
 from llama_index.llms.weftline.objects import are_asked_in_text
 from llama_index.llms.weftline.plan import ARGUMENTS, Plan, Unplannable, plan_of
 from llama_index.llms.weftline.symbols import Spec
@@ -40,7 +43,7 @@ def selection_of(selector: Any, choices: Sequence[Any], query: str) -> Decision:
     """
     asked = {
         "num_choices": len(choices),
-        "context_list": _build_choices_text(choices),
+        "context_list": llm_selectors._build_choices_text(choices),
         "query_str": query,
     }
     if type(selector) is LLMSingleSelector:
@@ -54,12 +57,12 @@ def selection_of(selector: Any, choices: Sequence[Any], query: str) -> Decision:
     program = getattr(selector, "_selector_program", None)
     if type(selector) is not PydanticSingleSelector or type(program) is not FunctionCallingProgram:
         raise Unplannable("the selector is not known")
-    if program._output_cls is not SingleSelection or are_asked_in_text(program._llm):
+    if program.output_cls is not SingleSelection or are_asked_in_text(program._llm):
         raise Unplannable("the selection is asked for in another way")
     if program._tool_choice or program._allow_parallel_tool_calls or not program._tool_required:
         raise Unplannable("the selector's tool has other options")
     plan = plan_of(program._llm, SingleSelection)
-    plan.predict("select", program._prompt, **asked)
+    plan.predict("select", program.prompt, **asked)
     index: Spec = {"op": "path", "keys": ["index"]}
     return Decision(plan, (ARGUMENTS, {"op": "json_object"}, index))
 

@@ -33,7 +33,7 @@ class EarlyTool(FunctionTool):
 
     def __init__(self, tool: FunctionTool) -> None:
         self.__dict__.update(tool.__dict__)
-        self._plain = tool._async_fn
+        self._plain = tool.async_fn
         self._async_fn = self._result
         self._started: list[tuple[dict[str, Any], asyncio.Task[Any]]] = []
 

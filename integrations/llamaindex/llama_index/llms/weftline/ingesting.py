@@ -91,7 +91,7 @@ def indexing_of(index: Any, model: object, texts: Any, nodes: Any, done: int) ->
             return None
     if len(batch) < index._insert_batch_size and any(map(_embedded_text, nodes[end:])):
         return None  # the batch has nodes with vectors, too
-    return _ingestion(model, index._vector_store, batch, end)
+    return _ingestion(model, index.vector_store, batch, end)
 
 
 def _ingestion(model: object, vector_store: object, nodes: Any, end: int = 0) -> Ingestion | None:
@@ -103,7 +103,7 @@ def _ingestion(model: object, vector_store: object, nodes: Any, end: int = 0) ->
     if (
         at.place != store.server.server.place
         or embeds.embeddings_cache
-        or embeds.rate_limiter is not None
+        or getattr(embeds, "rate_limiter", None) is not None
     ):
         return None
     found: list[list[Batch]] = []

@@ -169,7 +169,7 @@ def refine(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> N
         _require(STREAMED in plan.output_cls.model_fields, f"it streams objects without {STREAMED}")
     first, then = synthesizer._text_qa_template, synthesizer._refine_template
     helper = synthesizer._prompt_helper
-    padding = synthesizer._response_padding_size
+    padding = _padding_of(synthesizer)
     biggest = get_biggest_prompt([first, then])
     parts = [
         part
@@ -199,7 +199,7 @@ def compact(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> 
     """CompactAndRefine: Refine over chunks that were packed first."""
     templates = [synthesizer._text_qa_template, synthesizer._refine_template]
     biggest = get_biggest_prompt([t.partial_format(query_str=query) for t in templates])
-    padding = synthesizer._response_padding_size
+    padding = _padding_of(synthesizer)
     packed, _ = _repack(synthesizer, plan.llm, biggest, chunks, padding)
     refine(plan, synthesizer, query, packed)
 
@@ -209,7 +209,7 @@ def accumulate(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) 
     prompt = synthesizer._text_qa_template.partial_format(query_str=query)
     for chunk in chunks:
         for part in _repack(synthesizer, plan.llm, prompt, [chunk])[0]:
-            plan.predict("answer", prompt, **synthesizer._make_prompt_kwargs(part))
+            plan.predict("answer", prompt, context_str=part)
 
 
 def compact_accumulate(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
@@ -287,9 +287,14 @@ _PACKING = (TreeSummarize, CompactAndRefine, CompactAndAccumulate)
 _SEPARATOR_TOKENS = 2
 
 
+def _padding_of(synthesizer: Any) -> int:
+    """The tokens that LlamaIndex leaves free in a prompt. LlamaIndex 0.14.12 leaves its default."""
+    return int(getattr(synthesizer, "_response_padding_size", DEFAULT_PADDING))
+
+
 def _prompts(synthesizer: Any) -> Iterator[tuple[BasePromptTemplate, int]]:
     """The templates for which a synthesizer packs chunks, and their padding."""
-    padding = getattr(synthesizer, "_response_padding_size", DEFAULT_PADDING)
+    padding = _padding_of(synthesizer)
     for name in ("_summary_template", "_text_qa_template", "_refine_template"):
         if (prompt := getattr(synthesizer, name, None)) is not None:
             yield prompt, padding
@@ -297,7 +302,7 @@ def _prompts(synthesizer: Any) -> Iterator[tuple[BasePromptTemplate, int]]:
 
 def follow(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
     """Add the calls of a synthesis to `plan`. Raises Unplannable."""
-    _require(not synthesizer._multimodal, "it is multimodal")
+    _require(not getattr(synthesizer, "_multimodal", False), "it is multimodal")
     can_stream = plan.llm.output_parser is None and not isinstance(synthesizer, Accumulate)
     _require(can_stream or not synthesizer._streaming, "LlamaIndex does not stream it")
     _SYNTHESIZERS[type(synthesizer)](plan, synthesizer, query, chunks)

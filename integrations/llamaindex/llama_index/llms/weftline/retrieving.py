@@ -103,7 +103,7 @@ def finding_of(retriever: Any, query: Any) -> Finding | None:
         or not 0 < len(query.embedding_strs) <= MAX_TEXTS
         or retriever._vector_store_query_mode is not VectorStoreQueryMode.DEFAULT
         or embeds.embeddings_cache
-        or embeds.rate_limiter is not None
+        or getattr(embeds, "rate_limiter", None) is not None
     ):
         return None
     splitters = (getattr(one, "chunk_size", None) for one in retriever._index._transformations)

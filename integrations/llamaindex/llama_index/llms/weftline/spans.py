@@ -19,6 +19,7 @@ from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
+from llama_index.core import __version__
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.instrumentation.span import active_span_id
@@ -135,6 +136,9 @@ class Spans:
         except Unplannable as reason:
             log.debug("%s is not sent ahead: %s", name, reason)
             return
+        except AttributeError as error:  # another LlamaIndex has no such member
+            _warn_of_missing(error)
+            return
         except Exception as error:  # LlamaIndex will meet the same error, and report it
             if (llm := _llm_of(span.instance)) is None:
                 log.debug("%s is not sent ahead: %s", name, error)
@@ -172,7 +176,7 @@ class Spans:
         engine = span.instance if method in QUERYING else None
         if engine is not None and type(engine) is not RetrieverQueryEngine:
             return None
-        retriever = span.instance if engine is None else engine._retriever
+        retriever = span.instance if engine is None else engine.retriever
         query = span.arguments.get("query_bundle")
         sent = (None if one.graph is None else one.graph.found for one in span.ancestry())
         if any(found is not None and found.covers(retriever, query) for found in sent):
@@ -337,6 +341,17 @@ def _leave(graph: Graph) -> None:
     for asking in graph.askings:
         asking.drop(graph)
     graph.leave()
+
+
+_MISSING: set[str] = set()
+
+
+def _warn_of_missing(error: AttributeError) -> None:
+    """Log that calls are sent one by one, because an object lacks a member. Each is named once."""
+    text = f"LlamaIndex {__version__} differs from those that the adapter knows: {error}"
+    if text not in _MISSING:
+        _MISSING.add(text)
+        log.warning("%s. So the calls that need it go one by one.", text)
 
 
 def _streams(synthesizer: Any) -> bool:

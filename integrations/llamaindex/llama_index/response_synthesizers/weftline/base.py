@@ -68,18 +68,21 @@ class WeftlineSynthesizer(BaseSynthesizer):
             llm=found,
             callback_manager=options.get("callback_manager"),
             prompt_helper=options.get("prompt_helper"),
-            chat_prompt_helper=options.get("chat_prompt_helper"),
-            streaming=self._inner._streaming,
-            output_cls=self._inner._output_cls,
-            multimodal=options.get("multimodal", False),
+            streaming=options.get("streaming", False),
+            output_cls=options.get("output_cls"),
+            # LlamaIndex 0.14.12 knows neither.
+            **{
+                name: options[name]
+                for name in {"chat_prompt_helper", "multimodal"} & options.keys()
+            },
         )
 
     def _get_prompts(self) -> PromptDictType:
-        prompts: PromptDictType = self._inner._get_prompts()
+        prompts: PromptDictType = self._inner.get_prompts()
         return prompts
 
     def _update_prompts(self, prompts: PromptDictType) -> None:
-        self._inner._update_prompts(prompts)
+        self._inner.update_prompts(prompts)
 
     def get_response(
         self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any
@@ -129,7 +132,7 @@ class WeftlineSynthesizer(BaseSynthesizer):
         others = {key: value for key, value in options.items() if key != "separator"}
         if not can_plan(self._inner):
             return None
-        if self._inner._output_cls is not None or self._llm.output_parser is not None:
+        if self._output_cls is not None or self._llm.output_parser is not None:
             return None  # LlamaIndex's own synthesizer parses them, and its calls are sent ahead
         if self._streaming and isinstance(self._inner, Accumulate):
             return None  # LlamaIndex raises its own error
