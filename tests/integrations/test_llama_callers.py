@@ -137,6 +137,20 @@ def test_builds_on_several_threads(proxy: Recording) -> None:
     assert counts(proxy) == (8, 0) and len(set(sessions(proxy))) == 8
 
 
+def test_a_build_on_another_thread_goes_call_by_call(proxy: Recording) -> None:
+    """In a running loop LlamaIndex runs the calls of `use_async` on another thread, whose stack
+    does not have the build. So nothing is sent ahead. The index is the same."""
+
+    async def run() -> list[str]:
+        made = KeywordTableIndex(leaves(), llm=model(proxy.url), use_async=True)
+        return sorted(made.index_struct.table)
+
+    assert asyncio.run(run()) == ["crow", "fox"] and counts(proxy) == (0, 3)
+    proxy.requests.clear()
+    made = KeywordTableIndex(leaves(), llm=model(proxy.url), use_async=True)
+    assert sorted(made.index_struct.table) == ["crow", "fox"] and counts(proxy) == (1, 0)
+
+
 def evaluation(llm: Any, name: str) -> Any:
     judge = CorrectnessEvaluator(llm, parser_function=lambda said: (2.0, said))
     runner = BatchEvalRunner({"right": judge})
@@ -156,6 +170,22 @@ def test_evaluations_on_several_loops(proxy: Recording) -> None:
         found = list(threads.map(lambda thread: asyncio.run(both(thread)), range(2)))
     assert [len(batch["right"]) for pair in found for batch in pair] == [3] * 4
     assert counts(proxy) == (4, 0) and len(set(sessions(proxy))) == 4
+
+
+def test_one_runner_evaluates_twice_at_once(proxy: Recording) -> None:
+    """The calls of both batches have the same semaphore. They are one session. The first batch is
+    sent ahead, the second goes call by call, and all results are there."""
+    judge = CorrectnessEvaluator(model(proxy.url), parser_function=lambda said: (2.0, said))
+    runner = BatchEvalRunner({"right": judge})
+
+    async def both() -> list[Any]:
+        made = (runner.aevaluate_response_strs([f"Who {n}?"] * 2, ["I."] * 2) for n in range(2))
+        return await asyncio.gather(*made)
+
+    assert [len(batch["right"]) for batch in asyncio.run(both())] == [2, 2]
+    assert counts(proxy) == (1, 2)
+    [told] = {body["weftline"]["session_id"] for body in proxy.bodies(CHAT)}
+    assert sessions(proxy) == [told]
 
 
 def test_nested_work_is_one_session(proxy: Recording) -> None:
