@@ -6,6 +6,7 @@ Then the programs that need it run call by call, with the same answers.
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 import sys
@@ -60,7 +61,9 @@ from llama_index.core.selectors import (
 )
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.weftline import Weftline, spans
+from llama_index.llms.weftline.callers import METHODS, WORKERS
 from llama_index.response_synthesizers.weftline import WeftlineSynthesizer
+from llama_index_instrumentation.dispatcher import DISPATCHER_SPAN_DECORATED_ATTR
 
 from tests.integrations import test_llama_routing as routing
 from tests.integrations import test_llama_sessions as sessions
@@ -207,6 +210,16 @@ def test_llama_index_has_it(owner: Any, name: str, run: Any) -> None:
     assert any(re.search(rf"\b{name}\b", source) for source in sources), (
         f"LlamaIndex {__version__} has no {owner.__name__}.{name}, which the adapter reads"
     )
+
+
+@pytest.mark.parametrize(("name", "module"), {**METHODS, **WORKERS}.items())
+def test_llama_index_has_the_method_and_gives_it_no_span(name: str, module: str) -> None:
+    """What is looked for on the stack exists. Once it has a span, the span is the better way."""
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+        assert found is not None, f"LlamaIndex {__version__} has no {name}, so no build is found"
+    assert not hasattr(found, DISPATCHER_SPAN_DECORATED_ATTR), f"{name} has a span now: use it"
 
 
 @pytest.fixture(scope="module")

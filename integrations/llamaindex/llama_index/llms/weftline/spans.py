@@ -99,7 +99,9 @@ class Spans:
             return Span(method.instance, method.arguments, self._innermost(parent))
 
         for around, made in self._callers.note(called):
-            self._send_ahead(made, around.name, made)
+            outer = made.parent
+            if outer is None or outer.graph is None or outer.instance is not made.instance:
+                self._send_ahead(made, around.name, made)
         span = Span(instance, arguments, self._innermost(parent))
         with self._lock:
             self._open[id] = span
