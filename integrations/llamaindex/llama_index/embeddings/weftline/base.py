@@ -7,10 +7,10 @@ from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding, Embedding
 from llama_index.core.bridge.pydantic import Field
-from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.schema import BaseNode
 from llama_index.llms.weftline.retrieved import aask, ask
 from llama_index.llms.weftline.spans import listen
+from llama_index_instrumentation import get_dispatcher
 
 from weftline.adapters import retrieval
 from weftline.adapters.fields import ServerFields
