@@ -371,12 +371,12 @@ def test_nothing_is_left_behind(start_script: StartServer) -> None:
         del stream
         synthesizer("tree_summarize", llm).synthesize("What?", nodes(1))
     gc.collect()
-    assert llm.asking.graphs == [] and len(SPANS) == 0
-    for _ in range(100):
-        if "weftline_sessions_open 0.0" in httpx.get(f"{url}/metrics").text:
+    assert llm.asking.graphs == []
+    for _ in range(100):  # an index that the test before has built is forgotten within 0.3 s
+        if len(SPANS) == 0 and "weftline_sessions_open 0.0" in httpx.get(f"{url}/metrics").text:
             return
         time.sleep(0.05)
-    raise AssertionError("a session was left open")
+    raise AssertionError("a session or a span was left open")
 
 
 def test_two_queries_at_once(rules_url: str) -> None:
