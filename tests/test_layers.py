@@ -31,6 +31,7 @@ FOLDERS = (
 CONTRACT = (
     "weftline.arguments",
     "weftline.children",
+    "weftline.constraints",
     "weftline.errors",
     "weftline.ids",
     "weftline.predicates",

@@ -47,8 +47,8 @@ def multiplications(model: Path, own: dict[str, str]) -> dict[str, float]:
         text=True,
     )
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise EngineUnavailable(f"vLLM's torch does not run: {last}; run `make install-bench`")
+        said = done.stderr.strip() or "it said nothing"
+        raise EngineUnavailable(f"vLLM's torch does not run: run `make install-bench`\n{said}")
     found: dict[str, float] = json.loads(done.stdout)
     return found
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from weftline.constraints import check_constraint
 from weftline.errors import InvalidRequest
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_TOKENS = 1 << 20
 MAX_LOGPROBS = 20  # alternatives for each token, as in OpenAI's API
-MAX_CONSTRAINT_CHARS = 64 * 1024
-MAX_CONSTRAINT_DEPTH = 64
+MAX_BIASES = 1024  # entries of a logit_bias
+MOST_BIAS = 100.0  # as in OpenAI's API
+_TOKEN = re.compile(r"0|[1-9][0-9]{0,9}")
 
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
-_FORM = 'a constraint is {"json_schema": ...}, {"regex": "..."} or {"choice": ["...", ...]}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +37,10 @@ class Sampling:
     - `stop` are texts at which generation ends. The output does not contain them.
     - `ignore_eos` generates on after the model's end token.
     - `logprobs` asks for each token's log probability, and for this many alternatives to it.
-    - `constraint` is the form of the output: `{"json_schema": ...}`, `{"regex": "..."}` or
-      `{"choice": ["...", ...]}`.
+    - `logit_bias` adds a number of -100 to 100 to the logits of tokens, by their ids. -100 bans a
+      token, and 100 allows no others. A constraint goes before it.
+    - `constraint` is the form of the output: `{"json_schema": ...}`, `{"regex": "..."}`,
+      `{"choice": ["...", ...]}`, `{"grammar": "..."}` or `{"structural_tag": {...}}`.
 
     Raises InvalidRequest for a value out of range.
     """
@@ -54,6 +58,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    logit_bias: dict[str, float] | None = None
     constraint: dict[str, Any] | None = None
 
     __pydantic_config__ = _STRICT
@@ -87,8 +92,9 @@ class Sampling:
             raise InvalidRequest(
                 f"each stop string must have 1 to {MAX_STOP_CHARS} characters", param="stop"
             )
+        _check_biases(self.logit_bias or {})
         if self.constraint is not None:
-            _check_constraint(self.constraint)
+            check_constraint(self.constraint)
 
 
 # The least and the greatest value of each field.
@@ -112,36 +118,21 @@ def _shown(value: float) -> str:
     return text or "a number of more than 40 digits"
 
 
-def _check_constraint(constraint: dict[str, Any]) -> None:
-    match constraint:
-        case {"json_schema": dict() | bool() as schema, **rest} if not rest:
-            check_schema(schema, "constraint")
-        case {"regex": str(pattern), **rest} if not rest and pattern:
-            if len(pattern) > MAX_CONSTRAINT_CHARS:
-                raise InvalidRequest(
-                    f"the constraint's regex is longer than {MAX_CONSTRAINT_CHARS} characters",
-                    param="constraint",
-                )
-        case {"choice": [_, *_] as texts, **rest} if not rest:
-            if not all(isinstance(text, str) and text for text in texts):
-                raise InvalidRequest("every choice must be a non-empty text", param="constraint")
-        case _:
-            raise InvalidRequest(_FORM, param="constraint")
-
-
-def check_schema(schema: Any, param: str) -> None:
-    """Raise InvalidRequest for a JSON schema that is too long or too deep to be compiled."""
-    waiting = [(schema, 1)]
-    while waiting:
-        value, depth = waiting.pop()
-        if depth > MAX_CONSTRAINT_DEPTH:
-            raise InvalidRequest(
-                f"{param} nests deeper than {MAX_CONSTRAINT_DEPTH} levels", param=param
-            )
-        children = value.values() if isinstance(value, dict) else value
-        if isinstance(value, (dict, list)):
-            waiting.extend((child, depth + 1) for child in children)
-    if len(json.dumps(schema)) > MAX_CONSTRAINT_CHARS:
+def _check_biases(biases: Mapping[str, float]) -> None:
+    """Raise InvalidRequest for too many entries, or for the first that is wrong."""
+    if len(biases) > MAX_BIASES:
         raise InvalidRequest(
-            f"{param} is longer than {MAX_CONSTRAINT_CHARS} characters", param=param
+            f"logit_bias has at most {MAX_BIASES:,} entries, got {len(biases):,}",
+            param="logit_bias",
         )
+    for key, value in biases.items():
+        token = str(key)  # users of the SDK may give integers, which become texts in JSON
+        if not _TOKEN.fullmatch(token):
+            raise InvalidRequest(
+                f"{token[:40]!r} in logit_bias is not the id of a token", param="logit_bias"
+            )
+        if not -MOST_BIAS <= value <= MOST_BIAS:
+            raise InvalidRequest(
+                f"logit_bias of token {token} must be in -100 to 100, got {_shown(value)}",
+                param="logit_bias",
+            )

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from weftline.constraints import check_schema
 from weftline.errors import InvalidRequest
-from weftline.sampling import check_schema
 from weftline.steps import MAX_LEASE_S
 
 MAX_TOOLS = 128

@@ -1,10 +1,9 @@
-"""Constraints on outputs by llguidance: a JSON schema, a regular expression, a choice of texts."""
+"""Constraints on outputs by llguidance: JSON schemas, patterns, choices, grammars and tags."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -12,10 +11,13 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLExecutor, LLMatcher, LLTokenizer, StructTag
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, consume_token_par, fill_next_token_bitmask_par
 
+from weftline_engine.ebnf import BadGrammar
 from weftline_engine.embedded.sample.constraint import BadConstraint, Matcher
+from weftline_engine.lark import json_text, of_choice, of_grammar, of_tag
+from weftline_engine.schema_faults import fault
 
 # Measured on a busy core: a JSON schema of this length (900 properties) compiles in 0.27 s. A
 # regular expression compiles in 0.04 s, and its first mask takes 0.34 s. No step runs meanwhile.
@@ -23,10 +25,11 @@ MOST_BYTES = 64 * 1024
 # The most compiled constraints that are kept, because the `n` outputs of a request and the calls of
 # an application have the same constraint. A copy takes 40 us.
 MOST_COMPILED = 256
-# Enough for eight levels of indentation. Without this bound SmolLM2, which had to write an empty
-# object, wrote 160 tokens of spaces.
-_SPACE = r"[ \n\t]{0,40}"
-_FORM = 'a constraint is {"json_schema": ...}, {"regex": "..."} or {"choice": ["...", ...]}'
+MOST_REASON = 1000  # characters of llguidance's reason in a message
+_FORM = (
+    'a constraint is one of {"json_schema": ...}, {"regex": "..."}, {"choice": ["...", ...]}, '
+    '{"grammar": "..."} and {"structural_tag": {...}}'
+)
 
 
 class TokenMatcher:
@@ -63,7 +66,8 @@ class TokenGrammars:
         self._read: LLTokenizer | None = None
         self._executor = LLExecutor(len(os.sched_getaffinity(0)))
         self._vocabulary = vocabulary
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()  # the last used at the end
+        # The last used at the end. Refusals are kept too: finding the cause takes a while.
+        self._compiled: OrderedDict[str, LLMatcher | BadConstraint] = OrderedDict()
         self._lock = threading.Lock()  # a thread compiles ahead of the steps
 
     def compile(self, constraint: str) -> TokenMatcher:
@@ -74,20 +78,47 @@ class TokenGrammars:
         with self._lock:
             found = self._compiled.get(constraint)
         if found is None:
-            found = self._compile(constraint)
+            try:
+                found = self._compile(constraint)
+            except BadConstraint as refusal:
+                found = refusal
         with self._lock:
             self._compiled[constraint] = found
             self._compiled.move_to_end(constraint)
             if len(self._compiled) > MOST_COMPILED:
                 self._compiled.popitem(last=False)
+        if isinstance(found, BadConstraint):
+            raise BadConstraint(str(found))
         return TokenMatcher(found.deep_copy())
 
     def _compile(self, constraint: str) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer(), _grammar(constraint), log_level=0)
+        value = _read(constraint)
+        try:
+            matcher = LLMatcher(self._tokenizer(), _grammar(value), log_level=0)
+        except BadGrammar as error:
+            raise BadConstraint(str(error)) from None
         if matcher.is_error():
-            reason = matcher.get_error().strip().partition("\n")[0][:300]
-            raise BadConstraint(f"the constraint cannot be followed: {reason}")
+            raise BadConstraint(f"the constraint cannot be followed: {self._cause(value, matcher)}")
         return matcher
+
+    def _cause(self, value: dict[str, Any], matcher: LLMatcher) -> str:
+        """Why a constraint cannot be followed, with the place in it where that is known."""
+        match value:
+            case {"json_schema": dict() as schema}:
+                found = fault(
+                    schema,
+                    lambda part: self._reason(LLMatcher.grammar_from_json_schema(json_text(part))),
+                    lambda pattern: self._reason(LLMatcher.grammar_from_regex(pattern)),
+                )
+                if found:
+                    return found
+            case {"regex": str(pattern)}:
+                return f"the regex {pattern[:MOST_REASON]!r}: {_reason(matcher)}"
+        return _reason(matcher)
+
+    def _reason(self, grammar: str) -> str:
+        """Why llguidance cannot follow a grammar; "" if it can."""
+        return _reason(LLMatcher(self._tokenizer(), grammar, log_level=0))
 
     def _tokenizer(self) -> LLTokenizer:
         if self._read is None:
@@ -112,82 +143,33 @@ class TokenGrammars:
         consume_token_par(self._executor, list(zip(found, tokens, strict=True)))
 
 
-def _json(schema: dict[str, Any] | bool) -> str:
-    """The text of a schema whose values have at most `_SPACE` between their parts."""
-    if not isinstance(schema, dict):
-        return json.dumps(schema)
-    return json.dumps({"x-guidance": {"whitespace_pattern": _SPACE}, **schema})
+def _reason(matcher: LLMatcher) -> str:
+    """All that llguidance says, on one line: the cause may be on any of its lines."""
+    return " ".join(matcher.get_error().split())[:MOST_REASON] if matcher.is_error() else ""
 
 
-def _grammar(constraint: str) -> str:
-    """llguidance's text for a constraint. Raises BadConstraint if it has another form."""
+def _read(constraint: str) -> dict[str, Any]:
+    """The object of a constraint's text. Raises BadConstraint."""
     try:
         value: Any = json.loads(constraint)
     except (ValueError, RecursionError) as error:
         raise BadConstraint(f"the constraint is not JSON ({error}); {_FORM}") from None
+    if not isinstance(value, dict) or len(value) != 1:
+        raise BadConstraint(_FORM)
+    return value
+
+
+def _grammar(value: dict[str, Any]) -> str:
+    """llguidance's text for a constraint. Raises BadConstraint or BadGrammar."""
     match value:
-        case {"json_schema": dict() | bool() as schema, **rest} if not rest:
-            return LLMatcher.grammar_from_json_schema(_json(schema))
-        case {"regex": str(pattern), **rest} if not rest:
-            return LLMatcher.grammar_from_regex(pattern)
-        case {"choice": [_, *_] as texts, **rest} if not rest:
-            if not all(isinstance(text, str) and text for text in texts):
-                raise BadConstraint("every choice must be a non-empty text")
-            # The grammar's language has the strings of JSON.
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, texts)))
-        case {"structural_tag": dict() as tags, **rest} if not rest:
-            return _tagged(tags)
-    raise BadConstraint(_FORM)
-
-
-# A slash ends a pattern in the grammar's language, unless a backslash stands before it.
-_ESCAPED = re.compile(r"\\.|/", re.DOTALL)
-
-
-def _escape(found: re.Match[str]) -> str:
-    return r"\/" if found[0] == "/" else found[0]
-
-
-def _tagged(form: dict[str, Any]) -> str:
-    """The grammar of JSON values between fixed texts, such as tool calls. Raises BadConstraint.
-
-    `tags` are {"begin", "schema", "end"}. With a `trigger` the text is free until the trigger
-    appears, and one of the tags follows. Without it the text consists of tags with `separator`
-    between them, or is `otherwise`: a JSON schema, a pattern or a choice. `stop_after_first` allows
-    only one tag.
-    """
-    match form:
-        case {"tags": [_, *_] as tags}:
-            pass
-        case _:
-            raise BadConstraint("a structural_tag needs tags")
-    try:
-        parts = [(tag["begin"], _json(tag["schema"]), tag["end"]) for tag in tags]
-    except (KeyError, TypeError):
-        raise BadConstraint("a tag needs begin, schema and end") from None
-    if (trigger := form.get("trigger")) is not None:
-        made = [StructTag(trigger=trigger, begin=b, grammar=g, end=e) for b, g, e in parts]
-        return LLMatcher.grammar_from_lark(StructTag.to_grammar(made, assume_special=False))
-    rules = [
-        f"t{i}: {json.dumps(begin)} j{i} {json.dumps(end)}\nj{i}: %json {schema}"
-        for i, (begin, schema, end) in enumerate(parts)
-    ]
-    one = " | ".join(f"t{i}" for i in range(len(parts)))
-    between = json.dumps(form.get("separator", ""))
-    more = "" if form.get("stop_after_first") else f" ({between} tag)*"
-    start = f"start: tag{more}"
-    match form.get("otherwise"):
-        case None:
-            pass
-        case {"json_schema": schema}:
-            start += f" | other\nother: %json {_json(schema)}"
+        case {"json_schema": dict() | bool() as schema}:
+            return LLMatcher.grammar_from_json_schema(json_text(schema))
         case {"regex": str(pattern)}:
-            bare = re.sub(
-                r"\\.|/", lambda m: m[0] if m[0][0] == "\\" else r"\/", pattern, flags=re.S
-            )
-            start += f" | OTHER\nOTHER: /{bare}/"
-        case {"choice": list() as texts}:
-            start += "".join(f" | {json.dumps(text)}" for text in texts)
-        case _:
-            raise BadConstraint(_FORM)
-    return LLMatcher.grammar_from_lark("\n".join([start, f"tag: {one}", *rules]))
+            return LLMatcher.grammar_from_regex(pattern)
+        case {"choice": [_, *_] as texts}:
+            return LLMatcher.grammar_from_lark(of_choice(texts))
+        case {"grammar": str(text)}:
+            return LLMatcher.grammar_from_lark(of_grammar(text))
+        case {"structural_tag": dict() as format}:
+            return of_tag(format)
+    raise BadConstraint(_FORM)

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from weftline_engine.api import Description
+from weftline_engine.api import Capability, Constraint, Description
 from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.detokenizer import ByteDetokenizer
 from weftline_engine.embedded import devices
@@ -51,11 +51,12 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
     per_token = cell.numel() * cell.element_size()
     measured = step_cost(decoder, options.block_size) if device.type == "cpu" else None
     config = _scheduling(options, device, measured, per_token)
+    grammars = _grammars(path, decoder.config.vocabulary, decoder.config.eos)
     core = Core(
         decoder,
         config,
         ByteDetokenizer(tokenizer),
-        grammars=_grammars(path, decoder.config.vocabulary, decoder.config.eos),
+        grammars=grammars,
         seed=options.seed,
         tree_attention=not options.no_tree_attention,
     )
@@ -79,11 +80,20 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         dtype=_precision(decoder, str(options.dtype)),
         device=devices.name(device),
         default_sampling=default_sampling(directory),
+        vocabulary=decoder.config.vocabulary,
+        capabilities=_capabilities(grammars),
+        constraints=() if grammars is None else tuple(Constraint),
         step_profile=step_profile(decoder, core.cache, config),
         drafts=costs is not None,
         kv_costs=kv_costs(measured, core.cache, config, options.host_kv_tokens),
     )
     return core, description
+
+
+def _capabilities(grammars: Grammars | None) -> tuple[Capability, ...]:
+    """All of them, without constraints where llguidance is missing."""
+    lacks = {Capability.CONSTRAINTS} if grammars is None else set()
+    return tuple(one for one in Capability if one not in lacks)
 
 
 def _decoder(options: argparse.Namespace, device: torch.device) -> Model:

@@ -50,7 +50,8 @@ class NullConfig:
     """Settings of a null engine.
 
     `script` holds pairs of a text that occurs in a prompt and the reply. An op whose prompt matches
-    no pair fails.
+    no pair fails. A script stands for a model under whatever constraint, so only with one does the
+    engine take constraints: whoever writes the reply keeps them.
     """
 
     mode: NullMode = NullMode.ECHO
@@ -90,7 +91,9 @@ class NullEngine:
             chat_template=CHAT_TEMPLATE,
             context_limit=self._config.context_limit,
             max_running=self._config.max_running,
-            capabilities=(),
+            # It has no probabilities that top_k and the like could change.
+            capabilities=(api.Capability.SAMPLING,),
+            constraints=tuple(api.Constraint) if self._config.mode is NullMode.SCRIPT else (),
         )
 
     def submit(self, op: api.Op) -> None:

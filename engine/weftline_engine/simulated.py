@@ -32,6 +32,8 @@ from weftline_engine.bookkeeping import (
     StepPlan,
 )
 
+# Its words depend on the prompt alone.
+_LACKS = {api.Capability.CONSTRAINTS, api.Capability.LOGIT_BIAS}
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 
@@ -184,6 +186,9 @@ class SimulatedEngine:
             kv_tokens=self.config.kv_tokens,
             max_running=self.config.max_running,
             device="simulated",
+            vocabulary=self.book.limits.vocabulary,
+            capabilities=tuple(one for one in api.Capability if one not in _LACKS),
+            constraints=(),
             fill_tokens=config.block_size,
             step_profile=self._profile() if config.bounds else (),
             kv_costs=api.KvCosts(

@@ -32,7 +32,24 @@ SCHEMA = {
 CHOICES = ["yes", "no", 'perh\u00e4ps "so"']
 
 
-TAGS = [{"begin": "a", "schema": SCHEMA, "end": "b"}]
+def tag(begin: str, schema: Any, end: str) -> dict[str, Any]:
+    content = {"type": "json_schema", "json_schema": schema}
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def calls(*tags: dict[str, Any], once: bool = True) -> dict[str, Any]:
+    """One tag, or several with line breaks between them."""
+    return {
+        "type": "tags_with_separator",
+        "separator": "\n",
+        "tags": list(tags),
+        "at_least_one": True,
+        "stop_after_first": once,
+    }
+
+
+def either(*formats: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "or", "elements": list(formats)}
 
 
 @pytest.fixture
@@ -60,8 +77,12 @@ EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
     "form",
     [
         {"json_schema": EMPTY},
-        {"structural_tag": {"tags": [{"begin": "", "schema": EMPTY, "end": "b"}]}},
-        {"structural_tag": {"tags": TAGS, "otherwise": {"json_schema": EMPTY}}},
+        {"structural_tag": calls(tag("", EMPTY, "b"))},
+        {
+            "structural_tag": either(
+                calls(tag("a", SCHEMA, "b")), {"type": "json_schema", "json_schema": EMPTY}
+            )
+        },
     ],
 )
 def test_space_inside_an_object_is_bounded(form: dict[str, Any], grammars: TokenGrammars) -> None:
@@ -107,19 +128,19 @@ def test_outputs_are_what_their_constraints_allow(
 
 
 BEGIN, END = '<call>{"name": "f", "arguments": ', "}</call>"
-TAG = {"begin": BEGIN, "schema": SCHEMA, "end": END}
+TAG = tag(BEGIN, SCHEMA, END)
 
 
 def test_tool_calls_are_json_between_their_tags(
     make: Make, generate: Make, tokens_of: Make
 ) -> None:
     """A forced output is one call. A free output may be text or calls, and each call is whole."""
-    once = {"tags": [TAG], "separator": "\n", "stop_after_first": True}
     forms = [
-        once,
-        {**once, "otherwise": {"choice": ["no"]}},
-        {**once, "otherwise": {"regex": "a/b[0-9]"}},
-        {**once, "otherwise": {"json_schema": {"type": "null"}}},
+        calls(TAG),
+        either(calls(TAG), {"type": "const_string", "value": "no"}),
+        either(calls(TAG), {"type": "regex", "pattern": "a/b[0-9]"}),
+        either(calls(TAG), {"type": "json_schema", "json_schema": {"type": "null"}}),
+        either(calls(TAG), {"type": "grammar", "grammar": 'root ::= "a/b" [0-9]'}),
     ]
     ops = [
         generate(f"op{i}", tokens_of(i, 9), **options({"structural_tag": form}, max_tokens=200))
@@ -134,6 +155,117 @@ def test_tool_calls_are_json_between_their_tags(
         else:
             assert re.fullmatch("no|a/b[0-9]|null", text)
     assert found[0].text.startswith("<")
+
+
+SQL = """
+# One statement, or one in brackets.
+root ::= statement
+statement ::= "SELECT " column ("," column)* " FROM " [a-c]{2}
+    | "(" statement ")"
+column ::= "id" | "na\\u006De" | [^a-zA-Z()\\x00-\\x20\\U0000007F-\\U0010FFFF]?
+"""
+LARK = 'start: pair ("," pair)*\npair: /[a-f]/ "=" /[0-9]/'
+
+
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [
+        (SQL, r"\(*SELECT (id|name|[^a-zA-Z()])?(,(id|name|[^a-zA-Z()])?)* FROM [a-c]{2}\)*"),
+        (LARK, r"[a-f]=[0-9](,[a-f]=[0-9])*"),
+    ],
+    ids=["EBNF", "Lark"],
+)
+def test_an_output_is_a_sentence_of_its_grammar(
+    grammar: str, pattern: str, make: Make, generate: Make, tokens_of: Make
+) -> None:
+    """Both languages that vLLM's and SGLang's clients write. As many brackets close as open."""
+    held = options({"grammar": grammar}, max_tokens=400)
+    ops = [generate(f"op{i}", tokens_of(i, 9), **{**held, "seed": i}) for i in range(8)]
+    ended = [one for one in make().run(*ops) if one.finished.reason is FinishReason.STOP]
+    assert ended
+    for outcome in ended:
+        assert re.fullmatch(pattern, outcome.text), outcome.text
+        assert outcome.text.count("(") == outcome.text.count(")")
+
+
+def follows(grammars: TokenGrammars, constraint: dict[str, Any], text: str) -> bool:
+    """Whether `text` is a whole output under the constraint."""
+    matcher = grammars.compile(json.dumps(constraint))
+    data = text.encode()
+    if matcher.allowed(data) < len(data):
+        return False
+    for byte in data:
+        grammars.advance([matcher], [byte])
+    return matcher.matcher.is_accepting()
+
+
+FREE: dict[str, Any] = {"type": "triggered_tags", "triggers": ["<f"]}
+TWO = [tag("<f=x>", SCHEMA, "</f>"), tag("<f=y>", EMPTY, "</f>")]
+CALL = '<f=x>{"age": 7, "ok": true}</f>'
+SOME_TEXT = {"type": "tag", "begin": "<t>", "content": {"type": "any_text"}, "end": "</t>"}
+JUDGED: list[tuple[dict[str, Any], list[str], list[str]]] = [
+    ({**FREE, "tags": TWO}, ["", "hi", f"hi {CALL} there <f=y>{{}}</f>"], ["<f=z>", "<f=x>{}"]),
+    ({**FREE, "tags": TWO, "stop_after_first": True}, ["hi", f"hi {CALL}"], [f"{CALL} more"]),
+    ({**FREE, "tags": TWO, "at_least_one": True}, [f"hi {CALL} there"], ["", "hi"]),
+    (
+        {**FREE, "tags": TWO, "at_least_one": True, "stop_after_first": True},
+        [CALL, f"hi {CALL}"],
+        ["hi", f"{CALL} there"],
+    ),
+    (
+        {**FREE, "triggers": ["<f=x", "<f=y"], "tags": TWO},
+        [f"<f=z> {CALL}", "<f=y>{}</f>"],
+        ["<f=y>{1}</f>"],
+    ),
+    (calls(TWO[1], once=False), ["<f=y>{}</f>", "<f=y>{}</f>\n<f=y>{}</f>"], ["", "x"]),
+    ({**calls(TWO[1]), "at_least_one": False}, ["", "<f=y>{}</f>"], ["<f=y>{}</f>\n<f=y>{}</f>"]),
+    (
+        {
+            "type": "sequence",
+            "elements": [SOME_TEXT, {"type": "json_schema", "json_schema": EMPTY}],
+        },
+        ["<t>a\n<b</t>{}", "<t></t>{}"],
+        ["{}", "<t>a</t>"],
+    ),
+    ({"type": "plus", "content": {**SOME_TEXT, "end": ["</t>", "!"]}}, ["<t>a!<t></t>"], [""]),
+    ({"type": "star", "content": {"type": "regex", "pattern": "a/\n?"}}, ["", "a/a/\n"], ["a"]),
+    (
+        {"type": "optional", "content": {"type": "grammar", "grammar": 'root ::= "a" root | "b"'}},
+        ["", "b", "aab"],
+        ["a", "abb"],
+    ),
+    ({"type": "const_string", "value": "\u00e4\n\U0001f600"}, ["\u00e4\n\U0001f600"], ["\u00e4"]),
+]
+
+
+@pytest.mark.parametrize(("format", "whole", "wrong"), JUDGED, ids=range(len(JUDGED)))
+def test_a_structural_tag_means_what_xgrammar_means(
+    format: dict[str, Any], whole: list[str], wrong: list[str], grammars: TokenGrammars
+) -> None:
+    """Each type of format, with outputs that it allows and others that it does not."""
+    held = {"structural_tag": format}
+    assert [text for text in whole if not follows(grammars, held, text)] == []
+    assert [text for text in wrong if follows(grammars, held, text)] == []
+
+
+def test_a_constraint_goes_before_a_bias(make: Make, generate: Make, tokens_of: Make) -> None:
+    """A bias chooses among what the constraint allows. A ban of all of it gives way, as does a
+    force of a token that is not allowed."""
+    ban = tuple((ord(char), -100.0) for char in "yes")
+    held = options({"choice": ["yes", "no"]})
+    cases: list[tuple[tuple[tuple[int, float], ...], set[str]]] = [
+        (ban, {"no"}),
+        (((ord("y"), 100.0),), {"yes"}),
+        ((*ban, *((ord(char), -100.0) for char in "no")), {"yes", "no"}),
+        (((ord("z"), 100.0),), {"yes", "no"}),
+    ]
+    for at, (biases, allowed) in enumerate(cases):
+        ops = [
+            generate(f"op{i}", tokens_of(i, 9), **{**held, "seed": i, "logit_bias": biases})
+            for i in range(6)
+        ]
+        found = {outcome.text for outcome in make().run(*ops)}
+        assert found <= allowed, at
 
 
 def test_a_constraint_survives_preemption(make: Make, generate: Make, tokens_of: Make) -> None:
@@ -160,6 +292,11 @@ def test_nan_under_a_constraint_fails_that_request(make: Make, generate: Make) -
     assert good.text in CHOICES
 
 
+deep: dict[str, Any] = {"type": "any_text"}
+for _ in range(70):
+    deep = {"type": "star", "content": deep}
+
+
 @pytest.mark.parametrize(
     ("constraint", "says"),
     [
@@ -170,8 +307,31 @@ def test_nan_under_a_constraint_fails_that_request(make: Make, generate: Make) -
         ('{"choice": []}', "a constraint is"),
         ('{"choice": ["a", 1]}', "every choice"),
         ('{"regex": "a("}', "cannot be followed"),
-        ('{"structural_tag": {"tags": []}}', "needs tags"),
-        ('{"structural_tag": {"tags": [{"begin": "a"}]}}', "begin, schema and end"),
+        ('{"choice": [""]}', "every choice"),
+        ('{"structural_tag": {"tags": []}}', "structural_tag.format needs a type"),
+        (
+            '{"structural_tag": {"type": "sequence", "elements": [{"type": "token", "token": 5}]}}',
+            "structural_tag.format.elements.0 the type 'token' with these fields is not served",
+        ),
+        (
+            '{"structural_tag": {"type": "tag", "begin": "a"}}',
+            "structural_tag.format needs begin, content and end",
+        ),
+        (
+            json.dumps({"structural_tag": {"type": "any_text", "excludes": ["x"]}}),
+            "structural_tag.format.excludes is not served",
+        ),
+        (
+            json.dumps({"structural_tag": {"type": "triggered_tags", "triggers": ["<g"],
+                                           "tags": [tag("<f>", SCHEMA, "</f>")]}}),
+            "structural_tag.format.tags.0.begin must begin with exactly one of the triggers",
+        ),
+        (json.dumps({"structural_tag": {"type": "grammar", "grammar": "root ::= a"}}),
+         "structural_tag.format.grammar: line 1 of the grammar: there is no rule 'a'"),
+        (json.dumps({"structural_tag": deep}), "nests deeper than 64 levels"),
+        (json.dumps({"grammar": 'root ::= "a"\n\nroot ::= "b"'}),
+         "line 3 of the grammar: rule 'root' is there twice"),
+        (json.dumps({"grammar": "start: foo"}), 'unknown name: "foo"'),
         ('{"json_schema": {"type": "nonsense"}}', "cannot be followed"),
         ('{"json_schema": {"$ref": "http://example.com/x"}}', "cannot be followed"),
         (json.dumps({"regex": "a" * MOST_BYTES}), "longer than"),
@@ -184,6 +344,55 @@ def test_a_bad_constraint_is_refused(
     failed = make().run(generate("op", [1, 2], constraint=constraint))[0].failed
     assert failed.error == "InvalidRequest"
     assert says in failed.message
+
+
+LOOK = "look-around, including look-ahead and look-behind, is not supported"
+
+
+@pytest.mark.parametrize(
+    ("constraint", "parts"),
+    [
+        (
+            {"json_schema": {"properties": {"name": {"type": "string", "pattern": "^(?=a)b"}}}},
+            ["properties.name.pattern: the pattern '^(?=a)b'", LOOK],
+        ),
+        (
+            {"json_schema": {"$defs": {"a": {"items": [{"pattern": "(?<!a)b"}]}},
+                             "properties": {"x": {"$ref": "#/$defs/a"}}}},
+            ["$defs.a.items.0.pattern: the pattern '(?<!a)b'", LOOK],
+        ),
+        ({"json_schema": {"patternProperties": {"a(?!b)": {}}}},
+         ["patternProperties: the pattern 'a(?!b)'", LOOK]),
+        ({"json_schema": {"pattern": "(?=a)"}}, ["pattern: the pattern '(?=a)'", LOOK]),
+        (
+            {"json_schema": {"anyOf": [{"type": "null"}, {"items": {"uniqueItems": True}}]}},
+            ['anyOf.1.items: Unimplemented keys: ["uniqueItems"]'],
+        ),
+        ({"json_schema": {"type": "nonsense"}}, ["cannot be followed: Invalid type: nonsense"]),
+        ({"regex": "(?=a)b"}, ["the regex '(?=a)b'", LOOK]),
+        ({"regex": "a\\1"}, ["the regex 'a", "backreferences are not supported"]),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_place_and_the_whole_cause(
+    constraint: dict[str, Any], parts: list[str], make: Make, generate: Make
+) -> None:
+    """The cause stood behind the first line of llguidance's message, where it was cut."""
+    failed = make().run(generate("op", [1, 2], constraint=json.dumps(constraint)))[0].failed
+    assert (failed.error, failed.param) == ("InvalidRequest", "constraint")
+    assert [part for part in parts if part not in failed.message] == [], failed.message
+    assert "\n" not in failed.message
+
+
+def test_the_cause_is_looked_for_once_and_not_for_ever(grammars: TokenGrammars) -> None:
+    """A schema of 2,000 parts whose last is wrong: the search ends, and its result is kept."""
+    parts = {f"p{at}": {"type": "integer"} for at in range(2000)}
+    text = json.dumps({"json_schema": {"properties": {**parts, "z": {"uniqueItems": True}}}})
+    with pytest.raises(BadConstraint, match="Unimplemented keys"):
+        grammars.compile(text)
+    before = grammars._compiled[text]
+    with pytest.raises(BadConstraint, match="Unimplemented keys"):
+        grammars.compile(text)
+    assert grammars._compiled[text] is before
 
 
 def test_without_llguidance_constraints_are_refused(make_bench: Make, generate: Make) -> None:

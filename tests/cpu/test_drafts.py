@@ -120,6 +120,12 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "schema": {"constraint": json.dumps({"json_schema": SCHEMA}), "temperature": 0.6, "seed": 1},
     "choice": {"constraint": json.dumps({"choice": ["right", "wrong", "rightly so"]})},
     "pattern": {"constraint": json.dumps({"regex": "(abcabd|abd){2,6}!"})},
+    "bias": {"logit_bias": ((97, 3.0), (98, -100.0), (99, -2.5)), "temperature": 0.8, "seed": 8},
+    "forced": {"logit_bias": ((97, 100.0), (98, 100.0))},
+    "bias of a choice": {
+        "constraint": json.dumps({"choice": ["right", "wrong", "rightly so"]}),
+        "logit_bias": ((119, -100.0),),
+    },
 }
 
 

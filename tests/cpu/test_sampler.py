@@ -180,3 +180,87 @@ def test_a_parameter_out_of_range_is_refused(
     failed = make_bench().run(generate("op", [1, 2], **options))[0].failed
     assert failed.error == "InvalidRequest"
     assert says in failed.message
+
+
+def test_a_bias_is_added_bans_and_forces() -> None:
+    """Four rows of the same logits in one step. The one without a bias is as it would be alone, and
+    the log probabilities are the model's in all of them."""
+    sampler = Sampler(2, 5, (4,), NoGrammars())
+    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0, -1.0]])
+    plain = torch.log_softmax(logits[0].double(), -1).tolist()
+    biases: list[tuple[tuple[int, float], ...]] = [
+        (),
+        ((0, -0.5), (2, 2.5)),
+        ((0, -100.0), (1, -100.0), (3, 1.5)),
+        ((3, 100.0), (4, 100.0), (0, 99.0)),
+    ]
+    slots = []
+    for bias in biases:
+        params = replace(GREEDY, logit_bias=bias, logprobs=0)
+        slots.append(sampler.add(params, 0))
+        sampler.begin(slots[-1], params, [0])
+    chosen = sampler.choose(logits.repeat(4, 1), slots, [0] * 4)
+    assert chosen.tokens == [0, 2, 3, 3]
+    said = [one["logprobs"][0] for one in chosen.logprobs]
+    assert said == pytest.approx([plain[0], plain[2], plain[3], plain[3]])
+    sampler.remove(slots[3])
+    again = sampler.add(GREEDY, 0)  # the same slot
+    sampler.begin(again, GREEDY, [0])
+    assert again == slots[3]
+    assert sampler.choose(logits.clone(), [again], [0]).tokens == [0]
+
+
+@pytest.mark.parametrize("top", [{}, {"top_k": 3}, {"top_p": 0.99}, {"min_p": 0.001}])
+def test_a_banned_token_is_never_drawn(top: dict[str, Any]) -> None:
+    """Token 0 is by far the likeliest. At the highest temperature, 2,000 draws are of others."""
+    sampler = Sampler(1, 4, (), NoGrammars())
+    params = SamplingParams(max_tokens=1, temperature=100.0, logit_bias=((0, -100.0),), **top)
+    slot = sampler.add(params, 7)
+    sampler.begin(slot, params, [0])
+    logits = torch.tensor([[90.0, 2.0, 1.0, 0.0]])
+    drawn = {sampler.choose(logits.clone(), [slot], [at]).tokens[0] for at in range(2000)}
+    assert drawn == {1, 2, 3}
+
+
+def test_a_ban_leaves_a_token() -> None:
+    """min_tokens forbids the end, and the bias forbids the rest: the bias gives way. Behind
+    min_tokens the forced end comes. A row that is not finite stays so."""
+    sampler = Sampler(2, 3, (2,), NoGrammars())
+    params = replace(GREEDY, min_tokens=1, logit_bias=((2, 100.0),))
+    slots = [sampler.add(params, 0), sampler.add(params, 0)]
+    for slot in slots:
+        sampler.begin(slot, params, [0])
+    logits = torch.tensor([[0.0, 1.0, 0.0], [float("nan")] * 3])
+    assert sampler.choose(logits.clone(), slots, [0, 0]).tokens == [1, None]
+    assert sampler.choose(logits.clone(), slots, [1, 1]).tokens == [2, None]
+
+
+def test_biases_are_the_same_alone_in_a_batch_and_after_preemption(
+    make_bench: Make, tokens_of: Make
+) -> None:
+    """On the tiny model: banned tokens do not come, forced ones alone do, and ops without a bias
+    have the tokens that they have without others."""
+    banned = tuple((token, -100.0) for token in range(128))
+    forced = ((200, 100.0), (201, 100.0))
+    ways = [(), banned, forced, ((65, 5.0), (66, -5.0)), ()]
+    biased = [
+        replace(op, sampling=replace(op.sampling, logit_bias=way))
+        for op, way in zip(ops(tokens_of), ways, strict=True)
+        if op.sampling is not None
+    ]
+    alone = [make_bench().run(op)[0].tokens for op in biased]
+    assert min(alone[1]) >= 128 and set(alone[2]) == {200, 201}
+    plain = [make_bench().run(op)[0].tokens for op in ops(tokens_of)]
+    assert [alone[0], alone[4]] == [plain[0], plain[4]] and alone[3] != plain[3]
+    assert [out.tokens for out in make_bench().run(*biased)] == alone
+    small = make_bench(blocks=14, block_size=8, step_tokens=70)
+    assert [out.tokens for out in small.run(*biased)] == alone
+
+
+def test_a_bias_beyond_the_vocabulary_fails_its_op(make_bench: Make, generate: Make) -> None:
+    """The other op of the step has its tokens."""
+    bad = generate("bad", [1, 2], logit_bias=((5, 1.0), (256, 1.0)))
+    failed, good = make_bench().run(bad, generate("good", [1, 2]))
+    assert (failed.failed.error, failed.failed.param) == ("InvalidRequest", "logit_bias")
+    assert failed.failed.message == "logit_bias names token 256: the model's ids end at 255"
+    assert len(good.tokens) == 12

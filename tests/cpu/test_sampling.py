@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weftline_engine.api import SamplingParams
-from weftline_engine.embedded.sample.sampling import SamplingTable, sample, uniforms
+from weftline_engine.embedded.sample.sampling import SamplingTable, bar_end, sample, uniforms
 
 ROWS = 6
 
@@ -71,7 +71,7 @@ def test_a_batch_samples_like_the_plain_rule(
         plain_choice(row, one, float(uniform))
         for row, one, uniform in zip(logits, requests, rows.uniform, strict=True)
     ]
-    assert sample(torch.from_numpy(logits), rows, ()).tolist() == expected
+    assert sample(torch.from_numpy(logits), rows).tolist() == expected
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -84,7 +84,7 @@ def test_draws_follow_the_distribution() -> None:
     slot = table.add(SamplingParams(max_tokens=1), 42)
     rows = table.rows([slot] * count, list(range(count)))
     logits = torch.from_numpy(np.log(p)).expand(count, 4).clone()
-    found = np.bincount(sample(logits, rows, ()), minlength=4) / count
+    found = np.bincount(sample(logits, rows), minlength=4) / count
     assert np.all(np.abs(found - p) < 5 * np.sqrt(p * (1 - p) / count))
 
 
@@ -107,7 +107,8 @@ def test_stop_tokens_are_banned_until_min_tokens() -> None:
     slot = table.add(SamplingParams(max_tokens=9, min_tokens=2, temperature=0), 0)
     logits = torch.tensor([[0.0, 3.0, 9.0], [0.0, 3.0, 9.0]])
     rows = table.rows([slot, slot], [1, 2])
-    assert sample(logits, rows, (2,)).tolist() == [1, 2]
+    bar_end(logits, rows, (2,))
+    assert sample(logits, rows).tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -120,7 +121,7 @@ def test_a_row_that_is_not_finite_yields_minus_one(bad: float, temperature: floa
     logits = torch.zeros(3, 50)
     logits[:, 7] = 100
     logits[1, 20] = bad
-    assert sample(logits, table.rows(slots, [0, 0, 0]), ()).tolist() == [7, -1, 7]
+    assert sample(logits, table.rows(slots, [0, 0, 0])).tolist() == [7, -1, 7]
 
 
 def test_a_slot_is_reused() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.null.asgi import Serve
 from weftline_engine.null import LatencyProfile, NullConfig, NullMode
-from weftline_server.http.openai.requests import ResponseFormat
+from weftline_server.http.openai.constraints import ResponseFormat
 
 HI = {"messages": [{"role": "user", "content": "one two three"}]}
 

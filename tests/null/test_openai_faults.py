@@ -264,15 +264,22 @@ async def test_constraints(tmp_path: Path) -> None:
 
 async def test_a_forced_tool_is_a_json_schema(tmp_path: Path) -> None:
     """The endpoint makes the arguments, and the engine the fixed text around them."""
-    tag = {"begin": '<call>{"name": "f", "arguments": ', "schema": {"type": "object"}, "end": "}"}
-    forced = json.dumps({"structural_tag": {"tags": [tag], "stop_after_first": True}})
+    tag = {
+        "type": "tag",
+        "begin": '<call>{"name": "f", "arguments": ',
+        "content": {"type": "json_schema", "json_schema": {"type": "object"}},
+        "end": "}",
+    }
+    alone = {"type": "tags_with_separator", "separator": "\n", "at_least_one": True}
+    forced = json.dumps({"structural_tag": {**alone, "tags": [tag], "stop_after_first": True}})
     async with started(tmp_path, streams('{"a"', ": 1}")) as (engine, endpoint):
         text, end = await ending(engine, chat(constraint=forced))
         assert isinstance(end, api.Finished)
         assert text == '<call>{"name": "f", "arguments": {"a": 1}}'
         wished = endpoint.requests[0]["response_format"]["json_schema"]
         assert wished["schema"] == {"type": "object"}
-        for others in ({"tags": [tag, tag]}, {"tags": [tag], "trigger": "<call>"}):
+        free = {"type": "triggered_tags", "triggers": ["<call>"], "tags": [tag]}
+        for others in ({**alone, "tags": [tag, tag]}, free):
             several = json.dumps({"structural_tag": others})
             _, end = await ending(engine, chat(str(len(others)), constraint=several))
             assert isinstance(end, api.Failed) and "force one tool" in end.message

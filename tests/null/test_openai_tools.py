@@ -160,7 +160,7 @@ def test_arguments_are_those_that_the_schema_names() -> None:
     held = constraint(asks, None, ToolFormat.HERMES)
     assert held is not None
     tags = json.loads(held)["structural_tag"]["tags"]
-    assert [tag["schema"]["additionalProperties"] for tag in tags] == [False, True]
+    assert [tag["content"]["json_schema"]["additionalProperties"] for tag in tags] == [False, True]
 
 
 async def test_an_agent_loop_runs_in_the_server(serve: Serve) -> None:

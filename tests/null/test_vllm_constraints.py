@@ -1,28 +1,27 @@
-"""Constraints in the words of vLLM: patterns and choices as such, tool calls as xgrammar's tags."""
+"""Constraints in the words of vLLM and SGLang: patterns as such, tool calls as xgrammar's tags."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from weftline_engine.vllm.constraints import structured_outputs
+from weftline.protocol import Call, InOut, Placeholder
+from weftline.tools import Function, NamedFunction, NamedTool, Tool, ToolChoice
+from weftline_engine.api import Constraint
+from weftline_engine.openai.constraints import fields, kinds, structured_outputs
+from weftline_engine.openai.endpoint import EndpointError
+from weftline_engine.openai.scheduling import Scheduler
+from weftline_server.prompt.tool_format import ToolFormat, constraint
 
 SCHEMA = {"type": "object"}
-TAGS = [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}]
 TAG = {
     "type": "tag",
     "begin": "<a>",
     "content": {"type": "json_schema", "json_schema": SCHEMA},
     "end": "</a>",
-}
-CALLS = {
-    "type": "tags_with_separator",
-    "separator": "\n",
-    "at_least_one": True,
-    "tags": [TAG],
-    "stop_after_first": False,
 }
 
 
@@ -33,6 +32,7 @@ CALLS = {
         ({"json_schema": True}, {"json": True}),
         ({"regex": "[0-9]+"}, {"regex": "[0-9]+"}),
         ({"choice": ["yes", "no"]}, {"choice": ["yes", "no"]}),
+        ({"grammar": 'start: "a"'}, {"grammar": 'start: "a"'}),
     ],
 )
 def test_what_vllm_takes_as_such(wish: dict[str, Any], sent: dict[str, Any]) -> None:
@@ -40,45 +40,127 @@ def test_what_vllm_takes_as_such(wish: dict[str, Any], sent: dict[str, Any]) -> 
     assert structured_outputs(json.dumps(wish)) == sent
 
 
-@pytest.mark.parametrize(
-    ("form", "format"),
-    [
-        ({"separator": "\n"}, CALLS),
-        ({}, {**CALLS, "separator": ""}),
-        ({"separator": "\n", "stop_after_first": True}, {**CALLS, "stop_after_first": True}),
-        (
-            {"trigger": "<", "stop_after_first": True},
-            {
-                "type": "triggered_tags",
-                "triggers": ["<"],
-                "tags": [TAG],
-                "stop_after_first": True,
-            },
-        ),
-        (
-            {"separator": "\n", "otherwise": {"json_schema": SCHEMA}},
-            {"type": "or", "elements": [CALLS, {"type": "json_schema", "json_schema": SCHEMA}]},
-        ),
-        (
-            {"separator": "\n", "otherwise": {"regex": "x+"}},
-            {"type": "or", "elements": [CALLS, {"type": "regex", "pattern": "x+"}]},
-        ),
-        (
-            {"separator": "\n", "otherwise": {"choice": ["yes", "no"]}},
-            {
-                "type": "or",
-                "elements": [
-                    CALLS,
-                    {"type": "const_string", "value": "yes"},
-                    {"type": "const_string", "value": "no"},
-                ],
-            },
-        ),
-    ],
-    ids=["calls", "no separator", "one", "optional", "or JSON", "or a pattern", "or a choice"],
-)
-def test_tool_calls_are_tags_of_xgrammar(form: dict[str, Any], format: dict[str, Any]) -> None:
-    """vLLM takes the tags as a text. With the names that our engine uses it answers 400."""
-    sent = structured_outputs(json.dumps({"structural_tag": {"tags": TAGS, **form}}))
+LARK = 'start: "yes" | "no"'
+EBNF = 'root ::= "yes" | "no"'
+OLD_TAG = {
+    "structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}],
+    "triggers": ["<a"],
+}
+FREE = {
+    "type": "triggered_tags",
+    "triggers": ["<a"],
+    "tags": [TAG],
+    "at_least_one": False,
+    "stop_after_first": False,
+}
+TOOL = Tool(function=Function(name="f", parameters={"type": "object"}))
+CALL_TAG = {**TAG, "begin": '<tool_call>\n{"name": "f", "arguments": ', "end": "}\n</tool_call>"}
+CALLS = {
+    "type": "tags_with_separator",
+    "separator": "\n",
+    "tags": [CALL_TAG],
+    "at_least_one": True,
+    "stop_after_first": False,
+}
+
+
+def lowered(wish: dict[str, Any] | None, choice: ToolChoice = None, **more: Any) -> Any:
+    """The structural tag that vLLM gets for a call with a tool, or with none."""
+    asks = Call(
+        name="c",
+        prompt="{{output:x}}",
+        placeholders=(Placeholder(name="x", in_out=InOut.OUT),),
+        tool_choice=choice,
+        **more,
+    )
+    held = constraint(asks, wish, ToolFormat.HERMES)
+    assert held is not None
+    sent = structured_outputs(held)
     assert sent.keys() == {"structural_tag"}
-    assert json.loads(sent["structural_tag"]) == {"type": "structural_tag", "format": format}
+    return json.loads(sent["structural_tag"])
+
+
+@pytest.mark.parametrize(("tag", "format"), [(OLD_TAG, FREE), ({"format": FREE}, FREE)])
+def test_both_forms_of_a_structural_tag(tag: dict[str, Any], format: dict[str, Any]) -> None:
+    """The older form becomes the newer one. vLLM takes it as a text."""
+    assert lowered({"structural_tag": tag}) == {"type": "structural_tag", "format": format}
+
+
+@pytest.mark.parametrize(
+    ("wish", "others"),
+    [
+        ({"json_schema": SCHEMA}, [{"type": "json_schema", "json_schema": SCHEMA}]),
+        ({"regex": "x+"}, [{"type": "regex", "pattern": "x+"}]),
+        (
+            {"choice": ["yes", "no"]},
+            [{"type": "const_string", "value": "yes"}, {"type": "const_string", "value": "no"}],
+        ),
+        ({"grammar": EBNF}, [{"type": "grammar", "grammar": EBNF}]),
+        ({"structural_tag": OLD_TAG}, [FREE]),
+    ],
+    ids=["JSON", "a pattern", "a choice", "a grammar", "a tag"],
+)
+def test_an_answer_is_a_call_or_what_the_client_asks_for(
+    wish: dict[str, Any], others: list[dict[str, Any]]
+) -> None:
+    """Beside optional tools. With names of ours, vLLM would answer 400."""
+    either = {"type": "or", "elements": [CALLS, *others]}
+    assert lowered(wish, tools=(TOOL,)) == {"type": "structural_tag", "format": either}
+
+
+def test_forced_calls_leave_no_other_text() -> None:
+    """A named function is called once, whatever the client asks for besides."""
+    once = {**CALLS, "stop_after_first": True}
+    named = NamedTool(function=NamedFunction(name="f"))
+    for choice, format in (("required", CALLS), (named, once)):
+        sent = lowered({"regex": "x"}, choice, tools=(TOOL,))
+        assert sent == {"type": "structural_tag", "format": format}
+
+
+def test_a_strict_tool_holds_only_its_calls() -> None:
+    """The text is free until a call begins. Without parallel calls it ends behind the first."""
+    strict = Tool(function=replace(TOOL.function, strict=True))
+    free = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [CALL_TAG]}
+    for parallel in (True, False):
+        sent = lowered(None, tools=(strict,), parallel_tool_calls=parallel)
+        assert sent["format"] == {**free, "stop_after_first": not parallel}
+
+
+SGLANG: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"regex": "a+"}, {"regex": "a+"}),
+    ({"choice": ["yes", 'n"o']}, {"ebnf": 'root ::= "yes" | "n\\"o"'}),
+    ({"grammar": EBNF}, {"ebnf": EBNF}),
+    (
+        {"structural_tag": FREE},
+        {"response_format": {"type": "structural_tag", "format": FREE}},
+    ),
+    (
+        {"json_schema": SCHEMA},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "output", "schema": SCHEMA, "strict": True},
+            }
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("wish", "sent"), SGLANG)
+def test_what_sglang_gets(wish: dict[str, Any], sent: dict[str, Any]) -> None:
+    """SGLang has fields of its own. It knows no choice, which is a grammar of texts."""
+    assert fields(Scheduler.SGLANG, json.dumps(wish)) == (sent, "", "")
+
+
+def test_sglang_reads_no_lark() -> None:
+    """A grammar in another language is refused, and not sent."""
+    with pytest.raises(EndpointError, match="write it in EBNF"):
+        fields(Scheduler.SGLANG, json.dumps({"grammar": LARK}))
+
+
+def test_what_an_endpoint_announces() -> None:
+    """Only where the endpoint's scheduler is known is it known whose grammars it has."""
+    assert kinds(Scheduler.NONE) == kinds(Scheduler.DYNAMO) == (Constraint.JSON_SCHEMA,)
+    assert kinds(Scheduler.VLLM) == kinds(Scheduler.SGLANG) == tuple(Constraint)
+    asked = {"structured_outputs": {"regex": "a"}}
+    assert fields(Scheduler.VLLM, '{"regex": "a"}') == (asked, "", "")

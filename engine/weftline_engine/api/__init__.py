@@ -16,6 +16,7 @@ from weftline_engine.api.description import (
     OTHER_WORDS,
     WORDS,
     Capability,
+    Constraint,
     Description,
     KvCosts,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "Accepted",
     "Availability",
     "Capability",
+    "Constraint",
     "ContextMoved",
     "Description",
     "Engine",

@@ -30,7 +30,18 @@ class Capability(StrEnum):
     SAMPLING = "sampling"
     CONSTRAINTS = "constraints"
     LOGPROBS = "logprobs"
+    LOGIT_BIAS = "logit_bias"
     REPORTS = "reports"
+
+
+class Constraint(StrEnum):
+    """The kinds of constraints on outputs, by the name in `SamplingParams.constraint`."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+    STRUCTURAL_TAG = "structural_tag"
 
 
 # The consequence for a user if an engine lacks one, shown at start and in the graph.
@@ -45,8 +56,10 @@ LACKING: Mapping[Capability, str] = MappingProxyType(
         Capability.USAGE: "does not say how much of a prompt came out of a cache",
         Capability.SAMPLING: "leaves top_k, min_p, min_tokens, ignore_eos and the penalty of"
         " repetition out",
-        Capability.CONSTRAINTS: "holds outputs to a JSON schema at most, to no regex or choice",
+        Capability.CONSTRAINTS: "holds outputs to a JSON schema at most, to no regex, choice or"
+        " grammar",
         Capability.LOGPROBS: "returns no log probabilities",
+        Capability.LOGIT_BIAS: "takes no logit_bias",
         Capability.REPORTS: "does not say what its KV cache holds of a context",
     }
 )
@@ -81,7 +94,8 @@ class Description:
     n, and other words have OTHER_WORDS ids after them. `chat_template` is Jinja text of the model's
     publisher, never of a request. `context_limit` and `kv_tokens` count tokens,
     `kv_bytes_per_token` bytes. `node` names the machine of a remote engine. An engine that
-    `takes_messages` renders chats with a template of its own.
+    `takes_messages` renders chats with a template of its own. `vocabulary` is the number of token
+    ids, None if unknown. `constraints` are the kinds of constraints that its outputs satisfy.
 
     `step_profile` is measured at start (Parrot's Figure 10). It has ascending pairs: the tokens in
     flight, and the seconds of a step in which all their sequences decode. It is empty if unknown.
@@ -109,7 +123,9 @@ class Description:
     device: str | None = None
     node: str = ""
     takes_messages: bool = False
+    vocabulary: int | None = None
     capabilities: tuple[Capability, ...] = tuple(Capability)
+    constraints: tuple[Constraint, ...] = tuple(Constraint)
     default_sampling: dict[str, float] = field(default_factory=dict)
     step_profile: tuple[tuple[int, float], ...] = ()
     batch_profile: tuple[tuple[int, int, float], ...] = ()

@@ -114,12 +114,13 @@ class Finished(Event):
 
 @record
 class Failed(Event):
-    """The op failed. `error` names a type of weftline.errors. A `retryable` op may be tried
-    again."""
+    """The op failed. `error` names a type of weftline.errors, and `param` the field of the sampling
+    that is at fault, if one is. A `retryable` op may be tried again."""
 
     error: str
     message: str
     retryable: bool = False
+    param: str | None = None
 
 
 @record

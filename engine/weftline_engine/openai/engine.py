@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from weftline_engine import api
+from weftline_engine.openai import constraints
 from weftline_engine.openai.breaker import BreakerConfig
 from weftline_engine.openai.endpoint import Endpoint, EndpointConfig, EndpointError
 from weftline_engine.openai.remote import Counts, Piece, RemoteEngine
@@ -71,13 +72,16 @@ class OpenAIEngine(RemoteEngine):
             raise api.EngineDied(f"the engine at {where} did not start: {error}") from error
         messages = self._config.dialect is not Dialect.COMPLETIONS
         extras = (api.Capability.SAMPLING,) if self._config.extras else ()
+        follows = constraints.kinds(self._config.scheduler)
+        whole = (api.Capability.CONSTRAINTS,) if follows == tuple(api.Constraint) else ()
         return api.Description(
             model=self._config.name or self._model,
             kinds=(api.Kind.GENERATE,),
             takes_messages=messages,
             context_limit=self._config.context_limit or limit or DEFAULT_CONTEXT_LIMIT,
             max_running=self._config.max_running,
-            capabilities=extras,
+            capabilities=(*extras, *whole, api.Capability.LOGIT_BIAS),
+            constraints=follows,
         )
 
     async def _pieces(self, op: api.Op) -> AsyncIterator[Piece]:
@@ -85,11 +89,11 @@ class OpenAIEngine(RemoteEngine):
             raise EndpointError("EngineFailed", "this engine keeps no contexts")
         chat = op.messages is not None or self._config.dialect is Dialect.CHAT
         path = "/chat/completions" if chat else "/completions"
-        begin, end = "", ""
+        held, begin, end = {}, "", ""
         assert op.sampling is not None, "a generate has sampling parameters"
         if op.sampling.constraint is not None:
-            _, begin, end = _enforced(op.sampling.constraint)
-        body = self._body(op, chat)
+            held, begin, end = constraints.fields(self._config.scheduler, op.sampling.constraint)
+        body = self._body(op, chat) | held
         async for event in self.endpoint.stream(
             path,
             body,
@@ -119,8 +123,6 @@ class OpenAIEngine(RemoteEngine):
             body["messages"] = [{"role": role, "content": content} for role, content in messages]
         else:
             body["prompt"] = op.text
-        if op.sampling.constraint is not None:
-            body["response_format"] = _response_format(op.sampling.constraint)
         if self._config.extras:
             body |= extra_sampling(op.sampling)
         return body | fields(self._config.scheduler, op.hints)
@@ -171,6 +173,8 @@ def openai_sampling(sampling: api.SamplingParams) -> dict[str, Any]:
     for name in ("presence_penalty", "frequency_penalty"):
         if value := getattr(sampling, name):
             body[name] = value
+    if sampling.logit_bias:
+        body["logit_bias"] = {str(token): value for token, value in sampling.logit_bias}
     return body
 
 
@@ -184,32 +188,6 @@ def extra_sampling(sampling: api.SamplingParams) -> dict[str, Any]:
         "repetition_penalty": 1.0,
     }
     return {name: value for name in off if (value := getattr(sampling, name)) != off[name]}
-
-
-def _response_format(constraint: str) -> dict[str, Any]:
-    enforced, _, _ = _enforced(constraint)
-    schema = {"name": "output", "schema": enforced, "strict": True}
-    return {"type": "json_schema", "json_schema": schema}
-
-
-def _enforced(constraint: str) -> tuple[dict[str, Any], str, str]:
-    """The JSON schema for the endpoint, and the fixed texts before and after the JSON.
-
-    A forced call of one tool is fixed text around its arguments, which are JSON. So the endpoint
-    generates only the arguments. Raises EndpointError for a constraint without one JSON schema.
-    """
-    match json.loads(constraint):
-        case {"json_schema": schema}:
-            return schema, "", ""
-        case {"structural_tag": {"tags": [tag], **others}} if not (
-            {"trigger", "otherwise"} & others.keys()
-        ):
-            return tag["schema"], tag["begin"], tag["end"]
-    raise EndpointError(
-        "InvalidRequest",
-        "this engine constrains outputs by one JSON schema, not by a regex, a choice or several "
-        "tools: force one tool, or ask for JSON in the text",
-    )
 
 
 _REASONS = {

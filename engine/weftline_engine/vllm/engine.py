@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from weftline_engine import api
 from weftline_engine.model_texts import default_sampling, tokenizer_texts
+from weftline_engine.openai.constraints import structured_outputs
 from weftline_engine.openai.endpoint import Endpoint, EndpointError
 from weftline_engine.openai.engine import (
     counts_of,
@@ -33,7 +34,6 @@ from weftline_engine.openai.scheduling import Scheduler, headers
 from weftline_engine.transport import wire
 from weftline_engine.vllm.child import Child
 from weftline_engine.vllm.config import VLLMConfig
-from weftline_engine.vllm.constraints import structured_outputs
 from weftline_engine.vllm.early import WARM_TOKENS, OpenPrompt, OpenPrompts
 from weftline_engine.vllm.gauge import EVERY_S, Gauge, Meter
 from weftline_engine.vllm.notes import Notes

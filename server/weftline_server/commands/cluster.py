@@ -223,7 +223,7 @@ class RayCluster:
                 failure = ray.get(ready[0]) if ready else ""
             except RayError as error:
                 # The error of an actor that Ray is about to restart says so.
-                failure = "" if "restart" in str(error) else str(error).strip().splitlines()[-1]
+                failure = "" if "restart" in str(error) else " ".join(str(error).split())
             if failure:
                 log.error("replica %s: %s", name, failure)
                 self._not_before = time.monotonic() + RETRY_S

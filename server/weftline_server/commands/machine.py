@@ -42,7 +42,7 @@ def torch_here() -> dict[str, Any]:
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library is missing
-        return found | {"error": str(error).splitlines()[0][:200]}
+        return found | {"error": " ".join(str(error).split())}
     devices = range(torch.cuda.device_count())
     return found | {
         "version": torch.__version__,

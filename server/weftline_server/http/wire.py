@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Request
@@ -25,8 +25,13 @@ MAX_GROUPS = 400_000  # lists and objects of a body
 MAX_VALUES = 1_000_000  # these and numbers, texts and constants
 
 
-async def read(request: Request, kind: type[T]) -> T:
+Check = Callable[[Mapping[str, Any]], None]
+
+
+async def read(request: Request, kind: type[T], check: Check | None = None) -> T:
     """The body as a `kind`. Raises BodyTooLarge, or InvalidRequest naming the field at fault.
+
+    `check` may refuse the body as plain JSON, with the fields that a `kind` does not have.
 
     Raises Cancelled if the client leaves before it has sent all of the body.
     """
@@ -40,9 +45,9 @@ async def read(request: Request, kind: type[T]) -> T:
     except ClientDisconnect as error:
         raise Cancelled("the client went away") from error
     if len(body) <= INLINE_BYTES:
-        return parse(bytes(body), kind)
+        return parse(bytes(body), kind, check)
     check_counts(body)
-    return await asyncio.get_running_loop().run_in_executor(None, parse, bytes(body), kind)
+    return await asyncio.get_running_loop().run_in_executor(None, parse, bytes(body), kind, check)
 
 
 def check_counts(body: bytes | bytearray) -> None:
@@ -60,12 +65,15 @@ def check_counts(body: bytes | bytearray) -> None:
         )
 
 
-def parse(body: bytes, kind: type[T]) -> T:
-    """`body` as a `kind`. Raises InvalidRequest, also for NaN, infinity and unknown fields."""
+def parse(body: bytes, kind: type[T], check: Check | None = None) -> T:
+    """`body` as a `kind`. Raises InvalidRequest, also for NaN, infinity and unknown fields, and
+    what `check` raises."""
     try:
         text = body.decode()
         made: T = _adapter(kind).validate_json(text, strict=True)
-        _check_json(text)
+        plain = _read_json(text)
+        if check is not None:
+            check(plain)
         return made
     except UnicodeDecodeError as error:
         raise InvalidRequest("the body is not UTF-8", param="body") from error
@@ -94,10 +102,11 @@ def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
     return _ADAPTERS[kind]
 
 
-def _check_json(text: str) -> None:
-    """Raise where JSON parsers disagree: constants such as NaN, huge numbers, deep nesting."""
+def _read_json(text: str) -> Any:
+    """The JSON value. Raises where parsers disagree: constants such as NaN, huge numbers, deep
+    nesting."""
     try:
-        json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError as error:
         raise InvalidRequest("the body nests too deeply: use fewer levels", param="body") from error
     except (json.JSONDecodeError, InvalidRequest):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from weftline.protocol import Placeholder, Sampling
+from weftline.errors import InvalidRequest
+from weftline.protocol import Call, Placeholder, Sampling
 from weftline_engine import api
 from weftline_server.lowering.call import PromptBody
 from weftline_server.prompt.prompter import Prompter
@@ -10,6 +11,14 @@ from weftline_server.prompt.tool_format import constraint
 
 DEFAULT_MAX_TOKENS = 512
 _NO_WISHES = Sampling()
+# What an engine without Capability.SAMPLING does not take, with the values that change nothing.
+_LOCAL: dict[str, tuple[object, ...]] = {
+    "top_k": (None, 0),
+    "min_p": (None, 0),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "repetition_penalty": (None, 1),
+}
 
 
 def asked(output: Placeholder) -> int:
@@ -21,6 +30,51 @@ def asked(output: Placeholder) -> int:
 def is_free(output: Placeholder) -> bool:
     """Whether the model ends the output itself. With `ignore_eos` its length is its bound."""
     return output.sampling is None or not output.sampling.ignore_eos
+
+
+def check_served(call: Call, description: api.Description) -> None:
+    """Raise InvalidRequest, naming the field, for a wish that the call's engine would not keep.
+
+    Nothing that changes what may be answered is ignored.
+    """
+    for output in call.placeholders:
+        wish = output.sampling
+        if wish is None:
+            continue
+        if wish.constraint is not None:
+            [kind] = wish.constraint
+            if kind not in description.constraints:
+                others = ", ".join(description.constraints) or "none"
+                raise InvalidRequest(
+                    f"the engine of model {description.model!r} cannot hold an output to a {kind}; "
+                    f"of the constraints it takes {others}: ask for the form in the text",
+                    param="constraint",
+                )
+        if wish.logit_bias:
+            _check_biases(wish.logit_bias, description)
+        if api.Capability.SAMPLING not in description.capabilities:
+            for name, neutral in _LOCAL.items():
+                if getattr(wish, name) not in neutral:
+                    raise InvalidRequest(
+                        f"the engine of model {description.model!r} takes no {name}: leave it out",
+                        param=name,
+                    )
+
+
+def _check_biases(biases: dict[str, float], description: api.Description) -> None:
+    if api.Capability.LOGIT_BIAS not in description.capabilities:
+        raise InvalidRequest(
+            f"the engine of model {description.model!r} takes no logit_bias: leave it out",
+            param="logit_bias",
+        )
+    size = description.vocabulary
+    highest = max(map(int, biases))
+    if size is not None and highest >= size:
+        raise InvalidRequest(
+            f"logit_bias names token {highest}: the ids of model {description.model!r} end at "
+            f"{size - 1}",
+            param="logit_bias",
+        )
 
 
 def sampling_params(body: PromptBody, prompt_tokens: int, prompter: Prompter) -> api.SamplingParams:
@@ -43,6 +97,7 @@ def sampling_params(body: PromptBody, prompt_tokens: int, prompter: Prompter) ->
         frequency_penalty=_first(wish.frequency_penalty, 0.0),
         repetition_penalty=_first(wish.repetition_penalty, model.get("repetition_penalty"), 1.0),
         logprobs=wish.logprobs,
+        logit_bias=tuple((int(id), float(x)) for id, x in (wish.logit_bias or {}).items()),
         constraint=constraint(body.call, wish.constraint, prompter.tool_format),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
+from weftline.constraints import tag_format
 from weftline.protocol import Call
 from weftline.tools import NamedTool, Tool
 
@@ -67,23 +68,59 @@ def constraint(call: Call, otherwise: dict[str, Any] | None, format: ToolFormat)
     tools = call.offered_tools
     forced = call.tool_choice == "required" or isinstance(call.tool_choice, NamedTool)
     if not tools or not (forced or otherwise or any(tool.function.strict for tool in tools)):
-        return None if otherwise is None else json.dumps(otherwise)
+        return None if otherwise is None else json.dumps(_for_engine(otherwise))
     if isinstance(call.tool_choice, NamedTool):
         wanted = call.tool_choice.function.name
         tools = tuple(tool for tool in tools if tool.function.name == wanted)
     several = call.parallel_tool_calls and format is ToolFormat.HERMES
-    body: dict[str, Any] = {"tags": _tags(tools, format), "stop_after_first": not several}
+    tags = _tags(tools, format)
+    # A named function is called exactly once, as in OpenAI's API.
+    once = not several or isinstance(call.tool_choice, NamedTool)
+    calls = {
+        "type": "tags_with_separator",
+        "separator": "\n",
+        "tags": tags,
+        "at_least_one": True,
+        "stop_after_first": once,
+    }
     if forced:
-        # A named function is called exactly once, as in OpenAI's API.
-        once = not several or isinstance(call.tool_choice, NamedTool)
-        body |= {"separator": "\n", "stop_after_first": once}
-    elif otherwise is not None:
-        body |= {"separator": "\n", "otherwise": otherwise}
-    elif format in _TRIGGERS:
-        body["trigger"] = _TRIGGERS[format]
-    else:
+        return json.dumps({"structural_tag": calls})
+    if otherwise is not None:
+        either = {"type": "or", "elements": [calls, *_elements(otherwise)]}
+        return json.dumps({"structural_tag": either})
+    if format not in _TRIGGERS:
         return None
-    return json.dumps({"structural_tag": body})
+    free = {
+        "type": "triggered_tags",
+        "triggers": [_TRIGGERS[format]],
+        "tags": tags,
+        "stop_after_first": once,
+    }
+    return json.dumps({"structural_tag": free})
+
+
+def _for_engine(wish: dict[str, Any]) -> dict[str, Any]:
+    """A client's constraint as engines take it: of a structural tag only the format."""
+    match wish:
+        case {"structural_tag": tag}:
+            return {"structural_tag": tag_format(tag)}
+    return wish
+
+
+def _elements(wish: dict[str, Any]) -> list[dict[str, Any]]:
+    """The formats of a structural tag that say the same as a client's constraint."""
+    match wish:
+        case {"json_schema": schema}:
+            return [{"type": "json_schema", "json_schema": schema}]
+        case {"regex": pattern}:
+            return [{"type": "regex", "pattern": pattern}]
+        case {"choice": texts}:
+            return [{"type": "const_string", "value": text} for text in texts]
+        case {"grammar": text}:
+            return [{"type": "grammar", "grammar": text}]
+        case {"structural_tag": tag}:
+            return [tag_format(tag)]
+    raise AssertionError(f"a client's constraint was checked: {wish}")
 
 
 def _tags(tools: Sequence[Tool], format: ToolFormat) -> list[dict[str, Any]]:
@@ -93,5 +130,6 @@ def _tags(tools: Sequence[Tool], format: ToolFormat) -> list[dict[str, Any]]:
         schema = tool.function.schema
         if "properties" in schema:  # further properties are allowed only where it says so
             schema = {"additionalProperties": False, **schema}
-        tags.append({"begin": begin, "schema": schema, "end": end})
+        content = {"type": "json_schema", "json_schema": schema}
+        tags.append({"type": "tag", "begin": begin, "content": content, "end": end})
     return tags

@@ -353,8 +353,8 @@ class Driver:
             case api.Failed() if primitive.kind == TOOL:
                 self._finish(session, primitive, ToolKind.failed(primitive, outcome))
                 return
-            case api.Failed(error=name, message=message):
-                error = error_named(name, EngineFailed)(message)
+            case api.Failed(error=name, message=message, param=param):
+                error = error_named(name, EngineFailed)(message, param=param)
                 event = ev.PrimitiveFailed(now=self._now(), primitive=primitive.id, error=error)
             case api.Paused(reason=mark, usage=usage):
                 # For the call it has ended: the tool runs in the client, or in another task.

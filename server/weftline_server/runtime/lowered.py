@@ -14,7 +14,7 @@ from weftline_server.lowering.call import lower_call, template_of, with_length
 from weftline_server.lowering.control import resolved
 from weftline_server.lowering.control.body import resource_of
 from weftline_server.lowering.provenance import Sources
-from weftline_server.lowering.sampling import asked, is_free
+from weftline_server.lowering.sampling import asked, check_served, is_free
 from weftline_server.lowering.step import NO_ENGINE, lower_step
 from weftline_server.runtime.prompting import body_of
 from weftline_server.schedule.dispatcher import Dispatcher
@@ -28,14 +28,19 @@ def lowered(
 ) -> Iterator[Task]:
     """The tasks of all calls and steps, one after the other.
 
-    Raises UnknownModel, UnknownStore and what lowering does, with the step's name. The model is
-    decided here, so that the graph names it and equal prompts hash alike. Lengths are foreseen for
-    the tenant's `salt`.
+    Raises UnknownModel, UnknownStore and what lowering does, with the step's name, and
+    InvalidRequest for what the call's engine does not serve. The model is decided here, so that the
+    graph names it and equal prompts hash alike. Lengths are foreseen for the tenant's `salt`.
     """
     sources = Sources(session)
 
+    def model_of(call: Call) -> str:
+        model = dispatcher.model(call.model)
+        check_served(call, dispatcher.prompter(model).description)
+        return model
+
     def named(call: Call) -> Call:
-        return replace(sources.verified(call), model=dispatcher.model(call.model))
+        return replace(sources.verified(call), model=model_of(call))
 
     resource = partial(_resource, dispatcher)
 
@@ -47,7 +52,7 @@ def lowered(
         return replace(lower_step(step, found, batch=batch), step=step)
 
     for call in submit.calls:
-        task = lower_call(sources.verified(call), dispatcher.model(call.model))
+        task = lower_call(sources.verified(call), model_of(call))
         yield task if dispatcher.lengths is None else _foreseen(task, dispatcher.lengths, salt)
     for step in submit.steps:
         try:

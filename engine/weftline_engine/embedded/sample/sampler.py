@@ -1,4 +1,4 @@
-"""Turns a step's logits into tokens: penalties, constraints, the draw, and log probabilities.
+"""Turns a step's logits into tokens: penalties, biases, constraints, draws, log probabilities.
 
 R = rows, W = rows whose log probabilities are wanted, V = vocabulary, A = alternatives.
 """
@@ -17,9 +17,16 @@ from weftline_engine.api import SamplingParams
 from weftline_engine.bookkeeping import Logprobs
 from weftline_engine.embedded.memory import put
 from weftline_engine.embedded.model.base import CPU
+from weftline_engine.embedded.sample.biases import Biases
 from weftline_engine.embedded.sample.constraint import Grammars, Matcher, forbid
 from weftline_engine.embedded.sample.penalties import Penalties
-from weftline_engine.embedded.sample.sampling import NO_LOGPROBS, NO_TOKEN, SamplingTable, sample
+from weftline_engine.embedded.sample.sampling import (
+    NO_LOGPROBS,
+    NO_TOKEN,
+    SamplingTable,
+    bar_end,
+    sample,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,7 @@ class Sampler:
         self._eos = eos
         self._table = SamplingTable(capacity)
         self._penalties = Penalties(capacity, device)
+        self._biases = Biases(device)
         self._grammars = grammars
         self._matchers: dict[int, Matcher] = {}  # by slot
 
@@ -62,10 +70,12 @@ class Sampler:
     def begin(self, slot: int, params: SamplingParams, prompt: Sequence[int]) -> None:
         """Prepare for the first token of a request, whose prompt is complete."""
         self._penalties.begin(slot, params, prompt, self._vocabulary)
+        self._biases.begin(slot, params.logit_bias)
 
     def remove(self, slot: int) -> None:
         self._table.remove(slot)
         self._penalties.end(slot)
+        self._biases.end(slot)
         self._matchers.pop(slot, None)
 
     def choose(self, logits_RV: Tensor, slots: Sequence[int], produced: Sequence[int]) -> Chosen:
@@ -73,17 +83,20 @@ class Sampler:
         at_R = np.asarray(slots, np.int64)
         rows = self._table.rows(slots, produced)
         which_W = np.flatnonzero(rows.logprobs != NO_LOGPROBS)
-        # The log probabilities are the model's, before penalties and constraints change the logits.
+        # The log probabilities are the model's, before anything of the request changes the logits.
         plain_WV: Tensor | None = None
         if len(which_W):
             wanted_WV = logits_RV[put(which_W, logits_RV.device)]
             plain_WV = torch.log_softmax(wanted_WV.double(), -1)
         self._penalties.apply(logits_RV, at_R)
+        self._biases.add(logits_RV, slots)
         bound = [row for row, slot in enumerate(slots) if slot in self._matchers]
         matchers = [self._matchers[slots[row]] for row in bound]
         if bound:
             forbid(logits_RV, bound, self._grammars.masks(matchers))
-        tokens_R = sample(logits_RV, rows, self._eos)
+        bar_end(logits_RV, rows, self._eos)
+        self._biases.ban(logits_RV, slots)
+        tokens_R = sample(logits_RV, rows)
         self._penalties.count(at_R, tokens_R)
         if bound:
             chosen = tokens_R[bound].tolist()

@@ -115,16 +115,18 @@ def _mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return words ^ (words >> np.uint64(31))
 
 
-def sample(logits_RV: Tensor, rows: Rows, stop_ids: Sequence[int]) -> npt.NDArray[np.int64]:
-    """A token for each row; NO_TOKEN if the row's logits are not finite. May change `logits_RV`.
-
-    In the rows that `rows.banned` marks, which have not reached min_tokens, `stop_ids` cannot be
-    chosen.
-    """
+def bar_end(logits_RV: Tensor, rows: Rows, stop_ids: Sequence[int]) -> None:
+    """Let `stop_ids` not be chosen in the rows that `rows.banned` marks, which have not reached
+    min_tokens."""
     device = logits_RV.device
     if len(stop_ids) and rows.banned.any():
         banned_R1 = put(np.flatnonzero(rows.banned), device)[:, None]
         logits_RV[banned_R1, put(stop_ids, device)[None, :]] = float("-inf")
+
+
+def sample(logits_RV: Tensor, rows: Rows) -> npt.NDArray[np.int64]:
+    """A token for each row; NO_TOKEN if the row's logits are not finite."""
+    device = logits_RV.device
     best_R, token_R = _best(logits_RV)
     drawn = np.flatnonzero(rows.temperature > 0)
     cut = (rows.top_p[drawn] < 1) | (rows.top_k[drawn] > 0) | (rows.min_p[drawn] > 0)

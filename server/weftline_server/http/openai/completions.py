@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
@@ -30,6 +31,7 @@ from weftline_server.http.openai.replies import (
 )
 from weftline_server.http.openai.requests import ChatRequest, CompletionRequest
 from weftline_server.http.openai.runs import Runs
+from weftline_server.http.openai.surface import Endpoint, check
 from weftline_server.http.state import asking, state_of
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.call import call_of
@@ -53,7 +55,7 @@ router = APIRouter(prefix="/v1", tags=["openai"], route_class=Direct)
 async def chat(request: Request) -> Response:
     """One chat completion, whole or streamed."""
     service, tenant = asking(request)
-    body = await read(request, ChatRequest)
+    body = await read(request, ChatRequest, partial(check, Endpoint.CHAT))
     if body.weftline is not None and body.weftline.run_tools:
         state = state_of(request.app)
         return await tool_runs.respond(request, service, state.runs, tenant, body, state.prices)
@@ -68,7 +70,8 @@ async def chat(request: Request) -> Response:
 async def complete(request: Request) -> Response:
     """One text completion, whole or streamed."""
     service, tenant = asking(request)
-    return await _complete(request, service, tenant, await read(request, CompletionRequest), TEXT)
+    body = await read(request, CompletionRequest, partial(check, Endpoint.TEXT))
+    return await _complete(request, service, tenant, body, TEXT)
 
 
 Body = ChatRequest | CompletionRequest
@@ -225,7 +228,8 @@ async def start(
     try:
         submit = Submit(session_id=session.id, calls=body.calls(session))
         tasks = await service.submit(session, submit, whole=not body.stream)
-    except BaseException:
+    except BaseException as error:
+        body.name_field(error)
         if own:
             service.close(session)
         else:
@@ -254,6 +258,9 @@ async def _complete(
         choices = await or_disconnect(request, reading)
         running.runs.responded(running.session)
         return JSONResponse(running.reply.whole(choices, running.usage()))
+    except WeftlineError as error:
+        body.name_field(error)
+        raise
     finally:
         running.end()
 
@@ -271,6 +278,7 @@ async def _events(running: Running, with_usage: bool) -> AsyncGenerator[bytes, N
             usage = sse(None, running.reply.usage_chunk(running.usage()))
         yield usage + sse(None, "[DONE]")
     except WeftlineError as error:
+        running.body.name_field(error)
         yield sse(None, error.to_body())
     finally:
         running.end()

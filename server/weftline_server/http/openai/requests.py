@@ -1,14 +1,13 @@
 """The bodies of OpenAI's completion requests, and how they become calls of a session.
 
-Fields that would not change the answer (`metadata`, `store`, …) are ignored, since OpenAI
-clients keep adding new ones. A field that would change the answer and is not served is a 400 that
-names the field.
+A field that is not here is looked up in `surface`: one that would change what may be answered is a
+400 that names it, and one that only advises is ignored.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from weftline.errors import InvalidRequest
 from weftline.protocol import (
@@ -23,6 +22,7 @@ from weftline.protocol import (
     Segment,
 )
 from weftline.tools import Tool, ToolCall, ToolChoice
+from weftline_server.http.openai.constraints import ConstraintFields
 from weftline_server.http.openai.provenance import Inputs, Provenance
 from weftline_server.session.session import Session
 
@@ -82,37 +82,6 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonSchema:
-    """The schema of a `response_format`."""
-
-    schema: dict[str, Any]
-
-    __pydantic_config__ = _LOOSE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseFormat:
-    """The form that the answer must have. A schema is enforced even if it is not strict."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    __pydantic_config__ = _LOOSE
-
-    def __post_init__(self) -> None:
-        if self.type == "json_schema" and self.json_schema is None:
-            raise InvalidRequest("response_format needs its json_schema", param="response_format")
-
-    @property
-    def constraint(self) -> dict[str, Any] | None:
-        """The constraint of the output in a call's sampling; None for plain text."""
-        if self.type == "text":
-            return None
-        schema = {"type": "object"} if self.json_schema is None else self.json_schema.schema
-        return {"json_schema": schema}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentHints:
     """What NVIDIA Dynamo's clients say of a request. A higher priority goes first."""
 
@@ -131,12 +100,9 @@ class DynamoFields:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedFields:
-    """The fields that both endpoints share."""
+class SamplingFields(ConstraintFields):
+    """The fields that say how the answer is generated. All of OpenAI's endpoints take them."""
 
-    model: str | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
     min_tokens: int = 0
     temperature: float | None = None
     top_p: float | None = None
@@ -148,53 +114,60 @@ class SharedFields:
     seed: int | None = None
     stop: str | tuple[str, ...] | None = None
     ignore_eos: bool = False
+    logit_bias: dict[str, float] | None = None
+
+    __pydantic_config__ = _LOOSE
+
+    def sampling_of(self, max_tokens: int | None) -> Sampling:
+        """The sampling of an output of at most `max_tokens`. Raises InvalidRequest."""
+        asked = self.constraint_asked()
+        return Sampling(
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=0 if self.top_k == -1 else self.top_k,  # -1 is off in vLLM and SGLang
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            seed=self.seed,
+            stop=(self.stop,) if isinstance(self.stop, str) else self.stop or (),
+            ignore_eos=self.ignore_eos,
+            logit_bias=self.logit_bias or None,
+            constraint=None if asked is None else asked[1],
+        )
+
+    def name_field(self, error: BaseException) -> None:
+        """Name the field in which the client gave the constraint, if the constraint is at fault."""
+        if isinstance(error, InvalidRequest) and error.param == "constraint":
+            asked = self.constraint_asked()
+            error.param = error.param if asked is None else asked[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedFields(SamplingFields):
+    """The fields that chat and text completions share."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int | None = None
-    response_format: ResponseFormat | None = None
-    best_of: int | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-    logit_bias: dict[str, Any] | None = None
-    functions: tuple[dict[str, Any], ...] | None = None
-    cache_salt: str | None = None
     # Of conversations that are told apart by how they grow, those of one key or user are compared.
     prompt_cache_key: str | None = None
     user: str | None = None
-    # Ours: the session to run in, the priority (lower goes first, as in vLLM), the criterion, and
-    # the constraint of the output.
+    # Ours: the session to run in, the priority (lower goes first, as in vLLM), and the criterion.
     session_id: str | None = None
     priority: int = 0
     nvext: DynamoFields | None = None
     criteria: Criterion | None = None
-    constraint: dict[str, Any] | None = None
 
     __pydantic_config__ = _LOOSE
 
     def check(self) -> None:
-        """Raise InvalidRequest for the first field that asks for something that is not served."""
-        neutral: dict[str, tuple[Any, ...]] = {
-            "best_of": (1, self.n),
-            "echo": (False,),
-            "suffix": ("",),
-            "logit_bias": ({},),
-            "functions": ((),),
-        }
-        for name, values in neutral.items():
-            value = getattr(self, name)
-            if value is not None and value not in values:
-                raise InvalidRequest(f"{name} is not served: leave it out", param=name)
-        if self.cache_salt is not None:
-            raise InvalidRequest(
-                "cache_salt is derived by the server from your key: leave it out",
-                param="cache_salt",
-            )
-        format = self.response_format
-        if self.constraint is not None and format is not None and format.constraint is not None:
-            raise InvalidRequest(
-                "constraint and response_format exclude one another: give one",
-                param="constraint",
-            )
+        """Raise InvalidRequest for a number of choices that is out of range."""
         if self.n is not None and not 1 <= self.n <= MAX_CHOICES:
             raise InvalidRequest(f"n must be in 1 to {MAX_CHOICES}, got {self.n}", param="n")
 
@@ -209,24 +182,7 @@ class SharedFields:
     def sampling(self) -> Sampling:
         """The sampling of the first choice; `choices` makes those of the others."""
         limit = self.max_completion_tokens
-        constraint = self.constraint
-        if self.response_format is not None:
-            constraint = self.response_format.constraint or constraint
-        return Sampling(
-            max_tokens=self.max_tokens if limit is None else limit,
-            min_tokens=self.min_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-            seed=self.seed,
-            stop=(self.stop,) if isinstance(self.stop, str) else self.stop or (),
-            ignore_eos=self.ignore_eos,
-            constraint=constraint,
-        )
+        return self.sampling_of(self.max_tokens if limit is None else limit)
 
     def choices(self, call: Call) -> tuple[Call, ...]:
         """`call` once for each of the `n` choices; a seed grows by one from choice to choice."""

@@ -1,12 +1,12 @@
 """The body of POST /v1/responses, and how it becomes a chat request.
 
-Fields that would not change the answer (`metadata`, `store`, `reasoning`, …) are ignored. A field
-that would, and is not served, is a 400 that names it.
+A field that is not here is looked up in `surface`: one that would change what may be answered is a
+400 that names it, and one that only advises is ignored.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from weftline.errors import InvalidRequest
@@ -19,12 +19,12 @@ from weftline.tools import (
     ToolCall,
     ToolChoice,
 )
+from weftline_server.http.openai.constraints import JsonSchema, ResponseFormat
 from weftline_server.http.openai.provenance import Provenance
 from weftline_server.http.openai.requests import (
     ChatMessage,
     ChatRequest,
-    JsonSchema,
-    ResponseFormat,
+    SamplingFields,
 )
 
 _LOOSE = {"extra": "ignore", "allow_inf_nan": False}
@@ -134,9 +134,12 @@ class TextFormat:
     __pydantic_config__ = _LOOSE
 
     def of_chat(self) -> ResponseFormat:
-        """The same format of a chat. Raises InvalidRequest for a schema that is missing."""
+        """The same format of a chat. Raises InvalidRequest if its schema is wrong."""
         schema = None if self.schema is None else JsonSchema(schema=self.schema)
-        return ResponseFormat(type=self.type, json_schema=schema)
+        try:
+            return ResponseFormat(type=self.type, json_schema=schema, schema=self.schema)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, param="text.format") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,46 +155,40 @@ InputItem = InputMessage | InputCall | InputResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponsesRequest:
+class ResponsesRequest(SamplingFields):
     """The body of POST /v1/responses. The server keeps no response: send the whole input."""
 
     input: str | tuple[InputItem, ...]
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     tools: tuple[ResponseTool, ...] = ()
     tool_choice: Literal["auto", "none", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     stream: bool = False
-    previous_response_id: str | None = None
-    background: bool | None = None
-    conversation: Any = None
     weftline: Provenance | None = None
 
     __pydantic_config__ = _LOOSE
 
     def chat(self) -> ChatRequest:
-        """The request as a chat request. Raises InvalidRequest for what is not served."""
-        for name in ("previous_response_id", "background", "conversation"):
-            if getattr(self, name):
+        """The request as a chat request. Raises InvalidRequest for two forms of the text."""
+        shared = {one.name: getattr(self, one.name) for one in fields(SamplingFields)}
+        if self.text is not None and self.text.format is not None:
+            if self.response_format is not None:
                 raise InvalidRequest(
-                    f"{name} is not served, since no response is kept: send the whole input",
-                    param=name,
+                    "response_format and text.format exclude one another: give one",
+                    param="response_format",
                 )
-        format = None if self.text is None else self.text.format
+            shared["response_format"] = self.text.format.of_chat()
         return ChatRequest(
+            **shared,
             messages=tuple(self._messages()),
             model=self.model,
             max_completion_tokens=self.max_output_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
             tools=tuple(tool.tool() for tool in self.tools) or None,
             tool_choice=self._choice(),
             parallel_tool_calls=self.parallel_tool_calls,
-            response_format=None if format is None else format.of_chat(),
             stream=self.stream,
             weftline=self.weftline,
         )

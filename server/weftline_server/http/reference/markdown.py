@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from weftline_server.http.openai.surface import Endpoint, rows
+
 _HEAD = """# The HTTP interface
 
 Every route, field and answer. `python docs/reference.py` writes this page from the server's own
@@ -14,6 +16,13 @@ explains how the routes work together.
 
 Every route takes the key as `Authorization: Bearer KEY` if the server has keys. Routes that need
 none say so. An error has the form of [Error](#error).
+"""
+
+_SURFACE = """# Fields of OpenAI, vLLM and SGLang
+
+What becomes of each field of a request. A field that changes what may be answered is served, or
+refused with a 400 that names it; null and its default pass. A field that only advises may be
+ignored. A cell is empty where no API has the field on that route.
 """
 
 
@@ -26,7 +35,19 @@ def page(document: dict[str, Any]) -> str:
     parts.append("# Types\n")
     for name, schema in sorted(document["components"]["schemas"].items()):
         parts.append("\n".join(_type(name, schema)))
+    parts.append("\n".join(_surface()))
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _surface() -> Iterator[str]:
+    """The table of what becomes of each field of OpenAI's, vLLM's and SGLang's requests."""
+    yield _SURFACE
+    yield f"| field | {' | '.join(f'`{one}`' for one in Endpoint)} | why |"
+    yield f"|---|{'---|' * len(Endpoint)}---|"
+    for name, found, says in rows():
+        cells = " | ".join("" if one is None else one.value for one in found.values())
+        yield f"| `{name}` | {cells} | {says} |"
+    yield ""
 
 
 def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[str]:

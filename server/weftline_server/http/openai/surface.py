@@ -1,0 +1,253 @@
+"""What becomes of every field of OpenAI's, vLLM's and SGLang's requests.
+
+A field that changes what may be answered is served, or refused with a 400 that names it. A field
+that only advises may be ignored. The served fields are those of the request's class. This table has
+the others. A field that no table knows is ignored, since clients keep adding new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+from weftline.errors import InvalidRequest
+from weftline_server.http.openai.requests import ChatRequest, CompletionRequest
+from weftline_server.http.openai.response_requests import ResponsesRequest
+
+
+class Endpoint(StrEnum):
+    """The three routes, by their path."""
+
+    CHAT = "chat/completions"
+    TEXT = "completions"
+    RESPONSES = "responses"
+
+
+class Treatment(StrEnum):
+    """What becomes of a field."""
+
+    SERVED = "served"
+    REFUSED = "refused"
+    ADVICE = "advice"
+
+
+KINDS: Mapping[Endpoint, type] = {
+    Endpoint.CHAT: ChatRequest,
+    Endpoint.TEXT: CompletionRequest,
+    Endpoint.RESPONSES: ResponsesRequest,
+}
+_ALL = tuple(Endpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A field that is not served and would change the answer. null and the values `neutral` pass,
+    and what `takes` says of a value in its body. `says` tells what to do."""
+
+    name: str
+    neutral: tuple[Any, ...] = ()
+    says: str = "is not served: leave it out"
+    of: tuple[Endpoint, ...] = _ALL
+    takes: Callable[[Any, Mapping[str, Any]], bool] | None = None
+
+    def passes(self, value: Any, body: Mapping[str, Any]) -> bool:
+        """Whether the field has a value that changes nothing."""
+        if value is None or any(type(one) is type(value) and one == value for one in self.neutral):
+            return True
+        return self.takes is not None and self.takes(value, body)
+
+
+_OFF = (False,)
+_KEPT = "is not served, since no response is kept: send the whole input"
+_LACKS = "asks for what the answer does not have: leave it out"
+_CHAT, _TEXT, _RESPONSES = (Endpoint.CHAT,), (Endpoint.TEXT,), (Endpoint.RESPONSES,)
+_LOGPROBS = "message.output_text.logprobs"
+
+
+def _is_n(value: Any, body: Mapping[str, Any]) -> bool:
+    return bool(value == (body.get("n") or 1))
+
+
+def _no_logprobs(value: Any, body: Mapping[str, Any]) -> bool:
+    return isinstance(value, list) and _LOGPROBS not in value
+
+
+REFUSED: tuple[Refused, ...] = (
+    # What else than text would be read or written.
+    Refused("audio"),
+    Refused("modalities", (["text"], [])),
+    Refused("web_search_options"),
+    Refused("moderation"),
+    Refused("functions", ([],), "is not served: use tools"),
+    Refused("function_call", ("none", "auto"), "is not served: use tool_choice"),
+    Refused("tools", ([],), "is served by chats: use chat/completions", _TEXT),
+    Refused("tool_choice", ("none", "auto"), "is served by chats: use chat/completions", _TEXT),
+    # Other prompts than the messages or the text.
+    Refused("prompt", (), "is not served: send the input", _RESPONSES),
+    Refused("previous_response_id", ("",), _KEPT, _RESPONSES),
+    Refused("conversation", ("",), _KEPT, _RESPONSES),
+    Refused("background", _OFF, _KEPT, _RESPONSES),
+    Refused("context_management", ([],), of=_RESPONSES),
+    Refused("previous_input_messages", ([],), of=_RESPONSES),
+    Refused("input_ids", ([],)),
+    Refused("prompt_embeds", ([],)),
+    Refused("session_params", ({},)),
+    Refused("documents", ([],)),
+    Refused("chat_template"),
+    Refused("chat_template_kwargs", ({},)),
+    Refused("add_generation_prompt", (True,)),
+    Refused("continue_final_message", _OFF),
+    Refused("add_special_tokens", _OFF, of=(Endpoint.CHAT, Endpoint.RESPONSES)),
+    Refused("add_special_tokens", (True,), of=_TEXT),
+    Refused("truncate_prompt_tokens"),
+    Refused("suffix", ("",)),
+    Refused("task"),
+    # Other models, and other rules for the next token.
+    Refused("lora_path", ([],)),
+    Refused("best_of", (1,), "is served if it equals n: leave it out", takes=_is_n),
+    Refused("use_beam_search", _OFF),
+    Refused("allowed_token_ids"),
+    Refused("bad_words", ([],)),
+    Refused("logits_processors", ([],)),
+    Refused("custom_logit_processor", ([], "")),
+    Refused("custom_params", ({},)),
+    Refused("vllm_xargs", ({},)),
+    Refused("watermark", ({},)),
+    Refused("watermarking", _OFF),
+    Refused("thinking"),
+    Refused("thinking_token_budget"),
+    Refused("guided_whitespace_pattern"),
+    # Where the answer ends, and what of it is shown.
+    Refused("stop_token_ids", ([],)),
+    Refused("stop_regex", ([], "")),
+    Refused("include_stop_str_in_output", _OFF),
+    Refused("no_stop_trim", _OFF),
+    Refused("repetition_detection"),
+    Refused("skip_special_tokens", (True,)),
+    Refused("include_reasoning", (True,)),
+    Refused("echo", _OFF),
+    Refused("max_tokens", (), "is named max_output_tokens in responses", _RESPONSES),
+    Refused("max_completion_tokens", (), "is named max_output_tokens in responses", _RESPONSES),
+    Refused("n", (1,), "is not served: send the request several times", _RESPONSES),
+    # What the answer would have besides.
+    Refused("logprobs", (False, 0), "is served by chats: use chat/completions", _RESPONSES),
+    Refused("top_logprobs", (0,), "is served by chats: use chat/completions",
+            (Endpoint.TEXT, Endpoint.RESPONSES)),
+    Refused("include", ([],), f"serves no {_LOGPROBS}: leave it out", _RESPONSES, _no_logprobs),
+    Refused("prompt_logprobs", _OFF, _LACKS),
+    Refused("logprob_token_ids", ([],), _LACKS),
+    Refused("enable_response_messages", _OFF, _LACKS),
+    Refused("return_token_ids", _OFF, _LACKS),
+    Refused("return_tokens_as_token_ids", _OFF, _LACKS),
+    Refused("return_token_offsets", _OFF, _LACKS),
+    Refused("return_prompt_text", _OFF, _LACKS),
+    Refused("return_prompt_token_ids", _OFF, _LACKS),
+    Refused("return_hidden_states", _OFF, _LACKS),
+    Refused("return_routed_experts", _OFF, _LACKS),
+    Refused("return_cached_tokens_details", _OFF, _LACKS),
+    Refused("return_spec_tokens_details", _OFF, _LACKS),
+    Refused("return_meta_info", _OFF, _LACKS),
+    Refused("return_input_ids_in_sglext", _OFF, _LACKS),
+    Refused("return_output_ids_in_sglext", _OFF, _LACKS),
+    Refused("return_sampling_mask", _OFF, _LACKS),
+    Refused("return_flat_raw_output_top_logprobs", _OFF, _LACKS),
+    Refused("sampling_logprobs_mode", (), _LACKS),
+    # Whose cache is read.
+    Refused("cache_salt", (), "is derived by the server from your key: leave it out"),
+    Refused("extra_key", (), "is derived by the server from your key: leave it out"),
+)  # fmt: skip
+
+# Fields that may be ignored, and why.
+_MEDIA = "about images, audio and video, which are refused where they stand"
+_PLACE = "where an engine computes is decided here"
+_LABEL = "a name for logs"
+_BUDGET = "how much a model may think is for models that think"
+ADVICE: Mapping[str, str] = {
+    "metadata": _LABEL,
+    "custom_labels": _LABEL,
+    "request_id": _LABEL,
+    "rid": _LABEL,
+    "user": _LABEL,
+    "safety_identifier": _LABEL,
+    "session_id": "responses name their session in `weftline`",
+    "store": "no answer is kept",
+    "service_tier": "there is one tier; `priority` orders calls",
+    "priority": "responses run at the usual priority",
+    "access_programs": "there is none",
+    "reasoning": _BUDGET,
+    "reasoning_effort": _BUDGET,
+    "verbosity": "how long an answer is, is for models that were trained for it",
+    "prediction": "a guess that saves time; drafts are made here",
+    "prompt_cache_key": "caches are found by their content",
+    "prompt_cache_options": "caches are found by their content",
+    "prompt_cache_retention": "caches are found by their content",
+    "truncation": "an input that is too long is a 400",
+    "truncation_side": "counts only with truncate_prompt_tokens",
+    "max_tool_calls": "bounds tools that OpenAI runs, and there are none",
+    "parallel_tool_calls": "a text completion calls no tools",
+    "stream_options": "responses always end with the usage",
+    "stream_interval": "how many tokens an event has",
+    "length_penalty": "counts only with use_beam_search",
+    "spaces_between_special_tokens": "counts only without skip_special_tokens",
+    "guided_decoding_backend": "which library holds an output to its form",
+    "separate_reasoning": "an answer is one text",
+    "stream_reasoning": "an answer is one text",
+    "image": _MEDIA,
+    "images_config": _MEDIA,
+    "video_config": _MEDIA,
+    "media_io_kwargs": _MEDIA,
+    "mm_processor_kwargs": _MEDIA,
+    "mm_payload": _MEDIA,
+    "return_mm_kwargs": _MEDIA,
+    "max_dynamic_patch": _MEDIA,
+    "min_dynamic_patch": _MEDIA,
+    "use_audio_in_video": _MEDIA,
+    "kv_transfer_params": _PLACE,
+    "ec_transfer_params": _PLACE,
+    "bootstrap_host": _PLACE,
+    "bootstrap_port": _PLACE,
+    "bootstrap_room": _PLACE,
+    "routed_dp_rank": _PLACE,
+    "disagg_prefill_dp_rank": _PLACE,
+    "data_parallel_rank": _PLACE,
+    "routed_experts_prompt_start": "counts only with return_routed_experts",
+    "routed_experts_start_len": "counts only with return_routed_experts",
+    "return_flat_raw_top_logprobs_b64": "counts only with return_flat_raw_output_top_logprobs",
+}
+
+
+def served(endpoint: Endpoint) -> frozenset[str]:
+    """The fields that a route serves."""
+    return frozenset(one.name for one in fields(KINDS[endpoint]))
+
+
+def treatment(endpoint: Endpoint, name: str) -> Treatment | None:
+    """What becomes of a field; None for one that no table knows."""
+    if name in served(endpoint):
+        return Treatment.SERVED
+    if any(one.name == name and endpoint in one.of for one in REFUSED):
+        return Treatment.REFUSED
+    return Treatment.ADVICE if name in ADVICE else None
+
+
+def rows() -> Iterator[tuple[str, Mapping[Endpoint, Treatment | None], str]]:
+    """The whole table, by name: what each route does with the field, and what is said of it."""
+    names = {one.name: one.says for one in REFUSED} | dict(ADVICE)
+    for name in sorted(names | dict.fromkeys(frozenset().union(*map(served, Endpoint)), "")):
+        yield name, {one: treatment(one, name) for one in Endpoint}, names.get(name, "")
+
+
+_REFUSED = {
+    endpoint: {one.name: one for one in REFUSED if endpoint in one.of} for endpoint in Endpoint
+}
+
+
+def check(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest for the first field that would change the answer and is not served."""
+    table = _REFUSED[endpoint]
+    for name, value in body.items():
+        found = table.get(name)
+        if found is not None and not found.passes(value, body):
+            raise InvalidRequest(f"{name} {found.says}", param=name)
