@@ -72,9 +72,9 @@ def to_lark(grammar: str) -> str:
     if ROOT not in rules:
         raise BadGrammar(f"the grammar has no rule {ROOT!r}, with which an output begins")
     for rule in rules.values():
-        for name in rule.names:
-            if name.text not in rules:
-                _refuse(name.line, f"there is no rule {name.text!r}")
+        for used in rule.names:
+            if used.text not in rules:
+                _refuse(used.line, f"there is no rule {used.text!r}")
     recursive = _recursive(rules)
     called = {name: f"r{at}" if name in recursive else f"T{at}" for at, name in enumerate(rules)}
     lines = [f"start: {called[ROOT]}"]

@@ -73,10 +73,20 @@ class _Tag:
                 return f"({self.expression(content, f'{path}.content', depth + 1)}){mark}"
             case {"type": "tag"}:
                 return self._rule(self._tag(format, path, depth))
-            case {"type": "tags_with_separator", "tags": [_, *_] as tags, "separator": str(text)}:
-                return self._separated(format, tags, text, path, depth)
-            case {"type": "triggered_tags", "tags": [_, *_] as tags, "triggers": [_, *_] as starts}:
-                return self._triggered(format, tags, starts, path, depth)
+            case {
+                "type": "tags_with_separator",
+                "tags": [_, *_] as tags,
+                "separator": str(text),
+                **more,
+            }:
+                return self._separated(more, tags, text, path, depth)
+            case {
+                "type": "triggered_tags",
+                "tags": [_, *_] as tags,
+                "triggers": [_, *_] as starts,
+                **more,
+            }:
+                return self._triggered(more, tags, starts, path, depth)
         return self._leaf(format, path)
 
     def _leaf(self, format: object, path: str) -> str:
@@ -106,26 +116,24 @@ class _Tag:
         ]
 
     def _separated(
-        self, format: Mapping[str, Any], tags: Sequence[object], text: str, path: str, depth: int
+        self, format: dict[object, object], tags: Sequence[object], text: str, path: str, depth: int
     ) -> str:
         """Tags with `text` between them, and nothing else."""
-        flags = {"at_least_one": False, "stop_after_first": False}
-        _known(format, path, {"tags", "separator", *flags}, {})
+        _known(format, path, _FLAGS, {})
         one = self._rule(" | ".join(self._tags(tags, path, depth)))
         more = "" if format.get("stop_after_first") else f" ({_quoted(text)} {one})*"
         return f"({one}{more})" if format.get("at_least_one") else f"({one}{more})?"
 
     def _triggered(
         self,
-        format: Mapping[str, Any],
+        format: dict[object, object],
         tags: Sequence[object],
         triggers: Sequence[object],
         path: str,
         depth: int,
     ) -> str:
         """Text that is free until a trigger appears, behind which the rest of a tag follows."""
-        flags = {"at_least_one": False, "stop_after_first": False}
-        _known(format, path, {"tags", "triggers", *flags}, {"excludes": []})
+        _known(format, path, _FLAGS, {"excludes": []})
         if not all(isinstance(one, str) and one for one in triggers):
             _refuse(f"{path}.triggers", "every trigger must be a non-empty text")
         free = self._terminal(_ANY)
@@ -195,14 +203,14 @@ class _Tag:
         return name
 
 
+_FLAGS = {"at_least_one", "stop_after_first"}
 # What bounds free text. It is served without bounds alone.
 _BOUNDS: Mapping[str, Any] = {"excludes": [], "max_tokens": None, "max_chars": None}
 
 
-def _known(
-    format: Mapping[str, Any], path: str, fields: set[str], neutral: Mapping[str, Any]
-) -> None:
+def _known(format: object, path: str, fields: set[str], neutral: Mapping[str, Any]) -> None:
     """Raise BadGrammar for a field that is not served, unless it has its neutral value."""
+    assert isinstance(format, dict), "a format was matched as an object"
     for name, value in format.items():
         if name == "type" or name in fields or (name in neutral and value in (None, neutral[name])):
             continue

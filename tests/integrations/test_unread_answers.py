@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 
 import openai
 import pytest
@@ -22,11 +24,14 @@ CLOSED_S = 10.0  # the longest that closing in the background may take
 
 
 @pytest.mark.parametrize(
-    ("options", "error"),
-    [((), openai.LengthFinishReasonError), (("--null-mode", "fixed"), ValidationError)],
+    ("reply", "error"),
+    [("cut off", openai.LengthFinishReasonError), ("nonsense", ValidationError)],
 )
-def test_no_session_stays_open(options: tuple[str, ...], error: type[Exception]) -> None:
+def test_no_session_stays_open(reply: str, error: type[Exception], tmp_path: Path) -> None:
     """The answers are cut off, or are no JSON: nine failures, and no session is left."""
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps([{"when": "", "reply": reply}]))
+    options = ("--null-mode", "script", "--null-script", str(script))
     with served(*options) as url, Client(url) as client:
         model = ChatWeftline(base_url=url, max_tokens=1)
         chain = model.with_structured_output(Answer, method="json_schema")

@@ -42,7 +42,8 @@ def test_other_causes() -> None:
     ]
     assert cause(refused) == (
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig: "
-        "Value error, No model is in /nowhere"
+        "Value error, No model is in /nowhere "
+        "For further information visit https://errors.pydantic.dev"
     )
     assert cause(FAILED[-1:]) == FAILED[-1]
     assert cause(["api_server.py: error: unrecognized arguments: --x"]).endswith("arguments: --x")

@@ -89,7 +89,8 @@ class OpenAIEngine(RemoteEngine):
             raise EndpointError("EngineFailed", "this engine keeps no contexts")
         chat = op.messages is not None or self._config.dialect is Dialect.CHAT
         path = "/chat/completions" if chat else "/completions"
-        held, begin, end = {}, "", ""
+        held: dict[str, Any] = {}
+        begin, end = "", ""
         assert op.sampling is not None, "a generate has sampling parameters"
         if op.sampling.constraint is not None:
             held, begin, end = constraints.fields(self._config.scheduler, op.sampling.constraint)

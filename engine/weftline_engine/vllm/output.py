@@ -11,6 +11,8 @@ _LOGGED = re.compile(r"^(?P<level>[A-Z]+) \d\d-\d\d [\d:]{8} \[[\w.]+:\d+\] ?")
 _ERROR = re.compile(r"^(?:[a-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt): \S")
 # Error messages of one process of vLLM that only say that another process has failed.
 _SECOND_HAND = ("See root cause above", "Worker failed with error", "Failed core proc(s)")
+# Lines behind a message that are no part of it.
+_BEGINS = re.compile(r"Traceback |During handling |The above exception |\[rank|Exception ignored")
 _DETAILS = ("Config", "Args")  # pydantic says "1 validation error for ModelConfig", then what
 _BAR = re.compile(r"\d+%\|")
 MOST_CHARS = 300  # of a cause
@@ -55,13 +57,16 @@ def passed_on(line: str, *, loading: bool) -> str | None:
 def cause(lines: Iterable[str]) -> str:
     """The error that ended vLLM: the last error that is not only about another process's error."""
     errors: list[str] = []
-    last = ""
+    last, level_of_error = "", None
     for line in lines:
-        _, text = plain(line)
+        level, text = plain(line)
         if _ERROR.match(text):
             errors.append(text)
-        elif errors and last == errors[-1] and last.endswith(_DETAILS):
-            errors[-1] += f": {text.strip()}"
+            level_of_error = level
+        elif level != level_of_error or _BEGINS.match(text):
+            level_of_error = None
+        else:  # the message goes on
+            errors[-1] += f"{':' if errors[-1].endswith(_DETAILS) else ''} {text.strip()}"
         last = text or last
     own = [text for text in errors if not any(words in text for words in _SECOND_HAND)]
     return [last or "it printed nothing", *errors, *own][-1][:MOST_CHARS]
