@@ -126,7 +126,9 @@ def foreign(status: int, kind: str, text: str) -> Iterator[tuple[str, dict[str, 
 
 
 page = partial(foreign, 404, "text/html", "<h1>Not here</h1>")
-gate = partial(foreign, 403, "application/json", '{"error": {"message": "no", "call": "me", "x": 1}}')
+gate = partial(
+    foreign, 403, "application/json", '{"error": {"message": "no", "call": "me", "x": 1}}'
+)
 teapot = partial(foreign, 418, "application/json", '{"detail": ["short", "stout"]}')
 
 

@@ -29,9 +29,9 @@ def lowered(
 ) -> Iterator[Task]:
     """The tasks of all calls and steps, one after the other.
 
-    Raises UnknownModel, UnknownStore and what lowering does. An error of a step has the step's name.
-    One of a call has none, also of a call in a step's body, because no call has begun: as with a
-    chat, the client may send it again. The model is decided here, so that the graph names it and
+    Raises UnknownModel, UnknownStore and what lowering does. An error of a step has its name. One
+    of a call has none, also of a call in a step's body, because no call has begun: as with a chat,
+    the client may send it again. The model is decided here, so that the graph names it and
     equal prompts hash alike. Lengths are foreseen for the tenant's `salt`.
     """
     sources = Sources(session)
