@@ -8,6 +8,7 @@ from typing import Any, get_args, get_type_hints
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionToolUnionParam
 from openai.types.responses.response_input_item_param import ResponseInputItemParam
 from openai.types.responses.tool_param import ToolParam
 from pydantic import TypeAdapter
@@ -237,6 +238,23 @@ def test_a_tool_is_refused(refusal: Refusal, name: str) -> None:
         assert (error.param, error.body["message"]) == (place, place + why)
 
 
+def test_a_tool_of_a_chat_is_refused(client: openai.OpenAI) -> None:
+    """Chats have a type of tool besides functions, which is named in the same places."""
+    assert types_of(ChatCompletionToolUnionParam) == {"function", "custom"}
+    custom = {"type": "custom", "custom": {"name": "x"}}
+    weather = {"type": "function", "function": {"name": "get_weather"}}
+    among = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [custom]}}
+    for place, request in {
+        "tools.1": {"tools": [weather, custom]},
+        "tool_choice": {"tools": [weather], "tool_choice": custom},
+        "tool_choice.allowed_tools.tools.0": {"tools": [weather], "tool_choice": among},
+    }.items():
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(model="null", messages=[USER], **request)
+        assert refused.value.param == place
+        assert refused.value.body["message"].startswith(f"{place}: a tool of type 'custom' is not")
+
+
 def test_a_part_that_is_no_text_is_refused(refusal: Refusal) -> None:
     """An image in a message, and in the result of a call."""
     message = {"role": "user", "content": [{"type": "input_text", "text": "x"}, IMAGE]}
@@ -313,3 +331,20 @@ def test_tools_that_are_not_allowed_are_not_offered(refusal: Refusal, echo_url: 
     assert tokens(echo_url, input="x", tools=both) > one
     error = refusal(input="x", tools=both, tool_choice=allowed("nothing"))
     assert error.body["message"] == "tool_choice names 'nothing', which is not among the tools"
+
+
+def test_a_chat_of_which_some_tools_are_allowed(client: openai.OpenAI) -> None:
+    """The request is that of the tool that is allowed. A tool may leave out its type."""
+    tools = [{"type": "function", "function": {"name": name}} for name in ("look", "ask")]
+    among = {"mode": "auto", "tools": [{"function": {"name": "ask"}}]}
+
+    def length(**request: Any) -> int:
+        made = client.chat.completions.create(
+            model="null", messages=[USER], max_tokens=9, **request
+        )
+        assert made.usage is not None
+        return made.usage.prompt_tokens
+
+    choice = {"type": "allowed_tools", "allowed_tools": among}
+    one = length(tools=[{"function": {"name": "ask"}}])
+    assert length(tools=tools, tool_choice=choice) == one < length(tools=tools)

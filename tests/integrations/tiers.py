@@ -48,7 +48,7 @@ tiers = pytest.mark.parametrize("tier", TIERS)
 
 
 def outcome(act: Callable[[], Any]) -> tuple[Any, ...]:
-    """Return the result of `act`, or the type and text of its exception, and the body of a response.
+    """Return the result of `act`, or the type, the text and the body of its exception.
 
     The openai client's text has the whole body in it before version 3, and only its message since.
     """

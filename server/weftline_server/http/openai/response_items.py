@@ -13,13 +13,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator
-from pydantic import Tag as As
+from pydantic import Discriminator, Tag
 
 from weftline.errors import InvalidRequest
 from weftline.tools import CalledFunction, Tool, ToolCall
 from weftline_server.http.openai.requests import ChatMessage
-from weftline_server.http.openai.response_tools import ToolOfAnyType, chat_tools, type_of
+from weftline_server.http.openai.tool_types import AnyResponseTool, offered, type_of
 
 _LOOSE = {"extra": "ignore", "allow_inf_nan": False}
 PASSED_OVER = frozenset({"reasoning", "mcp_list_tools"})
@@ -78,9 +77,9 @@ def _part_of(value: Any) -> str:
 
 
 PartOfAnyType = Annotated[
-    Annotated[ContentPart, As("ContentPart")]
-    | Annotated[RefusalPart, As("RefusalPart")]
-    | Annotated[OtherPart, As("OtherPart")],
+    Annotated[ContentPart, Tag("ContentPart")]
+    | Annotated[RefusalPart, Tag("RefusalPart")]
+    | Annotated[OtherPart, Tag("OtherPart")],
     Discriminator(_part_of),
 ]
 Content = str | tuple[PartOfAnyType, ...]
@@ -130,7 +129,7 @@ class AddedTools:
     """Tools that are offered besides those of the request."""
 
     type: Literal["additional_tools"]
-    tools: tuple[ToolOfAnyType, ...]
+    tools: tuple[AnyResponseTool, ...]
 
     __pydantic_config__ = _LOOSE
 
@@ -162,11 +161,11 @@ def _item_of(value: Any) -> str:
 
 
 InputItem = Annotated[
-    Annotated[InputMessage, As("InputMessage")]
-    | Annotated[InputCall, As("InputCall")]
-    | Annotated[InputResult, As("InputResult")]
-    | Annotated[AddedTools, As("AddedTools")]
-    | Annotated[OtherItem, As("OtherItem")],
+    Annotated[InputMessage, Tag("InputMessage")]
+    | Annotated[InputCall, Tag("InputCall")]
+    | Annotated[InputResult, Tag("InputResult")]
+    | Annotated[AddedTools, Tag("AddedTools")]
+    | Annotated[OtherItem, Tag("OtherItem")],
     Discriminator(_item_of),
 ]
 
@@ -191,7 +190,7 @@ class Conversation:
                     calls = []
                     self.messages.append(_message(item, where))
                 case AddedTools():
-                    self.tools += chat_tools(item.tools, f"{where}.tools")
+                    self.tools += offered(item.tools, f"{where}.tools")
                 case OtherItem() if item.type not in PASSED_OVER:
                     raise _refusal(item, where)
         self._called(calls)

@@ -18,11 +18,11 @@ from weftline_server.http.openai.requests import (
     ResponseFormat,
 )
 from weftline_server.http.openai.response_items import Conversation, InputItem
-from weftline_server.http.openai.response_tools import (
-    Choice,
-    ToolOfAnyType,
-    chat_tools,
+from weftline_server.http.openai.tool_types import (
+    AnyResponseTool,
+    ResponseChoice,
     chosen,
+    offered,
 )
 
 _LOOSE = {"extra": "ignore", "allow_inf_nan": False}
@@ -63,8 +63,8 @@ class ResponsesRequest:
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    tools: tuple[ToolOfAnyType, ...] | None = None
-    tool_choice: Choice | None = None
+    tools: tuple[AnyResponseTool, ...] | None = None
+    tool_choice: ResponseChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     stream: bool = False
@@ -87,8 +87,8 @@ class ResponsesRequest:
         said = self._conversation()
         if not said.messages:
             raise InvalidRequest("input must have a message", param="input")
-        offered = (*chat_tools(self.tools or (), "tools"), *said.tools)
-        tools, choice = chosen(self.tool_choice, offered)
+        tools = (*offered(self.tools or (), "tools"), *said.tools)
+        tools, choice = chosen(self.tool_choice, tools)
         return ChatRequest(
             messages=tuple(said.messages),
             model=self.model,

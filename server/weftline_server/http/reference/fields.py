@@ -22,6 +22,7 @@ _SOURCE = {"var": "question"}
 _MESSAGE = {"role": "user", "content": "Name a river."}
 _SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 _FUNCTION = {"name": "get_weather", "parameters": _SCHEMA}
+_NAMED = {"type": "function", "function": {"name": "get_weather"}}
 _BODY = {"calls": [{"name": "short", "prompt": "Shorten {{input:item}}: {{output:line}}"}]}
 
 _OF_ALL = {
@@ -66,7 +67,7 @@ _OF_ALL = {
     "store": Field("The name of a store of this server.", "notes"),
     "temperature": Field("0 takes the likeliest token each time. A higher one varies more.", 0.7),
     "tool_call_id": Field("The tool call that this message answers.", "call_1"),
-    "tool_choice": Field("auto, none, required, or one function by name.", "auto"),
+    "tool_choice": Field("auto, none, required, one function by name, or allowed_tools.", "auto"),
     "top_k": Field("Samples among this many of the likeliest tokens.", 40),
     "top_p": Field("Samples among the likeliest tokens that have this share together.", 0.95),
     "transforms": Field("Operations on the text, in order. docs/transforms.md lists them.",
@@ -231,7 +232,13 @@ _OPENAI = {
     "AddedTools.tools": Field("Functions that are offered besides those of the request.",
                               [{"type": "function", "name": "get_weather"}]),
     "AddedTools.type": Field("Always additional_tools.", "additional_tools"),
-    "AllowedTools.mode": Field("auto: one may be called. required: one must be.", "auto"),
+    "AllowedInChat.allowed_tools": Field("The mode and the tools.",
+                                         {"mode": "auto", "tools": [_NAMED]}),
+    "AllowedInChat.type": Field("Always allowed_tools.", "allowed_tools"),
+    "AllowedNames.mode": Field("auto: any may be called. required: one must be.", "auto"),
+    "AllowedNames.tools": Field("The functions that may be called, of those that are offered.",
+                                [_NAMED]),
+    "AllowedTools.mode": Field("auto: any may be called. required: one must be.", "auto"),
     "AllowedTools.tools": Field("The functions that may be called, of those that are offered.",
                                 [{"type": "function", "name": "get_weather"}]),
     "AllowedTools.type": Field("Always allowed_tools.", "allowed_tools"),
