@@ -161,7 +161,7 @@ test-vllm: install install-bench ## the contract on a real vLLM, which it starts
 test-clients: install install-clients ## programs of openai-agents and pydantic-ai
 	WEFTLINE_SERVER_PYTHON=$(BIN)/python $(CLIENTS)/bin/python -m pytest -q tests/clients --allow-hosts=127.0.0.1
 
-test-langchain-ranges: install ## the adapter's tests with the oldest and the newest LangChain that it admits
+test-langchain-ranges: install ## both adapters with the oldest and the newest LangChain and openai that they admit
 	$(BIN)/python .ci/check_langchain_ranges.py
 
 test-langchain-core: install ## langchain-core's own tests, without and with a ChatWeftline alive

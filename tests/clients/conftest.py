@@ -58,7 +58,7 @@ class Sent:
     def talks(self) -> list[list[str]]:
         """The conversation of each request, a line for each message, call or result."""
         return [
-            [line for one in body.get("messages", body.get("input")) for line in _lines(one)]
+            [line for one in body.get("messages") or body["input"] for line in _lines(one)]
             for body in self.bodies
         ]
 

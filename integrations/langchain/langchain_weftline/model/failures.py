@@ -154,10 +154,12 @@ def _refusal(failure: WeftlineError) -> Refusal:
     that came. Only the name of a call that failed is another: that of every chat.
     """
     refusal = failure.refusal or Refusal(failure.status, failure.to_body())
-    error = refusal.body.get("error") if isinstance(refusal.body, dict) else None
+    body = refusal.body
+    error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict) or error.get("type") != failure.type or failure.call is None:
         return refusal
-    return Refusal(refusal.status, {**refusal.body, "error": {**error, "call": CHAT}})
+    assert isinstance(body, dict), "it has the error"
+    return Refusal(refusal.status, {**body, "error": {**error, "call": CHAT}})
 
 
 def _is_late(failure: WeftlineError) -> bool:
