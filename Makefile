@@ -1,8 +1,9 @@
 # Every verb sets up what it needs: a .venv of this checkout, made once and again when a list of
 # dependencies changes.
 .DEFAULT_GOAL := help
-.PHONY: help install install-bench install-llama install-ray demo test test-fast test-long \
-  test-page test-faults test-vllm test-ray test-langchain-core test-langchain-ranges check coverage \
+.PHONY: help install install-bench install-clients install-llama install-ray demo test test-fast \
+  test-long test-page test-faults test-vllm test-ray test-clients test-langchain-core \
+  test-langchain-ranges check coverage \
   bench bench-engine bench-server bench-vllm bench-affinity bench-langchain bench-llamaindex gpu \
   gpu-figures clean
 
@@ -114,6 +115,19 @@ $(PEER)/.installed:
 	$(PEER)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
 
+# Agents' clients have pins of their own: openai-agents wants websockets below 17. The rest of their
+# environment is that of constraints.txt.
+CLIENTS := .venv-clients
+CLIENT_PACKAGES := tests/clients/requirements.txt
+install-clients: install $(CLIENTS)/.installed ## make .venv-clients, with openai-agents and pydantic-ai
+
+$(CLIENTS)/.installed: $(CLIENT_PACKAGES) constraints.txt
+	$(PYTHON) -m venv --clear --without-pip $(CLIENTS)
+	grep -v '^websockets==' constraints.txt >$(CLIENTS)/constraints.txt
+	$(BIN)/python -m pip --python $(CLIENTS)/bin/python install -q --no-compile \
+	  -c $(CLIENTS)/constraints.txt -r $(CLIENT_PACKAGES)
+	@touch $@
+
 # llama.cpp's own server, with its slots, from the sources in the sdist of its Python package. It is
 # built for this machine, in about ten minutes on two cores; CI does not need it.
 LLAMA := .venv-llama
@@ -144,7 +158,10 @@ test-page: install ## the page /ui, in the Chromium of this machine
 test-vllm: install install-bench ## the contract on a real vLLM, which it starts
 	$(PYTEST) tests/vllm
 
-test-langchain-ranges: install ## the adapter's tests with the oldest and the newest LangChain that it admits
+test-clients: install install-clients ## programs of openai-agents and pydantic-ai
+	WEFTLINE_SERVER_PYTHON=$(BIN)/python $(CLIENTS)/bin/python -m pytest -q tests/clients --allow-hosts=127.0.0.1
+
+test-langchain-ranges: install ## both adapters with the oldest and the newest LangChain and openai that they admit
 	$(BIN)/python .ci/check_langchain_ranges.py
 
 test-langchain-core: install ## langchain-core's own tests, without and with a ChatWeftline alive

@@ -1,4 +1,4 @@
-"""Tries the LangChain adapter with the oldest and the newest LangChain that its ranges admit.
+"""Tries both adapters with the oldest and the newest LangChain and openai that our ranges admit.
 
 In an interpreter of its own: the unit tests run there with sockets disabled, then tests and the
 README's programs against null servers of this interpreter.
@@ -15,14 +15,24 @@ import time
 import tomllib
 import venv
 from pathlib import Path
+from typing import Any, cast
 
 from weftline.local import local_server
 
 ROOT = Path(__file__).parents[1]
 ADAPTER = ROOT / "integrations" / "langchain"
-SOURCES = ("client", "server", "engine", "kernels", "integrations/langchain")
+LLAMA = ROOT / "integrations" / "llamaindex"
+SOURCES = (
+    "client",
+    "server",
+    "engine",
+    "kernels",
+    "integrations/langchain",
+    "integrations/llamaindex",
+)
 UNIT = ADAPTER / "tests" / "unit_tests"
-# What depends most on LangChain's insides, and nothing that needs packages beside it.
+# What depends most on the insides of LangChain and of the openai client, whose texts of errors
+# differ from version to version, and a first look at LlamaIndex beside them.
 TESTS = tuple(
     ROOT / "tests" / "integrations" / f"test_{name}.py"
     for name in (
@@ -33,6 +43,12 @@ TESTS = tuple(
         "chat_weftline_standard",
         "compile_messages",
         "compile_tools",
+        "compile_maps",
+        "compile_like_plain",
+        "bad_server",
+        "responses",
+        "response_items",
+        "llms_weftline",
     )
 )
 WORKERS = "2"
@@ -49,14 +65,14 @@ TOOLS = (
 
 def main() -> int:
     """Exit code 0 if both pass."""
-    project = tomllib.loads((ADAPTER / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    ranges = [one for one in project["dependencies"] if not one.startswith("weftline")]
-    langchain = [one for one in ranges if one.startswith("langchain")]
-    oldest = [re.sub(r">=([\d.]+).*", r"==\1", one) for one in langchain]
+    openai = [one for one in _project(ROOT)["optional-dependencies"]["dev"] if one[:7] == "openai>"]
+    ranges = [*_dependencies(ADAPTER), *_dependencies(LLAMA), *openai]
+    tried = [one for one in ranges if one.startswith(("langchain", "openai"))]
+    oldest = [re.sub(r">=([\d.]+).*", r"==\1", one) for one in tried]
     with tempfile.TemporaryDirectory(prefix="weftline-langchain-") as folder:
         venv.create(Path(folder) / "venv", with_pip=False)
         python = Path(folder) / "venv" / "bin" / "python"
-        for name, wanted in (("oldest", [*ranges, *oldest]), ("newest", langchain)):
+        for name, wanted in (("oldest", [*ranges, *oldest]), ("newest", ranges)):
             began = time.monotonic()
             pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-compile")
             _run(*pip, "--upgrade", *wanted, *TOOLS)
@@ -65,9 +81,20 @@ def main() -> int:
     return 0
 
 
+def _project(folder: Path) -> dict[str, Any]:
+    text = (folder / "pyproject.toml").read_text(encoding="utf-8")
+    return cast("dict[str, Any]", tomllib.loads(text)["project"])
+
+
+def _dependencies(adapter: Path) -> list[str]:
+    """What an adapter depends on beside our own client."""
+    return [one for one in _project(adapter)["dependencies"] if not one.startswith("weftline")]
+
+
 def _check(python: Path, folder: Path) -> None:
-    show = "import importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in "
-    _run(python, "-c", show + "('langchain-core', 'langchain-openai', 'langchain-tests')))")
+    names = ("openai", "langchain-core", "langchain-openai", "langchain-tests", "llama-index-core")
+    show = f"import importlib.metadata as m; print(*(f'{{n}} {{m.version(n)}}' for n in {names}))"
+    _run(python, "-c", show)
     # Other versions of LangChain have other deprecations, which are not what is tried here.
     test = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--benchmark-disable")
     test = (*test, "-W", "default")

@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
+import pytest
+
 from bench.gpu.results import RESULTS, kernel_hashes, stale
+from tests.committed import committed, linked
 
 
-def test_committed_results_are_of_these_kernels() -> None:
+def test_committed_results_are_of_these_kernels(tmp_path: Path) -> None:
     """After a change to a kernel, run `make gpu` again or remove its results."""
-    assert stale(RESULTS, kernel_hashes()) == []
+    assert stale(linked(RESULTS, tmp_path), kernel_hashes()) == []
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_a_result_that_git_does_not_know_is_not_judged(tmp_path: Path) -> None:
+    """A user has measured in a checkout. Without git all files count."""
+    checkout, links = tmp_path / "checkout", tmp_path / "links"
+    known, own = checkout / "2026-01-02-a" / "gpu.json", checkout / "2026-01-03-b" / "gpu.json"
+    for path in (known, own):
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    assert committed(checkout) == [known, own]
+    for command in (["init", "-q"], ["add", str(known)]):
+        subprocess.run(["git", "-C", str(checkout), *command], check=True)
+    assert committed(checkout) == [known]
+    assert [path for path in linked(checkout, links).rglob("*") if path.is_file()] == [
+        links / "2026-01-02-a" / "gpu.json"
+    ]
 
 
 def test_a_result_older_than_its_kernel_is_flagged(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.committed import committed
+
 ROOT = Path(__file__).parents[1]
 # Folders that hold one or more packages, and the other folders with code of ours.
 PACKAGES = (
@@ -143,7 +145,7 @@ def test_a_tuple_is_written_plainly() -> None:
 
 def test_results_are_summaries() -> None:
     """Benchmark results keep medians and counts. All of them together stay small."""
-    files = [path for path in (ROOT / "bench" / "results").rglob("*") if path.is_file()]
+    files = committed(ROOT / "bench" / "results")
     lines = sum(len(path.read_bytes().splitlines()) for path in files)
     assert 0 < lines < MOST_RESULTS
 

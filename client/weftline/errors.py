@@ -40,8 +40,17 @@ A message says what is wrong and what to do. It never holds a path or a stack tr
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A response that was no success, as it came: its status, and its JSON or else its text."""
+
+    status: int
+    body: object
 
 
 class WeftlineError(Exception):
@@ -52,6 +61,7 @@ class WeftlineError(Exception):
     """
 
     status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
+    refusal: Refusal | None = None  # the whole response that the error was read from
 
     def __init__(
         self,

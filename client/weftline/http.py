@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 from httpx_sse import ServerSentEvent
 
-from weftline.errors import ConnectionFailed, EngineFailed, Timeout, WeftlineError
+from weftline.errors import ConnectionFailed, EngineFailed, Refusal, Timeout, WeftlineError
 from weftline.protocol import Criterion, Get
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8600"
@@ -166,7 +166,9 @@ def body_of(response: httpx.Response) -> Any:
         body = response.text
     if response.is_success:
         return body
-    raise WeftlineError.from_body(body, response.status_code)
+    error = WeftlineError.from_body(body, response.status_code)
+    error.refusal = Refusal(response.status_code, body)
+    raise error
 
 
 def get_body(

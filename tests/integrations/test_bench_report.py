@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from bench.harness import probe
-from bench.harness.results import RAW, RESULTS
+from bench.harness.results import RESULTS
 from bench.harness.systems import SYSTEMS
 from bench.harness.workload import load
 from bench.report import charts, others, page, systems, verdicts
 from bench.report.verdicts import rate_sentence, rate_within
+from tests.committed import committed, linked
 from weftline.errors import InvalidRequest
 
 MOST_LINES = 5000  # of all summaries together
-COMMITTED = [path for path in RESULTS.rglob("*.json") if RAW not in path.parts]
+COMMITTED = [path for path in committed(RESULTS) if path.suffix == ".json"]
 
 
 def test_the_page_counts_equal_answers_and_says_where_the_time_is() -> None:
@@ -196,9 +197,9 @@ def test_committed_results_are_small_summaries() -> None:
                 assert {"median", "low", "high", "n"} <= set(found), path
 
 
-def test_every_committed_workload_has_the_data_of_its_pictures() -> None:
+def test_every_committed_workload_has_the_data_of_its_pictures(tmp_path: Path) -> None:
     """A checkout can draw the page with all of its pictures."""
-    folder, reports = page.find(RESULTS)
+    folder, reports = page.find(linked(RESULTS, tmp_path))
     measured = [name for name in page.ORDER if name in reports]
     assert set(page.ORDER) - set(measured) == {"tool_mix"}, "it was added after the last full run"
     for name in measured:

@@ -548,6 +548,6 @@ def test_a_method_that_the_value_lacks_is_pythons_error(
 
     url = start_script([("", '{"n": 3}')])
     expected = outcome(lambda: make(chat_openai(url)).invoke(GIVEN))
-    assert expected == (AttributeError, "'int' object has no attribute 'strip'")
+    assert expected[:2] == (AttributeError, "'int' object has no attribute 'strip'")
     chain = in_tier(tier, url, make)
     assert outcome(lambda: chain.invoke(GIVEN)) == expected

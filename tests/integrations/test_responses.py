@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
+import httpx
 import openai
 import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 
 from tests.integrations.conftest import StartServer
 
@@ -15,6 +19,7 @@ WEATHER = {
     "name": "get_weather",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 
 
@@ -72,6 +77,84 @@ def test_a_stream_builds_the_whole(client: openai.OpenAI, said: str, kind: str) 
     assert item.type == kind
     deltas = "".join(e.delta for e in events if e.type.endswith(".delta"))
     assert deltas == (last.output_text or item.arguments)
+
+
+REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
+    "text": ({"input": "a river", "instructions": "Be brief."}, "completed"),
+    "cut": ({"input": "a river", "max_output_tokens": 1}, "incomplete"),
+    "call": ({"input": "weather", "tools": [WEATHER], "tool_choice": "auto"}, "completed"),
+    "named": (
+        {
+            "input": "weather",
+            "tools": [{**WEATHER, "strict": True, "description": "The weather"}],
+            "tool_choice": {"type": "function", "name": "get_weather"},
+        },
+        "completed",
+    ),
+    "allowed": (
+        {
+            "input": "weather",
+            "tools": [WEATHER],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "function", "name": "get_weather"}],
+            },
+        },
+        "completed",
+    ),
+    "form": ({"input": "a river", "text": {"format": {"type": "json_object"}}}, "completed"),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_answers_are_of_the_clients_types(client: openai.OpenAI, name: str) -> None:
+    """Validated, which the client itself does not do: whole, and each event of a stream.
+
+    The response shows the tools and the choice of the request.
+    """
+    request, status = REQUESTS[name]
+    found = TypeAdapter(Response).validate_python(_post(client, request).json())
+    assert found.status == status
+    shown = [tool.model_dump(exclude_unset=True) for tool in found.tools]
+    asked = request.get("tools", [])
+    assert [{k: one[k] for k in two} for one, two in zip(shown, asked, strict=True)] == asked
+    choice = found.tool_choice
+    plain = choice if isinstance(choice, str) else choice.model_dump()
+    assert plain == request.get("tool_choice", "auto")
+    events = list(_events(client, request))
+    assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
+    assert events[-1].type == f"response.{status}"
+    assert events[-1].response.model_dump(include={"tools", "usage", "tool_choice"}) == (
+        found.model_dump(include={"tools", "usage", "tool_choice"})
+    )
+
+
+def test_a_failed_answer_is_of_the_clients_types(start_script: StartServer) -> None:
+    """Its session is closed amid the stream. The last event has OpenAI's code and our own type."""
+    url = start_script([("", "word " * 1000)], "--null-step-s", "0.01")
+    session = httpx.post(f"{url}/v1/session").json()["session_id"]
+    request = {"input": "x", "stream": True, "weftline": {"session_id": session}}
+    with httpx.stream("POST", f"{url}/v1/responses", json=request) as answer:
+        lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line[:5] == "data:")
+        events = (EVENT.validate_json(line) for line in lines)
+        next(event for event in events if event.type == "response.output_text.delta")
+        httpx.delete(f"{url}/v1/session/{session}").raise_for_status()
+        *_, last = events
+    assert last.type == "response.failed" and last.response.status == "failed"
+    error = last.response.error
+    assert (error.code, error.type) == ("server_error", "Cancelled")
+    assert error.message == "the session was closed"
+
+
+def _post(client: openai.OpenAI, request: dict[str, Any]) -> httpx.Response:
+    return httpx.post(f"{client.base_url}responses", json=request)
+
+
+def _events(client: openai.OpenAI, request: dict[str, Any]) -> Iterator[Any]:
+    for line in _post(client, {**request, "stream": True}).raise_for_status().text.splitlines():
+        if line.startswith("data: "):
+            yield EVENT.validate_json(line.removeprefix("data: "))
 
 
 def test_what_is_not_served_is_named(client: openai.OpenAI) -> None:

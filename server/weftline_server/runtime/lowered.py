@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -28,9 +29,11 @@ def lowered(
 ) -> Iterator[Task]:
     """The tasks of all calls and steps, one after the other.
 
-    Raises UnknownModel, UnknownStore and what lowering does, with the step's name, and
-    InvalidRequest for what the call's engine does not serve. The model is decided here, so that the
-    graph names it and equal prompts hash alike. Lengths are foreseen for the tenant's `salt`.
+    Raises UnknownModel, UnknownStore and what lowering does, and InvalidRequest for what the call's
+    engine does not serve. An error of a step has its name. One of a call has none, also of a call
+    in a step's body, because no call has begun: as with a chat, the client may send it again. The
+    model is decided here, so that the graph names it and equal prompts hash alike. Lengths are
+    foreseen for the tenant's `salt`.
     """
     sources = Sources(session)
 
@@ -47,18 +50,24 @@ def lowered(
     def step_of(step: Step) -> Task:
         if isinstance(step, Each | Loop):
             step = replace(step, body=resolved(step.body, named, resource))
-        found = resource(step)
-        batch = efficient_batch(dispatcher.members, step.kind, found)
-        return replace(lower_step(step, found, batch=batch), step=step)
+        with _naming(step):
+            found = resource(step)
+            batch = efficient_batch(dispatcher.members, step.kind, found)
+            return replace(lower_step(step, found, batch=batch), step=step)
 
     for call in submit.calls:
         task = lower_call(sources.verified(call), model_of(call))
         yield task if dispatcher.lengths is None else _foreseen(task, dispatcher.lengths, salt)
-    for step in submit.steps:
-        try:
-            yield step_of(step)
-        except WeftlineError as error:
-            raise error.of_call(step.name or step.out or step.kind) from None
+    yield from map(step_of, submit.steps)
+
+
+@contextmanager
+def _naming(step: Step) -> Iterator[None]:
+    """Give the errors of the block the step's name."""
+    try:
+        yield
+    except WeftlineError as error:
+        raise error.of_call(step.name or step.out or step.kind) from None
 
 
 def _foreseen(task: Task, lengths: Lengths, salt: str) -> Task:
@@ -77,4 +86,5 @@ def _resource(dispatcher: Dispatcher, step: Step) -> str:
     """The name of what runs a step, "" for the server. Raises UnknownModel, UnknownStore."""
     if step.kind in NO_ENGINE:
         return ""
-    return dispatcher.resource(step.kind, resource_of(step) or None)
+    with _naming(step):
+        return dispatcher.resource(step.kind, resource_of(step) or None)

@@ -20,10 +20,11 @@ from langchain_weftline.lower.searches import is_of_search
 from langchain_weftline.lower.symbols import Spec
 from langchain_weftline.model.transport import httpx
 from weftline import transforms
-from weftline.errors import ConnectionFailed, Timeout, TransformFailed, WeftlineError
+from weftline.errors import ConnectionFailed, Refusal, Timeout, TransformFailed, WeftlineError
 from weftline.protocol import Call
 from weftline.transforms.yaml_text import Yaml
 
+CHAT = "chat"  # the server's name for the call of a chat, which no model of this adapter changes
 _INVALID_JSON = "Invalid json output: "
 # An OutputParserException's message begins like one of these. Other parsers raise ValueError.
 _PARSERS_OWN = (
@@ -119,7 +120,10 @@ def as_model(failure: WeftlineError, *, streamed: bool = False) -> Exception:
             return httpx.Response(200, content=_break_off(failure, broken), request=request)
         if broken is not None:
             raise broken
-        return httpx.Response(failure.status, json=failure.to_body(), request=request)
+        refusal = _refusal(failure)
+        if isinstance(refusal.body, str):
+            return httpx.Response(refusal.status, text=refusal.body, request=request)
+        return httpx.Response(refusal.status, json=refusal.body, request=request)
 
     http = httpx.Client(transport=httpx.MockTransport(refuse))
     model = BaseChatOpenAI(
@@ -141,6 +145,21 @@ def as_model(failure: WeftlineError, *, streamed: bool = False) -> Exception:
             error.add_note(failure.message)  # LangChain's message has no address
         return error
     raise AssertionError("an error's status is no success")
+
+
+def _refusal(failure: WeftlineError) -> Refusal:
+    """The response that a chat would have had in the place of `failure`.
+
+    Before version 3 the openai client's message has the whole body in it, so the body is the one
+    that came. Only the name of a call that failed is another: that of every chat.
+    """
+    refusal = failure.refusal or Refusal(failure.status, failure.to_body())
+    body = refusal.body
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict) or error.get("type") != failure.type or failure.call is None:
+        return refusal
+    assert isinstance(body, dict), "it has the error"
+    return Refusal(refusal.status, {**body, "error": {**error, "call": CHAT}})
 
 
 def _is_late(failure: WeftlineError) -> bool:
@@ -167,4 +186,4 @@ def _break_off(failure: WeftlineError, broken: Exception | None) -> Iterator[byt
     """A stream that ends with `failure`."""
     if broken is not None:
         raise broken
-    yield b"data: " + json.dumps(failure.to_body()).encode() + b"\n\n"
+    yield b"data: " + json.dumps(_refusal(failure).body).encode() + b"\n\n"

@@ -21,9 +21,10 @@ from weftline.protocol import (
     Sampling,
     Segment,
 )
-from weftline.tools import Tool, ToolCall, ToolChoice
+from weftline.tools import ToolCall, ToolChoice
 from weftline_server.http.openai.constraints import ConstraintFields
 from weftline_server.http.openai.provenance import Inputs, Provenance
+from weftline_server.http.openai.tool_types import AnyChatTool, ChatChoice, chosen, offered
 from weftline_server.session.session import Session
 
 OUTPUT = "out"
@@ -202,8 +203,8 @@ class ChatRequest(SharedFields):
     messages: tuple[ChatMessage, ...]
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: tuple[Tool, ...] | None = None
-    tool_choice: ToolChoice = None
+    tools: tuple[AnyChatTool, ...] | None = None
+    tool_choice: ChatChoice | None = None
     parallel_tool_calls: bool | None = None
     weftline: Provenance | None = None  # ours: its run, and where its text comes from
 
@@ -220,15 +221,14 @@ class ChatRequest(SharedFields):
         """Whether the answer shows the log probabilities of its tokens."""
         return bool(self.logprobs)
 
-    @property
-    def _parallel(self) -> bool:
+    def _parallel(self, choice: ToolChoice) -> bool:
         """Whether the answer may call several tools.
 
         With `tool_choice` "required" the default is one call: a small model that must call a tool
         would repeat the call.
         """
         if self.parallel_tool_calls is None:
-            return self.tool_choice != "required"
+            return choice != "required"
         return self.parallel_tool_calls
 
     def calls(self, session: Session) -> tuple[Call, ...]:
@@ -238,6 +238,7 @@ class ChatRequest(SharedFields):
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs", param="top_logprobs")
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        tools, choice = chosen(self.tool_choice, offered(self.tools or (), "tools"))
         said = self.weftline or Provenance()
         inputs = Inputs(session, {OUTPUT})
         messages = tuple(
@@ -258,9 +259,9 @@ class ChatRequest(SharedFields):
             model=self.model,
             priority=self.own_priority,
             criteria=self.criteria,
-            tools=self.tools or (),
-            tool_choice=self.tool_choice,
-            parallel_tool_calls=self._parallel,
+            tools=tools,
+            tool_choice=choice,
+            parallel_tool_calls=self._parallel(choice),
         )
         return self.choices(call)
 

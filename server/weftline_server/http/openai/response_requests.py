@@ -10,15 +10,6 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from weftline.errors import InvalidRequest
-from weftline.tools import (
-    CalledFunction,
-    Function,
-    NamedFunction,
-    NamedTool,
-    Tool,
-    ToolCall,
-    ToolChoice,
-)
 from weftline_server.http.openai.constraints import JsonSchema, ResponseFormat
 from weftline_server.http.openai.provenance import Provenance
 from weftline_server.http.openai.requests import (
@@ -26,101 +17,15 @@ from weftline_server.http.openai.requests import (
     ChatRequest,
     SamplingFields,
 )
+from weftline_server.http.openai.response_items import Conversation, InputItem
+from weftline_server.http.openai.tool_types import (
+    AnyResponseTool,
+    ResponseChoice,
+    chosen,
+    offered,
+)
 
 _LOOSE = {"extra": "ignore", "allow_inf_nan": False}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContentPart:
-    """A part of a message. Texts are the only parts that are served."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-
-    __pydantic_config__ = _LOOSE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputMessage:
-    """A message of the input."""
-
-    role: str
-    content: str | tuple[ContentPart, ...]
-    type: Literal["message"] = "message"
-
-    __pydantic_config__ = _LOOSE
-
-    def chat(self) -> ChatMessage:
-        """The same message of a chat."""
-        content = self.content
-        if not isinstance(content, str):
-            content = "".join(part.text for part in content)
-        return ChatMessage(role=self.role, content=content)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputCall:
-    """A call that the assistant made."""
-
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str = "{}"
-
-    __pydantic_config__ = _LOOSE
-
-    def called(self) -> ToolCall:
-        """The same call of a chat."""
-        function = CalledFunction(name=self.name, arguments=self.arguments)
-        return ToolCall(id=self.call_id, function=function)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputResult:
-    """The result of a call."""
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str
-
-    __pydantic_config__ = _LOOSE
-
-    def chat(self) -> ChatMessage:
-        """The tool's message of a chat."""
-        return ChatMessage(role="tool", content=self.output, tool_call_id=self.call_id)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseTool:
-    """A function that the model may call, without the object around it that chats have."""
-
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    __pydantic_config__ = _LOOSE
-
-    def tool(self) -> Tool:
-        """The same tool of a chat."""
-        function = Function(
-            name=self.name,
-            description=self.description,
-            parameters=self.parameters,
-            strict=self.strict,
-        )
-        return Tool(function=function)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenTool:
-    """The function that must be called."""
-
-    type: Literal["function"]
-    name: str
-
-    __pydantic_config__ = _LOOSE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,9 +56,6 @@ class TextConfig:
     __pydantic_config__ = _LOOSE
 
 
-InputItem = InputMessage | InputCall | InputResult
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest(SamplingFields):
     """The body of POST /v1/responses. The server keeps no response: send the whole input."""
@@ -162,8 +64,8 @@ class ResponsesRequest(SamplingFields):
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
-    tools: tuple[ResponseTool, ...] = ()
-    tool_choice: Literal["auto", "none", "required"] | ChosenTool | None = None
+    tools: tuple[AnyResponseTool, ...] | None = None
+    tool_choice: ResponseChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     stream: bool = False
@@ -181,39 +83,29 @@ class ResponsesRequest(SamplingFields):
                     param="response_format",
                 )
             shared["response_format"] = self.text.format.of_chat()
+        said = self._conversation()
+        if not said.messages:
+            raise InvalidRequest("input must have a message", param="input")
+        tools = (*offered(self.tools or (), "tools"), *said.tools)
+        tools, choice = chosen(self.tool_choice, tools)
         return ChatRequest(
             **shared,
-            messages=tuple(self._messages()),
+            messages=tuple(said.messages),
             model=self.model,
             max_completion_tokens=self.max_output_tokens,
-            tools=tuple(tool.tool() for tool in self.tools) or None,
-            tool_choice=self._choice(),
+            tools=tools or None,
+            tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls,
             stream=self.stream,
             weftline=self.weftline,
         )
 
-    def _choice(self) -> ToolChoice:
-        if isinstance(self.tool_choice, ChosenTool):
-            return NamedTool(function=NamedFunction(name=self.tool_choice.name))
-        return self.tool_choice
-
-    def _messages(self) -> list[ChatMessage]:
-        """The messages. Calls that follow one another are of one message."""
-        found: list[ChatMessage] = []
+    def _conversation(self) -> Conversation:
+        found = Conversation()
         if self.instructions is not None:
-            found.append(ChatMessage(role="system", content=self.instructions))
+            found.messages.append(ChatMessage(role="system", content=self.instructions))
         if isinstance(self.input, str):
-            return [*found, ChatMessage(role="user", content=self.input)]
-        calls: list[ToolCall] = []
-        for item in self.input:
-            if isinstance(item, InputCall):
-                calls.append(item.called())
-                continue
-            if calls:
-                found.append(ChatMessage(role="assistant", tool_calls=tuple(calls)))
-                calls = []
-            found.append(item.chat())
-        if calls:
-            found.append(ChatMessage(role="assistant", tool_calls=tuple(calls)))
+            found.messages.append(ChatMessage(role="user", content=self.input))
+        else:
+            found.read(self.input)
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from weftline.errors import InvalidRequest, WeftlineError
+from weftline.errors import InvalidRequest, Overloaded, WeftlineError
 from weftline_engine.api import FinishReason
 from weftline_server.http.direct import Direct
 from weftline_server.http.event_stream import EventStream, sse
@@ -103,8 +103,19 @@ async def _events(running: Running, made: Made) -> AsyncGenerator[bytes, None]:
         running.end()
 
 
-def _error(error: WeftlineError) -> dict[str, str]:
-    return {"code": error.code or error.type, "message": error.message}
+def _error(error: WeftlineError) -> dict[str, Any]:
+    """The error with one of the few codes of OpenAI's API, and with our own type beside it."""
+    code = "server_error"
+    if isinstance(error, InvalidRequest):
+        code = "invalid_prompt"
+    elif isinstance(error, Overloaded):
+        code = "rate_limit_exceeded"
+    return {**error.to_body()["error"], "code": code}
+
+
+def _plain(value: Any) -> Any:
+    """A part of the request as JSON that the response shows again."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 @dataclass(slots=True)
@@ -162,8 +173,8 @@ class Made:
             "temperature": body.temperature,
             "top_p": body.top_p,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "tool_choice": body.tool_choice if isinstance(body.tool_choice, str) else "auto",
-            "tools": [],
+            "tool_choice": _plain(body.tool_choice or "auto"),
+            "tools": [_plain(tool) for tool in body.tools or ()],
             "metadata": {},
         }
         return Made(head)
@@ -190,7 +201,11 @@ class Made:
             "incomplete_details": details,
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
-                "input_tokens_details": usage["prompt_tokens_details"],
+                "input_tokens_details": {
+                    **usage["prompt_tokens_details"],
+                    "cache_write_tokens": usage["prompt_tokens"]
+                    - usage["prompt_tokens_details"]["cached_tokens"],
+                },
                 "output_tokens": usage["completion_tokens"],
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": usage["total_tokens"],

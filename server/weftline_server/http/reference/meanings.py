@@ -12,6 +12,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "annotations": "Always empty.",
     "billed_units": "Units that Cohere's clients read; always one search.",
     "cached": "Tokens of prompts that were read from the KV cache.",
+    "cache_write_tokens": "Prompt tokens that were computed, and are in the KV cache since.",
     "cached_tokens": "Prompt tokens that were read from the KV cache.",
     "call": "The call that failed first.",
     "call_id": "The id of the call in its session.",

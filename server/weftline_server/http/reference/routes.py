@@ -100,7 +100,8 @@ _RESPONSE = {
     "output": [{"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
                 "content": [{"type": "output_text", "text": "The Rhine.", "annotations": [],
                              "logprobs": []}]}],
-    "usage": {"input_tokens": 12, "input_tokens_details": {"cached_tokens": 8},
+    "usage": {"input_tokens": 12,
+              "input_tokens_details": {"cached_tokens": 8, "cache_write_tokens": 4},
               "output_tokens": 5, "output_tokens_details": {"reasoning_tokens": 0},
               "total_tokens": 17},
 }  # fmt: skip

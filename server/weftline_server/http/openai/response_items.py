@@ -1,0 +1,239 @@
+"""The items of the input of POST /v1/responses, and the messages of a chat that they become.
+
+An item is passed over if it has nothing that a model of this server would read: the thoughts of an
+earlier answer, which chat templates leave out, and the tools that another service listed, since a
+request's tools are those of `tools`. An item of any other type that is not served is a 400 that
+names its place and its type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Tag
+
+from weftline.errors import InvalidRequest
+from weftline.tools import CalledFunction, Tool, ToolCall
+from weftline_server.http.openai.requests import ChatMessage
+from weftline_server.http.openai.tool_types import AnyResponseTool, offered, type_of
+
+_LOOSE = {"extra": "ignore", "allow_inf_nan": False}
+PASSED_OVER = frozenset({"reasoning", "mcp_list_tools"})
+_INSTEAD: Mapping[str, str] = MappingProxyType(
+    {
+        "item_reference": "no item is kept: send the item itself",
+        "compaction": "its text is encrypted: send the messages that it stands for",
+        "compaction_trigger": "the server compacts no input: leave it out",
+        "configuration_update": "set reasoning and text of the request",
+    }
+)
+_NO_TOOL = "send a call as function_call, and its result as function_call_output"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContentPart:
+    """A part of text, which the client or the model wrote."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+    __pydantic_config__ = _LOOSE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusalPart:
+    """A part in which the model says that it does not answer. It is text of the answer here."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    __pydantic_config__ = _LOOSE
+
+    @property
+    def text(self) -> str:
+        """What the model said."""
+        return self.refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherPart:
+    """A part of another type, such as an image. It is refused."""
+
+    type: str
+
+    __pydantic_config__ = _LOOSE
+
+
+def _part_of(value: Any) -> str:
+    match type_of(value):
+        case "input_text" | "output_text" | "text":
+            return "ContentPart"
+        case "refusal":
+            return "RefusalPart"
+    return "OtherPart"
+
+
+PartOfAnyType = Annotated[
+    Annotated[ContentPart, Tag("ContentPart")]
+    | Annotated[RefusalPart, Tag("RefusalPart")]
+    | Annotated[OtherPart, Tag("OtherPart")],
+    Discriminator(_part_of),
+]
+Content = str | tuple[PartOfAnyType, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputMessage:
+    """A message of the client, or an earlier answer of the model."""
+
+    role: str
+    content: Content
+    type: Literal["message"] | None = "message"
+
+    __pydantic_config__ = _LOOSE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputCall:
+    """A call that the assistant made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str = "{}"
+
+    __pydantic_config__ = _LOOSE
+
+    def called(self) -> ToolCall:
+        """The same call of a chat."""
+        function = CalledFunction(name=self.name, arguments=self.arguments)
+        return ToolCall(id=self.call_id, function=function)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputResult:
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    output: Content
+    call_id: str | None = None
+
+    __pydantic_config__ = _LOOSE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedTools:
+    """Tools that are offered besides those of the request."""
+
+    type: Literal["additional_tools"]
+    tools: tuple[AnyResponseTool, ...]
+
+    __pydantic_config__ = _LOOSE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherItem:
+    """An item of another type. It is passed over, or else refused. One with an id alone refers."""
+
+    type: str | None = None
+    id: str | None = None
+
+    __pydantic_config__ = _LOOSE
+
+
+def _item_of(value: Any) -> str:
+    """The class of the item that a body has. A message may leave out its type."""
+    match type_of(value):
+        case "message":
+            return "InputMessage"
+        case "function_call":
+            return "InputCall"
+        case "function_call_output":
+            return "InputResult"
+        case "additional_tools":
+            return "AddedTools"
+        case None if isinstance(value, dict) and "role" in value:
+            return "InputMessage"
+    return "OtherItem"
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("InputMessage")]
+    | Annotated[InputCall, Tag("InputCall")]
+    | Annotated[InputResult, Tag("InputResult")]
+    | Annotated[AddedTools, Tag("AddedTools")]
+    | Annotated[OtherItem, Tag("OtherItem")],
+    Discriminator(_item_of),
+]
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What the items of an input say: the messages of a chat, and tools that they add."""
+
+    messages: list[ChatMessage] = field(default_factory=list)
+    tools: list[Tool] = field(default_factory=list)
+
+    def read(self, items: Iterable[InputItem]) -> None:
+        """Take all items. Raises InvalidRequest, naming the item, for one that is not served."""
+        calls: list[ToolCall] = []
+        for index, item in enumerate(items):
+            where = f"input.{index}"
+            match item:
+                case InputCall():
+                    calls.append(item.called())
+                case InputMessage() | InputResult():
+                    self._called(calls)
+                    calls = []
+                    self.messages.append(_message(item, where))
+                case AddedTools():
+                    self.tools += offered(item.tools, f"{where}.tools")
+                case OtherItem() if item.type not in PASSED_OVER:
+                    raise _refusal(item, where)
+        self._called(calls)
+
+    def _called(self, calls: list[ToolCall]) -> None:
+        """Calls that follow an answer or one another are of one message, as the model wrote it."""
+        if not calls:
+            return
+        answer = ChatMessage(role="assistant")
+        if self.messages and self.messages[-1].role == "assistant":
+            answer = self.messages.pop()
+        self.messages.append(replace(answer, tool_calls=tuple(calls)))
+
+
+def _message(item: InputMessage | InputResult, where: str) -> ChatMessage:
+    if isinstance(item, InputMessage):
+        return ChatMessage(role=item.role, content=_text(item.content, f"{where}.content"))
+    text = _text(item.output, f"{where}.output")
+    return ChatMessage(role="tool", content=text, tool_call_id=item.call_id)
+
+
+def _text(content: Content, where: str) -> str:
+    """The text of all parts. Raises InvalidRequest for a part that is no text."""
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for index, part in enumerate(content):
+        if isinstance(part, OtherPart):
+            where = f"{where}.{index}"
+            raise InvalidRequest(
+                f"{where}: a part of type {part.type[:40]!r} is not served: send text", param=where
+            )
+        texts.append(part.text)
+    return "".join(texts)
+
+
+def _refusal(item: OtherItem, where: str) -> InvalidRequest:
+    kind = item.type or ("item_reference" if item.id is not None else None)
+    if kind is None:
+        return InvalidRequest(
+            f"{where}: an item needs a type, and a message its role: give one", param=where
+        )
+    instead = _INSTEAD.get(kind, _NO_TOOL)
+    return InvalidRequest(
+        f"{where}: an item of type {kind[:40]!r} is not served: {instead}", param=where
+    )

@@ -1,0 +1,195 @@
+"""The tools of OpenAI's chats and responses, and the choice among them. Only functions are served.
+
+A tool of another type is a 400 that names its place and its type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NoReturn
+
+from pydantic import Discriminator, Tag
+
+from weftline.errors import InvalidRequest
+from weftline.tools import Function, NamedFunction, NamedTool, Tool, ToolChoice
+
+_LOOSE = {"extra": "ignore", "allow_inf_nan": False}
+Mode = Literal["auto", "none", "required"]
+AllowedMode = Literal["auto", "required"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseTool:
+    """A function that the model may call, without the object around it that chats have."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    __pydantic_config__ = _LOOSE
+
+    def tool(self) -> Tool:
+        """The same tool of a chat."""
+        function = Function(
+            name=self.name,
+            description=self.description,
+            parameters=self.parameters,
+            strict=self.strict,
+        )
+        return Tool(function=function)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherTool:
+    """A tool of another type, which is refused."""
+
+    type: str
+
+    __pydantic_config__ = _LOOSE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenTool:
+    """The function that must be called."""
+
+    type: Literal["function"]
+    name: str
+
+    __pydantic_config__ = _LOOSE
+
+
+def type_of(value: Any) -> Any:
+    """The `type` of a body's object, None for what has none."""
+    return value.get("type") if isinstance(value, dict) else None
+
+
+def _response_tool(value: Any) -> str:
+    return "Function" if type_of(value) == "function" else "Other"
+
+
+def _chat_tool(value: Any) -> str:
+    """Chats may leave out the type of a function."""
+    return "Function" if type_of(value) in (None, "function") else "Other"
+
+
+Other = Annotated[OtherTool, Tag("Other")]
+AnyResponseTool = Annotated[
+    Annotated[ResponseTool, Tag("Function")] | Other, Discriminator(_response_tool)
+]
+AnyChatTool = Annotated[Annotated[Tool, Tag("Function")] | Other, Discriminator(_chat_tool)]
+AnyChosen = Annotated[Annotated[ChosenTool, Tag("Function")] | Other, Discriminator(_response_tool)]
+AnyNamed = Annotated[Annotated[NamedTool, Tag("Function")] | Other, Discriminator(_chat_tool)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllowedTools:
+    """The tools of which any may be called, or with mode `required` must be called."""
+
+    type: Literal["allowed_tools"]
+    tools: tuple[AnyChosen, ...]
+    mode: AllowedMode = "auto"
+
+    __pydantic_config__ = _LOOSE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllowedNames:
+    """The tools of a chat of which any may be called, or with mode `required` must be called."""
+
+    tools: tuple[AnyNamed, ...]
+    mode: AllowedMode = "auto"
+
+    __pydantic_config__ = _LOOSE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllowedInChat:
+    """The choice among some tools of a chat."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedNames
+
+    __pydantic_config__ = _LOOSE
+
+
+def _response_choice(value: Any) -> str:
+    if isinstance(value, str):
+        return "Mode"
+    return "Allowed" if type_of(value) == "allowed_tools" else _response_tool(value)
+
+
+def _chat_choice(value: Any) -> str:
+    if isinstance(value, str):
+        return "Mode"
+    return "Allowed" if type_of(value) == "allowed_tools" else _chat_tool(value)
+
+
+ResponseChoice = Annotated[
+    Annotated[Mode, Tag("Mode")]
+    | Annotated[ChosenTool, Tag("Function")]
+    | Annotated[AllowedTools, Tag("Allowed")]
+    | Other,
+    Discriminator(_response_choice),
+]
+ChatChoice = Annotated[
+    Annotated[Mode, Tag("Mode")]
+    | Annotated[NamedTool, Tag("Function")]
+    | Annotated[AllowedInChat, Tag("Allowed")]
+    | Other,
+    Discriminator(_chat_choice),
+]
+
+
+def offered(tools: Iterable[ResponseTool | Tool | OtherTool], where: str) -> tuple[Tool, ...]:
+    """The same tools of a chat. Raises InvalidRequest for the first that is no function."""
+    found: list[Tool] = []
+    for index, tool in enumerate(tools):
+        if isinstance(tool, OtherTool):
+            _refuse(tool, f"{where}.{index}")
+        found.append(tool.tool() if isinstance(tool, ResponseTool) else tool)
+    return tuple(found)
+
+
+def chosen(
+    choice: ResponseChoice | ChatChoice | None, tools: tuple[Tool, ...]
+) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """The tools that may be called, and the choice of a call. Raises InvalidRequest."""
+    match choice:
+        case ChosenTool():
+            return tools, NamedTool(function=NamedFunction(name=choice.name))
+        case OtherTool():
+            _refuse(choice, "tool_choice")
+        case AllowedTools():
+            return _allowed(choice.tools, "tool_choice.tools", tools), choice.mode
+        case AllowedInChat(allowed_tools=names):
+            where = "tool_choice.allowed_tools.tools"
+            return _allowed(names.tools, where, tools), names.mode
+    return tools, choice
+
+
+def _allowed(
+    names: Iterable[ChosenTool | NamedTool | OtherTool], where: str, tools: tuple[Tool, ...]
+) -> tuple[Tool, ...]:
+    """The tools that `names` names, in their order among `tools`."""
+    wanted: set[str] = set()
+    for index, one in enumerate(names):
+        if isinstance(one, OtherTool):
+            _refuse(one, f"{where}.{index}")
+        wanted.add(one.name if isinstance(one, ChosenTool) else one.function.name)
+    allowed = tuple(tool for tool in tools if tool.function.name in wanted)
+    for name in sorted(wanted - {tool.function.name for tool in allowed}):
+        raise InvalidRequest(
+            f"tool_choice names {name[:40]!r}, which is not among the tools", param="tool_choice"
+        )
+    return allowed
+
+
+def _refuse(tool: OtherTool, where: str) -> NoReturn:
+    raise InvalidRequest(
+        f"{where}: a tool of type {tool.type[:40]!r} is not served: declare a function that does "
+        "the same, and compute it in the client",
+        param=where,
+    )

@@ -1,0 +1,1 @@
+"""Programs of agents' clients, which have pins of their own: `make test-clients`."""

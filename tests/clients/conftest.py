@@ -1,0 +1,109 @@
+"""A server that answers by a script, and the requests that a client's program sends to it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.integrations.conftest import served
+from tests.integrations.recording import Recording, recorded
+
+# Before the package is imported. Its spans would go to OpenAI.
+os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
+
+ASK = "How is the weather?"
+NAME = "Name a river."
+RIVER = '{"name": "Rhine", "km": 1230}'
+
+
+def calling(name: str, arguments: str) -> str:
+    """What the model writes to call a tool."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+# The first rule counts whose text the prompt has.
+RULES = [
+    ("sunny in Rome", "It is sunny in Rome."),
+    ("Call final_result", calling("final_result", RIVER)),
+    ("Ask the other", calling("transfer_to_other", "{}")),
+    ("in both", calling("get_weather", '{"city": "Rome"}') * 2),
+    (ASK, calling("get_weather", '{"city": "Rome"}')),
+    (NAME, RIVER),
+    ("", "Hello there."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a program sent: the conversation of each request, and the last body."""
+
+    recording: Recording
+
+    @property
+    def bodies(self) -> list[dict[str, Any]]:
+        """The bodies of all requests."""
+        return [body for _, _, body in self.recording.requests]
+
+    @property
+    def paths(self) -> set[str]:
+        """Where they went."""
+        return {path for _, path, _ in self.recording.requests}
+
+    @property
+    def talks(self) -> list[list[str]]:
+        """The conversation of each request, a line for each message, call or result."""
+        return [
+            [line for one in body.get("messages") or body["input"] for line in _lines(one)]
+            for body in self.bodies
+        ]
+
+
+def _lines(one: dict[str, Any]) -> Iterator[str]:
+    """A message of a chat, or an item of a response, as lines without ids."""
+    kind = one.get("type")
+    if kind == "function_call":
+        yield _call(one)
+    elif kind == "function_call_output":
+        yield f"tool: {_text(one['output'])}"
+    elif kind == "reasoning":
+        yield "reasoning"
+    elif one.get("content"):
+        yield f"{one['role']}: {_text(one['content'])}"
+    for call in one.get("tool_calls") or ():
+        yield _call(call["function"])
+
+
+def _call(called: dict[str, Any]) -> str:
+    arguments = json.loads(called["arguments"])
+    return f"call: {called['name']}({', '.join(f'{k}={v}' for k, v in arguments.items())})"
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+@pytest.fixture(scope="session")
+def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server that answers by the rules."""
+    path = tmp_path_factory.mktemp("script") / "script.json"
+    path.write_text(json.dumps([{"when": when, "reply": reply} for when, reply in RULES]))
+    with served("--null-mode", "script", "--null-script", str(path)) as url:
+        yield url
+
+
+@pytest.fixture
+def sent(server_url: str) -> Iterator[Sent]:
+    """The requests of a test. Its program asks the recording's address."""
+    with recorded(server_url) as recording:
+        yield Sent(recording)
+
+
+@pytest.fixture
+def base_url(sent: Sent) -> str:
+    """Where a program finds OpenAI's API."""
+    return f"{sent.recording.url}/v1"
