@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from weftline.aclient import AsyncSession
 from weftline.adapters.background import BACKGROUND, Chain, awaited
@@ -25,6 +25,8 @@ from weftline.steps import Branch, Step
 from weftline.watching import Event, Failed, Graph, Part, Submitted, Value
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 OnSettled = Callable[[Value | Failed], None]
 """Called on the background loop when a variable is ready or has failed, before its readers."""
@@ -392,16 +394,10 @@ class Feed:
             if refusal is not None:
                 self._fail(rest, refusal, opened=True)
         if draft.close:
-            await self._close_after(draft)
+            if draft.graph:
+                await _settle_with(self.graph, self._fetch_graph())
+            await self._end()
         return None
-
-    async def _close_after(self, draft: _Draft) -> None:
-        if draft.graph:
-            try:
-                self.graph.set_result(await self._fetch_graph())
-            except Exception as error:
-                self.graph.set_exception(as_ours(error))
-        await self._end()
 
     async def _accepted(
         self, draft: _Draft, limits: Mapping[str, _Limit], pushes: asyncio.TaskGroup
@@ -492,6 +488,14 @@ class Feed:
             log.debug("a session was left to expire: %s", error)
         except Exception:  # no caller waits for this
             log.warning("a session was left to expire", exc_info=True)
+
+
+async def _settle_with(result: Future[T], work: Coroutine[Any, Any, T]) -> None:
+    """Give `result` what `work` returns, or its error."""
+    try:
+        result.set_result(await work)
+    except Exception as error:
+        result.set_exception(as_ours(error))
 
 
 def _variables(call: Call, side: InOut) -> list[str]:

@@ -95,7 +95,9 @@ class Program:
         self._open: dict[Job, None] = {}  # in the order of the chain
         self._promised: dict[str, Job] = {}  # by the promise's variable
         self.known: dict[str, Event] = {}
-        self._forms: dict[str, Form] = {}  # of the answers that the client checks
+        # The forms that answers must have. The plain model raises what is wrong with an answer. The
+        # server does not: it may repair and parse one that was cut off.
+        self.forms: dict[str, Form] = {}
         self.readers = Readers()
         self.running = 0
         self.outcome: Outcome | None = None
@@ -146,17 +148,10 @@ class Program:
         self.running -= 1
         self._finish(job, outcome)
 
-    def expect(self, forms: Mapping[str, Form]) -> None:
-        """Note the forms of answers that were asked for. An answer without its form is a failure.
-
-        The plain model raises it. The server does not: it may repair and parse a half answer.
-        """
-        self._forms |= forms
-
     def told(self, event: Event) -> None:
         """Note that a variable is ready or has failed."""
         lost = set[str]()
-        form = self._forms.get(event.variable)
+        form = self.forms.get(event.variable)
         if isinstance(event, Value) and form is not None and event.variable not in self.known:
             try:
                 form.read(completion_of(event))
@@ -191,17 +186,12 @@ class Program:
         """Whether a part can go on without waiting."""
         return bool(self._ready or self._to_run)
 
-    @property
-    def is_served(self) -> bool:
+    def is_served(self, but: str | None = None) -> bool:
         """Whether every step of the client has run, or cannot run because its input has failed.
 
-        The checks of forms are among these steps.
+        The checks of forms are among these steps, apart from that of the answer `but`.
         """
-        return not self._open and self._forms.keys() <= self.known.keys()
-
-    def is_served_but(self, name: str) -> bool:
-        """Like `is_served`, apart from the check of the answer `name`."""
-        return not self._open and self._forms.keys() - {name} <= self.known.keys()
+        return not self._open and self.forms.keys() - {but} <= self.known.keys()
 
     @property
     def lost(self) -> Outcome | None:

@@ -245,7 +245,7 @@ class Execution:
         if outcome is None:
             return None
         if outcome.error is None:
-            return program.lost or (outcome if program.is_served else None)
+            return program.lost or (outcome if program.is_served() else None)
         return program.lost if program.raised(outcome.error) else outcome
 
     def _steps_over(self, lowered: Lowered) -> Outcome | None:
@@ -257,7 +257,7 @@ class Execution:
         event = self._program.known.get(name)
         if isinstance(event, Lost):
             return Outcome(error=event.error)
-        return Outcome() if self._program.is_served_but(name) else self._program.lost
+        return Outcome() if self._program.is_served(but=name) else self._program.lost
 
     def _show_graph(self) -> None:
         if self._on_graph is not None and self._submits.feed is not None:

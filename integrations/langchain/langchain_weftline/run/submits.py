@@ -59,7 +59,7 @@ class Submits:
         wanted = [name for name in needed if self._is_to_watch(name)]
         if drafts and not wanted:
             wanted = [draft.var for draft in drafts]
-        self._program.expect(forms)
+        self._program.forms |= forms
         self._send(raw_calls(drafts), wanted, tell)
 
     def rest(self, outcome: Outcome) -> Lowered:
@@ -131,7 +131,7 @@ class Submits:
     def _client_reads(self, drafts: Sequence[Draft]) -> tuple[str, ...]:
         """The answers of `drafts`, the last submit, that the client itself reads as they are."""
         self._checked = self._forms(drafts)
-        self._program.expect(self._checked)
+        self._program.forms |= self._checked
         return (*self._heard(drafts), *self._checked)
 
     def _forms(self, drafts: Sequence[Draft]) -> dict[str, Form]:
