@@ -355,7 +355,7 @@ def _warn_of_missing(error: AttributeError) -> None:
     text = f"LlamaIndex {__version__} differs from those that the adapter knows: {error}"
     if text not in _MISSING:
         _MISSING.add(text)
-        log.warning("%s. So the calls that need it go one by one.", text)
+        log.warning("%s. So the calls that need it go one by one.", text, exc_info=error)
 
 
 def _streams(synthesizer: Any) -> bool:
