@@ -148,7 +148,7 @@ def as_model(failure: WeftlineError, *, streamed: bool = False) -> BaseException
         behind.__cause__, behind.__context__ = cause, context
         behind.__traceback__ = trace
         if error is behind:
-            return error
+            return behind
         if isinstance(failure, ConnectionFailed):
             error.add_note(failure.message)  # LangChain's message has no address
         return error

@@ -39,10 +39,12 @@ class Sending(Request):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         super().__exit__(kind, error, trace)
-        is_lost = isinstance(error, openai.APIConnectionError)
-        # Some versions of the client raise it for whatever its HTTP client raises.
-        is_of_transport = error is not None and isinstance(error.__cause__, httpx.TransportError)
-        if is_lost and is_of_transport and not isinstance(error, openai.APITimeoutError):
+        if (
+            isinstance(error, openai.APIConnectionError)
+            # Some versions of the client raise it for whatever its HTTP client raises.
+            and isinstance(error.__cause__, httpx.TransportError)
+            and not isinstance(error, openai.APITimeoutError)
+        ):
             # The openai client's message is "Connection error.", without an address.
             url = error.request.url
             error.add_note(
