@@ -143,12 +143,13 @@ def as_model(failure: WeftlineError, *, streamed: bool = False) -> BaseException
             list(model._stream(asked))
         else:
             model._generate(asked)
-    except (openai.OpenAIError, httpx.TransportError, *foreign) as error:
+    except (openai.OpenAIError, httpx.TransportError, *foreign) as raised:
+        error: BaseException = raised
         error.__cause__, error.__context__ = behind, None  # they would show the model called here
         behind.__cause__, behind.__context__ = cause, context
         behind.__traceback__ = trace
         if error is behind:
-            return behind
+            return error
         if isinstance(failure, ConnectionFailed):
             error.add_note(failure.message)  # LangChain's message has no address
         return error
