@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,6 +19,8 @@ from weftline.errors import ConnectionFailed, WeftlineError
 from weftline.protocol import SetVariable
 from weftline.toolkit import ToolSpec, spec_of
 from weftline.tools import Function
+
+log = logging.getLogger("weftline.agent")
 
 ROUTE = "/v1/chat/completions"
 MAX_ERROR_CHARS = 20_000
@@ -70,6 +73,11 @@ class DueCall:
         if not reader.is_closed:
             raise ValueError("the arguments are no JSON object")
         return reader.value
+
+    def failed(self, error: BaseException) -> SetVariable:
+        """A tool's error in the form that the model gets. The log has its traceback."""
+        log.warning("tool %r failed", self.tool.spec.function.name, exc_info=error)
+        return SetVariable(value=f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
 
     @property
     def timed_out(self) -> str:
@@ -180,8 +188,3 @@ def observation_of(value: object) -> SetVariable:
         what = f"it has {size:,} bytes, and {MOST_BYTES:,} are the most"
         return SetVariable(value=f"the tool's result cannot be sent: {what}")
     return SetVariable(value=text)
-
-
-def failure_of(error: BaseException) -> SetVariable:
-    """A tool's error in the form that the model gets."""
-    return SetVariable(value=f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])

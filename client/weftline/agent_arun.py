@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from weftline.agent import ROUTE, Agent, AgentResult, DueCall, failure_of, observation_of
+from weftline.agent import ROUTE, Agent, AgentResult, DueCall, observation_of
 from weftline.protocol import SetVariable
 from weftline.step_tasks import send
 
 if TYPE_CHECKING:
     from weftline.aclient import AsyncSession
+
+
+T = TypeVar("T")
 
 
 class AsyncAgentRun:
@@ -41,15 +44,16 @@ class AsyncAgentRun:
     async def _read(self) -> AsyncGenerator[str, None]:
         await self._session.flush()
         running: set[asyncio.Task[None]] = set()
+        lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             events = self._session._client._events(ROUTE, self._agent.request)
-            async with aclosing(events):
-                async for event in events:
+            async with aclosing(events), aclosing(_until(lost, events)) as read:
+                async for event in read:
                     said = self._agent.hear(event.data)
                     if isinstance(said, str):
                         yield said
                     elif said is not None:
-                        task = asyncio.create_task(self._compute(said))
+                        task = asyncio.create_task(self._compute(said, lost))
                         running.add(task)
                         task.add_done_callback(running.discard)
         finally:  # cancel the tools when the reader leaves the run
@@ -57,7 +61,7 @@ class AsyncAgentRun:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _compute(self, call: DueCall) -> None:
+    async def _compute(self, call: DueCall, lost: asyncio.Future[None]) -> None:
         function, timeout_s = call.tool.function, call.tool.spec.timeout_s
         try:
             given = call.bound()
@@ -66,5 +70,30 @@ class AsyncAgentRun:
         except TimeoutError:
             made = SetVariable(value=call.timed_out)
         except Exception as error:
-            made = failure_of(error)
-        await send(self._session, call.variable, made)
+            made = call.failed(error)
+        try:
+            await send(self._session, call.variable, made)
+        except Exception as error:  # the run raises it: the server would wait for the result
+            if not lost.done():
+                lost.set_exception(error)
+
+
+async def _until(lost: asyncio.Future[None], events: AsyncGenerator[T]) -> AsyncGenerator[T]:
+    """The events. Raises the error of `lost` as soon as it has one."""
+    while True:
+        coming = asyncio.ensure_future(_next(events))
+        try:
+            await asyncio.wait((coming, lost), return_when=asyncio.FIRST_COMPLETED)
+            if lost.done():
+                lost.result()
+            found = await coming
+        finally:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
+        if found is None:
+            return
+        yield found
+
+
+async def _next(events: AsyncGenerator[T]) -> T | None:
+    return await anext(events, None)

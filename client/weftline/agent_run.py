@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Generator
 from contextlib import closing
 from threading import Lock, Thread, Timer
 from typing import TYPE_CHECKING, Any
 
-from weftline.agent import ROUTE, Agent, AgentResult, DueCall, failure_of, observation_of
+from weftline.agent import ROUTE, Agent, AgentResult, DueCall, observation_of
+from weftline.errors import WeftlineError
 from weftline.protocol import SetVariable
 from weftline.step_threads import send
 
 if TYPE_CHECKING:
     from weftline.client import Session
+
+
+log = logging.getLogger("weftline.agent")
 
 
 class AgentRun:
@@ -23,6 +28,7 @@ class AgentRun:
         self._session = session
         self._agent = agent
         self._texts: Generator[str, None, None] | None = None
+        self._lost: list[Exception] = []  # what hindered the sending of results
 
     def stream(self) -> Generator[str, None, None]:
         """The model's text in all its turns, in parts, as it is generated."""
@@ -39,18 +45,22 @@ class AgentRun:
     def _read(self) -> Generator[str, None, None]:
         self._session.flush()
         events = self._session._client._events(ROUTE, self._agent.request)
-        with closing(events):
-            for event in events:
-                said = self._agent.hear(event.data)
-                if isinstance(said, str):
-                    yield said
-                elif said is not None:
-                    name = f"weftline-{said.tool.spec.function.name}"
-                    Thread(target=self._compute, args=(said,), name=name, daemon=True).start()
+        try:
+            with closing(events):
+                for event in events:
+                    said = self._agent.hear(event.data)
+                    if isinstance(said, str):
+                        yield said
+                    elif said is not None:
+                        name = f"weftline-{said.tool.spec.function.name}"
+                        Thread(target=self._compute, args=(said,), name=name, daemon=True).start()
+        except WeftlineError as error:
+            raise error from (self._lost[0] if self._lost else error.__cause__)
 
     def _compute(self, call: DueCall) -> None:
         timeout_s = call.tool.spec.timeout_s
-        answer, late = _Answer(self._session, call.variable), SetVariable(value=call.timed_out)
+        answer = _Answer(self._session, call.variable, self._lost)
+        late = SetVariable(value=call.timed_out)
         timer = Timer(timeout_s, answer.give, (late,))
         timer.daemon = True
         try:
@@ -61,8 +71,8 @@ class AgentRun:
                 made = observation_of(call.tool.function(**call.bound()))
         except TimeoutError:
             made = late
-        except Exception as error:
-            made = failure_of(error)
+        except (Exception, SystemExit) as error:  # Python ignores a SystemExit that ends a thread
+            made = call.failed(error)
         timer.cancel()
         answer.give(made)
 
@@ -74,11 +84,18 @@ async def _within(call: DueCall, timeout_s: float) -> Any:
 class _Answer:
     """Sends one result for a call: the tool's, or that it took too long, whichever is first."""
 
-    def __init__(self, session: Session, variable: str) -> None:
+    def __init__(self, session: Session, variable: str, lost: list[Exception]) -> None:
         self._session = session
         self._variable = variable
+        self._lost = lost
         self._first = Lock()
 
     def give(self, body: SetVariable) -> None:
-        if self._first.acquire(blocking=False):
+        if not self._first.acquire(blocking=False):
+            return
+        try:
             send(self._session, self._variable, body)
+        except Exception as error:  # no caller waits for this thread, and the server for the result
+            log.exception("the result of a tool cannot be sent")
+            self._lost.append(error)
+            self._session.cancel(self._variable)

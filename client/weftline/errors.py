@@ -33,7 +33,8 @@
     ├── EngineFailed                   502  the engine gave up on the call
     ├── EngineUnavailable              503  no engine is ready (starting, restarting, draining)
     ├── StorageFull                    503  the server cannot write its store of sessions
-    └── ConnectionFailed               503  (client side) the server cannot be reached
+    ├── ConnectionFailed               503  (client side) the server cannot be reached
+    └── ClientFailed                   500  (client side) code in this process raised another error
 
 A message says what is wrong and what to do. It never holds a path or a stack trace of the server.
 """
@@ -340,6 +341,24 @@ class ConnectionFailed(WeftlineError):
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     began = False
+
+
+class ClientFailed(WeftlineError):
+    """Code in this process, such as an instrumented HTTP client, raised an exception of its own.
+
+    `__cause__` is that exception, with its traceback. `began` is True if a response had begun.
+    """
+
+    began = False
+
+    @classmethod
+    def of(cls, cause: BaseException, *, began: bool = False) -> ClientFailed:
+        """The error for a request that `cause` ended."""
+        name, said = type(cause).__name__, str(cause)
+        what = f"{name}: {said}" if said else name
+        made = cls(f"code in this process ended a request: {what}. Its traceback says where")
+        made.began, made.__cause__ = began, cause
+        return made
 
 
 def from_name(name: str, default: type[WeftlineError]) -> type[WeftlineError]:

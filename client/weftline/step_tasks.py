@@ -67,9 +67,10 @@ class StepTasks:
             if not accepted.done():
                 accepted.set_exception(error)
                 return
-            log.warning("the client steps of session %s end: %s", self._session.id, error)
+            log.warning("the client steps of session %s end: %r", self._session.id, error)
             for out in waiting.by_out:
-                await send(self._session, out, outcome_of(error))
+                self._session._failures.setdefault(out, error)
+                await self._tell(out, outcome_of(error))
 
     async def _compute(self, computation: Computation, function: Callable[[], Any]) -> None:
         try:
@@ -80,7 +81,13 @@ class StepTasks:
             await send(self._session, computation.out, result_of(computation, value))
         except Exception as error:
             self._session._failures[computation.out] = error
-            await send(self._session, computation.out, outcome_of(error))
+            await self._tell(computation.out, outcome_of(error))
+
+    async def _tell(self, out: str, body: SetVariable) -> None:
+        try:
+            await send(self._session, out, body)
+        except Exception:  # nobody awaits this task
+            log.exception("the result of %s cannot be sent", out)
 
 
 async def send(session: AsyncSession, out: str, body: SetVariable) -> None:

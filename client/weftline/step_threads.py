@@ -58,9 +58,10 @@ class StepThreads:
             if self._session.closed:
                 log.debug("the watch of session %s ends: %s", self._session.id, error)
                 return  # nobody waits for the steps, and the client may be closed as well
-            log.warning("the client steps of session %s end: %s", self._session.id, error)
+            log.warning("the client steps of session %s end: %r", self._session.id, error)
             for out in self._waiting.by_out:
-                send(self._session, out, outcome_of(error))
+                self._session._failures.setdefault(out, error)
+                self._tell(out, outcome_of(error))
 
     def _start_ready(self) -> None:
         for computation, function in self._waiting.take_ready():
@@ -79,9 +80,15 @@ class StepThreads:
                 if inspect.iscoroutine(value):
                     value = asyncio.run(value)
             send(self._session, computation.out, result_of(computation, value))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # Python ignores a SystemExit that ends a thread
             self._session._failures[computation.out] = error
-            send(self._session, computation.out, outcome_of(error))
+            self._tell(computation.out, outcome_of(error))
+
+    def _tell(self, out: str, body: SetVariable) -> None:
+        try:
+            send(self._session, out, body)
+        except Exception:  # no caller waits for this thread
+            log.exception("the result of %s cannot be sent", out)
 
 
 def send(session: Session, out: str, body: SetVariable) -> None:

@@ -108,7 +108,7 @@ def _driver(config: ServerConfig, engines: EngineMakers) -> Driver:
     try:
         plugins = plugins_named(config.passes)
     except UnknownPass as error:
-        raise InvalidRequest(str(error), param="passes") from None
+        raise InvalidRequest(str(error), param="passes") from error
     journal = Journal(config.sessions, time.monotonic) if config.sessions.path else None
     registry = Registry(config.registry, config.off, plugins, journal)
     return Driver(registry, dispatcher, config.off)

@@ -316,9 +316,11 @@ def test_an_operator_s_pass_that_fails_changes_nothing(
         "the pass raises fails and changes nothin",
         "the pass invents fails and changes nothi",
     ]
+    assert caplog.records[0].exc_info and "in raises" in caplog.text  # the line that raised
     for name, why in (("other", "no installed package offers"), ("broken", "cannot be imported")):
-        with pytest.raises(UnknownPass, match=why):
+        with pytest.raises(UnknownPass, match=why) as caught:
             load([name])
+    assert type(caught.value.__cause__) is ImportError and "ImportError: no module" in caplog.text
 
 
 def test_a_placeholder_of_a_call_is_no_list() -> None:

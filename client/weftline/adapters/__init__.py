@@ -2,6 +2,7 @@
 
 server      Server: where models are served, and the environment's settings
 background  Background: one event loop in a thread of its own, which sends all requests
+faults      what readers get for an exception of code that is not weftline's
 feed        Feed: submits the calls of a run, and receives their values as the server pushes them
 ahead       Claims: finds, for a request, the equal call that was sent ahead
 early       EarlyTurn: starts tools while a model still writes its answer

@@ -11,7 +11,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from threading import Lock, Thread
@@ -39,7 +39,7 @@ class Background:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 name = "weftline-background"
-                Thread(target=self._loop.run_forever, name=name, daemon=True).start()
+                Thread(target=_run, args=(self._loop,), name=name, daemon=True).start()
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -67,6 +67,17 @@ class Background:
     def forget(self) -> None:
         """Start afresh after a fork: the child process has a copy of the loop, but no thread."""
         self._lock, self._loop, self._clients = Lock(), None, {}
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop. Work that raises one of these ends only itself: its caller gets the exception.
+
+    asyncio lets them end the loop. Then nothing would answer any caller of this process again.
+    """
+    while not loop.is_closed():
+        with suppress(KeyboardInterrupt, SystemExit):
+            loop.run_forever()
+            return
 
 
 def _connected(server: Server) -> AsyncClient:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -13,6 +14,8 @@ from threading import BoundedSemaphore, Lock, Thread
 from typing import Any, Generic, TypeVar
 
 from weftline.arguments import ArgumentReader
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -124,6 +127,8 @@ def in_thread(run: Callable[[], T]) -> Future[T] | None:
         try:
             future.set_result(context.run(run))
         except BaseException as error:
+            # The tool's call raises it. A turn that breaks off makes no such call.
+            log.debug("a tool that started early has failed", exc_info=True)
             future.set_exception(error)
         finally:
             _running.release()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from weftline.aclient import AsyncSession
 from weftline.adapters.background import BACKGROUND, Chain, awaited
+from weftline.adapters.faults import FOREIGN, as_ours
 from weftline.adapters.server import Server
 from weftline.computations import outcome_of
 from weftline.errors import Cancelled, ClientStepFailed, Timeout, WeftlineError
@@ -21,6 +23,10 @@ from weftline.http import MAX_RETRIES, OnGraph
 from weftline.protocol import Call, InOut, Submit
 from weftline.steps import Branch, Step
 from weftline.watching import Event, Failed, Graph, Part, Submitted, Value
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 OnSettled = Callable[[Value | Failed], None]
 """Called on the background loop when a variable is ready or has failed, before its readers."""
@@ -279,21 +285,21 @@ class Feed:
         limits = {variable: _Limit(draft.within[variable]) for variable in draft.within}
         for variable, limit in limits.items():
             limit.start(partial(self._expire, variable))
+        # If the stream was cancelled or ended early, its readers must not wait forever.
+        ended: WeftlineError = Cancelled("the answer ended before this value")
         try:
             session = await self._join(draft) if draft.follows else None
             refusal = await self._push(draft, session, limits)
             several = len(draft.calls) > 1 or draft.sides
             if refusal is not None and several and refusal.status in _REFUSALS:
-                await self._push_separately(draft, limits)
+                ended = await self._push_separately(draft, limits) or ended
             elif refusal is not None:
-                self._fail(draft.watch, refusal)
-        except WeftlineError as error:
-            self._fail(draft.watch, error)
+                ended = refusal
+        except FOREIGN as error:  # the readers raise it, because no caller awaits this coroutine
+            ended = as_ours(error)
         finally:
             for limit in limits.values():
                 limit.stop()
-            # If the stream was cancelled or ended early, its readers must not wait forever.
-            ended = Cancelled("the answer ended before this value")
             self._fail(draft.watch, ended)
             if draft.close and not self.graph.done():
                 self.graph.set_exception(ended)
@@ -325,12 +331,12 @@ class Feed:
     ) -> WeftlineError | None:
         """Submit, and settle the results with the events that the server pushes.
 
-        Returns the error if the server refuses the submit. Raises the error of a stream that breaks
-        off.
+        Returns the error if the server refuses the submit, or if it cannot be sent. Raises the
+        error of a stream that breaks off.
         """
-        client = await BACKGROUND.client(self.server)
         began = False
         try:
+            client = await BACKGROUND.client(self.server)
             pushed = client.watch(draft.submit(session), max_retries=draft.max_retries)
             async with aclosing(pushed) as events:
                 async for event in events:
@@ -340,16 +346,20 @@ class Feed:
                     if isinstance(event, Part) and event.variable in limits:
                         limits[event.variable].start(partial(self._expire, event.variable))
                     self._take(event)
-        except WeftlineError as error:
+        except FOREIGN as error:
+            ours = as_ours(error, began=began)
             if began:
-                raise
-            return error
+                raise ours from ours.__cause__
+            return ours
         return None
 
-    async def _push_separately(self, draft: _Draft, limits: Mapping[str, _Limit]) -> None:
+    async def _push_separately(
+        self, draft: _Draft, limits: Mapping[str, _Limit]
+    ) -> WeftlineError | None:
         """Submit each call of a refused submit by itself, producers before their consumers.
 
-        Then only the calls at fault fail, and the calls that read their outputs.
+        Then only the calls at fault fail, and the calls that read their outputs. Returns the first
+        error if all of them fail.
         """
         refused = self._refused
         made: set[str] = set()
@@ -371,8 +381,7 @@ class Feed:
         outputs = {name for call in draft.calls for name in _variables(call, InOut.OUT)}
         rest = tuple(name for name in draft.watch if name not in outputs)
         if not self.session.done():  # all were refused
-            self._fail(rest, next(iter(refused.values())))
-            return
+            return next(iter(refused.values()))
         for name in rest:
             if (error := draft.refusal([name], refused)) is not None:
                 self._fail([name], error, opened=True)
@@ -386,9 +395,9 @@ class Feed:
                 self._fail(rest, refusal, opened=True)
         if draft.close:
             if draft.graph:
-                with suppress(WeftlineError):
-                    self.graph.set_result(await self._fetch_graph())
+                await _settle_with(self.graph, self._fetch_graph())
             await self._end()
+        return None
 
     async def _accepted(
         self, draft: _Draft, limits: Mapping[str, _Limit], pushes: asyncio.TaskGroup
@@ -445,8 +454,11 @@ class Feed:
     def _settle(self, event: Value | Failed) -> None:
         result = self.results[event.variable]
         if not result.value.done():
-            if self._on_settled is not None:
-                self._on_settled(event)
+            try:
+                if self._on_settled is not None:
+                    self._on_settled(event)
+            except Exception as error:
+                event = Failed(event.variable, as_ours(error))
             result.settle(event)
 
     def _fail(
@@ -470,8 +482,20 @@ class Feed:
         return await (await self._session_client()).graph()
 
     async def _end(self) -> None:
-        with suppress(WeftlineError):  # the session was never opened, or it expires by itself
+        try:
             await (await self._session_client()).close()
+        except WeftlineError as error:  # the session was never opened, or it expires by itself
+            log.debug("a session was left to expire: %s", error)
+        except Exception:  # no caller waits for this
+            log.warning("a session was left to expire", exc_info=True)
+
+
+async def _settle_with(result: Future[T], work: Coroutine[Any, Any, T]) -> None:
+    """Give `result` what `work` returns, or its error."""
+    try:
+        result.set_result(await work)
+    except Exception as error:
+        result.set_exception(as_ours(error))
 
 
 def _variables(call: Call, side: InOut) -> list[str]:

@@ -5,15 +5,19 @@ Such an input is called owed until the client has set it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from weftline.adapters.background import BACKGROUND, awaited
+from weftline.adapters.faults import raising_ours
 from weftline.adapters.feed import Feed
 from weftline.computations import outcome_of
 from weftline.protocol import Call, InOut, SetVariable
 from weftline.steps import MAX_NAME, Branch, ClientStep, Step
+
+log = logging.getLogger(__name__)
 
 Origin = Callable[[str], tuple[str, tuple[str, ...]]]
 """Returns, for a variable, the name of the step that makes it, and the variables that it reads."""
@@ -78,12 +82,21 @@ def keep(feed: Feed, variable: str, value: Any) -> Future[None]:
 
 def fail(feed: Feed, variable: str, error: BaseException) -> Future[None]:
     """Fail the output of a step of the client. The calls that read it fail, too."""
-    return BACKGROUND.start(_set(feed, variable, outcome_of(error)))
+    told = BACKGROUND.start(_set(feed, variable, outcome_of(error)))
+    told.add_done_callback(_log)
+    return told
+
+
+def _log(told: Future[None]) -> None:
+    """Log why the server was not told of a failure. The run raises the failure itself."""
+    if not told.cancelled() and (error := told.exception()) is not None:
+        log.debug("the server was not told of a failed step: %s", error, exc_info=error)
 
 
 async def _set(feed: Feed, variable: str, body: SetVariable) -> None:
-    client = await BACKGROUND.client(feed.server)
-    await client.set(await awaited(feed.session), variable, body)
+    with raising_ours():
+        client = await BACKGROUND.client(feed.server)
+        await client.set(await awaited(feed.session), variable, body)
 
 
 def own_inputs(calls: Iterable[Call]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from weftline.adapters.background import BACKGROUND, awaited
+from weftline.adapters.faults import raising_ours
 from weftline.adapters.server import Server
 from weftline.errors import InvalidRequest
 from weftline.steps import Delete, Embed, Fetch, Ingest, Rerank, Search, Source, Step
@@ -145,8 +146,9 @@ class Retrieval:
         return await _result(self._ask(asked))
 
     async def _ask(self, asked: Asked) -> Any:
-        client = await BACKGROUND.client(self.server)
-        answer = await client.run((), (ANSWER,), steps=asked.steps)
+        with raising_ours():
+            client = await BACKGROUND.client(self.server)
+            answer = await client.run((), (ANSWER,), steps=asked.steps)
         return answer.values[ANSWER]
 
 

@@ -34,7 +34,8 @@ class Plugin:
     def complain(self, error: Exception) -> None:
         """Log the first failure: the pass raised, or its findings do not fit the graph."""
         if not self.failed:
-            log.warning("the pass %s fails and changes nothing: %r", self.name, error)
+            text = "the pass %s fails and changes nothing: %r"
+            log.warning(text, self.name, error, exc_info=error)
         self.failed = True
 
 
@@ -51,5 +52,6 @@ def load(names: Sequence[str]) -> tuple[Plugin, ...]:
         try:
             found.append(Plugin(name, offered[name].load()))
         except Exception as error:  # whatever another package's import raises
-            raise UnknownPass(f"the pass {name!r} cannot be imported: {error!r}") from None
+            log.exception("the pass %s cannot be imported", name)
+            raise UnknownPass(f"the pass {name!r} cannot be imported: {error!r}") from error
     return tuple(found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -32,6 +33,8 @@ else:
             def __class_getitem__(cls, of: object) -> type:
                 return cls
 
+
+log = logging.getLogger(__name__)
 
 Running = Future[Any] | asyncio.Task[Any]
 
@@ -150,7 +153,7 @@ def _start(tools: Mapping[str, BaseTool], name: str, arguments: dict[str, Any]) 
         loop = None
     if loop is not None and tool.coroutine is not None:
         task = loop.create_task(_outside_of_runs(tool.coroutine, args, kwargs))
-        task.add_done_callback(_ignore)
+        task.add_done_callback(_read_error)
         return task
     function = tool.func
     return None if function is None else in_thread(lambda: _call_outside(function, args, kwargs))
@@ -168,10 +171,10 @@ async def _outside_of_runs(function: Callable[..., Awaitable[Any]], args: Any, k
     return await function(*args, **kwargs)
 
 
-def _ignore(task: asyncio.Task[Any]) -> None:
-    """Read the task's error, so that asyncio does not log it if nobody asks for it."""
-    if not task.cancelled():
-        task.exception()
+def _read_error(task: asyncio.Task[Any]) -> None:
+    """Log the task's error. Its call raises it, but a turn that breaks off makes no such call."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.debug("a tool that started early has failed", exc_info=error)
 
 
 def _handing_over(tool: StructuredTool | Tool, running: Future[Any]) -> BaseTool:

@@ -114,6 +114,7 @@ class Calls:
         self.asked: dict[str, Asked] = {}
         self.models: list[ChatWeftline] = []
         self.unknown = 0  # calls whose prompts are not known before the run
+        self.asks_for_class = False  # an answer must be an object of a class
         self._names: set[str] = set()
         # Rendered prompts with the places where their parts meet, by the id of the prompt value.
         # The prompt value is kept, so that no other object gets its id.
@@ -219,6 +220,7 @@ class Calls:
         if isinstance(value, Local):
             value = yield Fetch(value)  # it may be a text, messages, or a prompt
         options = call_options(model, step.options)
+        self.asks_for_class |= options.form is not None and options.form.kind is not None
         if self._lowering.mode is Mode.AHEAD_OF_STREAM:
             if options.toolbox is not None:
                 raise CannotCompile(model, "calls of tools are streamed as they come")

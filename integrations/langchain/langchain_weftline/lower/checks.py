@@ -102,6 +102,7 @@ class Readers:
         self._of_fields: dict[str, set[str]] = {}
         self._of_all: dict[str, set[str]] = {}
         self._failed: dict[str, BaseException] = {}
+        self._lost: set[str] = set()  # of these nothing counts, not only no field
 
     def add(self, name: str, reads: Iterable[Ref | str]) -> BaseException | None:
         """Note what the variable `name` reads. Returns the error of a check that has failed.
@@ -120,12 +121,18 @@ class Readers:
         self._failed[var] = error
         return self._after(var)
 
+    def lose(self, var: str, error: BaseException) -> set[str]:
+        """Note that the answer in `var` has no valid form. Returns what depends on it."""
+        self._lost.add(var)
+        return self.fail(var, error)
+
     def error_of(self, names: Iterable[str]) -> BaseException | None:
         """The error of the first of these objects whose check has failed."""
         return next((self._failed[name] for name in names if name in self._failed), None)
 
     def _after(self, var: str) -> set[str]:
-        waiting, found = list(self._of_fields.get(var, ())), set[str]()
+        readers = self._of_all if var in self._lost else self._of_fields
+        waiting, found = list(readers.get(var, ())), set[str]()
         while waiting:
             name = waiting.pop()
             if name not in found:

@@ -135,6 +135,8 @@ class Maps:
         drafts = tuple(self._calls.drafts[before:])
         if len(self._searches.drafts) > searches or self._calls.unknown > unknown:
             raise CannotCompile(each, "it has more than calls")
+        if any(draft.options.form is not None for draft in drafts):
+            raise CannotCompile(each, "the client checks the forms of its answers")
         if any(is_heard(self._calls.asked[draft.var]) for draft in drafts):
             raise CannotCompile(each, "callbacks hear of its calls")
         if not isinstance(made, Ref) or made.var not in [draft.var for draft in drafts]:

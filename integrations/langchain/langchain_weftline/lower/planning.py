@@ -5,6 +5,7 @@ A value that only the run can know, from a step of the client or from the server
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,11 +21,14 @@ from langchain_weftline.lower.quiet import made_by
 from langchain_weftline.lower.steps import Fetch, Fork, Request, Run, Step, Steps
 from langchain_weftline.lower.symbols import (
     UNKNOWN,
+    CannotCompile,
     Local,
     has_unknown,
     is_symbolic,
 )
 from langchain_weftline.model.answers import new_variable
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -60,8 +64,11 @@ def _follow(part: Steps, planned: Planned | None) -> Any:
             answer = _answer(part.send(answer), planned)
         except StopIteration as done:
             return done.value
-        except Exception:
-            return UNKNOWN  # the run raises the error again, and its callbacks see it there
+        except CannotCompile:
+            return UNKNOWN
+        except Exception:  # the run raises the error again, and its callbacks see it there
+            log.debug("a part of the chain is not sent ahead", exc_info=True)
+            return UNKNOWN
 
 
 def _answer(request: Request, planned: Planned | None) -> Any:

@@ -17,8 +17,9 @@ from langchain_weftline.lower.checks import Check, Readers
 from langchain_weftline.lower.lowered import Tree, build, fields_of, tree_of, variables_of
 from langchain_weftline.lower.steps import Fetch, Fork, Run, Steps
 from langchain_weftline.lower.symbols import Local, Make, name_of
-from langchain_weftline.model.answers import new_variable
+from langchain_weftline.model.answers import completion_of, new_variable
 from langchain_weftline.model.failures import own_failures
+from langchain_weftline.model.forms import Form
 from weftline.protocol import Call
 from weftline.watching import Failed, Value
 
@@ -94,6 +95,9 @@ class Program:
         self._open: dict[Job, None] = {}  # in the order of the chain
         self._promised: dict[str, Job] = {}  # by the promise's variable
         self.known: dict[str, Event] = {}
+        # The forms that answers must have. The plain model raises what is wrong with an answer. The
+        # server does not: it may repair and parse one that was cut off.
+        self.forms: dict[str, Form] = {}
         self.readers = Readers()
         self.running = 0
         self.outcome: Outcome | None = None
@@ -146,9 +150,20 @@ class Program:
 
     def told(self, event: Event) -> None:
         """Note that a variable is ready or has failed."""
+        lost = set[str]()
+        form = self.forms.get(event.variable)
+        if isinstance(event, Value) and form is not None and event.variable not in self.known:
+            try:
+                form.read(completion_of(event))
+            except Exception as error:  # the reader raises it
+                event = Lost(event.variable, error)
+                lost = self.readers.lose(event.variable, error)
         self.known.setdefault(event.variable, event)
         for waiting in list(self._waiting):
             self._look(waiting)
+        if isinstance(event, Lost):
+            for name in lost:
+                self.told(replace(event, variable=name))
 
     def promise(self) -> bool:
         """Let the parts that wait for jobs continue with promises. False if there are none."""
@@ -171,10 +186,12 @@ class Program:
         """Whether a part can go on without waiting."""
         return bool(self._ready or self._to_run)
 
-    @property
-    def is_served(self) -> bool:
-        """Whether every step of the client has run, or cannot run because its input has failed."""
-        return not self._open
+    def is_served(self, but: str | None = None) -> bool:
+        """Whether every step of the client has run, or cannot run because its input has failed.
+
+        The checks of forms are among these steps, apart from that of the answer `but`.
+        """
+        return not self._open and self.forms.keys() - {but} <= self.known.keys()
 
     @property
     def lost(self) -> Outcome | None:

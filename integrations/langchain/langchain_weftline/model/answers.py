@@ -19,7 +19,7 @@ from openai.types.chat import ChatCompletion
 from pydantic import SecretStr
 
 from langchain_weftline.model.forms import Form
-from langchain_weftline.model.transport import httpx
+from langchain_weftline.model.transport import Answering, httpx
 from weftline.adapters.openai import finish_reason, message, usage
 from weftline.watching import Value
 
@@ -95,12 +95,11 @@ def message_of(value: Value, form: Form | None = None) -> AIMessage:
 @cache
 def _model() -> BaseChatOpenAI:
     """A model that sends nothing."""
-    transport = httpx.MockTransport(lambda _: httpx.Response(503))
     return BaseChatOpenAI(
         model="default",
         base_url="http://weftline/v1",
         api_key=SecretStr("none"),
-        http_client=httpx.Client(transport=transport),
+        http_client=Answering(lambda _: httpx.Response(503)),
         max_retries=0,
     )
 

@@ -18,9 +18,16 @@ from pydantic import SecretStr
 from langchain_weftline.lower.lowered import Tree, specs_of
 from langchain_weftline.lower.searches import is_of_search
 from langchain_weftline.lower.symbols import Spec
-from langchain_weftline.model.transport import httpx
+from langchain_weftline.model.transport import Answering, httpx
 from weftline import transforms
-from weftline.errors import ConnectionFailed, Refusal, Timeout, TransformFailed, WeftlineError
+from weftline.errors import (
+    ClientFailed,
+    ConnectionFailed,
+    Refusal,
+    Timeout,
+    TransformFailed,
+    WeftlineError,
+)
 from weftline.protocol import Call
 from weftline.transforms.yaml_text import Yaml
 
@@ -62,10 +69,11 @@ def own_failures(
     except WeftlineError as failure:
         if is_of_search(failure):
             raise
-        raise as_model(failure, streamed=streamed) from failure
+        made = as_model(failure, streamed=streamed)
+        raise made from made.__cause__
 
 
-def as_step(failure: TransformFailed, specs: Iterable[Spec]) -> Exception:
+def as_step(failure: TransformFailed, specs: Iterable[Spec]) -> BaseException:
     """The exception that the parser or the step itself would have raised."""
     message = failure.message
     name, _, rest = message.partition(": ")
@@ -105,11 +113,13 @@ def _specs(calls: Iterable[Call]) -> Iterator[Spec]:
             yield from placeholder.transforms
 
 
-def as_model(failure: WeftlineError, *, streamed: bool = False) -> Exception:
+def as_model(failure: WeftlineError, *, streamed: bool = False) -> BaseException:
     """The exception that a ChatWeftline raises when the server answers with `failure`.
 
-    With `streamed` the answer is a stream. To find the exception, a real model is called on a
-    transport that sends nothing, because LangChain has its own classes for most errors.
+    With `streamed` the answer is a stream. To find the exception, a real model is called with a
+    client that sends nothing, because LangChain has its own classes for most errors. Its cause is
+    `failure`, or the exception behind a ClientFailed. Of that one, some versions of the openai
+    client raise the exception itself.
     """
     # If the call fails during a stream, the status of the response was already sent as a success.
     streamed = streamed and _is_late(failure)
@@ -125,22 +135,32 @@ def as_model(failure: WeftlineError, *, streamed: bool = False) -> Exception:
             return httpx.Response(refusal.status, text=refusal.body, request=request)
         return httpx.Response(refusal.status, json=refusal.body, request=request)
 
-    http = httpx.Client(transport=httpx.MockTransport(refuse))
     model = BaseChatOpenAI(
         model="default",
         base_url="http://weftline/v1",
         api_key=SecretStr("none"),
-        http_client=http,
+        http_client=Answering(refuse),
         max_retries=0,
     )
     asked: list[BaseMessage] = [HumanMessage("")]
+    behind = failure.__cause__ if isinstance(failure, ClientFailed) else failure
+    assert behind is not None, "a ClientFailed has a cause"
+    trace, cause, context = behind.__traceback__, behind.__cause__, behind.__context__
+    if isinstance(failure, ClientFailed) and not behind.__suppress_context__:
+        cause = context  # the caller raises it again, and Python then sets another context
+    foreign = (type(behind),) if isinstance(failure, ClientFailed) else ()
     try:
         if streamed:
             list(model._stream(asked))
         else:
             model._generate(asked)
-    except (openai.OpenAIError, httpx.TransportError) as error:
-        error.__cause__ = error.__context__ = None  # they would show the model called here
+    except (openai.OpenAIError, httpx.TransportError, *foreign) as raised:
+        error: BaseException = raised
+        error.__cause__, error.__context__ = behind, None  # they would show the model called here
+        behind.__cause__, behind.__context__ = cause, context
+        behind.__traceback__ = trace
+        if error is behind:
+            return error
         if isinstance(failure, ConnectionFailed):
             error.add_note(failure.message)  # LangChain's message has no address
         return error
@@ -164,15 +184,17 @@ def _refusal(failure: WeftlineError) -> Refusal:
 
 def _is_late(failure: WeftlineError) -> bool:
     """Whether `failure` comes after the answer has begun."""
-    if isinstance(failure, ConnectionFailed):
+    if isinstance(failure, ConnectionFailed | ClientFailed):
         return failure.began
     if isinstance(failure, Timeout):
         return True
     return failure.call is not None and failure.status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
-def _transport_error(failure: WeftlineError, request: Any) -> Exception | None:
+def _transport_error(failure: WeftlineError, request: Any) -> BaseException | None:
     """The HTTP client's exception behind `failure`, or None where the server has answered."""
+    if isinstance(failure, ClientFailed):
+        return failure.__cause__
     if isinstance(failure, Timeout):
         return httpx.ReadTimeout(failure.message, request=request)
     if not isinstance(failure, ConnectionFailed):
@@ -182,7 +204,7 @@ def _transport_error(failure: WeftlineError, request: Any) -> Exception | None:
     return cast(Exception, kind(str(cause or failure.message), request=request))
 
 
-def _break_off(failure: WeftlineError, broken: Exception | None) -> Iterator[bytes]:
+def _break_off(failure: WeftlineError, broken: BaseException | None) -> Iterator[bytes]:
     """A stream that ends with `failure`."""
     if broken is not None:
         raise broken

@@ -16,7 +16,7 @@ from typing import Any
 import openai
 from openai.types.chat import ChatCompletion
 
-from langchain_weftline.model.transport import httpx
+from langchain_weftline.model.transport import Answering, httpx
 
 _answer: ContextVar[str] = ContextVar("weftline_answer")
 _asked: ContextVar[list[Any]] = ContextVar("weftline_asked")
@@ -96,7 +96,7 @@ def _respond(request: Any) -> Any:
 
 @cache
 def _client() -> openai.OpenAI:
-    http: Any = httpx.Client(transport=httpx.MockTransport(_respond))
+    http: Any = Answering(_respond)
     return openai.OpenAI(
         base_url="http://weftline/v1",
         api_key="none",

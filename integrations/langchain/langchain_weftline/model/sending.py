@@ -13,6 +13,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 
+from langchain_weftline.model.transport import httpx
 from langchain_weftline.trace.pieces import strings_in
 from langchain_weftline.trace.provenance import LISTENER, Run, running
 from langchain_weftline.trace.sessions import TracedSession
@@ -38,8 +39,11 @@ class Sending(Request):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         super().__exit__(kind, error, trace)
-        if isinstance(error, openai.APIConnectionError) and not isinstance(
-            error, openai.APITimeoutError
+        if (
+            isinstance(error, openai.APIConnectionError)
+            # Some versions of the client raise it for whatever its HTTP client raises.
+            and isinstance(error.__cause__, httpx.TransportError)
+            and not isinstance(error, openai.APITimeoutError)
         ):
             # The openai client's message is "Connection error.", without an address.
             url = error.request.url

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,25 @@ else:
     # Two packages have such a class. Use the one that the installed openai client uses.
     _base = next(c for c in openai.DefaultAsyncHttpxClient.__mro__ if c.__name__ == "AsyncClient")
     httpx = import_module(_base.__module__.partition(".")[0])
+
+Respond = Callable[[Any], Any]
+
+
+class Answering(httpx.Client):
+    """A client that sends nothing: `respond` makes the response of each request.
+
+    A tool that patches the HTTP library, such as a recorder or a tracer, does not see the requests.
+    """
+
+    def __init__(self, respond: Respond) -> None:
+        super().__init__(transport=httpx.MockTransport(respond))
+        self._respond = respond
+
+    def send(self, request: httpx.Request, **_: Any) -> httpx.Response:
+        response: httpx.Response = self._respond(request)
+        response.request = request
+        return response
+
 
 MAX_CONNECTIONS = 1000
 MAX_KEPT = 100

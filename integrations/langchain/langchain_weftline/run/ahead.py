@@ -7,6 +7,7 @@ parameters. Each result is used once. Any other call goes to the server as usual
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 import uuid
@@ -33,10 +34,12 @@ from langchain_weftline.trace.provenance import running
 from weftline import transforms
 from weftline.adapters import Claims, Feed, Piece, Planned, Result, RunSession, Server, awaited
 from weftline.adapters.openai import finish_reason, usage, whole_delta
-from weftline.errors import Timeout, WeftlineError
+from weftline.errors import ClientFailed, Timeout, WeftlineError
 from weftline.http import OnGraph
 from weftline.protocol import Call
 from weftline.watching import Failed, Value
+
+log = logging.getLogger(__name__)
 
 Key = tuple[tuple[tuple[str, str, str | None], ...], CallOptions, Server]
 
@@ -80,6 +83,7 @@ class Ahead(Begun):
         joins: RunSession | None = None,
     ) -> None:
         self.is_over = False
+        self._has_warned = False
         self._joins = joins
         self._feed = Feed(server, self._settled, None if joins is None else joins.alias)
         calls = raw_calls(drafts)
@@ -111,6 +115,16 @@ class Ahead(Begun):
         """The unused result of a call with this prompt and these parameters, or None."""
         planned = self._claims.claim(key)
         return None if planned is None else planned.result
+
+    def note(self, error: BaseException) -> None:
+        """Log why a model makes a call itself. It meets the same error then, or has an answer.
+
+        What ended the submit in this process is one warning, with its traceback.
+        """
+        is_new = isinstance(error, ClientFailed) and not self._has_warned
+        self._has_warned |= is_new
+        level = logging.WARNING if is_new else logging.DEBUG
+        log.log(level, "a call sent ahead has no answer: %r", error, exc_info=error)
 
     def close(self) -> None:
         """End the run. The server cancels the calls that it did not use."""
@@ -170,7 +184,8 @@ class Taken:
         """A chat completion."""
         try:
             value = self.result.value.result(self.timeout_s)
-        except (WeftlineError, TimeoutError, CancelledError):
+        except (WeftlineError, TimeoutError, CancelledError) as error:
+            self.run.note(error)
             return None
         return self._read(value)
 
@@ -178,7 +193,8 @@ class Taken:
         """A chat completion."""
         try:
             value = await awaited(self.result.value, self.timeout_s)
-        except (WeftlineError, TimeoutError):
+        except (WeftlineError, TimeoutError) as error:
+            self.run.note(error)
             return None
         return self._read(value)
 
@@ -195,6 +211,7 @@ class Taken:
             yield from shape.end(self.result.value.result())
         except (WeftlineError, TimeoutError, CancelledError) as error:
             shape.fail(error)
+            self.run.note(error)
 
     async def achunks(self) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of a chat completion."""
@@ -209,6 +226,7 @@ class Taken:
             if self.run.is_over:  # LangChain leaves a task that reads behind a closed stream
                 raise asyncio.CancelledError from error
             shape.fail(error)
+            self.run.note(error)
 
 
 class _Chunks:
@@ -240,7 +258,8 @@ class _Chunks:
             return
         if isinstance(error, TimeoutError):
             error = Timeout("the next part of the answer did not come in time")
-        raise as_model(error, streamed=True) if isinstance(error, WeftlineError) else error
+        made = as_model(error, streamed=True) if isinstance(error, WeftlineError) else error
+        raise made from made.__cause__
 
     def _chunk(
         self, delta: Mapping[str, Any] | None, reason: str | None = None, **more: Any

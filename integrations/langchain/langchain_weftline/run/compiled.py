@@ -232,6 +232,8 @@ def _streams_text(
     made = plan(lowering, chain, input, config, options)
     if any(model.callbacks for model in lowering.calls.models):
         return False
+    if lowering.calls.asks_for_class:
+        return False  # the openai client reads the object while the answer is streamed
     if isinstance(made, Answer):
         return not made.calls_tools and made.form is None
     return isinstance(made, Ref) and made.is_text and not made.transforms

@@ -18,7 +18,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_weftline.lower.lowered import Lowered, Variable
 from langchain_weftline.lower.lowering import Lowering
-from langchain_weftline.lower.program import Outcome, Program, settle
+from langchain_weftline.lower.program import Lost, Outcome, Program, settle
 from langchain_weftline.lower.steps import Step
 from langchain_weftline.model.answers import chunk_fields
 from langchain_weftline.model.failures import own_failures
@@ -90,13 +90,14 @@ class Execution:
             if result is None:
                 yield _whole(lowered, self._wait(lowered, inbox, threads, streamed=True))
                 return
-            self._serve(inbox, threads, self._steps_over).get()
-        with (
-            own_failures(lowered.result, lowered.calls, streamed=True),
-            closing(result.text.read()) as texts,
-        ):
-            for text in texts:
-                yield _shown(lowered, text)
+            self._serve(inbox, threads, lambda: self._steps_over(lowered)).get()
+            with (
+                own_failures(lowered.result, lowered.calls, streamed=True),
+                closing(result.text.read()) as texts,
+            ):
+                for text in texts:
+                    yield _shown(lowered, text)
+            self._serve(inbox, threads, lambda: self._settled(lowered, True)).get()
         if (end := _end(lowered, result)) is not None:
             yield end
         self._show_graph()
@@ -121,11 +122,12 @@ class Execution:
             if result is None:
                 yield _whole(lowered, await self._await(lowered, inbox, tasks, streamed=True))
                 return
-            (await self._aserve(inbox, tasks, self._steps_over)).get()
-        with own_failures(lowered.result, lowered.calls, streamed=True):
-            async with aclosing(result.text.aread()) as texts:
-                async for text in texts:
-                    yield _shown(lowered, text)
+            (await self._aserve(inbox, tasks, lambda: self._steps_over(lowered))).get()
+            with own_failures(lowered.result, lowered.calls, streamed=True):
+                async with aclosing(result.text.aread()) as texts:
+                    async for text in texts:
+                        yield _shown(lowered, text)
+            (await self._aserve(inbox, tasks, lambda: self._settled(lowered, True))).get()
         if (end := _end(lowered, result)) is not None:
             yield end
         await self._ashow_graph()
@@ -243,12 +245,19 @@ class Execution:
         if outcome is None:
             return None
         if outcome.error is None:
-            return program.lost or (outcome if program.is_served else None)
+            return program.lost or (outcome if program.is_served() else None)
         return program.lost if program.raised(outcome.error) else outcome
 
-    def _steps_over(self) -> Outcome | None:
-        """The outcome so far of a streamed run, when all steps of the client have run."""
-        return Outcome() if self._program.is_served else self._program.lost
+    def _steps_over(self, lowered: Lowered) -> Outcome | None:
+        """The outcome so far of a streamed run, when all steps of the client have run.
+
+        The form of the streamed answer itself is checked at its end.
+        """
+        name = _final(lowered).var
+        event = self._program.known.get(name)
+        if isinstance(event, Lost):
+            return Outcome(error=event.error)
+        return Outcome() if self._program.is_served(but=name) else self._program.lost
 
     def _show_graph(self) -> None:
         if self._on_graph is not None and self._submits.feed is not None:

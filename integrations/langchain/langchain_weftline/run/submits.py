@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from langchain_weftline.lower.choices import choices_of
@@ -12,6 +12,7 @@ from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.maps import EachDraft
 from langchain_weftline.lower.program import Event, Job, Lost, Outcome, Program
 from langchain_weftline.lower.symbols import Prompt, Ref
+from langchain_weftline.model.forms import Form
 from langchain_weftline.model.patience import Deadlines
 from langchain_weftline.run.telling import Telling
 from weftline.adapters import Feed, Promises, Result
@@ -37,6 +38,7 @@ class Submits:
         self._program = program
         self._telling = telling
         self._told_of: tuple[str, ...] = ()  # variables that callbacks need
+        self._checked: Mapping[str, Form] = {}  # of the last submit
         self._watched: set[str] = set()
         self._promises = Promises()
         self._deadlines = Deadlines()
@@ -52,10 +54,12 @@ class Submits:
         drafts, self._calls.drafts = self._calls.drafts, []
         drafts = self._with_texts(drafts)
         self._note_reads(drafts)
-        needed = dict.fromkeys([*self._program.wanted(), *self._heard(drafts)])
+        forms = self._forms(drafts)
+        needed = dict.fromkeys([*self._program.wanted(), *self._heard(drafts), *forms])
         wanted = [name for name in needed if self._is_to_watch(name)]
         if drafts and not wanted:
             wanted = [draft.var for draft in drafts]
+        self._program.forms |= forms
         self._send(raw_calls(drafts), wanted, tell)
 
     def rest(self, outcome: Outcome) -> Lowered:
@@ -65,7 +69,7 @@ class Submits:
         # What a step of the server reads stays raw, as it is for a step of the client.
         reads = (name for step in self._searches.drafts for name in step.reads)
         wanted = [*self._program.wanted(), *reads]
-        return finish(drafts, outcome.get(), self._calls.server, self._heard, wanted)
+        return finish(drafts, outcome.get(), self._calls.server, self._client_reads, wanted)
 
     def _note_reads(self, drafts: Sequence[Draft]) -> None:
         """Note what depends on objects, so that it fails with an object that is not valid."""
@@ -83,7 +87,7 @@ class Submits:
     def last(self, lowered: Lowered, tell: OnMessage, *, parts: bool = False) -> None:
         """Submit the remaining calls, and watch the remaining variables of the result."""
         wanted = self._program.wanted()
-        needed = dict.fromkeys([*lowered.variables(), *self._told_of, *wanted])
+        needed = dict.fromkeys([*lowered.variables(), *self._told_of, *wanted, *self._checked])
         watch = [name for name in needed if self._is_to_watch(name)]
         if lowered.calls or watch:
             self._send(lowered.calls, watch, tell, parts=parts, graph=self._graph, close=True)
@@ -123,6 +127,17 @@ class Submits:
     def _lose(self, name: str, error: BaseException, tell: Callable[[Event], None]) -> None:
         for reader in self._promises.readers(name):
             tell(Lost(reader, error))
+
+    def _client_reads(self, drafts: Sequence[Draft]) -> tuple[str, ...]:
+        """The answers of `drafts`, the last submit, that the client itself reads as they are."""
+        self._checked = self._forms(drafts)
+        self._program.forms |= self._checked
+        return (*self._heard(drafts), *self._checked)
+
+    def _forms(self, drafts: Sequence[Draft]) -> dict[str, Form]:
+        """The forms of answers that were asked for. The client checks these answers."""
+        forms = {draft.var: draft.options.form for draft in drafts}
+        return {name: form for name, form in forms.items() if form is not None}
 
     def _heard(self, drafts: Sequence[Draft]) -> tuple[str, ...]:
         """The variables to watch, so that callbacks can be told of `drafts`, the next submit."""

@@ -15,6 +15,7 @@ from llama_index.llms.weftline.spans import SPANS
 from llama_index.llms.weftline.wire import CHAT, strip_to_text
 
 from weftline.adapters import BACKGROUND, Relay, Request, Result, Server, awaited
+from weftline.adapters.faults import raising_ours, traceback_of
 from weftline.adapters.openai import finish_reason, message, usage, whole_delta
 from weftline.adapters.sessions import OURS
 from weftline.errors import EngineFailed, Timeout, UnknownModel, WeftlineError
@@ -60,8 +61,9 @@ class Asking:
         return self._limits[model]
 
     async def _find_limits(self) -> dict[str, int]:
-        client = await BACKGROUND.client(self.server)
-        return await client.context_limits()
+        with raising_ours():
+            client = await BACKGROUND.client(self.server)
+            return await client.context_limits()
 
     def served_name(self, model: str) -> str:
         """The model's name at the server, or `default` while it is not known."""
@@ -135,8 +137,8 @@ class Asking:
                 self.warn(error)
             else:
                 return _answer_of(asked, value)
-        client = await BACKGROUND.client(self.server)
-        with _telling(asked) as request:
+        with raising_ours(), _telling(asked) as request:
+            client = await BACKGROUND.client(self.server)
             answer = await client.openai(asked.route, _body(asked))
             _hear(request, answer)
             return answer
@@ -163,8 +165,8 @@ class Asking:
                 if has_begun:
                     raise  # the caller already has the first part
                 self.warn(error)
-        client = await BACKGROUND.client(self.server)
-        with _telling(asked) as request:
+        with raising_ours(), _telling(asked) as request:
+            client = await BACKGROUND.client(self.server)
             body = {**_body(asked), "stream_options": {"include_usage": True}}
             async with aclosing(client.openai_stream(asked.route, body)) as chunks:
                 async for chunk in chunks:
@@ -182,10 +184,14 @@ class Asking:
         return Timeout(f"no answer came within {self.server.timeout_s:g} s: set a longer timeout")
 
     def warn(self, error: Exception) -> None:
-        """Log that calls are sent one by one, and why. Only the first message is a warning."""
+        """Log that calls are sent one by one, and why. Only the first message is a warning.
+
+        An error that is no answer of the server comes with its traceback.
+        """
         level = logging.DEBUG if self._has_warned else logging.WARNING
         self._has_warned = True
-        log.log(level, "a graph sent ahead has failed, so its calls go one by one: %s", error)
+        text = "a graph sent ahead has failed, so its calls go one by one: %s"
+        log.log(level, text, error, exc_info=traceback_of(error))
 
 
 @contextmanager

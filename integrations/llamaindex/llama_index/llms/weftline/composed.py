@@ -22,6 +22,7 @@ from llama_index.llms.weftline.symbols import Given, Index
 
 from weftline import transforms
 from weftline.adapters import Claims, Feed, Planned, Result, Server
+from weftline.adapters.faults import error_of
 from weftline.adapters.retrieval import Asked
 from weftline.errors import Cancelled, WeftlineError
 from weftline.protocol import Call
@@ -222,14 +223,13 @@ def item_of(listed: Result, index: int) -> Result:
     made = Result()
 
     def settle(done: Future[Value]) -> None:
-        lost = Failed("", Cancelled("this part of a graph failed"))
-        if done.cancelled() or done.exception() is not None:
-            made.settle(lost)
+        if (error := error_of(done)) is not None:
+            made.settle(Failed("", error))
             return
         event = done.result()
         item = event.value[index] if index < len(event.value) else LOST
         if item is LOST:
-            made.settle(lost)
+            made.settle(Failed("", Cancelled("this part of a graph failed")))
             return
         facts = {**event.facts, **(event.facts["items"][index] or {})}
         made.settle(Value(event.variable, item, facts))

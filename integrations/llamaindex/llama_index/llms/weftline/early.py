@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -11,6 +12,8 @@ from llama_index.core.base.llms.types import ChatResponse, ChatResponseAsyncGen
 from llama_index.core.tools import FunctionTool
 
 from weftline.adapters.early import EarlyTurn, StartedTools
+
+log = logging.getLogger(__name__)
 
 # Seconds for which a result is kept after the model's turn. An agent calls its tools soon, at most
 # four at a time. A call that comes later runs the tool again.
@@ -42,7 +45,7 @@ class EarlyTool(FunctionTool):
         given = {**self._field_defaults, **self.partial_params, **arguments}
         task = asyncio.get_running_loop().create_task(self._run(given))
         self._started.append((given, task))
-        task.add_done_callback(_ignore)
+        task.add_done_callback(_read_error)
         return task
 
     async def _run(self, arguments: dict[str, Any]) -> Any:
@@ -105,7 +108,7 @@ def _see(turn: EarlyTurn[Any], response: ChatResponse) -> None:
             turn.see(index, part.get("id"), said.get("name"), said.get("arguments"))
 
 
-def _ignore(task: asyncio.Task[Any]) -> None:
-    """Read the task's error, so that asyncio does not log it if nobody asks for it."""
-    if not task.cancelled():
-        task.exception()
+def _read_error(task: asyncio.Task[Any]) -> None:
+    """Log the task's error. Its call raises it, but a turn that breaks off makes no such call."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.debug("a tool that started early has failed", exc_info=error)

@@ -22,8 +22,8 @@ from llama_index.llms.weftline.provenance import Run
 from llama_index.llms.weftline.retrieving import is_served
 
 from weftline.adapters import Feed, Result, Server
+from weftline.adapters.faults import error_of
 from weftline.adapters.retrieval import MAX_CHARS, Asked, portions, vectors_of
-from weftline.errors import Cancelled
 from weftline.steps import Branch, Case, Embed, Ingest, Source, Step
 from weftline.watching import Failed, Value
 
@@ -262,8 +262,8 @@ def _slice(embedded: Result, start: int, end: int) -> Result:
     made = Result()
 
     def settle(done: Future[Value]) -> None:
-        if done.cancelled() or done.exception() is not None:
-            made.settle(Failed("", Cancelled("the embedding that was sent ahead failed")))
+        if (error := error_of(done)) is not None:
+            made.settle(Failed("", error))
             return
         event = done.result()
         made.settle(Value(event.variable, _cut(event.value, start, end), event.facts))

@@ -181,7 +181,7 @@ def _show(server: Server, closer: Closer, on_graph: OnGraph, id: str) -> None:
         try:
             on_graph(await (await _session(server, id)).graph())
         except Exception as error:  # only logged: the run has its answers, and no caller waits
-            log.warning("the graph of a run cannot be shown: %s", error)
+            log.warning("the graph of a run cannot be shown: %s", error, exc_info=True)
         closer.add(id)
 
     BACKGROUND.start(show())

@@ -8,6 +8,7 @@ from typing import Any
 from llama_index.llms.weftline.spans import SPANS
 
 from weftline.adapters import BACKGROUND, Result, Retrieval, awaited
+from weftline.adapters.faults import traceback_of
 from weftline.adapters.retrieval import Asked
 from weftline.errors import Timeout, WeftlineError
 
@@ -26,7 +27,7 @@ def ask(server: Retrieval, asked: Asked) -> Any:
         except Timeout:
             raise
         except WeftlineError as error:
-            log.debug("a retrieval sent ahead has failed: %s", error)
+            _note("a retrieval", error)
     return server.ask(asked)
 
 
@@ -39,7 +40,7 @@ async def aask(server: Retrieval, asked: Asked) -> Any:
         except Timeout:
             raise
         except WeftlineError as error:
-            log.debug("a retrieval sent ahead has failed: %s", error)
+            _note("a retrieval", error)
     return await server.aask(asked)
 
 
@@ -53,7 +54,7 @@ def stored(server: Retrieval, store: str, items: Items, vectors: Vectors) -> lis
     except Timeout:
         raise
     except WeftlineError as error:
-        log.debug("an ingestion sent ahead has failed: %s", error)
+        _note("an ingestion", error)
         return None
 
 
@@ -69,8 +70,15 @@ async def astored(
     except Timeout:
         raise
     except WeftlineError as error:
-        log.debug("an ingestion sent ahead has failed: %s", error)
+        _note("an ingestion", error)
         return None
+
+
+def _note(what: str, error: WeftlineError) -> None:
+    """Log why a request is made now. It meets the same error, or has an answer."""
+    trace = traceback_of(error)
+    level = logging.DEBUG if trace is None else logging.WARNING
+    log.log(level, "%s sent ahead has failed: %s", what, error, exc_info=trace)
 
 
 async def _ids(results: list[Result], timeout_s: float | None) -> list[str]:

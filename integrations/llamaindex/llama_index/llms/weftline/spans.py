@@ -141,9 +141,11 @@ class Spans:
         except AttributeError as error:  # another LlamaIndex has no such member
             _warn_of_missing(error)
             return
-        except Exception as error:  # LlamaIndex will meet the same error, and report it
+        except Exception as error:
+            # LlamaIndex runs unchanged, so it meets the error of a server or a wrong argument
+            # itself. A fault of this package is only in the log.
             if (llm := _llm_of(span.instance)) is None:
-                log.debug("%s is not sent ahead: %s", name, error)
+                log.warning("%s is not sent ahead", name, exc_info=True)
             else:
                 llm.asking.warn(error)
             return
@@ -353,7 +355,7 @@ def _warn_of_missing(error: AttributeError) -> None:
     text = f"LlamaIndex {__version__} differs from those that the adapter knows: {error}"
     if text not in _MISSING:
         _MISSING.add(text)
-        log.warning("%s. So the calls that need it go one by one.", text)
+        log.warning("%s. So the calls that need it go one by one.", text, exc_info=error)
 
 
 def _streams(synthesizer: Any) -> bool:

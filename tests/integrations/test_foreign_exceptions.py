@@ -1,0 +1,226 @@
+"""An exception of code around the HTTP client reaches the user, with class and traceback."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from langchain_core.runnables import RunnableParallel
+
+from langchain_weftline import compile_chain
+from langchain_weftline.model.transport import httpx as chat_openai_http
+from tests.integrations.tiers import AGAIN, ASK, GIVEN, TEXT, TIERS, Chain, chat_weftline
+from weftline import AsyncClient
+from weftline.adapters import BACKGROUND, Feed, Server
+from weftline.errors import ClientFailed
+from weftline.protocol import Call, InOut, Message, Placeholder, Segment
+
+pytest.importorskip("llama_index.llms.weftline")
+TEXT_OF_CAUSE = "send() got an unexpected keyword argument 'trace'"
+
+
+class Stop(Exception):
+    """An exception of somebody else's library."""
+
+
+def broken_hook(*args: Any, **kwargs: Any) -> Any:
+    """What an instrumentation puts in the place of `send`."""
+    raise TypeError(TEXT_OF_CAUSE)
+
+
+async def abroken_hook(*args: Any, **kwargs: Any) -> Any:
+    broken_hook()
+
+
+@pytest.fixture
+def background_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Break the HTTP client of the graphs. That of the frameworks' own requests works."""
+    monkeypatch.setattr(httpx.AsyncClient, "send", abroken_hook)
+
+
+@pytest.fixture
+def all_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Break every HTTP client, as an instrumentation of a wrong version does."""
+    for library in (httpx, chat_openai_http):
+        monkeypatch.setattr(library.AsyncClient, "send", abroken_hook)
+        monkeypatch.setattr(library.Client, "send", broken_hook)
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """An exception and its causes, as a traceback prints them."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__
+
+
+def the_cause(error: BaseException) -> BaseException:
+    """The last cause. Its traceback must begin in the code that raised it."""
+    *_, cause = chain_of(error)
+    names = [frame.name for frame in traceback.extract_tb(cause.__traceback__)]
+    assert names[-1] == "broken_hook", names
+    return cause
+
+
+def raised(act: Callable[[], Any]) -> BaseException:
+    with pytest.raises(Exception) as caught:
+        act()
+    return caught.value
+
+
+def two_calls(llm: Any) -> Chain:
+    return ASK | llm | TEXT | AGAIN | llm | TEXT
+
+
+def side_by_side(llm: Any) -> Chain:
+    return RunnableParallel(a=ASK | llm | TEXT, b=AGAIN | llm | TEXT)
+
+
+async def _parts(chain: Chain) -> list[Any]:
+    return [part async for part in chain.astream(GIVEN)]
+
+
+WAYS: dict[str, Callable[[Chain], Any]] = {
+    "invoke": lambda chain: chain.invoke(GIVEN),
+    "ainvoke": lambda chain: asyncio.run(chain.ainvoke(GIVEN)),
+    "stream": lambda chain: list(chain.stream(GIVEN)),
+    "astream": lambda chain: asyncio.run(_parts(chain)),
+    "batch": lambda chain: chain.batch([GIVEN, GIVEN]),
+}
+
+
+COMPILED = [
+    *((two_calls, way) for way in WAYS),
+    # Several texts are streamed as an accelerated chain's are.
+    *((side_by_side, way) for way in WAYS if "stream" not in way),
+]
+
+
+@pytest.mark.parametrize(("make", "way"), COMPILED)
+def test_a_compiled_chain_raises_what_broke_its_request(
+    make: Callable[[Any], Chain], way: str, echo_url: str, background_breaks: None
+) -> None:
+    """The server is never asked, so the user reads nothing of an answer that ended."""
+    chain = compile_chain(make(chat_weftline(echo_url)))
+    error = raised(lambda: WAYS[way](chain))
+    cause = the_cause(error)
+    assert (type(cause), str(cause)) == (TypeError, TEXT_OF_CAUSE)
+    shown = "".join(traceback.format_exception(error))
+    assert "broken_hook" in shown and "ended before" not in shown
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_tier_raises_what_the_plain_model_raises(
+    way: str, echo_url: str, all_breaks: None
+) -> None:
+    """The same class as plain, which differs between versions of openai, of the same cause."""
+    errors = {}
+    for tier, (options, wrap) in TIERS.items():
+        chain = wrap(two_calls(chat_weftline(echo_url, **options)))
+        errors[tier] = raised(lambda chain=chain: WAYS[way](chain))
+        the_cause(errors[tier])
+    plain = [(type(one), str(one)) for one in chain_of(errors["T0"])]
+    assert plain[-1] == (TypeError, TEXT_OF_CAUSE)
+    for tier in ("T1", "T2", "T3"):
+        assert [(type(one), str(one)) for one in chain_of(errors[tier])] == plain
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
+def test_an_accelerated_chain_answers_and_logs(
+    way: str, echo_url: str, background_breaks: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its model makes the calls that could not be sent ahead. The log has the traceback, once."""
+    plain = WAYS[way](two_calls(chat_weftline(echo_url, provenance=False)))
+    _, wrap = TIERS["T2"]
+    chain = wrap(two_calls(chat_weftline(echo_url)))
+    with caplog.at_level(logging.WARNING, "langchain_weftline"):
+        made = WAYS[way](chain)
+    assert (made if isinstance(made, str) else "".join(made)) == (
+        plain if isinstance(plain, str) else "".join(plain)
+    )
+    [record] = caplog.records
+    assert record.exc_info is not None and record.exc_info[1] is not None
+    assert type(the_cause(record.exc_info[1])) is TypeError
+
+
+def call(name: str, variable: str) -> Call:
+    out = Placeholder(name="out", in_out=InOut.OUT, semantic_var_id=variable)
+    said = Message(role="user", content=(Segment(text="Hi"),))
+    answer = Message(role="assistant", content=(Segment(output="out"),))
+    return Call(name=name, prompt=(said, answer), placeholders=(out,))
+
+
+@pytest.mark.parametrize("cause", [Stop("enough"), SystemExit(3), KeyboardInterrupt("hook")])
+def test_any_exception_settles_a_feed(
+    cause: BaseException, echo_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The values, the session and the graph fail with it, and the background goes on."""
+
+    async def stop(*args: Any, **kwargs: Any) -> Any:
+        raise cause
+
+    with monkeypatch.context() as patch:
+        patch.setattr(httpx.AsyncClient, "send", stop)
+        feed = Feed(Server(echo_url))
+        feed.send([call("one", "v")], ["v"], graph=True, close=True)
+        ends = [feed.results["v"].value, feed.session, feed.graph]
+        for end in ends:
+            error = end.exception(20)
+            assert type(error) is ClientFailed and error.__cause__ is cause
+            assert str(error).startswith(
+                f"code in this process ended a request: {type(cause).__name__}"
+            )
+    again = Feed(Server(echo_url))
+    again.send([call("one", "v")], ["v"], close=True)
+    assert again.results["v"].value.result(20).value
+
+
+def test_work_that_exits_does_not_end_the_background(echo_url: str) -> None:
+    """Its own caller gets the SystemExit, and others their results."""
+
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    async def models() -> list[str]:
+        async with AsyncClient(echo_url) as client:
+            return await client.models()
+
+    error = BACKGROUND.start(leave()).exception(20)
+    assert type(error) is SystemExit
+    assert BACKGROUND.start(models()).result(20)
+
+
+def test_a_fault_of_a_listener_settles_the_value(echo_url: str) -> None:
+    """What an adapter does with a value fails; the readers raise that, and do not wait."""
+
+    def listen(event: Any) -> None:
+        raise Stop("the listener")
+
+    feed = Feed(Server(echo_url), listen)
+    feed.send([call("one", "v")], ["v"], close=True)
+    error = feed.results["v"].value.exception(20)
+    assert type(error) is ClientFailed and type(error.__cause__) is Stop
+
+
+def test_one_of_several_submits_breaks(echo_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refused graph is sent call by call; a hook that breaks then is the error of those calls."""
+    sent, send = [], httpx.AsyncClient.send
+
+    async def breaks_later(self: Any, *args: Any, **kwargs: Any) -> Any:
+        sent.append(1)
+        return await (send if len(sent) == 1 else abroken_hook)(self, *args, **kwargs)
+
+    monkeypatch.setattr(httpx.AsyncClient, "send", breaks_later)
+    lost = Placeholder(name="out", in_out=InOut.OUT, semantic_var_id="w")
+    unknown = Call(name="two", prompt=call("x", "w").prompt, placeholders=(lost,), model="nosuch")
+    feed = Feed(Server(echo_url))
+    feed.send([call("one", "v"), unknown], ["v", "w"], graph=True, close=True)
+    for name in ("v", "w"):
+        error = feed.results[name].value.exception(20)
+        assert error is not None and type(the_cause(error)) is TypeError
+    assert type(feed.graph.exception(20)) is ClientFailed
