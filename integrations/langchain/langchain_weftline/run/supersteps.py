@@ -1,0 +1,120 @@
+"""The tasks that a graph of LangGraph will start together, as far as its public events tell.
+
+LangGraph starts the tasks of a superstep one by one. The edges of a node and the `Send`s of a
+router tell earlier how many there will be.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+NodePath = tuple[str, ...]
+"""A node's name, after the names of the nodes whose graphs contain it."""
+
+Edges = Mapping[NodePath, frozenset[str]]
+"""The nodes that follow each node, and its graph's start, without a condition."""
+
+# LangGraph's names of a graph's start, of a graph's end, and of the path of a task by `Send`.
+START, END, PUSH = "__start__", "__end__", "__pregel_push"
+# LangGraph marks the run of a node itself with this tag, and not the runs inside it.
+_STEP = "graph:step:"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A node's run: its step, its path, and whether a `Send` has started it."""
+
+    step: int
+    path: NodePath
+    is_sent: bool
+
+
+@dataclass(eq=False, slots=True)
+class Due:
+    """The tasks that a graph has not started yet in a step. `step` is None for the first step."""
+
+    step: int | None = None
+    names: set[str] = field(default_factory=set)
+    sends: int = 0
+
+    def add(self, step: int | None, names: frozenset[str], sends: int) -> None:
+        """Note tasks of the next step. Those of earlier steps have started, or never will."""
+        if self.step != step:
+            self._restart(step)
+        self.names |= names
+        self.sends += sends
+
+    def start(self, task: Task) -> bool:
+        """Note that a task starts. Returns whether others of its step are due."""
+        if task.path[-1] == START:
+            return False
+        if self.step is None and task.path[-1] in self.names:
+            self.step = task.step
+        if self.step != task.step:
+            self._restart(task.step)
+        elif task.is_sent:
+            self.sends = max(0, self.sends - 1)
+        else:
+            self.names.discard(task.path[-1])
+        return bool(self.names) or self.sends > 0
+
+    def _restart(self, step: int | None) -> None:
+        self.step, self.names, self.sends = step, set(), 0
+
+
+def is_task(tags: Sequence[str]) -> bool:
+    """Whether the run with these tags is that of a node."""
+    return any(tag.startswith(_STEP) for tag in tags)
+
+
+def task_of(tags: Sequence[str], metadata: Mapping[str, Any]) -> Task | None:
+    """The task whose run has these tags and metadata; None for any other run."""
+    step = metadata.get("langgraph_step")
+    if not isinstance(step, int) or not is_task(tags):
+        return None
+    path = node_path(metadata)
+    kind, *_ = metadata.get("langgraph_path") or ("",)
+    return Task(step, path, kind == PUSH)
+
+
+def node_path(metadata: Mapping[str, Any]) -> NodePath:
+    """The path of the node that runs: LangGraph gives names and ids, `outer:id|inner:id`."""
+    space = str(metadata.get("langgraph_checkpoint_ns", ""))
+    return tuple(part.partition(":")[0] for part in space.split("|"))
+
+
+def edges_of(graph: Any, path: NodePath = ()) -> Iterator[tuple[NodePath, frozenset[str]]]:
+    """The edges of `graph`, and of the graphs that are its nodes. Others have none here."""
+    builder = getattr(graph, "builder", None)
+    nodes = getattr(builder, "nodes", {})
+    # A deferred node starts in a later step than its edge says.
+    together = {name for name, node in nodes.items() if not getattr(node, "defer", False)}
+    for start in {start for start, _ in getattr(builder, "edges", ())}:
+        ends = {end for one, end in builder.edges if one == start}
+        yield (*path, start), frozenset(ends & together)
+    for name, node in graph.nodes.items():
+        if hasattr(node.bound, "nodes"):
+            yield from edges_of(node.bound, (*path, name))
+
+
+def is_resumed(given: object) -> bool:
+    """Whether the input of a graph goes on with an earlier run, so that it may start anywhere."""
+    types = sys.modules.get("langgraph.types")
+    return given is None or (types is not None and isinstance(given, types.Command))
+
+
+def sends_in(outputs: object) -> int:
+    """How many tasks the output of a node or of a router asks for by `Send`."""
+    types = sys.modules.get("langgraph.types")
+    if types is None:
+        return 0
+    if isinstance(outputs, types.Send):
+        return 1
+    if isinstance(outputs, types.Command):
+        return sends_in(outputs.goto)
+    if isinstance(outputs, (list, tuple)):
+        return sum(isinstance(one, types.Send) for one in outputs)
+    return 0
