@@ -60,6 +60,12 @@ def a_batch_of_a_chain(llm: Any, way: Way, config: Any) -> Any:
     return way(ask(llm, "Tell of {x}.")).batch(INPUTS, config)
 
 
+@loop(3, 2, None)
+def a_batch_two_at_a_time(llm: Any, way: Way, config: Any) -> Any:
+    """The third call begins when one of the first two has its answer, and is alone."""
+    return way(ask(llm, "Tell of {x}.")).batch(INPUTS, {**config, "max_concurrency": 2})
+
+
 @loop(3, 1, None)
 def a_gather_of_a_chain(llm: Any, way: Way, config: Any) -> Any:
     """The same from coroutines that start together."""
@@ -213,6 +219,22 @@ def test_a_sibling_that_is_busy_is_not_waited_for(
     made = accelerate(both).invoke({})
     assert made["b"] == "slept"
     assert "Tell of soup." in made["a"]
+
+
+def test_a_sibling_that_fails_ends_the_wait(proxy: Recording) -> None:
+    """The call goes as an ordinary request, and the error is that of the plain program."""
+    llm = ChatWeftline(base_url=proxy.url, temperature=0, max_retries=0)
+
+    def fail(value: object) -> None:
+        raise LookupError("nothing there")
+
+    both = accelerate(
+        RunnableParallel(a=RunnableLambda(lambda _: llm.invoke("Hi").text), b=RunnableLambda(fail))
+    )
+    proxy.requests.clear()
+    with pytest.raises(LookupError, match="nothing there"):
+        both.invoke({})
+    assert [path for verb, path, _ in proxy.requests if verb == "POST"] == ["/v1/chat/completions"]
 
 
 def test_a_refused_call_fails_alone(proxy: Recording) -> None:

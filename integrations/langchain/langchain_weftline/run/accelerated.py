@@ -61,10 +61,14 @@ def accelerate(chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None) ->
     parameters equal those of a call in the graph gets that call's result. Any other is an ordinary
     call. Unused calls are cancelled. None of your code runs to find the graph.
 
+    Calls that nobody can foresee travel in one submit if they start at the same time in one run:
+    behind a function, in a batch, or in the tasks of a superstep. A call that is alone waits for
+    none.
+
     A graph of LangGraph stays a graph, with its checkpoints, interrupts and streams. All runs of a
     thread share one session, so the server knows which answers of earlier turns a prompt contains.
     When a node that is a chain starts, all of the chain's calls begin. If a node is a function that
-    calls a chain, accelerate that chain by itself.
+    calls a chain of several calls, accelerate that chain by itself.
     """
     if not _is_graph(chain):
         return AcceleratedChain(bound=chain, on_graph=on_graph)
@@ -73,7 +77,9 @@ def accelerate(chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None) ->
             "on_graph is called for chains: a LangGraph graph makes its calls one by one. "
             "Accelerate the chain inside the node, or look at the session in the server"
         )
-    return chain.with_config(callbacks=[Threads(), Nodes(cast(Any, chain)), Convoys(chain)])
+    nodes = Nodes(cast(Any, chain))
+    of_nodes = [nodes] if nodes.chains else []
+    return chain.with_config(callbacks=[Threads(), *of_nodes, Convoys(chain)])
 
 
 def _is_graph(chain: object) -> bool:

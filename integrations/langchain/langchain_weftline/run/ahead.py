@@ -11,7 +11,7 @@ import math
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -120,9 +120,10 @@ class Ahead(Begun):
         seconds, (_, options, _) = model.patience.seconds, key
         return Taken(self, result, None if seconds == math.inf else seconds, options.form)
 
-    def when_answered(self, variable: str, then: Callable[[], None]) -> None:
-        """Call `then`, in another thread, when this call has its answer or has failed."""
-        self._feed.results[variable].value.add_done_callback(lambda _: then())
+    @property
+    def is_running(self) -> bool:
+        """Whether a call has no result yet."""
+        return any(planned.is_running for planned in self._claims.planned)
 
     def close(self) -> None:
         """End the run. The server cancels the calls that it did not use."""

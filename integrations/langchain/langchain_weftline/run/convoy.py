@@ -15,12 +15,10 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
 from threading import Lock, get_ident
 from typing import Any, Self
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables.config import var_child_runnable_config
 
@@ -33,7 +31,8 @@ from langchain_weftline.model.sending import Told, told
 from langchain_weftline.model.transport import is_shared
 from langchain_weftline.run.ahead import Ahead, Key, Taken, handlers_of, sent_options, take
 from langchain_weftline.run.siblings import Branch, Group, Limits, is_parked
-from langchain_weftline.run.supersteps import Edges, edges_of, is_resumed, sends_in, task_of
+from langchain_weftline.run.supersteps import START, Edges, edges_of, is_resumed, sends_in, task_of
+from langchain_weftline.trace.audience import Aside
 from langchain_weftline.trace.provenance import running
 from weftline.adapters import Pieces, RunSession, Server, awaited
 from weftline.adapters.early import early_turn
@@ -53,7 +52,6 @@ POOL = min(32, (os.cpu_count() or 1) + 4)
 class Waiting:
     """A call that waits for its siblings. `ahead` gets their submit, or None if there is none."""
 
-    run: Branch[Waiting]
     draft: Draft
     key: Key
     server: Server
@@ -69,7 +67,7 @@ class Waiting:
         return sum(len(text) for _, text, _ in self.key[0])
 
 
-class Convoys(BaseCallbackHandler):
+class Convoys(Aside):
     """Knows the open runs of a program, and brings their calls together.
 
     It is a callback handler of the program's runs. The runs of one root belong together. With
@@ -142,9 +140,11 @@ class Convoys(BaseCallbackHandler):
             else:
                 over = self._sent.pop(run.group, [])
                 self._drop_rest(run)
+            is_awaited = bool(run.group.waiting)
         for ahead in over:
             ahead.close()
-        self._settle(run.group)
+        if is_awaited:
+            self._settle(run.group)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         """A run that has failed has ended, too."""
@@ -201,7 +201,7 @@ class Convoys(BaseCallbackHandler):
                 above.group.forget(above.due)
         # A graph is a root, or a run in the task of a node that is a graph.
         path = () if above is None else above.task.path if above.task is not None else None
-        first = None if path is None else self._edges.get((*path, "__start__"))
+        first = None if path is None else self._edges.get((*path, START))
         if first and not is_resumed(inputs):
             run.due.add(None, first, 0)
 
@@ -237,7 +237,9 @@ class Convoys(BaseCallbackHandler):
             group.arriving -= 1
             if call is not None:
                 group.waiting.append(call)
-        self._settle(group)
+            is_awaited = bool(group.waiting)
+        if is_awaited:
+            self._settle(group)
 
     def wait(self, group: Group[Waiting], call: Waiting) -> Ahead | None:
         """The submit of a waiting call, from a thread. None if the model makes the call itself."""
@@ -289,22 +291,14 @@ class Convoys(BaseCallbackHandler):
                 continue
             if ahead is not None and not self.is_across:
                 with self._lock:
-                    self._sent.setdefault(group, []).append(ahead)
+                    running = [one for one in self._sent.get(group, ()) if one.is_running]
+                    self._sent[group] = [*running, ahead]
             for call in calls:
-                if ahead is not None:
-                    ahead.when_answered(call.draft.var, partial(self._go_on, call.run))
                 call.ahead.set_result(ahead)
-
-    def _go_on(self, run: Branch[Waiting]) -> None:
-        """Expect the next call of a run that has its answer."""
-        with self._lock:
-            if not run.is_over and not run.inside:
-                run.group.expect(run, time.monotonic())
 
 
 def _forget(run: Branch[Waiting]) -> None:
     """Expect nothing more of a run that has ended."""
-    run.is_over = True
     for one in (run, *run.calls):
         run.group.forget(one)
     run.group.forget(run.due)
@@ -320,7 +314,7 @@ def _is_starting(group: Group[Waiting]) -> bool:
 def _foretell(run: Branch[Waiting], above: Branch[Waiting], outputs: object, edges: Edges) -> None:
     """Note the tasks that follow when the run of a node ends inside the graph `above`."""
     run.sends = max(run.sends, sends_in(outputs))
-    if run.task is None:
+    if run.task is None:  # a router's output may be that of a run inside it, too
         above.sends = max(above.sends, run.sends)
     else:
         names = edges.get(run.task.path, frozenset())
@@ -438,7 +432,7 @@ def _waiting(
         math.inf if _is_on_loop() else POOL
     )
     session = None if is_alone else said.session
-    return Waiting(run, draft, key, model.server, session, streams, time.monotonic(), room)
+    return Waiting(draft, key, model.server, session, streams, time.monotonic(), room)
 
 
 def _pieced(turns: Sequence[Turn], said: Told) -> tuple[Turn, ...]:

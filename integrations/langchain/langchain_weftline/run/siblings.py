@@ -137,7 +137,6 @@ class Branch(Generic[S]):
     due: Due = field(default_factory=Due)
     inside: int = 0
     calls: list[Hashable] = field(default_factory=list)
-    is_over: bool = False
     sends: int = 0  # the most tasks that one run inside this one has asked for
 
 

@@ -17,8 +17,8 @@ NodePath = tuple[str, ...]
 Edges = Mapping[NodePath, frozenset[str]]
 """The nodes that follow each node, and its graph's start, without a condition."""
 
-# LangGraph's names of a graph's start, of a graph's end, and of the path of a task by `Send`.
-START, END, PUSH = "__start__", "__end__", "__pregel_push"
+# LangGraph's names of a graph's start, and of the path of a task by `Send`.
+START, PUSH = "__start__", "__pregel_push"
 # LangGraph marks the run of a node itself with this tag, and not the runs inside it.
 _STEP = "graph:step:"
 
@@ -32,37 +32,45 @@ class Task:
     is_sent: bool
 
 
-@dataclass(eq=False, slots=True)
-class Due:
-    """The tasks that a graph has not started yet in a step. `step` is None for the first step."""
+@dataclass(slots=True)
+class Announced:
+    """The tasks of one step that have not started: by edges, and by `Send`."""
 
-    step: int | None = None
     names: set[str] = field(default_factory=set)
     sends: int = 0
 
+
+@dataclass(eq=False, slots=True)
+class Due:
+    """The tasks that a graph has not started yet, by step. None stands for its first step."""
+
+    steps: dict[int | None, Announced] = field(default_factory=dict)
+
     def add(self, step: int | None, names: frozenset[str], sends: int) -> None:
-        """Note tasks of the next step. Those of earlier steps have started, or never will."""
-        if self.step != step:
-            self._restart(step)
-        self.names |= names
-        self.sends += sends
+        """Note tasks of a step that is to come."""
+        if names or sends:
+            found = self.steps.setdefault(step, Announced())
+            found.names |= names
+            found.sends += sends
 
     def start(self, task: Task) -> bool:
         """Note that a task starts. Returns whether others of its step are due."""
         if task.path[-1] == START:
             return False
-        if self.step is None and task.path[-1] in self.names:
-            self.step = task.step
-        if self.step != task.step:
-            self._restart(task.step)
-        elif task.is_sent:
-            self.sends = max(0, self.sends - 1)
+        first = self.steps.pop(None, None)
+        if first is not None and task.path[-1] in first.names:
+            self.add(task.step, frozenset(first.names), 0)
+        # The tasks of earlier steps have started, or never will.
+        for step in [step for step in self.steps if step is not None and step < task.step]:
+            del self.steps[step]
+        found = self.steps.get(task.step)
+        if found is None:
+            return False
+        if task.is_sent:
+            found.sends = max(0, found.sends - 1)
         else:
-            self.names.discard(task.path[-1])
-        return bool(self.names) or self.sends > 0
-
-    def _restart(self, step: int | None) -> None:
-        self.step, self.names, self.sends = step, set(), 0
+            found.names.discard(task.path[-1])
+        return bool(found.names) or found.sends > 0
 
 
 def is_task(tags: Sequence[str]) -> bool:

@@ -17,12 +17,12 @@ from threading import Lock
 from typing import Any
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 
+from langchain_weftline.trace.audience import Aside
 from langchain_weftline.trace.pieces import by_input, by_template
 from langchain_weftline.trace.serialized import Templates
 from langchain_weftline.trace.sessions import TracedSession
@@ -114,7 +114,7 @@ class _Done:
 _DONE = _Done()
 
 
-class Listener(BaseCallbackHandler):
+class Listener(Aside):
     """Watches chains, prompts, tools and retrievers, and ignores all other events.
 
     `run_inline` stays off: with it LangChain does not tell other handlers that an async text model
