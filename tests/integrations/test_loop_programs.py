@@ -19,9 +19,10 @@ from langchain_core.runnables.config import ContextThreadPoolExecutor
 from langchain_weftline import ChatWeftline, accelerate
 from langchain_weftline.run import convoy
 from langchain_weftline.run.siblings import Limits
-from tests.integrations.program_table import ask
+from tests.integrations.program_table import PROGRAMS, ask
 from tests.integrations.recording import Recording, recorded
-from tests.integrations.test_programs import Heard, outcome
+from tests.integrations.test_graph_programs import GRAPHS
+from tests.integrations.test_programs import ENGINES, Heard, outcome
 
 Way = Callable[[Runnable[Any, Any]], Any]
 Loop = Callable[[Any, Way, Any], Any]
@@ -276,3 +277,18 @@ def test_a_client_of_the_users_makes_its_own_requests(proxy: Recording) -> None:
 
     asyncio.run(run())
     assert sent == ["/v1/chat/completions"] * 3
+
+
+def test_the_tables_have_more_than_eighty_programs() -> None:
+    """None makes more requests than plain. Those whose calls start together make fewer."""
+    tables = {
+        "chains": [(one.plain[0], one.ours[0]) for one in PROGRAMS],
+        "engines": list(ENGINES.values()),
+        "graphs": [(one.plain, one.ours) for one in GRAPHS],
+        "loops": [(one.plain, one.ours) for one in LOOPS],
+    }
+    counts = {name: len(table) for name, table in tables.items()}
+    assert counts == {"chains": 68, "engines": 6, "graphs": 37, "loops": 9}
+    assert all(ours <= plain for table in tables.values() for plain, ours in table)
+    fewer = {name: sum(ours < plain for plain, ours in table) for name, table in tables.items()}
+    assert fewer == {"chains": 34, "engines": 6, "graphs": 16, "loops": 7}

@@ -19,6 +19,7 @@ from threading import Lock, get_ident
 from typing import Any, Self
 from uuid import UUID
 
+import openai
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables.config import var_child_runnable_config
 
@@ -419,7 +420,7 @@ def _waiting(
     try:
         turns = messages_as_turns(list(messages), model)
         asked = call_options(model, sent_options(options))
-    except CannotCompile:
+    except (CannotCompile, openai.APIError):  # the model's own request has the plain error
         return None
     if Prompt(turns).has_half_characters:
         return None
