@@ -61,7 +61,7 @@ class GraphProgram:
     """A graph, its input, its requests plain and ours, and the edges between its calls.
 
     `then` has the inputs of later turns of the same thread. `refused` counts the requests that the
-    server refuses, and `is_async` says that the graph has coroutines.
+    server refuses. The graph has only functions or only coroutines if it `is_sync` or `is_async`.
     """
 
     make: Callable[[Any], Any]
@@ -71,6 +71,7 @@ class GraphProgram:
     edges: int
     then: tuple[Any, ...] = ()
     refused: int = 0
+    is_sync: bool = False
     is_async: bool = False
 
     @property

@@ -150,7 +150,7 @@ def hooks_before_and_after(llm: Any) -> Any:
     return create_agent(llm, [search], middleware=[begin, before, after, end])
 
 
-@graph(ASKED, 4, 4, 2)
+@graph(ASKED, 4, 4, 2, is_sync=True)
 def wrapped_calls(llm: Any) -> Any:
     """A hook asks the model twice for each answer, and another one changes the tool's result."""
 
