@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, HumanMessage, ToolCall
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send
 
 from langchain_weftline.run.siblings import Group, Limits, is_parked
-from langchain_weftline.run.supersteps import Due, Task, edges_of, is_resumed, sends_in
+from langchain_weftline.run.supersteps import Due, Task, edges_of, is_resumed, sends_in, tools_in
 from tests.integrations.graph_table import State
 
+CALL: ToolCall = {"name": "look", "args": {}, "id": "1", "type": "tool_call"}
 LIMITS = Limits(progress=1.0, longest=3.0, look=0.25)
 
 
@@ -143,13 +145,25 @@ def test_tasks_of_a_step_are_due_until_they_have_started() -> None:
     due = Due()
     due.add(2, frozenset({"c"}), 1)
     due.add(2, frozenset(), 1)
-    assert due.start(sent(2, "a"))
+    assert due.start(sent(2, "b"))
     due.add(3, frozenset({"d", "e"}), 0)  # the first one has ended already
     assert due.start(pulled(2, "c"))
     assert not due.start(sent(2, "a"))
     assert due.start(pulled(3, "d"))
     assert not due.start(pulled(4, "f"))
     assert due.steps == {}
+
+
+def test_tasks_by_send_start_first() -> None:
+    """If a node starts in the step without one, the answer's tools are called elsewhere."""
+    due = Due()
+    due.add(2, frozenset(), tools_in({"messages": [AIMessage("", tool_calls=[CALL, CALL])]}))
+    assert not due.start(pulled(2, "after_model"))
+    said = {"messages": [HumanMessage("Hi"), AIMessage("", tool_calls=[CALL, CALL])]}
+    due.add(3, frozenset(), tools_in([Command(update=said)]))
+    assert due.start(sent(3, "tools"))
+    assert not due.start(sent(3, "tools"))
+    assert tools_in({"messages": [HumanMessage("Hi")]}) == tools_in("Hi") == 0
 
 
 def test_the_first_tasks_of_a_graph_have_any_step() -> None:

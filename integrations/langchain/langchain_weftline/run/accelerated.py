@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, 
 from contextlib import ExitStack, aclosing, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config, get_config_list, merge_configs
@@ -222,9 +223,9 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
             return
         assert lowering.calls.server is not None, "a call has a model"
         ahead = Ahead(lowering.calls.server, drafts, parts=parts, on_graph=self.on_graph)
-        more = [ahead] if is_whole else [ahead, self._of_one_run]
+        handlers: list[BaseCallbackHandler] = [ahead] if is_whole else [ahead, self._of_one_run]
         try:
-            yield merge_configs(config, {"callbacks": more})
+            yield merge_configs(config, {"callbacks": handlers})
         finally:
             ahead.close()
 

@@ -32,7 +32,15 @@ from langchain_weftline.model.sending import Told, told
 from langchain_weftline.model.transport import is_shared
 from langchain_weftline.run.ahead import Ahead, Key, Taken, handlers_of, sent_options, take
 from langchain_weftline.run.siblings import Branch, Group, Limits, is_parked
-from langchain_weftline.run.supersteps import START, Edges, edges_of, is_resumed, sends_in, task_of
+from langchain_weftline.run.supersteps import (
+    START,
+    Edges,
+    edges_of,
+    is_resumed,
+    sends_in,
+    task_of,
+    tools_in,
+)
 from langchain_weftline.trace.audience import Aside
 from langchain_weftline.trace.provenance import running
 from weftline.adapters import Pieces, RunSession, Server, awaited
@@ -319,7 +327,7 @@ def _foretell(run: Branch[Waiting], above: Branch[Waiting], outputs: object, edg
         above.sends = max(above.sends, run.sends)
     else:
         names = edges.get(run.task.path, frozenset())
-        above.due.add(run.task.step + 1, names, run.sends)
+        above.due.add(run.task.step + 1, names, run.sends or tools_in(outputs))
 
 
 def _together(calls: Iterable[Waiting]) -> Iterator[list[Waiting]]:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from threading import Condition, Thread
+from types import CodeType
 from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
@@ -147,7 +148,7 @@ def is_parked(thread: int) -> bool:
     A thread that starts another one waits for a moment, too: it may start more.
     """
     frame = sys._current_frames().get(thread)
-    codes = []
+    codes: list[CodeType] = []
     while frame is not None and len(codes) < 3:
         codes.append(frame.f_code)
         frame = frame.f_back

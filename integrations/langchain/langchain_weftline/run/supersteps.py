@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from langchain_core.messages import AIMessage
+
 NodePath = tuple[str, ...]
 """A node's name, after the names of the nodes whose graphs contain it."""
 
@@ -34,10 +36,14 @@ class Task:
 
 @dataclass(slots=True)
 class Announced:
-    """The tasks of one step that have not started: by edges, and by `Send`."""
+    """The tasks of one step that have not started: by edges, and by `Send`.
+
+    LangGraph starts those by `Send` first. `has_sent` says that one of them has started.
+    """
 
     names: set[str] = field(default_factory=set)
     sends: int = 0
+    has_sent: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -67,8 +73,9 @@ class Due:
         if found is None:
             return False
         if task.is_sent:
-            found.sends = max(0, found.sends - 1)
+            found.sends, found.has_sent = max(0, found.sends - 1), True
         else:
+            found.sends = found.sends if found.has_sent else 0
             found.names.discard(task.path[-1])
         return bool(found.names) or found.sends > 0
 
@@ -100,9 +107,11 @@ def edges_of(graph: Any, path: NodePath = ()) -> Iterator[tuple[NodePath, frozen
     nodes = getattr(builder, "nodes", {})
     # A deferred node starts in a later step than its edge says.
     together = {name for name, node in nodes.items() if not getattr(node, "defer", False)}
-    for start in {start for start, _ in getattr(builder, "edges", ())}:
-        ends = {end for one, end in builder.edges if one == start}
-        yield (*path, start), frozenset(ends & together)
+    ends: dict[str, set[str]] = {}
+    for start, end in getattr(builder, "edges", ()):
+        ends.setdefault(start, set()).add(end)
+    for start, found in ends.items():
+        yield (*path, start), frozenset(found & together)
     for name, node in graph.nodes.items():
         if hasattr(node.bound, "nodes"):
             yield from edges_of(node.bound, (*path, name))
@@ -112,6 +121,21 @@ def is_resumed(given: object) -> bool:
     """Whether the input of a graph goes on with an earlier run, so that it may start anywhere."""
     types = sys.modules.get("langgraph.types")
     return given is None or (types is not None and isinstance(given, types.Command))
+
+
+def tools_in(outputs: object) -> int:
+    """How many tools the model's answer in the output of a node calls.
+
+    LangChain's agents have a task by `Send` for each of them. No callback hears of their router.
+    """
+    types = sys.modules.get("langgraph.types")
+    if isinstance(outputs, list) and len(outputs) == 1:
+        return tools_in(outputs[0])
+    if types is not None and isinstance(outputs, types.Command):
+        return tools_in(outputs.update)
+    messages = outputs.get("messages") if isinstance(outputs, dict) else None
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    return len(last.tool_calls) if isinstance(last, AIMessage) else 0
 
 
 def sends_in(outputs: object) -> int:

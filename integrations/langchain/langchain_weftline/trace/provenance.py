@@ -133,8 +133,8 @@ class Listener(Aside):
         self._expected: OrderedDict[UUID, RunSessions[TracedSession]] = OrderedDict()
         self._templates = Templates()
         self._lock = Lock()
-        starts = self._on_chain_start, self._on_tool_start, self._on_tool_start
-        for kind, start in zip(("chain", "tool", "retriever"), starts, strict=True):
+        for kind in ("chain", "tool", "retriever"):
+            start = self._on_chain_start if kind == "chain" else self._on_tool_start
             setattr(self, f"on_{kind}_start", _Immediate(start))
             setattr(self, f"on_{kind}_end", _Immediate(self._on_chain_end))
             setattr(self, f"on_{kind}_error", _Immediate(self._on_chain_error))
