@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypedDict
 
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -109,12 +109,19 @@ def provenance_ms(url: str) -> dict[str, Any]:
     }
 
 
+class Soup(TypedDict, total=False):
+    """The state of a graph that tells of a soup."""
+
+    x: str
+    said: Any
+
+
 def alone_in_a_graph(url: str) -> dict[str, Any]:
     """The CPU time of a graph whose node makes one call: accelerated, over plain. In ratios."""
     chain = ChatPromptTemplate.from_template("Tell of soup number {x}.") | ChatWeftline(
         base_url=url, max_tokens=4
     )
-    builder = StateGraph(dict)
+    builder = StateGraph(Soup)
     builder.add_node("tell", lambda state: {"said": chain.invoke(state)})
     builder.add_edge(START, "tell")
     graph = builder.compile()
