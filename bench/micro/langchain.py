@@ -6,7 +6,8 @@ One server runs the embedded engine, and a proxy adds the round trip. A first ro
 cache for all tiers. Then each program runs in every tier in turn, so that ratios compare
 consecutive runs. The cost of provenance (T1) is measured on calls to the null engine, alternately
 with provenance and without it and its callback handler. The results are printed and written to
-bench/results/DATE-MACHINE/langchain.json.
+bench/results/DATE-MACHINE/langchain.json. So is what `accelerate` costs a call that is alone in a
+node of a graph.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypedDict
 
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable
+from langgraph.graph import START, StateGraph
 
 from bench.harness import machine
 from bench.harness.results import dated, dumps, stamp, write
 from bench.harness.texts import ROOT
-from langchain_weftline import ChatWeftline
+from langchain_weftline import ChatWeftline, accelerate
 from langchain_weftline.trace import provenance
 from weftline.delay import delayed
 from weftline.local import local_server
@@ -107,6 +109,38 @@ def provenance_ms(url: str) -> dict[str, Any]:
     }
 
 
+class Soup(TypedDict, total=False):
+    """The state of a graph that tells of a soup."""
+
+    x: str
+    said: Any
+
+
+def alone_in_a_graph(url: str) -> dict[str, Any]:
+    """The CPU time of a graph whose node makes one call: accelerated, over plain. In ratios."""
+    chain = ChatPromptTemplate.from_template("Tell of soup number {x}.") | ChatWeftline(
+        base_url=url, max_tokens=4
+    )
+    builder = StateGraph(Soup)
+    builder.add_node("tell", lambda state: {"said": chain.invoke(state)})
+    builder.add_edge(START, "tell")
+    graph = builder.compile()
+    fast = accelerate(graph)
+
+    def cpu_s(one: Any, number: int) -> float:
+        began = time.process_time()
+        one.invoke({"x": str(number)})
+        return time.process_time() - began
+
+    gc.disable()
+    pairs = [(cpu_s(fast, n), cpu_s(graph, n)) for n in range(CALLS)][CALLS // 10 :]
+    gc.enable()
+    return {
+        "accelerated_over_plain": _quartiles([ours / plain for ours, plain in pairs]),
+        "more_ms": _quartiles([(ours - plain) * 1e3 for ours, plain in pairs]),
+    }
+
+
 @contextmanager
 def _heard(told: bool) -> Iterator[None]:
     """Set or remove the callback handler, which one model with provenance installs for all
@@ -134,6 +168,7 @@ def main() -> None:
     found: dict[str, Any] = {**stamp(about), "rtt_ms": args.rtt_ms}
     with local_server("--engine", "null") as url:
         found["provenance_ms_per_call"] = provenance_ms(url)
+        found["alone_in_a_graph"] = alone_in_a_graph(url)
     with local_server(*args.server) as near, delayed(near, args.rtt_ms / 1e3) as url:
         found["refine_8_chunks"] = compared(refine.build, url, args.repeat)
         found["five_steps_of_10_tokens"] = compared(five_steps, url, args.repeat)

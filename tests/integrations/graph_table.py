@@ -58,13 +58,21 @@ RULES = [
 
 @dataclass(frozen=True)
 class GraphProgram:
-    """A graph, an input, its requests plain and ours, and the edges between its calls."""
+    """A graph, its input, its requests plain and ours, and the edges between its calls.
+
+    `then` has the inputs of later turns of the same thread. `refused` counts the requests that the
+    server refuses. The graph has only functions or only coroutines if it `is_sync` or `is_async`.
+    """
 
     make: Callable[[Any], Any]
     given: Any
     plain: int
     ours: int
     edges: int
+    then: tuple[Any, ...] = ()
+    refused: int = 0
+    is_sync: bool = False
+    is_async: bool = False
 
     @property
     def name(self) -> str:
@@ -75,11 +83,11 @@ GRAPHS: list[GraphProgram] = []
 Make = Callable[[Any], Any]
 
 
-def graph(given: Any, plain: int, ours: int, edges: int) -> Callable[[Make], Make]:
+def graph(given: Any, plain: int, ours: int, edges: int, **more: Any) -> Callable[[Make], Make]:
     """Put a graph into the table."""
 
     def add(make: Make) -> Make:
-        GRAPHS.append(GraphProgram(make, given, plain, ours, edges))
+        GRAPHS.append(GraphProgram(make, given, plain, ours, edges, **more))
         return make
 
     return add
@@ -133,7 +141,7 @@ def react_by_hand(llm: Any) -> Any:
     return made.compile()
 
 
-@graph({"steps": ["red", "blue"]}, 3, 3, 2)
+@graph({"steps": ["red", "blue"]}, 3, 2, 2)
 def map_and_reduce(llm: Any) -> Any:
     """A node for each item by `Send`, and one that merges."""
 

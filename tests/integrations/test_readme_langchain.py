@@ -19,11 +19,12 @@ def test_the_programs_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The first prints one text twice, plain and as one graph. The second prints where each step
-    runs. The last is a chat in a graph of LangGraph.
+    runs. The third and the fourth are accelerated, and the last is a chat in a graph of LangGraph.
     """
     pytest.importorskip("langgraph.graph")
     monkeypatch.setenv("WEFTLINE_BASE_URL", echo_url)
-    first, second, third, fourth = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    programs = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    first, second, third, fourth, fifth = programs
     names = run_here(first, tmp_path)
     printed = capsys.readouterr().out
     half = len(printed) // 2
@@ -34,6 +35,8 @@ def test_the_programs_run(
     assert "client  it calls 'center', which may do anything" in printed
     run_here(third, tmp_path, names)
     assert "user: Sum up in a sentence:\nThe weft crosses the warp." in capsys.readouterr().out
-    answers = run_here(fourth, tmp_path, names)
+    run_here(fourth, tmp_path, names)
+    assert "user: Sum up in a sentence:\nthe weft" in capsys.readouterr().out
+    answers = run_here(fifth, tmp_path, names)
     state = answers["graph"].get_state(answers["thread"])
     assert [message.type for message in state.values["messages"]] == ["human", "ai"] * 2

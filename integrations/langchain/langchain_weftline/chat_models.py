@@ -36,7 +36,7 @@ from langchain_weftline.model.described import DescribedChat
 from langchain_weftline.model.patience import Patience
 from langchain_weftline.model.sending import Sending, keep_pieces, sending
 from langchain_weftline.model.transport import async_client
-from langchain_weftline.run.ahead import take
+from langchain_weftline.run.convoy import atravel, travel
 from langchain_weftline.trace.provenance import listen
 from weftline.adapters.early import EarlyTurn, early_turn
 from weftline.adapters.server import NO_KEY, Server, default_api_key, default_base_url, is_on
@@ -211,7 +211,7 @@ class ChatWeftline(DescribedChat):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        taken = take(self, messages, {"stop": stop, **kwargs}, run_manager)
+        taken = travel(self, messages, {"stop": stop, **kwargs}, run_manager)
         if taken is not None and (answer := taken.answer()) is not None:
             return self._create_chat_result(answer)
         with self._sending(messages, run_manager) as sent:
@@ -234,7 +234,7 @@ class ChatWeftline(DescribedChat):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        taken = take(self, messages, {"stop": stop, **kwargs}, run_manager)
+        taken = await atravel(self, messages, {"stop": stop, **kwargs}, run_manager)
         if taken is not None and (answer := await taken.aanswer()) is not None:
             return self._create_chat_result(answer)
         with self._sending(messages, run_manager) as sent:
@@ -257,7 +257,7 @@ class ChatWeftline(DescribedChat):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        taken = take(self, messages, {"stop": stop, **kwargs}, run_manager, streams=True)
+        taken = travel(self, messages, {"stop": stop, **kwargs}, run_manager, streams=True)
         began = False
         for generation in self._converted(() if taken is None else taken.chunks()):
             began = True
@@ -284,7 +284,7 @@ class ChatWeftline(DescribedChat):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        taken = take(self, messages, {"stop": stop, **kwargs}, run_manager, streams=True)
+        taken = await atravel(self, messages, {"stop": stop, **kwargs}, run_manager, streams=True)
         if taken is not None:
             began = False
             async for event in taken.achunks():

@@ -40,6 +40,7 @@ from langchain_weftline.lower.symbols import (
 )
 from langchain_weftline.model.patience import Patience
 from langchain_weftline.model.sampling import call_options
+from langchain_weftline.trace.audience import hears_models
 from weftline.adapters import Server
 
 _NO_TOOLS = "it reads tool calls, and its model has no tools"
@@ -76,7 +77,7 @@ def is_heard(asked: Asked) -> bool:
     """Whether a callback wants to hear of this call."""
     callbacks = asked.config.get("callbacks"), asked.model.callbacks, asked.model.verbose
     handlers = CallbackManager.configure(*callbacks).handlers
-    return any(not one.ignore_chat_model or not one.ignore_llm for one in handlers)
+    return hears_models(handlers)
 
 
 def _is_refusal_check(function: Any) -> bool:

@@ -19,6 +19,7 @@ from langchain_weftline.retrieval.vectorstore import (
     documents_of,
     in_server,
 )
+from langchain_weftline.trace.audience import hears_retrievers
 from weftline import steps
 from weftline.adapters import Server
 from weftline.errors import WeftlineError
@@ -174,7 +175,7 @@ def name_at(path: tuple[str, ...]) -> str:
 def is_heard(step: Step) -> bool:
     """Whether callbacks want to know of retrievers: LangChain tells them, so it runs this one."""
     handlers = get_callback_manager_for_config(step.config).handlers
-    return any(not handler.ignore_retriever for handler in handlers)
+    return hears_retrievers(handlers)
 
 
 def check_unheard(lowering: Lowerer, step: Step) -> None:

@@ -126,6 +126,19 @@ class Ahead(Begun):
         level = logging.WARNING if is_new else logging.DEBUG
         log.log(level, "a call sent ahead has no answer: %r", error, exc_info=error)
 
+    def taken(self, model: Any, key: Key) -> Taken | None:
+        """The result of a call of `model`, for the model; None if there is none."""
+        result = self.take(key)
+        if result is None:
+            return None
+        seconds, (_, options, _) = model.patience.seconds, key
+        return Taken(self, result, None if seconds == math.inf else seconds, options.form)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a call has no result yet."""
+        return any(planned.is_running for planned in self._claims.planned)
+
     def close(self) -> None:
         """End the run. The server cancels the calls that it did not use."""
         self.is_over = True
@@ -294,27 +307,28 @@ def take(
         return None  # the openai client itself must read the stream of an answer with a form
     try:
         turns = tuple(text_of(messages_as_turns(list(messages), model)))
-        asked = {name: value for name, value in options.items() if name not in _STREAMING}
-        options_asked = call_options(model, asked)
+        asked = call_options(model, sent_options(options))
     except CannotCompile:
         return None
-    key: Key = turns, options_asked, model.server
-    for run in reversed(runs):  # the innermost first
-        if (result := run.take(key)) is not None:
-            seconds = model.patience.seconds
-            return Taken(run, result, None if seconds == math.inf else seconds, options_asked.form)
-    return None
+    key: Key = turns, asked, model.server
+    found = (run.taken(model, key) for run in reversed(runs))  # the innermost first
+    return next((taken for taken in found if taken is not None), None)
+
+
+def sent_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a call without those that say how its answer is sent."""
+    return {name: value for name, value in options.items() if name not in _STREAMING}
 
 
 def _begun(run_manager: Any) -> Iterator[Ahead]:
     """The calls that were sent ahead for the runs around a model call, the outermost run first."""
     parent = running() if run_manager is None else run_manager.parent_run_id
-    for handler in _handlers(run_manager):
+    for handler in handlers_of(run_manager):
         if isinstance(handler, Begun) and (found := handler.of(parent)) is not None:
             yield found
 
 
-def _handlers(run_manager: Any) -> Sequence[Any]:
+def handlers_of(run_manager: Any) -> Sequence[Any]:
     """The handlers of a model's run. LangChain does not pass them to a model that is streamed."""
     if run_manager is not None:
         handlers: Sequence[Any] = run_manager.handlers

@@ -27,7 +27,7 @@ from langchain_weftline.lower.symbols import UNKNOWN, Answer, Ref
 from langchain_weftline.run.accelerated import AcceleratedChain
 from langchain_weftline.run.explanation import Explanation, explain
 from langchain_weftline.run.runner import Execution
-from langchain_weftline.run.telling import listens
+from langchain_weftline.trace.audience import hears_models
 from weftline.http import OnGraph
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _is_langchains(compiled: CompiledChain, config: RunnableConfig | None) -> bo
     if any(isinstance(handler, _StreamingCallbackHandler) for handler in handlers):
         return True
     streaming = [model for model in compiled._models if model.streaming]
-    return any(model.callbacks or listens(handlers) for model in streaming)
+    return any(model.callbacks or hears_models(handlers) for model in streaming)
 
 
 def _streams_text(
@@ -226,7 +226,7 @@ def _streams_text(
 ) -> bool:
     """Whether the result is one text or message, and no callback wants the model calls."""
     config = ensure_config(config)
-    if is_classic(chain) or listens(get_callback_manager_for_config(config).handlers):
+    if is_classic(chain) or hears_models(get_callback_manager_for_config(config).handlers):
         return False
     lowering = Lowering(mode=Mode.EXPLAIN, decides=False)
     made = plan(lowering, chain, input, config, options)

@@ -18,15 +18,11 @@ from langchain_weftline.lower.planning import plan
 from langchain_weftline.lower.steps import Mode
 from langchain_weftline.model.sending import session_within
 from langchain_weftline.run.ahead import Ahead, Begun
+from langchain_weftline.run.supersteps import NodePath, is_task, node_path
 
 if TYPE_CHECKING:
     from langgraph.pregel import Pregel
 
-NodePath = tuple[str, ...]
-"""A node's name, after the names of the nodes whose graphs contain it."""
-
-# LangGraph marks the run of a node itself with this tag, and not the runs inside it.
-_STEP = "graph:step:"
 # One call gains nothing: LangGraph makes it at once.
 MIN_CALLS = 2
 
@@ -101,9 +97,9 @@ class Nodes(Parts):
         self.chains: Mapping[NodePath, Any] = dict(_chains(graph, ()))
 
     def chain_of(self, start: Start) -> Any:
-        if not self.chains or not any(tag.startswith(_STEP) for tag in start.tags):
+        if not self.chains or not is_task(start.tags):
             return None
-        return self.chains.get(_path(start.metadata))
+        return self.chains.get(node_path(start.metadata))
 
 
 class Combined(Parts):
@@ -139,9 +135,3 @@ def _chains(graph: Any, path: NodePath) -> Iterator[tuple[NodePath, Any]]:
             yield from _chains(bound, (*path, name))
         elif not hasattr(bound, "func"):
             yield (*path, name), bound
-
-
-def _path(metadata: Mapping[str, Any]) -> NodePath:
-    """The path of the node that runs: LangGraph gives names and ids, `outer:id|inner:id`."""
-    space = str(metadata.get("langgraph_checkpoint_ns", ""))
-    return tuple(part.partition(":")[0] for part in space.split("|"))

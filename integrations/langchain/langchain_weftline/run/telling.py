@@ -13,7 +13,6 @@ from typing import Any
 
 from langchain_core.callbacks import (
     AsyncCallbackManager,
-    BaseCallbackHandler,
     CallbackManager,
 )
 from langchain_core.messages import BaseMessage
@@ -36,6 +35,7 @@ from langchain_weftline.lower.symbols import Text, Turn, is_symbolic
 from langchain_weftline.model.answers import result_of, run_id_of
 from langchain_weftline.model.failures import own_failures
 from langchain_weftline.model.sampling import call_options
+from langchain_weftline.trace.audience import hears_models
 from weftline.errors import TransformFailed
 from weftline.predicates import holds
 from weftline.watching import Failed, Value
@@ -43,14 +43,9 @@ from weftline.watching import Failed, Value
 Known = Mapping[str, Event]
 
 
-def listens(handlers: Sequence[BaseCallbackHandler]) -> bool:
-    """Whether one of `handlers` wants to know of model calls."""
-    return any(not handler.ignore_chat_model or not handler.ignore_llm for handler in handlers)
-
-
 def is_heard(config: RunnableConfig | None) -> bool:
     """Whether a run with this configuration has a handler that wants to know of model calls."""
-    return listens(get_callback_manager_for_config(config or {}).handlers)
+    return hears_models(get_callback_manager_for_config(config or {}).handlers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +210,7 @@ def _holds(guards: Sequence[Guard], known: Known) -> bool | None:
 
 
 def _is_heard(asked: Asked) -> bool:
-    return listens(CallbackManager.configure(*_configuration(asked)).handlers)
+    return hears_models(CallbackManager.configure(*_configuration(asked)).handlers)
 
 
 def _configuration(asked: Asked) -> tuple[Any, ...]:

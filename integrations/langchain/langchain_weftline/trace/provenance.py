@@ -17,12 +17,12 @@ from threading import Lock
 from typing import Any
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 
+from langchain_weftline.trace.audience import Aside
 from langchain_weftline.trace.pieces import by_input, by_template
 from langchain_weftline.trace.serialized import Templates
 from langchain_weftline.trace.sessions import TracedSession
@@ -114,8 +114,8 @@ class _Done:
 _DONE = _Done()
 
 
-class Listener(BaseCallbackHandler):
-    """Watches chains and prompts, and ignores all other events.
+class Listener(Aside):
+    """Watches chains, prompts, tools and retrievers, and ignores all other events.
 
     `run_inline` stays off: with it LangChain does not tell other handlers that an async text model
     has started.
@@ -123,8 +123,6 @@ class Listener(BaseCallbackHandler):
 
     ignore_llm = True
     ignore_chat_model = True
-    ignore_retriever = True
-    ignore_agent = True
     ignore_retry = True
     ignore_custom_event = True
 
@@ -135,8 +133,11 @@ class Listener(BaseCallbackHandler):
         self._expected: OrderedDict[UUID, RunSessions[TracedSession]] = OrderedDict()
         self._templates = Templates()
         self._lock = Lock()
-        for name in ("on_chain_start", "on_chain_end", "on_chain_error"):
-            setattr(self, name, _Immediate(getattr(self, f"_{name}")))
+        for kind in ("chain", "tool", "retriever"):
+            start = self._on_chain_start if kind == "chain" else self._on_tool_start
+            setattr(self, f"on_{kind}_start", _Immediate(start))
+            setattr(self, f"on_{kind}_end", _Immediate(self._on_chain_end))
+            setattr(self, f"on_{kind}_error", _Immediate(self._on_chain_error))
 
     def __deepcopy__(self, memo: object) -> Listener:
         return self
@@ -179,6 +180,14 @@ class Listener(BaseCallbackHandler):
                 dropped.root.under_way -= 1
         if dropped is not None:
             self._end(dropped)
+
+    def _on_tool_start(
+        self, serialized: object, given: object, *, inputs: object = None, **about: Any
+    ) -> None:
+        """A tool or a retriever starts. It may call models, too."""
+        name = serialized.get("name") if isinstance(serialized, dict) else None
+        about["name"] = about.get("name") or name
+        self._on_chain_start(serialized, given if inputs is None else inputs, **about)
 
     def _on_chain_end(self, outputs: object, *, run_id: UUID, **_: Any) -> None:
         with self._lock:
