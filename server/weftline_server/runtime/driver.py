@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from weftline.errors import ClientStepFailed, EngineFailed, StorageFull, WeftlineError
@@ -23,6 +24,7 @@ from weftline_server.lowering.results import Transformed
 from weftline_server.lowering.step import TAKES_ITEMS
 from weftline_server.lowering.tool import TOOL
 from weftline_server.prompt.prompter import Payload
+from weftline_server.runtime.backlog import Backlog
 from weftline_server.runtime.containment import Containment
 from weftline_server.runtime.early_fill import EarlyFill
 from weftline_server.runtime.early_items import EarlyItems
@@ -36,6 +38,7 @@ from weftline_server.runtime.replanned import Replanned
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.sessions import Outcome, Sent
 from weftline_server.session import events as ev
+from weftline_server.session.draft import Draft
 from weftline_server.session.execution import may_restart
 from weftline_server.session.origin import ORIGIN
 from weftline_server.session.resumed import runs_once
@@ -86,14 +89,15 @@ class Driver:
         self.observers: tuple[TaskObserver, ...] = ()
         self._now = clock
         self._kinds = Kinds(dispatcher.prompter, registry.salt, without, dispatcher.lengths)
+        self._contained = Containment(self.close)
+        self._backlog = Backlog(self._perform, self._contained)
         self._early = _Early(
             EarlyFill(dispatcher, self._kinds.prompts, clock),
-            EarlyItems(dispatcher, self._kinds.steps, clock, self.apply),
+            EarlyItems(dispatcher, self._kinds.steps, clock, self.apply, self._contained.spawn),
         )
         self._elsewhere = Elsewhere(self._hear, self.apply, self.readers.wake, clock)
         self.without = without  # the optimisations that are off
         self._prepared: dict[PrimitiveId, Payload] = {}
-        self._contained = Containment(self.close)
         self._replanned = Replanned(self._contained)
 
     def open(self, tenant: str, *, stays: bool = True, alias: str | None = None) -> Session:
@@ -111,7 +115,11 @@ class Driver:
         return session
 
     def close(self, session: Session, reason: str = "the session was closed") -> None:
-        """Cancel what the session still runs, and forget it."""
+        """Cancel what the session still runs, and forget it.
+
+        From the return on none of its calls starts. Of a large session some still run then, and
+        are stopped in the next turns of the event loop.
+        """
         if session.ended is not None:
             return
         try:
@@ -119,7 +127,12 @@ class Driver:
         finally:
             self.registry.end(session, self._now())
             self._replanned.forget(session.id)
-            self.dispatcher.forget(session.id)
+            self.dispatcher.withdraw(session.id)
+            self._backlog.after(session, partial(self._closed, session))
+
+    def _closed(self, session: Session) -> None:
+        """All that the session ran was stopped."""
+        self.dispatcher.forget(session.id)
         for observer in self.observers:
             try:
                 observer.session_closed(session)
@@ -180,9 +193,10 @@ class Driver:
         key: Key | None = None,
     ) -> None:
         """Start lowered tasks, all or none. Constant prompts are tokenised first."""
-        session.check(tasks)
-        if len(tasks) > TURN_CALLS:
-            await asyncio.sleep(0)  # of 10,000 calls the check takes 0.05 s
+        draft = Draft(tasks, detach, ORIGIN.get())
+        for _ in draft.make():
+            await asyncio.sleep(0)
+        session.check(draft)
         prepared: dict[PrimitiveId, Payload] = {}
         for primitive in (primitive for task in tasks for primitive in task.primitives):
             if isinstance(primitive.body, PromptBody) and primitive.body.is_constant:
@@ -199,7 +213,7 @@ class Driver:
                 origin=ORIGIN.get(),
                 whole=tuple(whole),
             )
-            self.apply(session, event, key)
+            self.apply(session, event, key, draft)
         finally:
             for id in prepared:
                 run = session.primitives.get(id.primitive)
@@ -207,8 +221,6 @@ class Driver:
                     run is None or not run.live
                 ):  # the tasks were refused, or it has ended: its prompt is not needed
                     self._prepared.pop(id, None)
-        if session.execution.held:
-            await asyncio.sleep(0)  # adding the tasks took up to 0.1 s: let others run
 
     def set(self, session: Session, variable: str, given: SetVariable) -> None:
         """Give an empty variable its value, or fail it with the client's error. Raises AlreadySet.
@@ -234,31 +246,42 @@ class Driver:
         """Cancel the call and its descendants. Raises UnknownCall."""
         self.apply(session, ev.TaskCancelled(now=self._now(), task=task))
 
-    def apply(self, session: Session, event: ev.SessionEvent, key: Key | None = None) -> None:
-        """Tell the session an event, and perform the actions that follow from it."""
-        fills = "prefill_early" not in self.without
-        actions = session.handle(event)
+    def apply(
+        self,
+        session: Session,
+        event: ev.SessionEvent,
+        key: Key | None = None,
+        draft: Draft | None = None,
+    ) -> None:
+        """Tell the session an event, and perform the actions that follow from it.
+
+        The `draft` is of the tasks that the event submits. Many actions are performed later.
+        """
+        actions = session.handle(event, draft)
         if self.registry.journal is not None:
             self.registry.journal.note(session, event, actions, key)
-        for action in actions:
-            match action:
-                case ev.Notify(variable):
-                    self.readers.wake(session, variable)
-                case ev.Run(id):
-                    self._contained.spawn(session, self._run(session, id))
-                case ev.Fill(id) if session.graph.primitives[id].kind in TAKES_ITEMS:
-                    with self._contained.inside(session):
-                        self._early.items.advance(session, id)
-                case ev.Fill(id) if fills and self._early.prompts.may_advance(session, id):
-                    self._contained.spawn(session, _filled(self._early.prompts, session, id))
-                case ev.Stop(id):
-                    self._stop(PrimitiveId(session.id, id))
-                case ev.Replan(primitives):
-                    self._replanned.note(session, primitives)
-                case ev.GoOn():
-                    self._contained.spawn(session, _next_turn(self, session))
-                case ev.Ended(task):
-                    self._ended(session, session.tasks[task])
+        self._backlog.take(session, actions)
+
+    def _perform(self, session: Session, action: ev.Action) -> None:
+        fills = "prefill_early" not in self.without
+        match action:
+            case ev.Notify(variable):
+                self.readers.wake(session, variable)
+            case ev.Run(id):
+                self._contained.spawn(session, self._run(session, id))
+            case ev.Fill(id) if session.graph.primitives[id].kind in TAKES_ITEMS:
+                with self._contained.inside(session):
+                    self._early.items.advance(session, id)
+            case ev.Fill(id) if fills and self._early.prompts.may_advance(session, id):
+                self._contained.spawn(session, _filled(self._early.prompts, session, id))
+            case ev.Stop(id):
+                self._stop(PrimitiveId(session.id, id))
+            case ev.Replan(primitives):
+                self._replanned.note(session, primitives)
+            case ev.GoOn():
+                self._contained.spawn(session, _next_turn(self, session))
+            case ev.Ended(task):
+                self._ended(session, session.tasks[task])
 
     def _ended(self, session: Session, task: TaskRun) -> None:
         for run in task.primitives:

@@ -214,8 +214,13 @@ class Dispatcher:
         # An op that paused is on no engine, but its context, which has its id, is kept.
         perform(self.memory.abandoned(op), self._fleet.members)
 
+    def withdraw(self, application: str) -> None:
+        """Start nothing more of an application that ends. What waits is taken back one by one."""
+        self._queue.withdrawn.add(application)
+
     def forget(self, application: str) -> None:
         """Free all contexts that the engines keep for an application that has ended."""
+        self._queue.withdrawn.discard(application)
         perform(self.memory.closed(application), self._fleet.members)
         if self._queue:
             self._rounds.soon()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -105,3 +105,8 @@ class Variable:
     def skip(self) -> None:
         self.move_to(VariableState.SKIPPED)
         self.error = Skipped(f"variable {self.id!r} was skipped: no branch took it", param=self.id)
+
+
+def settled_of(variables: Mapping[str, Variable], named: Iterable[str]) -> Iterator[str]:
+    """Those of the `named` variables that will not change any more."""
+    return (id for id in named if id in variables and variables[id].settled)
