@@ -136,15 +136,6 @@ class Graph(Wiring):
                     waiting.extend(self.downstream(id))
         return True
 
-    def tasks_above(self, task: str) -> Collection[str]:
-        """Tasks that a primitive of `task` waits for, each once, without itself."""
-        found: dict[str, None] = {}
-        for primitive in self.tasks[task].primitives:
-            for above in self.upstream(primitive.id):
-                found[self.primitives[above].task] = None
-        found.pop(task, None)
-        return found
-
     def affected_by(self, failed: Iterable[str]) -> tuple[Collection[str], Collection[str]]:
         """Tasks that cannot go on without the primitives `failed`, which are of one task, and
         primitives that take their failure as input."""

@@ -40,3 +40,12 @@ class Wiring:
         if primitive.after:
             found.update(dict.fromkeys(primitive.after))
         return found
+
+    def tasks_above(self, task: str) -> Collection[str]:
+        """Tasks that a primitive of `task` waits for, each once, without itself."""
+        found: dict[str, None] = {}
+        for primitive in self.tasks[task].primitives:
+            for above in self.upstream(primitive.id):
+                found[self.primitives[above].task] = None
+        found.pop(task, None)
+        return found

@@ -63,6 +63,11 @@ class Variable:
         return self.parts[0] if self.parts else ""
 
     @property
+    def chars(self) -> int:
+        """The length of its text."""
+        return sum(map(len, self.parts))
+
+    @property
     def settled(self) -> bool:
         """Ready, failed or skipped: it will not change any more."""
         return not ALLOWED[self.state]
