@@ -26,6 +26,7 @@ from weftline_server.observe.snapshot import Snapshot
 from weftline_server.observe.view import graph_parts, value_parts
 from weftline_server.runtime.service import Service, earlier_submit, step_is_due
 from weftline_server.session.given import client_step
+from weftline_server.session.origin import name_run
 from weftline_server.session.session import Session
 
 router = APIRouter(prefix="/v1", tags=["calls"], route_class=Direct)
@@ -45,6 +46,7 @@ async def submit(request: Request) -> Response:
         raise InvalidRequest(
             f"a submit has at most {config.max_calls} calls and steps", param="calls"
         )
+    name_run(body.run_name)
     runs, key = state_of(request.app).runs, key_of(request)
     earlier = earlier_submit(service, key)
     headers, whole = durability(service), sees_all(request, tenant)

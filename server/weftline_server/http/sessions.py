@@ -18,6 +18,7 @@ from weftline_server.observe.following import Follower
 from weftline_server.observe.listing import MOST, listing
 from weftline_server.observe.parts import texts
 from weftline_server.observe.prompt_view import call_view
+from weftline_server.observe.search import MAX_TEXT, found_in
 from weftline_server.observe.snapshot import Snapshot
 from weftline_server.observe.view import graph_parts, story_view
 from weftline_server.session.session import Session
@@ -42,10 +43,17 @@ async def list_sessions(
     tenant: Tenant,
     prices: PricesDep,
     limit: Annotated[int, Query(ge=1, le=MOST)] = 100,
+    text: Annotated[str, Query(max_length=MAX_TEXT)] = "",
 ) -> dict[str, Any]:
-    """The tenant's open sessions and those closed a short time ago, the last opened first."""
-    found = service.registry.listed(tenant)
-    return {"sessions": await listing(found[:limit], prices), "total": len(found)}
+    """The tenant's open sessions and those closed a short time ago, the last opened first.
+
+    With `text` only those whose prompts or values contain it, whatever its case: `found` is their
+    number, and `all_read` is false where there was too much text to read all of it.
+    """
+    known = service.registry.listed(tenant)
+    found, all_read = await found_in(known, text) if text else (known, True)
+    rows = await listing(found[:limit], prices)
+    return {"sessions": rows, "total": len(known), "found": len(found), "all_read": all_read}
 
 
 @router.post("", dependencies=[ACCEPTING])

@@ -20,16 +20,16 @@ RUN_ACTIONS = 8
 
 
 class Backlog:
-    """Performs the actions of every session in their order."""
+    """Performs the actions of every session in their order, in turns that are `contained`."""
 
     def __init__(
         self, perform: Callable[[Session, ev.Action], None], contained: Containment
     ) -> None:
         self._perform = perform
-        self._contained = contained
+        self.contained = contained
         self._waiting: dict[str, deque[ev.Action | Callable[[], None]]] = {}
 
-    def take(self, session: Session, actions: Sequence[ev.Action]) -> None:
+    def add(self, session: Session, actions: Sequence[ev.Action]) -> None:
         """Perform these actions: a few at once, many in turns of their own.
 
         Of many, those that stop something come first, so that engines do not run it meanwhile.
@@ -52,14 +52,14 @@ class Backlog:
         waiting = self._waiting.get(session.id)
         if waiting is None:
             waiting = self._waiting[session.id] = deque()
-            self._contained.spawn(session, self._work_off(session, waiting))
+            self.contained.spawn(session, self._work_off(session, waiting))
         waiting.extend(some)
 
     async def _work_off(
         self, session: Session, waiting: deque[ev.Action | Callable[[], None]]
     ) -> None:
         while waiting:
-            with self._contained.inside(session):
+            with self.contained.inside(session):
                 self._some(session, waiting)
             await asyncio.sleep(0)
         del self._waiting[session.id]

@@ -214,10 +214,6 @@ class Dispatcher:
         # An op that paused is on no engine, but its context, which has its id, is kept.
         perform(self.memory.abandoned(op), self._fleet.members)
 
-    def withdraw(self, application: str) -> None:
-        """Start nothing more of an application that ends. What waits is taken back one by one."""
-        self._queue.withdrawn.add(application)
-
     def forget(self, application: str) -> None:
         """Free all contexts that the engines keep for an application that has ended."""
         self._queue.withdrawn.discard(application)
@@ -245,3 +241,10 @@ class Dispatcher:
                 EngineUnavailable.__name__,
                 f"no engine has served {work.model} for {UNAVAILABLE_S:g} s ({why})",
             )
+
+
+def withdraw(dispatcher: Dispatcher, application: str) -> None:
+    """Start nothing more of an application that ends. What waits is taken back one by one, and then
+    the application is forgotten.
+    """
+    dispatcher._queue.withdrawn.add(application)

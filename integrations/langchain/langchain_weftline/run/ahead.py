@@ -81,7 +81,10 @@ class Ahead(Begun):
     ) -> None:
         self.is_over = False
         self._joins = joins
-        self._feed = Feed(server, self._settled, None if joins is None else joins.alias)
+        if joins is None:
+            self._feed = Feed(server, self._settled)
+        else:
+            self._feed = Feed(server, self._settled, joins.alias, joins.name)
         calls = raw_calls(drafts)
         # Sent once, because a call without a result is made by the model, with the model's retries.
         self._feed.send(
