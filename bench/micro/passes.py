@@ -16,6 +16,7 @@ import time
 from weftline.protocol import Call, InOut, Placeholder, Segment
 from weftline.steps import Embed, Merge, Rerank, Search, Source
 from weftline_server import passes
+from weftline_server.graph.addition import Addition
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.call import task_of
@@ -66,15 +67,15 @@ def measured(primitives: int, repeat: int) -> dict[str, list[float]]:
     for _ in range(repeat):
         tasks = [task for n in range(primitives // STEPS) for task in application(n)]
         graph, plan = Graph(), Plan({})
-        graph.check(tasks)
-        graph.add(tasks)
+        graph.check(Addition.of(tasks))
+        graph.add(Addition.of(tasks))
         changed = {id: graph.downstream(id) for id in reversed(graph.topological())}
         for name, run in passes.PASSES.items():
             began = time.thread_time()
             passes.apply(graph, plan, run(graph, plan, changed))
             found.setdefault(name, []).append((time.thread_time() - began) * 1000)
         graph, plan = Graph(), Plan({})
-        graph.add(tasks)
+        graph.add(Addition.of(tasks))
         began = time.thread_time()
         passes.analyse(graph, plan, graph.primitives)
         found.setdefault("all", []).append((time.thread_time() - began) * 1000)

@@ -25,6 +25,7 @@ from weftline.http import (
     get_body,
     idempotency,
     pause,
+    sessions_path,
     text_of_event,
 )
 from weftline.protocol import Call, Criterion, Get, SetVariable, Submit, to_wire
@@ -113,13 +114,14 @@ class Client:
         """The names of the served models. The default model comes first."""
         return [model["id"] for model in self._request("GET", "/v1/models")["data"]]
 
-    def sessions(self, *, limit: int = 100) -> list[dict[str, Any]]:
+    def sessions(self, *, limit: int = 100, text: str = "") -> list[dict[str, Any]]:
         """The sessions of your API key: open ones, and those closed a short time ago.
 
         The session that was opened last comes first. There are at most `limit` rows. A row has the
-        session's id, its state, how many calls are in each state, and its tokens so far.
+        session's id, its name, its state, how many calls are in each state, and its tokens so far.
+        With `text` only sessions whose prompts or values contain it are listed.
         """
-        answer = self._request("GET", f"/v1/sessions?limit={limit}")
+        answer = self._request("GET", sessions_path(limit, text))
         found: list[dict[str, Any]] = answer["sessions"]
         return found
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from ssl import SSLContext
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 from httpx_sse import ServerSentEvent
@@ -214,3 +215,9 @@ def text_of_event(event: ServerSentEvent, on_graph: OnGraph | None) -> str:
 def certificates() -> SSLContext:
     """The machine's certificates. They are read once, because reading them takes 40 ms."""
     return httpx.create_ssl_context()
+
+
+def sessions_path(limit: int, text: str) -> str:
+    """The path of a list of sessions: those with `text` in a prompt or a value, or all."""
+    query = {"limit": str(limit), **({"text": text} if text else {})}
+    return f"/v1/sessions?{urlencode(query)}"

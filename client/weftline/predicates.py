@@ -7,7 +7,7 @@ and `holds` evaluates it for a value. A value of the wrong type is an error, not
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -41,14 +41,43 @@ _PYTHON: Mapping[str, Callable[[Any, Any], bool]] = MappingProxyType(
 
 
 def check(spec: object) -> None:
-    """Raise InvalidRequest unless `spec` is a predicate within the bounds."""
+    """Raise InvalidRequest unless `spec` is a predicate that can be evaluated.
+
+    Its patterns are compiled, which may take a second for each.
+    """
+    read(spec)
+    for part in _parts(spec, MAX_DEPTH):
+        prepare(part)
+
+
+def read(spec: object) -> None:
+    """Raise InvalidRequest unless `spec` is a predicate within the bounds; compile nothing."""
     if sum(1 for _ in _parts(spec, MAX_DEPTH)) > MAX_PARTS:
         _refuse(f"a predicate has at most {MAX_PARTS} parts")
 
 
-def is_slow(spec: Predicate) -> bool:
-    """Whether evaluating it may take milliseconds, because it runs transforms or a pattern."""
-    return any("transforms" in part or part["op"] == "matches" for part in _parts(spec, MAX_DEPTH))
+def prepare(part: Predicate) -> None:
+    """Compile the patterns of a predicate, without those of the predicates inside it.
+
+    Raises InvalidRequest for one that cannot be compiled.
+    """
+    for one in part.get("transforms", ()):
+        transforms.parse(one)
+    if part["op"] == "matches":
+        search_for(part["value"])
+
+
+def parts(spec: Predicate) -> Iterator[Predicate]:
+    """The predicate, and all predicates inside it."""
+    return _parts(spec, MAX_DEPTH)
+
+
+def first(specs: Sequence[Predicate], value: Any) -> int | None:
+    """The number of the first predicate that holds for `value`; None if none does.
+
+    Raises TransformFailed as `holds` does.
+    """
+    return next((number for number, spec in enumerate(specs) if holds(spec, value)), None)
 
 
 def holds(spec: Predicate, value: Any) -> bool:
@@ -178,7 +207,7 @@ def _check_fields(spec: Predicate) -> None:
     if not isinstance(specs, (list, tuple)) or len(specs) > transforms.MAX_SPECS:
         _refuse("a predicate's transforms are a list")
     for one in specs:
-        transforms.parse(one)
+        transforms.read(one)
     _check_value(op, spec)
 
 
@@ -188,8 +217,6 @@ def _check_value(op: str, spec: Predicate) -> None:
         _refuse(f"predicate {op!r} takes a 'value' that is text")
     if isinstance(value, str) and len(value) > MAX_CHARS:
         _refuse(f"a predicate's value has at most {MAX_CHARS:,} characters")
-    if op == "matches":
-        search_for(spec["value"])
     if op == "in" and not (isinstance(value, list) and 0 < len(value) <= MAX_VALUES):
         _refuse(f"predicate 'in' takes a 'value' that is a list of 1 to {MAX_VALUES:,} values")
     if op == "python":

@@ -26,9 +26,18 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 MAX_PRIORITY = 100
 MAX_ITEMS = 10_000  # messages or segments of a prompt, placeholders of a call, variables of a read
+MAX_RUN_NAME = 128  # characters
 MAX_ERROR_CHARS = 4096  # of an error message that a client sends
 
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
+
+
+def check_run_name(name: str) -> None:
+    """Raise InvalidRequest unless `name` can name a run; "" names none."""
+    if len(name) > MAX_RUN_NAME or not (name.isprintable() or not name):
+        raise InvalidRequest(
+            f"a run_name has at most {MAX_RUN_NAME} printable characters", param="run_name"
+        )
 
 
 class Criterion(StrEnum):
@@ -243,6 +252,7 @@ class Submit:
       each variable, as soon as it is known. With `parts` there are also events with their texts
       while they are generated. With `wait` a watched variable may be one that no call writes yet.
     - `graph` adds the session's graph to the end of the response.
+    - `run_name` names the run of the application. The list of sessions shows it.
     - `close` closes the session after the response, even after a failure.
     """
 
@@ -258,10 +268,12 @@ class Submit:
     wait: bool = False
     graph: bool = False
     close: bool = False
+    run_name: str = ""
 
     __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
+        check_run_name(self.run_name)
         reads = bool(self.get or self.watch) or self.stream is not None
         empty = not self.calls and not self.steps
         if empty and (self.session_id is None or not reads):

@@ -346,7 +346,7 @@ class Case:
     __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
-        predicates.check(self.when)
+        predicates.read(self.when)
         check_id(self.take, "take")
 
 
@@ -435,7 +435,7 @@ class Until:
 
     def __post_init__(self) -> None:
         check_id(self.on, "on")
-        predicates.check(self.when)
+        predicates.read(self.when)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,18 +9,14 @@ from collections.abc import Awaitable, Callable
 from tests.null.asgi import Server
 
 LIMIT_S = 0.25
-# 10,000 calls enter a session in one step, and end with it in one step. On an AMD EPYC with AVX2
-# only each takes 0.22 to 0.43 s beside other tests. `fixed_work` stays in the first-level cache and
-# the calls do not, so it does not tell all of the difference.
-ATOMIC_S = 0.5
 # What `fixed_work` takes on the machine for which the limit holds: an AMD EPYC with AVX-512.
 FAIR_S = 0.055
 TRIES = 3  # beside other tests a machine is slow by chance; a request that stops the loop always is
 
 
-def limit_s(work_s: float, fair_s: float = LIMIT_S) -> float:
-    """`fair_s` on a fair machine, and as much more as this one is slower, by its `fixed_work`."""
-    return fair_s * max(1.0, work_s / FAIR_S)
+def limit_s(work_s: float) -> float:
+    """LIMIT_S on a fair machine, and as much more as this one is slower, by its `fixed_work`."""
+    return LIMIT_S * max(1.0, work_s / FAIR_S)
 
 
 def fixed_work() -> float:
@@ -47,9 +43,7 @@ async def stall(server: Server, work: Callable[[], Awaitable[object]]) -> float:
     return longest
 
 
-async def keeps_pace(
-    server: Server, work: Callable[[], Awaitable[object]], fair_s: float = LIMIT_S
-) -> bool:
+async def keeps_pace(server: Server, work: Callable[[], Awaitable[object]]) -> bool:
     """Whether in one of TRIES the second client never waited longer than the limit.
 
     A shared machine is twice as slow in one second as in another, so each try is judged by the
@@ -58,6 +52,6 @@ async def keeps_pace(
     for _ in range(TRIES):
         before = fixed_work()
         longest = await stall(server, work)
-        if longest <= limit_s(max(before, fixed_work()), fair_s):
+        if longest <= limit_s(max(before, fixed_work())):
             return True
     return False

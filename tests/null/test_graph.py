@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from weftline.errors import AlreadySet, CyclicGraph, DuplicateProducer, InvalidRequest
 from weftline.protocol import Call, InOut, Placeholder, Segment
+from weftline_server.graph.addition import Addition
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.call import task_of
@@ -35,8 +36,8 @@ def test_a_diamond_in_topological_order() -> None:
     """The sink is submitted first, and the order still has producers first."""
     graph = Graph()
     nodes = [node("d", "bc", "d"), node("b", "a", "b"), node("c", "a", "c"), node("a", "", "a")]
-    graph.check(nodes)
-    graph.add(nodes)
+    graph.check(Addition.of(nodes))
+    graph.add(Addition.of(nodes))
     assert graph.topological() == ["a/0", "b/0", "c/0", "d/0"]
     assert list(graph.upstream("d/0")) == ["b/0", "c/0"]
     assert list(graph.downstream("a/0")) == ["b/0", "c/0"]
@@ -59,9 +60,9 @@ def test_an_invalid_graph_is_refused(
 ) -> None:
     """Each refusal names the variable or call at fault and leaves the graph unchanged."""
     graph = Graph()
-    graph.add([node("first", "", "old")])
+    graph.add(Addition.of([node("first", "", "old")]))
     with pytest.raises(error) as caught:
-        graph.check(nodes, {"s"})
+        graph.check(Addition.of(nodes), {"s"})
     assert param is None or caught.value.param == param  # type: ignore[attr-defined]
     assert list(graph.tasks) == ["first"]
 
@@ -69,17 +70,17 @@ def test_an_invalid_graph_is_refused(
 def test_a_cycle_through_an_older_call() -> None:
     """An old call waits for y. A new call that makes y from the old call's x closes a cycle."""
     graph = Graph()
-    graph.add([node("old", "y", "x")])
+    graph.add(Addition.of([node("old", "y", "x")]))
     with pytest.raises(CyclicGraph):
-        graph.check([node("new", "x", "y")])
+        graph.check(Addition.of([node("new", "x", "y")]))
 
 
 def test_a_chain_of_ten_thousand_does_not_recurse() -> None:
     """Depth is bounded by memory, not by Python's recursion limit."""
     chain = [chain_link(i) for i in range(10_000)]
     graph = Graph()
-    graph.check(chain)
-    graph.add(chain)
+    graph.check(Addition.of(chain))
+    graph.add(Addition.of(chain))
     assert graph.topological()[-1] == "n9999/0"
 
 
@@ -116,9 +117,9 @@ def test_cycles_are_those_that_graphlib_finds(calls: list[tuple[str, str]]) -> N
         new = node(name, "".join(dict.fromkeys(reads)), writes)
         if not acyclic:
             with pytest.raises(CyclicGraph):
-                graph.check([new])
+                graph.check(Addition.of([new]))
             continue
-        graph.check([new])
-        graph.add([new])
+        graph.check(Addition.of([new]))
+        graph.add(Addition.of([new]))
         kept, taken = trial, producers
     assert sorted(graph.topological()) == sorted(f"{name}/0" for name in kept)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from weftline.errors import CyclicGraph
 from weftline.protocol import Call, Criterion, InOut, Message, Placeholder, Segment
 from weftline_server import passes
+from weftline_server.graph.addition import Addition
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Flow, Read, Task
 from weftline_server.lowering.call import task_of
@@ -45,8 +46,8 @@ def named(found: Mapping[str, V]) -> dict[str, V]:
 
 def graph(*nodes: Task) -> Graph:
     made = Graph()
-    made.check(nodes)
-    made.add(nodes)
+    made.check(Addition.of(nodes))
+    made.add(Addition.of(nodes))
     return made
 
 
@@ -102,7 +103,7 @@ def test_a_later_bulk_reader_slows_no_call_down() -> None:
     criteria: dict[str, Criterion] = {}
     plan = Plan(criteria)
     passes.analyse(made, plan, made.primitives)
-    made.add([call("bulk", ("a", "b"))])
+    made.add(Addition.of([call("bulk", ("a", "b"))]))
     criteria["bulk"] = Criterion.THROUGHPUT
     passes.analyse(made, plan, ["bulk/0"])
     assert (plan.objective["a/0"], plan.objective["b/0"]) == (
@@ -163,7 +164,7 @@ def test_only_what_a_new_call_changes_is_planned_anew() -> None:
     wide = graph(*(call(f"c{i}") for i in range(100)), call("mid", ("c7",)))
     plan = Plan({})
     passes.analyse(wide, plan, wide.primitives)
-    wide.add([call("new", ("mid", "c3"))])
+    wide.add(Addition.of([call("new", ("mid", "c3"))]))
     plan.started.add("c3/0")
     assert set(passes.analyse(wide, plan, ["new/0"])) == {"new/0", "mid/0", "c7/0"}
     assert [plan.depth[f"{id}/0"] for id in ("new", "mid", "c7", "c3", "c1")] == [0, 1, 2, 0, 0]
@@ -174,7 +175,7 @@ def test_maps_that_come_after_their_reduce_are_its_group() -> None:
     made = Graph()
     plan = Plan({})
     for node in (call("sum", ("m1", "m2", "m3")), call("m1"), call("m2"), call("m3")):
-        made.add([node])
+        made.add(Addition.of([node]))
         passes.analyse(made, plan, [f"{node.id}/0"])
     assert named(plan.group) == dict.fromkeys(("m1", "m2", "m3"), "sum@1")
     assert named(plan.depth) == {"sum": 0, "m1": 1, "m2": 1, "m3": 1}
@@ -195,7 +196,7 @@ def test_a_long_chain_grows_at_no_cost() -> None:
         MOST_DEPTH,
         16,
     ]
-    made.add([call("c50", ("c49",))])
+    made.add(Addition.of([call("c50", ("c49",))]))
     assert len(passes.analyse(made, plan, ["c50/0"])) == MOST_DEPTH + 2
     criteria["c50"] = Criterion.THROUGHPUT
     assert len(passes.analyse(made, plan, ["c50/0"])) == 51
@@ -220,7 +221,7 @@ def test_a_graph_grown_step_by_step_has_the_plan_of_the_whole(data: st.DataObjec
     while waiting:
         changed = [f"c{i}" for i in waiting[: data.draw(st.integers(1, 2))]]
         for id in changed:
-            made.add([call(id, tuple(f"c{j}" for j in reads[int(id[1:])]))])
+            made.add(Addition.of([call(id, tuple(f"c{j}" for j in reads[int(id[1:])]))]))
         waiting = waiting[len(changed) :]
         changed = [f"{id}/0" for id in changed]
         if data.draw(st.booleans()):
@@ -267,7 +268,7 @@ def test_a_producer_that_comes_later_streams_too() -> None:
     plan = Plan({})
     passes.analyse(made, plan, ["b/0"])
     assert made.primitives["b/0"].reads == (Read("a", Flow.WHOLE),)
-    made.add([call("a")])
+    made.add(Addition.of([call("a")]))
     passes.analyse(made, plan, ["a/0"])
     assert made.primitives["b/0"].reads == (Read("a", Flow.STREAM),)
 

@@ -11,6 +11,7 @@ from tests.null.asgi import Serve, Server, call, running
 from tests.null.test_passes import call as node
 from weftline.protocol import Criterion
 from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_server.graph.addition import Addition
 from weftline_server.graph.graph import Graph
 from weftline_server.session.planning import Planning
 
@@ -127,8 +128,8 @@ def test_a_started_call_keeps_its_plan() -> None:
     graph = Graph()
     planning = Planning(graph, frozenset())
     for name in "abc":
-        graph.add([node(name)])
-        planning.add(f"{name}/0")
+        graph.add(Addition.of([node(name)]))
+        planning.add([f"{name}/0"])
     planning.update()
     planning.start("b/0")
     planning.want("c", Criterion.THROUGHPUT)

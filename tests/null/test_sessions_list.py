@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from weftline_server.cli import main
 from weftline_server.commands import sessions, trace
 from weftline_server.config import ServerConfig
 from weftline_server.graph.primitive import Task
+from weftline_server.observe import search
 from weftline_server.runtime.closed import (
     CALL_BYTES,
     SESSION_BYTES,
@@ -24,6 +26,7 @@ from weftline_server.runtime.closed import (
 from weftline_server.runtime.registry import RegistryConfig
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
+from weftline_server.session.variable import Variable
 
 
 def closed(id: str, at: float, *, size: int = 10, tenant: str = "t") -> Session:
@@ -85,14 +88,95 @@ async def test_a_list_of_open_and_closed_sessions(serve: Serve) -> None:
     answer = (await server.http.get("/v1/sessions")).json()
     assert answer["total"] == 2
     waiting, done = answer["sessions"]
-    assert (waiting["session_id"], waiting["state"], waiting["name"]) == (second, "open", "waits")
+    assert (waiting["session_id"], waiting["state"], waiting["name"]) == (second, "open", "{q}")
+    assert (waiting["application"], done["application"]) == ("waits", "draft")
+    assert waiting["opened"] == pytest.approx(time.time(), abs=300)
     assert waiting["states"] == {"waiting": 1}
-    assert (done["session_id"], done["state"], done["name"]) == (first, "closed", "draft")
+    assert (done["session_id"], done["state"], done["name"]) == (first, "closed", "two")
     assert (done["states"], done["calls"], done["steps"]) == ({"done": 1}, 1, 0)
     assert done["output_tokens"] > 0
     assert done["error"] is None
     shorter = (await server.http.get("/v1/sessions?limit=1")).json()
     assert ([row["session_id"] for row in shorter["sessions"]], shorter["total"]) == ([second], 2)
+
+
+CHAT = [
+    {"role": "system", "content": "You are terse."},
+    {"role": "user", "content": "Name\n a river. " + "x" * 90},
+]
+
+
+async def test_a_session_has_a_name_that_tells_it_apart(serve: Serve) -> None:
+    """The name of the run, else the first words of its first prompt, of a user where one speaks.
+    Runs of one application have that of their first call in common.
+    """
+    server = await serve()
+    chat = {"messages": CHAT, "max_tokens": 1}
+    ours = {"session_id": "mine", "open": True, "name": "agent.model", "run_name": "nightly report"}
+    await server.http.post("/v1/chat/completions", json=chat | {"weftline": ours})
+    await server.http.post("/v1/chat/completions", json=chat)
+    about = call("a", "About {{input:x}}: {{output:y}}", x={"in_out": "in", "value": "?"}, y="y")
+    named = {"run_name": "evening report", "get": ["y"], "open": True, "session_id": "other"}
+    await server.http.post("/v1/submit", json={"calls": [about], **named})
+    rows = (await server.http.get("/v1/sessions")).json()["sessions"]
+    assert [(row["name"], row["application"]) for row in rows] == [
+        ("evening report", "evening report"),
+        ("Name a river. " + "x" * 65 + "…", "chat"),
+        ("nightly report", "nightly report"),
+    ]
+    for bad in ("x" * 129, "a\nb"):
+        body = {"calls": [call("a", "{{output:y}}", y="y")], "run_name": bad}
+        answer = await server.http.post("/v1/submit", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "run_name")
+
+
+async def test_sessions_are_found_by_the_text_of_their_prompts_and_values(serve: Serve) -> None:
+    """Whatever its case: in constants, inputs, values that a client set, answers, and objects. A
+    tenant finds its own. A session that is forgotten is not found.
+    """
+    keys = {"key-a": "a", "key-b": "b"}
+    server = await serve(config=ServerConfig(keys=keys), headers={"Authorization": "Bearer key-a"})
+    ids = []
+    for number, (prompt, value) in enumerate(
+        [("The Danube", "x"), ("a", "Rhône"), ("b", {"k": 1})]
+    ):
+        ids.append(await server.session())
+        await server.submit(ids[-1], call("c", prompt + "{{input:q}}{{output:y}}", q="q", y="y"))
+        path = f"/v1/session/{ids[-1]}/variable/q"
+        await server.http.put(path, json={"value": value})
+        await server.get(ids[-1], "y")
+        if number == 1:
+            await server.http.delete(f"/v1/session/{ids[-1]}")
+
+    async def found(text: str, key: str = "key-a") -> list[int]:
+        answer = await server.http.get(
+            "/v1/sessions", params={"text": text}, headers={"Authorization": f"Bearer {key}"}
+        )
+        body = answer.json()
+        assert body["all_read"] is True and body["found"] == len(body["sessions"])
+        return [ids.index(row["session_id"]) for row in body["sessions"]]
+
+    assert await found("danube") == [0]
+    assert await found("RHÔNE") == [1]
+    assert await found('"k": 1') == [2]
+    assert await found("") == [2, 1, 0]
+    assert await found("nowhere") == await found("danube", "key-b") == []
+    long = await server.http.get("/v1/sessions", params={"text": "x" * 257})
+    assert (long.status_code, long.json()["error"]["param"]) == (400, "text")
+
+
+async def test_a_search_reads_the_newest_up_to_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so where it has not read all, and lets the event loop turn."""
+    monkeypatch.setattr(search, "MOST_CHARS", 25)
+    sessions = []
+    for id in "abc":
+        one = Session(id, "t", now=0.0)
+        one.execution.variables["v"] = Variable("v", parts=[f"{id} was here"])
+        sessions.append(one)
+    assert await search.found_in(sessions, "WAS") == (sessions, True)
+    sessions[2:2] = [sessions[1]]
+    found, all_read = await search.found_in(sessions, "c was")
+    assert (found, all_read) == ([], False)
 
 
 @pytest.mark.parametrize("limit", ["0", "1001", "many"])
@@ -136,6 +220,8 @@ async def test_no_tenant_sees_the_sessions_of_another(serve: Serve) -> None:
     assert (await server.http.get("/v1/sessions", headers=other)).json() == {
         "sessions": [],
         "total": 0,
+        "found": 0,
+        "all_read": True,
     }
     for path in ("graph", "events", "variable/x"):
         mine = await server.http.get(f"/v1/session/{session}/{path}")
@@ -156,9 +242,10 @@ async def test_the_server_forgets_closed_sessions_by_its_clock(serve: Serve) -> 
 
 ROW: dict[str, Any] = {
     "session_id": "s_1",
-    "name": "draft\x1b",
+    "name": "draft\x1b" + "x" * 60,
+    "application": "draft",
     "state": "open",
-    "opened": 0.0,
+    "opened": 86_400.0,
     "age_s": 1.25,
     "calls": 2,
     "steps": 1,
@@ -188,17 +275,24 @@ def answering(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]]) -> li
 def test_the_command_prints_a_line_for_each_session(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Steps count as calls, and no text can steer the terminal."""
-    paths = answering(monkeypatch, [ROW])
-    assert main(["sessions", "--limit", "5"]) == 0
-    assert paths == ["/v1/sessions?limit=5"]
-    heads, line = capsys.readouterr().out.splitlines()
-    assert re.split(r"  +", heads.strip())[:3] == ["session", "state", "name"]
+    """Steps count as calls, no text can steer the terminal, and a long name is cut. An open session
+    has lasted "so far". The search is the server's.
+    """
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    closed = {**ROW, "name": "poem", "state": "closed"}
+    paths = answering(monkeypatch, [ROW, closed])
+    assert main(["sessions", "--limit", "5", "--text", "a&b"]) == 0
+    assert paths == ["/v1/sessions?limit=5&text=a%26b"]
+    heads, line, ended = capsys.readouterr().out.splitlines()
+    assert re.split(r"  +", heads.strip())[:5] == ["session", "state", "name", "began", "duration"]
+    assert re.split(r"  +", ended.strip())[2:5] == ["poem", "1970-01-02 00:00:00", "1.2 s"]
     assert re.split(r"  +", line.strip()) == [
         "s_1",
         "open",
-        r"draft\x1b",
-        "1.2 s",
+        r"draft\x1b" + "x" * 38 + "…",
+        "1970-01-02 00:00:00",
+        "1.2 s so far",
         "3",
         "30",
         "4",

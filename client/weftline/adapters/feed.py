@@ -95,6 +95,7 @@ class _Draft:
     follows: bool
     max_retries: int
     within: Mapping[str, float]
+    run_name: str
 
     def submit(self, session: str | None) -> Submit:
         return Submit(
@@ -107,6 +108,7 @@ class _Draft:
             graph=self.graph,
             close=self.close,
             wait=self.wait,
+            run_name=self.run_name,
         )
 
     def alone(self, call: Call, made: Set[str], refused: Set[str]) -> _Draft:
@@ -179,13 +181,19 @@ class Feed:
 
     Its methods may be called from any thread. `results` has the result of each watched variable.
     `session` has the server's id of the session, when the server has sent it. With `joins`, the
-    feed uses the session with this id, which the run has chosen, and does not close it.
+    feed uses the session with this id, which the run has chosen, and does not close it. `run_name`
+    is what the application calls the run.
     """
 
     def __init__(
-        self, server: Server, on_settled: OnSettled | None = None, joins: str | None = None
+        self,
+        server: Server,
+        on_settled: OnSettled | None = None,
+        joins: str | None = None,
+        run_name: str = "",
     ) -> None:
         self.server = server
+        self._run_name = run_name
         self._on_settled = on_settled
         self._joins = joins
         self.session: Future[str] = Future()
@@ -237,6 +245,7 @@ class Feed:
             follows=follows,
             max_retries=max_retries,
             within=within,
+            run_name=self._run_name,
         )
         self._work.append(BACKGROUND.start(self._follow(draft)))
 

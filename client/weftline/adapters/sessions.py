@@ -113,6 +113,7 @@ class RunSession(ABC):
 
     closer: Closer
     on_over: Callable[[str], Any] | None = None
+    name: str = ""  # what the application calls the run
     alias: str = field(default_factory=lambda: f"r_{secrets.token_hex(16)}")
     id: str | None = None  # the server's id of the session, known after the first response
     over: bool = False
@@ -287,9 +288,10 @@ class Request:
 
 def said_of(session: RunSession, name: str, messages: Sequence[Pieces | None]) -> dict[str, Any]:
     """The field `weftline` of a request of `session`. `messages` has the pieces of each message."""
-    return {
+    said = {
         "session_id": session.alias,
         "open": True,
         "name": name,
         "messages": to_wire(messages),
     }
+    return {**said, "run_name": session.name} if session.name else said

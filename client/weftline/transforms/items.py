@@ -8,7 +8,7 @@ from typing import Any
 
 from weftline.errors import WeftlineError
 from weftline.transforms.base import Flow, Transform
-from weftline.transforms.specs import parse
+from weftline.transforms.specs import read
 
 # The whole text is read again for each line that ends. A longer text gives no more items early.
 MOST_CHARS = 1 << 15
@@ -39,7 +39,7 @@ def joins_items(specs: Sequence[Mapping[str, Any]]) -> bool:
     If so, the text of the first items is known before the list is complete. Without transforms a
     list enters a prompt as JSON, which is such a text.
     """
-    return not specs or type(parse(specs[-1])).joined is not Transform.joined
+    return not specs or type(read(specs[-1])).joined is not Transform.joined
 
 
 def joined_items(spec: Mapping[str, Any] | None, items: Sequence[Any]) -> str:
@@ -52,7 +52,7 @@ def joined_items(spec: Mapping[str, Any] | None, items: Sequence[Any]) -> str:
     if spec is None:
         return "[" + ", ".join(json.dumps(item, ensure_ascii=False) for item in items)
     try:
-        return parse(spec).joined(items)
+        return read(spec).joined(items)
     except WeftlineError:
         return ""
 
@@ -60,7 +60,7 @@ def joined_items(spec: Mapping[str, Any] | None, items: Sequence[Any]) -> str:
 def _last(specs: Sequence[Mapping[str, Any]]) -> Transform | None:
     if not specs:
         return None
-    *before, last = [parse(spec) for spec in specs]
+    *before, last = [read(spec) for spec in specs]
     if any(one.flow is not Flow.STREAM for one in before):
         return None
     return None if type(last).closed is Transform.closed else last

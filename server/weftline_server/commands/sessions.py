@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,10 @@ from weftline_server.journal.store import Store, StoreConfig
 from weftline_server.journal.transfer import exported, imported
 
 _SHOWN = 20
-HEADS = ("session", "state", "name", "age", "calls", "tokens in", "cached", "out", "error")
+HEADS = (
+    "session", "state", "name", "began", "duration", "calls", "tokens in", "cached", "out", "error"
+)  # fmt: skip
+NAME_CHARS = 48  # of a name that are shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=int, default=_SHOWN, help=f"sessions to list (default: {_SHOWN})"
     )
+    parser.add_argument(
+        "--text", default="", help="only sessions whose prompts or values contain this"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, one session a line")
 
 
@@ -48,12 +55,14 @@ def run(args: argparse.Namespace) -> int:
     if args.action is not None:
         return _moved(args)
     with Client(args.base_url) as client:
-        rows = client.sessions(limit=args.limit)
+        rows = client.sessions(limit=args.limit, text=args.text)
     if args.json:
         for row in rows:
             print(json.dumps(row))
     elif rows:
         print(table(rows))
+    elif args.text:
+        print("no session that the server still knows contains this text")
     else:
         print("no session is open, and none was closed a short time ago")
     return 0
@@ -80,15 +89,18 @@ def _moved(args: argparse.Namespace) -> int:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of GET /v1/sessions, one a line. A session with steps counts them as calls."""
+    """The rows of GET /v1/sessions, one a line. A session with steps counts them as calls. Times of
+    day are local ones; the duration of an open session is that so far.
+    """
     return aligned(
         HEADS,
         [
             (
                 str(row["session_id"]),
                 str(row["state"]),
-                printable(row["name"]),
-                f"{row['age_s']:.1f} s",
+                _shortened(printable(row["name"])),
+                time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["opened"])),
+                f"{row['age_s']:.1f} s{' so far' if row['state'] == 'open' else ''}",
                 str(row["calls"] + row["steps"]),
                 str(row["prompt_tokens"]),
                 str(row["cached_tokens"]),
@@ -97,5 +109,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             )
             for row in rows
         ],
-        right=("age", "calls", "tokens in", "cached", "out"),
+        right=("duration", "calls", "tokens in", "cached", "out"),
     )
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= NAME_CHARS else f"{text[: NAME_CHARS - 1]}…"

@@ -6,85 +6,55 @@ those that they can reach, so adding to a large session costs as much as the add
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from weftline.errors import AlreadySet, CyclicGraph, DuplicateProducer, InvalidRequest
-from weftline_server.graph.primitive import DISTANT, Flow, Primitive, Task
+from weftline.errors import AlreadySet, CyclicGraph
+from weftline_server.graph.addition import Addition, cyclic, duplicate
+from weftline_server.graph.primitive import DISTANT, Flow, Primitive
+from weftline_server.graph.wiring import Wiring
 
 # Flows into primitives that go on when the writer fails.
 _TOLERANT = DISTANT | {Flow.OUTCOME}
 
 
-class Graph:
-    """The primitives of one session. Keys are ids: of primitives, tasks and variables."""
+class Graph(Wiring):
+    """The primitives of one session."""
 
-    def __init__(self) -> None:
-        self.tasks: dict[str, Task] = {}
-        self.primitives: dict[str, Primitive] = {}
-        self.producer: dict[str, str] = {}  # variable → the one primitive that writes it
-        self.consumers: dict[str, list[str]] = {}  # variable → primitives that read it
-        self._followers: dict[str, list[str]] = {}  # primitive → primitives that come after it
+    def check(self, added: Addition, is_set: Iterable[str] = ()) -> None:
+        """Raise unless `added` can join; `is_set` names the variables that already have a value.
 
-    def check(self, tasks: Sequence[Task], is_set: Iterable[str] = ()) -> None:
-        """Raise unless `tasks` can join; `is_set` names the variables that already have a value.
-
-        Errors: DuplicateProducer, AlreadySet, CyclicGraph; InvalidRequest for a task that writes no
-        variable.
+        Errors: DuplicateProducer, AlreadySet, CyclicGraph.
         """
-        taken = set(is_set)
-        fresh: dict[str, str] = {}
-        for task in tasks:
-            if not task.writes:
-                raise InvalidRequest(f"call {task.name!r} has no output: add one", param=task.name)
-            for primitive in task.primitives:
-                for var in primitive.writes:
-                    if var in taken:
-                        raise AlreadySet(f"variable {var!r} already has a value", param=var)
-                    if var in fresh or var in self.producer:
-                        raise DuplicateProducer(
-                            f"variable {var!r} would be written by two calls: rename one", param=var
-                        )
-                    fresh[var] = primitive.id
-        if not self._is_in_order(tasks):
-            self._check_cycles(tasks)
+        for var in is_set:
+            if var in added.producer:
+                raise AlreadySet(f"variable {var!r} already has a value", param=var)
+        if not self.producer.keys().isdisjoint(added.producer):
+            raise duplicate(next(var for var in added.producer if var in self.producer))
+        self._check_cycles(added)
 
-    def _is_in_order(self, tasks: Sequence[Task]) -> bool:
-        """Whether each new primitive stands after all that it waits for, and so in no cycle."""
-        read: set[str] = set()
-        awaited: set[str] = set()
-        for task in tasks:
-            for primitive in task.primitives:
-                read.update([one.variable for one in primitive.reads])
-                awaited.update(primitive.after)
-                if primitive.id in awaited or primitive.id in self._followers:
-                    return False
-                for var in primitive.writes:
-                    if var in read or var in self.consumers:
-                        return False
-        return True
+    def _check_cycles(self, added: Addition) -> None:
+        """Depth-first from the new primitives that old ones wait for.
 
-    def _check_cycles(self, tasks: Sequence[Task]) -> None:
-        """Depth-first over the new primitives and those below them; the old ones are acyclic."""
-        added = {primitive.id: primitive for task in tasks for primitive in task.primitives}
-        names = {task.id: task.name for task in tasks}
-        readers: dict[str, list[str]] = {}
-        followers: dict[str, list[str]] = {}
-        for primitive in added.values():
-            for read in primitive.reads:
-                readers.setdefault(read.variable, []).append(primitive.id)
-            for before in primitive.after:
-                followers.setdefault(before, []).append(primitive.id)
+        Neither the old primitives nor the new ones have a cycle among themselves, so one that comes
+        up now goes from a new primitive to an old one.
+        """
+        starts: dict[str, None] = {}
+        if not self.consumers.keys().isdisjoint(added.producer):
+            read = ((var, id) for var, id in added.producer.items() if var in self.consumers)
+            starts.update((id, None) for _, id in read)
+        if not self.followers.keys().isdisjoint(added.primitives):
+            starts.update((id, None) for id in added.primitives if id in self.followers)
 
         def next_of(id: str) -> Iterator[str]:
-            primitive = added.get(id) or self.primitives[id]
+            primitive = added.primitives.get(id) or self.primitives[id]
             for var in primitive.writes:
-                yield from readers.get(var, ())
+                yield from added.consumers.get(var, ())
                 yield from self.consumers.get(var, ())
-            yield from followers.get(id, ())
-            yield from self._followers.get(id, ())
+            yield from added.followers.get(id, ())
+            yield from self.followers.get(id, ())
 
         done: set[str] = set()
-        for start in added:
+        for start in starts:
             if start in done:
                 continue
             path: dict[str, Iterator[str]] = {start: next_of(start)}
@@ -95,18 +65,18 @@ class Graph:
                     done.add(id)
                     del path[id]
                 elif child in path:
-                    task = (added.get(child) or self.primitives[child]).task
-                    name = names.get(task) or self.tasks[task].name
-                    raise CyclicGraph(f"call {name!r} waits for its own output", param=name)
+                    task = (added.primitives.get(child) or self.primitives[child]).task
+                    raise cyclic(added.tasks.get(task) or self.tasks[task])
                 elif child not in done:
                     path[child] = next_of(child)
 
-    def add(self, tasks: Sequence[Task]) -> None:
-        """Add `tasks`, which have passed `check`."""
-        for task in tasks:
-            self.tasks[task.id] = task
-            for primitive in task.primitives:
-                self._enter(primitive)
+    def add(self, added: Addition) -> None:
+        """Add what has passed `check`. Its lists become the graph's own."""
+        self.tasks.update(added.tasks)
+        self.primitives.update(added.primitives)
+        self.producer.update(added.producer)
+        _join(self.consumers, added.consumers)
+        _join(self.followers, added.followers)
 
     def _enter(self, primitive: Primitive, known: int = 0) -> None:
         """Add a primitive with its edges, but for its first `known` reads."""
@@ -116,7 +86,7 @@ class Graph:
         for read in primitive.reads[known:]:
             self.consumers.setdefault(read.variable, []).append(primitive.id)
         for before in primitive.after:
-            self._followers.setdefault(before, []).append(primitive.id)
+            self.followers.setdefault(before, []).append(primitive.id)
 
     def rewrite(self, rewritten: Mapping[str, Primitive]) -> list[str]:
         """Give each primitive named in `rewritten` its new form: same id, task and writes.
@@ -149,7 +119,7 @@ class Graph:
             for read in old[id].reads[same:]:
                 self.consumers[read.variable].remove(id)
             for above in old[id].after:
-                self._followers[above].remove(id)
+                self.followers[above].remove(id)
             self._enter(new[id], same)
 
     def _is_acyclic_below(self, starts: Iterable[str]) -> bool:
@@ -165,37 +135,6 @@ class Graph:
                     seen.add(id)
                     waiting.extend(self.downstream(id))
         return True
-
-    def downstream(self, id: str) -> Collection[str]:
-        """Primitives that read an output of `id` or come after it, each once."""
-        writes, followers = self.primitives[id].writes, self._followers.get(id)
-        if len(writes) == 1 and not followers:
-            return self.consumers.get(writes[0], ())
-        found: dict[str, None] = {}
-        for var in writes:
-            found.update(dict.fromkeys(self.consumers.get(var, ())))
-        if followers:
-            found.update(dict.fromkeys(followers))
-        return found
-
-    def upstream(self, id: str) -> Collection[str]:
-        """Primitives that write an input of `id` or have to end before it, each once."""
-        primitive, found = self.primitives[id], dict[str, None]()
-        for read in primitive.reads:
-            if (writer := self.producer.get(read.variable)) is not None:
-                found[writer] = None
-        if primitive.after:
-            found.update(dict.fromkeys(primitive.after))
-        return found
-
-    def tasks_above(self, task: str) -> Collection[str]:
-        """Tasks that a primitive of `task` waits for, each once, without itself."""
-        found: dict[str, None] = {}
-        for primitive in self.tasks[task].primitives:
-            for above in self.upstream(primitive.id):
-                found[self.primitives[above].task] = None
-        found.pop(task, None)
-        return found
 
     def affected_by(self, failed: Iterable[str]) -> tuple[Collection[str], Collection[str]]:
         """Tasks that cannot go on without the primitives `failed`, which are of one task, and
@@ -225,6 +164,15 @@ class Graph:
                     order.append(child)
         assert len(order) == len(self.primitives), "the graph has a cycle"
         return order
+
+
+def _join(known: dict[str, list[str]], more: Mapping[str, list[str]]) -> None:
+    """Append the lists of `more` to the `known` ones."""
+    if known.keys().isdisjoint(more):
+        known.update(more)
+        return
+    for key, found in more.items():
+        known.setdefault(key, []).extend(found)
 
 
 def _is_wired_alike(one: Primitive, other: Primitive) -> bool:

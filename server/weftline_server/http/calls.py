@@ -21,9 +21,12 @@ from weftline_server.http.openai.runs import Runs
 from weftline_server.http.state import asking, sees_all, state_of, tenant_of
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.call import outputs_of
-from weftline_server.observe.view import graph_view, value_view
+from weftline_server.observe.parts import json_text, to_json
+from weftline_server.observe.snapshot import Snapshot
+from weftline_server.observe.view import graph_parts, value_parts
 from weftline_server.runtime.service import Service, earlier_submit, step_is_due
 from weftline_server.session.given import client_step
+from weftline_server.session.origin import name_run
 from weftline_server.session.session import Session
 
 router = APIRouter(prefix="/v1", tags=["calls"], route_class=Direct)
@@ -43,6 +46,7 @@ async def submit(request: Request) -> Response:
         raise InvalidRequest(
             f"a submit has at most {config.max_calls} calls and steps", param="calls"
         )
+    name_run(body.run_name)
     runs, key = state_of(request.app).runs, key_of(request)
     earlier = earlier_submit(service, key)
     headers, whole = durability(service), sees_all(request, tenant)
@@ -61,11 +65,13 @@ async def submit(request: Request) -> Response:
             return EventStream(sse_or_error(events), {**headers, **resumed})
         if body.get:
             response["values"] = await or_disconnect(request, _values(service, session, body.get))
-        if body.graph:
-            response["graph"] = graph_view(session, service.engines, whole=whole)
+        graph = await _graph(service, session, whole) if body.graph else ""
         close = body.close
         runs.responded(session)
-        return JSONResponse(response, headers=headers)
+        if not graph:
+            return JSONResponse(response, headers=headers)
+        content = f'{to_json(response)[:-1]},"graph":{graph}}}'
+        return Response(content, headers=headers, media_type="application/json")
     finally:
         if leaves:
             runs.leave(session)
@@ -108,12 +114,17 @@ async def _whole_run(
             async for event in events:
                 yield event
         if body.graph:
-            yield sse("graph", graph_view(session, service.engines, whole=whole))
+            yield sse("graph", await _graph(service, session, whole))
     finally:
         if body.open:
             runs.leave(session)
         if body.close:
             service.close(session)
+
+
+async def _graph(service: Service, session: Session, whole: bool) -> str:
+    """The session's graph at this moment, as JSON."""
+    return await json_text(graph_parts(Snapshot(session), service.engines, whole_server=whole))
 
 
 def _submitted(session: Session, tasks: Sequence[Task]) -> dict[str, Any]:
@@ -249,7 +260,8 @@ async def _watch(service: Service, session: Session, body: Submit) -> AsyncGener
                     await events.put((sse("part", text, id=f"{variable} {place}"), False))
             else:
                 await service.get(session, variable, wait=body.wait)
-            last = sse("value", value_view(session, variable), id=f"{variable} ")
+            value = await json_text(value_parts(session, variable))
+            last = sse("value", value, id=f"{variable} ")
         except WeftlineError as error:
             if _leaves(service, error):
                 await events.put((b"", True))

@@ -108,3 +108,21 @@ class EventStream(Response):
     def _stuck(self) -> bool:
         since = self._sending
         return since is not None and time.monotonic() - since >= SEND_TIMEOUT_S
+
+
+class JsonStream(EventStream):
+    """Sends one JSON document in parts, as they are made. It has no pings."""
+
+    media_type = "application/json"
+
+    def __init__(self, texts: AsyncGenerator[str, None]) -> None:
+        super().__init__(_encoded(texts))
+
+    async def _ping(self, send: Send) -> None:
+        """Nothing: what is not in the document may not be sent."""
+
+
+async def _encoded(texts: AsyncGenerator[str, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(texts):
+        async for text in texts:
+            yield text.encode()

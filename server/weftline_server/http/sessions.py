@@ -10,14 +10,17 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from weftline.protocol import PROTOCOL_VERSION, SetVariable, check_id
 from weftline_server.http.calls import durability
-from weftline_server.http.event_stream import EventStream, sse
+from weftline_server.http.event_stream import EventStream, JsonStream, sse
 from weftline_server.http.state import ACCEPTING, PricesDep, ServiceDep, Tenant, sees_all, state_of
 from weftline_server.http.wire import read, schema
-from weftline_server.observe.chrome_trace import chrome_trace
+from weftline_server.observe.chrome_trace import trace_parts
 from weftline_server.observe.following import Follower
 from weftline_server.observe.listing import MOST, listing
+from weftline_server.observe.parts import texts
 from weftline_server.observe.prompt_view import call_view
-from weftline_server.observe.view import graph_view, story_view
+from weftline_server.observe.search import MAX_TEXT, found_in
+from weftline_server.observe.snapshot import Snapshot
+from weftline_server.observe.view import graph_parts, story_view
 from weftline_server.session.session import Session
 
 router = APIRouter(prefix="/v1/session", tags=["sessions"])
@@ -40,10 +43,17 @@ async def list_sessions(
     tenant: Tenant,
     prices: PricesDep,
     limit: Annotated[int, Query(ge=1, le=MOST)] = 100,
+    text: Annotated[str, Query(max_length=MAX_TEXT)] = "",
 ) -> dict[str, Any]:
-    """The tenant's open sessions and those closed a short time ago, the last opened first."""
-    found = service.registry.listed(tenant)
-    return {"sessions": await listing(found[:limit], prices), "total": len(found)}
+    """The tenant's open sessions and those closed a short time ago, the last opened first.
+
+    With `text` only those whose prompts or values contain it, whatever its case: `found` is their
+    number, and `all_read` is false where there was too much text to read all of it.
+    """
+    known = service.registry.listed(tenant)
+    found, all_read = await found_in(known, text) if text else (known, True)
+    rows = await listing(found[:limit], prices)
+    return {"sessions": rows, "total": len(known), "found": len(found), "all_read": all_read}
 
 
 @router.post("", dependencies=[ACCEPTING])
@@ -66,18 +76,19 @@ async def close_session(
     return {"session_id": session_id}
 
 
-@router.get("/{session_id}/graph")
+@router.get("/{session_id}/graph", response_model=None)
 async def get_graph(
     session: Looked, service: ServiceDep, request: Request, tenant: Tenant
-) -> dict[str, Any]:
-    """Calls, variables, edges, and where every second went."""
-    return graph_view(session, service.engines, whole=sees_all(request, tenant))
+) -> JsonStream:
+    """Calls, variables, edges, and where every second went, all at one moment."""
+    whole = sees_all(request, tenant)
+    return JsonStream(texts(graph_parts(Snapshot(session), service.engines, whole_server=whole)))
 
 
-@router.get("/{session_id}/trace")
-async def get_trace(session: Looked) -> dict[str, Any]:
-    """The session as a trace in Chrome's JSON format, for Perfetto."""
-    return chrome_trace(session)
+@router.get("/{session_id}/trace", response_model=None)
+async def get_trace(session: Looked) -> JsonStream:
+    """The session at one moment as a trace in Chrome's JSON format, for Perfetto."""
+    return JsonStream(texts(trace_parts(Snapshot(session))))
 
 
 @router.get("/{session_id}/events")

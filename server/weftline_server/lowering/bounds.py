@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from weftline import predicates
 from weftline.errors import InvalidRequest
 from weftline.protocol import Call, InOut, Submit
-from weftline.steps import Each, Loop, Step
+from weftline.steps import Branch, Each, Loop, Step
 from weftline.transforms import MAX_SPECS, OPS
 
 Spec = Mapping[str, Any]
@@ -23,7 +24,7 @@ MAX_PLACEHOLDERS = 50_000  # of a submit: five for each of the most calls
 
 
 def costly_specs(submit: Submit) -> list[Spec]:
-    """The transforms of `submit` that must be compiled or may take long.
+    """The transforms and predicates of `submit` that must be compiled or may take long.
 
     Raises InvalidRequest for a list that is too long.
     """
@@ -39,6 +40,8 @@ def costly_specs(submit: Submit) -> list[Spec]:
                 f"at most {MAX_SPECS} transforms in a row, got {len(specs)}", param="transforms"
             )
         found.extend(spec for spec in specs if is_costly(spec))
+    for when in _predicates(submit.steps):
+        found.extend(part for part in predicates.parts(when) if _is_costly_part(part))
     return found
 
 
@@ -56,6 +59,17 @@ def _lists(calls: Iterable[Call], steps: Iterable[Step]) -> Iterator[Sequence[Sp
             yield from _lists(step.body.calls, step.body.steps)
         if isinstance(step, Loop):
             yield step.until.transforms
+
+
+def _predicates(steps: Iterable[Step]) -> Iterator[predicates.Predicate]:
+    """Every predicate, those of the bodies of steps included."""
+    for step in steps:
+        if isinstance(step, Branch):
+            yield from (case.when for case in step.cases)
+        if isinstance(step, Loop):
+            yield step.until.when
+        if isinstance(step, Each | Loop):
+            yield from _predicates(step.body.steps)
 
 
 def check_size(call: Call, segments: int) -> None:
@@ -83,6 +97,19 @@ def is_costly(spec: Mapping[str, object]) -> bool:
     """Whether the transform may take long even for a short text: a pattern, YAML."""
     op = OPS.get(str(spec.get("op")))
     return op is not None and op.costly
+
+
+def _is_costly_part(part: predicates.Predicate) -> bool:
+    """Whether a predicate runs a pattern, or transforms that may take long."""
+    return part["op"] == "matches" or any(map(is_costly, part.get("transforms", ())))
+
+
+def is_slow(when: predicates.Predicate, value: object) -> bool:
+    """Whether it may take longer than the event loop has to tell if `when` holds for `value`."""
+    return any(
+        _is_costly_part(part) or (bool(part.get("transforms")) and not is_small(value))
+        for part in predicates.parts(when)
+    )
 
 
 def is_small(value: object) -> bool:

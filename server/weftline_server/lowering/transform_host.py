@@ -1,9 +1,10 @@
 """The program of a worker process: it compiles and applies transforms that may take long.
 
 `python -m weftline_server.lowering.transform_host FD PARENT`. A frame is a 4-byte length and JSON.
-A request is `{"check": [spec, ...]}` or `{"run": [spec, ...], "value": ...}`. The answer is
-`{"value": ...}` or the body of an error. The server kills a worker that takes too long, so nothing
-here needs a limit of time.
+A request is `{"check": [spec, ...]}`, where a predicate counts as a spec, or
+`{"run": [spec, ...], "value": ...}`. With `"cases": [predicate, ...]` the result is the number of
+the first one that holds for the value. The answer is `{"value": ...}` or the body of an error. The
+server kills a worker that takes too long, so nothing here needs a limit of time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import socket
 import sys
 from typing import Any, Protocol
 
-from weftline import transforms
+from weftline import predicates, transforms
 from weftline.children import die_with
 from weftline.errors import TransformFailed, WeftlineError
 
@@ -63,14 +64,23 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         if "check" in request:
             for spec in request["check"]:
-                transforms.parse(spec)
+                _check(spec)
             return {"value": None}
-        return {"value": transforms.run(request["run"], request["value"])}
+        value = transforms.run(request["run"], request["value"])
+        cases = request.get("cases")
+        return {"value": value if cases is None else predicates.first(cases, value)}
     except WeftlineError as error:
         return error.to_body()
     except (MemoryError, RecursionError) as error:
         reason = f"{type(error).__name__}: the value is too large for its transforms"
         return TransformFailed(reason).to_body()
+
+
+def _check(spec: dict[str, Any]) -> None:
+    if spec.get("op") in predicates.OPS:
+        predicates.prepare(spec)
+    else:
+        transforms.parse(spec)
 
 
 if __name__ == "__main__":

@@ -2,45 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from weftline_server.observe.view import edges_view
-from weftline_server.session.session import Session
+from weftline_server.observe.parts import Parts, in_parts
+from weftline_server.observe.snapshot import Snapshot
+from weftline_server.observe.view import edges, note_readers
 from weftline_server.session.task import Step, TaskRun
 
 _CALLS = 1  # the only process of the trace
 _MICRO = 1_000_000
 
 
-def chrome_trace(session: Session) -> dict[str, Any]:
+def trace_parts(session: Snapshot) -> Parts:
     """Every task in a row of its own, its phases as slices, and edges as flows between them.
 
     The time is in microseconds since the session was opened.
     """
+    yield "displayTimeUnit", "ms"
+    yield from session.restore()
+    readers: dict[str, list[str]] = {}
+    yield from note_readers(session, readers)
+    yield from in_parts("traceEvents", _events(session, readers))
+
+
+def _events(session: Snapshot, readers: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
     rows = {id: row for row, id in enumerate(session.tasks, 1)}
     ends: dict[str, tuple[int, float]] = {}
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": _CALLS, "args": {"name": session.id}}
-    ]
+    yield {"ph": "M", "name": "process_name", "pid": _CALLS, "args": {"name": session.id}}
     for id, run in session.tasks.items():
         place = {"pid": _CALLS, "tid": rows[id]}
-        events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": run.task.name}})
+        yield {"ph": "M", "name": "thread_name", **place, "args": {"name": run.task.name}}
         for name, start, end, details in _slices(run):
             at = (start - session.opened) * _MICRO
             length = max(0.0, end - start) * _MICRO
             args = {"call": id, **details}
-            events.append({"ph": "X", "name": name, "ts": at, "dur": length, **place, "args": args})
+            yield {"ph": "X", "name": name, "ts": at, "dur": length, **place, "args": args}
             ends[id] = (rows[id], at)
-    for number, edge in enumerate(edges_view(session), 1):
+    for number, edge in enumerate(edges(session, readers), 1):
         if edge["from"] not in ends or edge["to"] not in ends:
             continue
         flow = {"cat": "value", "name": edge["semantic_var_id"], "id": number, "pid": _CALLS}
         for phase, task in (("s", edge["from"]), ("f", edge["to"])):
             row, at = ends[task]
             binds = {"bp": "e"} if phase == "f" else {}
-            events.append({"ph": phase, "tid": row, "ts": at, **flow, **binds})
-    return {"displayTimeUnit": "ms", "traceEvents": events}
+            yield {"ph": phase, "tid": row, "ts": at, **flow, **binds}
 
 
 Slice = tuple[str, float, float, dict[str, Any]]

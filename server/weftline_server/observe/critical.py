@@ -7,12 +7,13 @@ inputs that ended last. So shortening a task beside the path does not shorten th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from weftline_server.session.session import Session
+from weftline_server.observe.parts import Parts
+from weftline_server.observe.snapshot import Seen
 from weftline_server.session.task import RunState, TaskRun
 
 # What the seconds of the path were spent on, as a sentence says it.
@@ -27,6 +28,8 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "step": "steps that are no calls",
     }
 )
+
+PAUSED = 128  # tasks of the path between two pauses, in 2 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +46,38 @@ class Part:
         return sum(s for cause, s in self.seconds.items() if cause not in ("client", "server"))
 
 
-def critical_path(session: Session) -> list[Part]:
+def critical_path(session: Seen) -> list[Part]:
     """The parts of the path, the first task first; empty before any task has ended."""
-    ended = [run for run in session.tasks.values() if _end(run) is not None]
-    run = max(ended, key=lambda one: _end(one) or 0.0, default=None)
-    parts: list[Part] = []
+    return list(_backwards(session))[::-1]
+
+
+def _backwards(session: Seen) -> Iterator[Part]:
+    run = max(filter(_is_done, session.tasks.values()), key=_end_of, default=None)
     while run is not None:
         before = _before(session, run)
         since = session.opened if before is None else _end(before)
         assert since is not None, "a task before another one has ended"
-        parts.append(Part(run.task.id, run.task.name, _seconds(session, run, since)))
+        yield Part(run.task.id, run.task.name, _seconds(session, run, since))
         run = before
-    return parts[::-1]
 
 
-def critical_view(session: Session) -> dict[str, Any]:
+def critical_view(session: Seen) -> dict[str, Any]:
     """The path as JSON: task ids in order, seconds by cause, and what they say in a sentence."""
-    parts = critical_path(session)
+    return _view(critical_path(session))
+
+
+def critical_parts(session: Seen) -> Parts:
+    """What `critical_view` gives as the field `critical`, with pauses."""
+    yield None
+    parts: list[Part] = []
+    for number, part in enumerate(_backwards(session), 1):
+        parts.append(part)
+        if number % PAUSED == 0:
+            yield None
+    yield "critical", _view(parts[::-1])
+
+
+def _view(parts: list[Part]) -> dict[str, Any]:
     total: dict[str, float] = defaultdict(float)
     for part in parts:
         for cause, seconds in part.seconds.items():
@@ -89,7 +107,15 @@ def _end(run: TaskRun) -> float | None:
     return steps[-1].finished if steps and run.state is RunState.DONE else None
 
 
-def _before(session: Session, run: TaskRun) -> TaskRun | None:
+def _is_done(run: TaskRun) -> bool:
+    return _end(run) is not None
+
+
+def _end_of(run: TaskRun) -> float:
+    return _end(run) or 0.0
+
+
+def _before(session: Seen, run: TaskRun) -> TaskRun | None:
     """The producer of its inputs that ended last; None of a task that reads no other's output.
 
     A task of a side may wait for a branch that ends after it, with its value. Then it waited for
@@ -112,7 +138,7 @@ def _before(session: Session, run: TaskRun) -> TaskRun | None:
     return max(before, key=lambda one: _end(one) or 0.0, default=None)
 
 
-def _seconds(session: Session, run: TaskRun, since: float) -> dict[str, float]:
+def _seconds(session: Seen, run: TaskRun, since: float) -> dict[str, float]:
     """Where the time from second `since` to the task's end went, by cause.
 
     A wait for a variable that no task writes is a wait for the client.

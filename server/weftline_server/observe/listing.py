@@ -8,12 +8,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from weftline.protocol import Message, Segment
+from weftline_server.graph.primitive import Task
 from weftline_server.observe.cost import Prices
 from weftline_server.session.session import Session
 
 MOST = 1000  # rows of a list
 # Tasks that are added up in one turn of the event loop: about a millisecond.
 TURN_TASKS = 1000
+WORDS_CHARS = 80  # of a template's first words, which name a session
 
 
 async def listing(sessions: Sequence[Session], prices: Prices) -> list[dict[str, Any]]:
@@ -36,8 +39,10 @@ async def listing(sessions: Sequence[Session], prices: Prices) -> list[dict[str,
 def row(session: Session, now: float, wall: float) -> dict[str, Any]:
     """One session. `wall` is the difference of the wall clock to the sessions' clock.
 
-    `name` is that of its first call. `age_s` counts to now, or to its end. Tokens are those of the
-    outputs that have ended. `engines` are those that ran something of it.
+    `name` is what the client calls the run, else the first words of its first call. Runs of one
+    `application` have its name, or that of their first call, in common. `age_s` counts to now, or
+    to its end. Tokens are those of the outputs that have ended. `engines` are those that ran
+    something of it.
     """
     states: Counter[str] = Counter()
     prompt = cached = output = calls = 0
@@ -55,11 +60,10 @@ def row(session: Session, now: float, wall: float) -> dict[str, Any]:
                 prompt += step.usage.prompt_tokens
                 cached += step.usage.cached_tokens
                 output += step.usage.output_tokens
-    first = next(iter(session.tasks.values()), None)
     end = now if session.ended is None else session.ended
     return {
         "session_id": session.id,
-        "name": "" if first is None else first.task.name,
+        **_named(session),
         "state": "open" if session.ended is None else "closed",
         "opened": session.opened + wall,
         "age_s": end - session.opened,
@@ -72,3 +76,37 @@ def row(session: Session, now: float, wall: float) -> dict[str, Any]:
         "engines": sorted(engines),
         "error": error,
     }
+
+
+def _named(session: Session) -> dict[str, str]:
+    """The session's name, and that of its application."""
+    first = next(iter(session.tasks.values()), None)
+    if first is None:
+        return {"name": "", "application": ""}
+    called = first.origin.run_name or first.task.name
+    return {"name": first.origin.run_name or words_of(first.task) or called, "application": called}
+
+
+def words_of(task: Task) -> str:
+    """The first words of a call's prompt, of its first message of a user if it has one. Inputs are
+    named and not shown. Empty for a step.
+    """
+    if task.call is None:
+        return ""
+    prompt = task.call.prompt
+    assert not isinstance(prompt, str), "template text is parsed when it arrives"
+    asked = [one for one in prompt if isinstance(one, Message) and one.role == "user"]
+    text = ""
+    for item in asked[:1] or prompt:
+        for segment in item.content if isinstance(item, Message) else (item,):
+            text += _shown(segment)
+            if len(text) > 2 * WORDS_CHARS:
+                break
+    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return words if len(words) <= WORDS_CHARS else f"{words[: WORDS_CHARS - 1]}…"
+
+
+def _shown(segment: Segment) -> str:
+    if segment.text is not None:
+        return segment.text[: 2 * WORDS_CHARS]
+    return f"{{{segment.input}}}" if segment.input is not None else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from weftline.protocol import Message, Segment
@@ -10,11 +10,15 @@ from weftline_server.graph.primitive import Task
 from weftline_server.lowering.call import call_of
 from weftline_server.lowering.control.branch import TakeBody
 from weftline_server.lowering.control.each import GatherBody
-from weftline_server.observe.critical import critical_view
+from weftline_server.observe.critical import critical_parts
+from weftline_server.observe.parts import Parts, in_parts, whole
 from weftline_server.observe.placed import placement_view
+from weftline_server.observe.snapshot import Seen, Snapshot
 from weftline_server.runtime.service import EngineStatus
 from weftline_server.session.session import Session
 from weftline_server.session.task import Step, TaskRun
+
+NOTED = 1024  # tasks whose edges are looked up between two pauses, in 3 ms
 
 
 def story_view(session: Session) -> list[dict[str, Any]]:
@@ -39,11 +43,17 @@ def output_step(session: Session, variable: str) -> Step | None:
 
 def value_view(session: Session, variable: str) -> dict[str, Any]:
     """The value of a ready variable, and how it was generated unless the client has set it."""
-    value = session.variable(variable).value
-    return {"semantic_var_id": variable, "value": value, **_made(session, variable)}
+    return whole(value_parts(session, variable))
 
 
-def _made(session: Session, variable: str) -> dict[str, Any]:
+def value_parts(session: Session, variable: str) -> Parts:
+    """What `value_view` gives, in parts. A ready variable does not change while they are made."""
+    yield "semantic_var_id", variable
+    yield "value", session.variable(variable).value
+    yield from _made(session, variable)
+
+
+def _made(session: Session, variable: str) -> Parts:
     """How a ready variable was generated.
 
     The value of a branch is made by the call that it took, whose variable is `taken`. For the list
@@ -51,22 +61,27 @@ def _made(session: Session, variable: str) -> dict[str, Any]:
     that failed.
     """
     if output_step(session, variable) is None:
-        return {}
+        return
     primitive = session.graph.primitives[session.graph.producer[variable]]
     task = session.primitives[primitive.id].task.task
     if task.call is not None:
-        return _generated(session, task, variable)
+        yield from _generated(session, task, variable).items()
+        return
     match primitive.body:
         case TakeBody(side=side) if side:
-            return {"taken": side, **_made(session, side), "step_id": task.id}
+            yield "taken", side
+            inner = _made(session, side)
+            yield from (part for part in inner if part is None or part[0] != "step_id")
         case GatherBody():
             listed = primitive.body.sources(session.variables)
-            made = [
-                None if one is None else {"semantic_var_id": one, **_made(session, one)}
-                for one in listed
-            ]
-            return {"step_id": task.id, "items": made}
-    return {"step_id": task.id}
+            yield from in_parts("items", (_item(session, one) for one in listed))
+    yield "step_id", task.id
+
+
+def _item(session: Session, variable: str | None) -> dict[str, Any] | None:
+    if variable is None:
+        return None
+    return {"semantic_var_id": variable, **whole(_made(session, variable))}
 
 
 def _generated(session: Session, task: Task, variable: str) -> dict[str, Any]:
@@ -84,36 +99,49 @@ def _generated(session: Session, task: Task, variable: str) -> dict[str, Any]:
 
 
 def graph_view(
-    session: Session, engines: Sequence[EngineStatus] = (), *, whole: bool = False
+    session: Session, engines: Sequence[EngineStatus] = (), *, whole_server: bool = False
 ) -> dict[str, Any]:
+    """The session's graph at once; see `graph_parts`."""
+    return whole(graph_parts(Snapshot(session), engines, whole_server=whole_server))
+
+
+def graph_parts(
+    session: Snapshot, engines: Sequence[EngineStatus] = (), *, whole_server: bool = False
+) -> Parts:
     """The session's graph. Times are seconds since the session was opened, durations seconds.
 
     `engines` appear with the capabilities that they lack, which explain the calls' times. A reader
-    who may see the `whole` server also gets the engines' loads when calls were placed.
+    who may see the `whole_server` also gets the engines' loads when calls were placed.
     """
-    producer, consumers = _producers(session), _readers(session)
+    yield "session_id", session.id
+    yield from session.restore()
+    producer = _producers(session)
+    readers: dict[str, list[str]] = {}
+    yield from note_readers(session, readers)
     runs = session.tasks.values()
-    return {
-        "session_id": session.id,
-        "calls": [
-            {**task_view(session, run), "placement": placement_view(run, whole)}
-            for run in runs
-            if run.task.call
-        ],
-        "steps": [task_view(session, run) for run in runs if not run.task.call],
-        "variables": [
-            {
-                "semantic_var_id": variable.id,
-                "state": variable.state.value,
-                "producer": producer.get(variable.id),
-                "consumers": list(consumers.get(variable.id, ())),
-                "criteria": session.execution.planning.criteria.get(variable.id),
-                "chars": len(variable.text),
-                "client_reads": variable.reads,
-            }
-            for variable in session.variables.values()
-        ],
-        "engines": [
+    calls = (
+        {**task_view(session, run), "placement": placement_view(run, whole_server)}
+        for run in runs
+        if run.task.call
+    )
+    yield from in_parts("calls", calls)
+    yield from in_parts("steps", (task_view(session, run) for run in runs if not run.task.call))
+    variables = (
+        {
+            "semantic_var_id": variable.id,
+            "state": variable.state.value,
+            "producer": producer.get(variable.id),
+            "consumers": readers.get(variable.id, []),
+            "criteria": session.plan.criteria.get(variable.id),
+            "chars": variable.chars,
+            "client_reads": variable.reads,
+        }
+        for variable in session.variables
+    )
+    yield from in_parts("variables", variables)
+    yield (
+        "engines",
+        [
             {
                 "name": engine.name,
                 "state": engine.state.value,
@@ -124,50 +152,63 @@ def graph_view(
             for engine in engines
             if engine.model is not None
         ],
-        "edges": edges_view(session),
-        "critical": critical_view(session),
-    }
+    )
+    yield from in_parts("edges", edges(session, readers))
+    yield from critical_parts(session)
 
 
-def edges_view(session: Session) -> list[dict[str, str]]:
+def edges_view(session: Seen) -> list[dict[str, str]]:
     """An edge from the task that writes a variable to each task that reads it."""
+    readers: dict[str, list[str]] = {}
+    for _ in note_readers(session, readers):
+        pass
+    return list(edges(session, readers))
+
+
+def edges(session: Seen, readers: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
+    """The edges to the `readers` of each variable."""
     producer = _producers(session)
-    return [
+    return (
         {"from": producer[var], "to": task, "semantic_var_id": var}
-        for var, readers in _readers(session).items()
+        for var, tasks in readers.items()
         if var in producer
-        for task in readers
-    ]
+        for task in tasks
+    )
 
 
-def task_view(session: Session, run: TaskRun) -> dict[str, Any]:
+def task_view(session: Seen, run: TaskRun) -> dict[str, Any]:
     """A call with the times of its outputs, or a step of another kind."""
     return _call(session, run) if run.task.call else _other(session, run)
 
 
-def _producers(session: Session) -> dict[str, str]:
+def _producers(session: Seen) -> dict[str, str]:
     """Variable → the call that writes it."""
     primitives = session.graph.primitives
     return {var: primitives[id].task for var, id in session.graph.producer.items()}
 
 
-def _readers(session: Session) -> dict[str, list[str]]:
-    """Variable → the calls that read it, or whose prompts came with text of it."""
-    readers: dict[str, list[str]] = {}
-    for id, task in session.graph.tasks.items():
+def note_readers(session: Seen, readers: dict[str, list[str]]) -> Iterator[None]:
+    """Note the calls that read each variable, then those whose prompts came with text of it. Pause
+    after each part.
+    """
+    tasks = session.graph.tasks
+    for number, (id, task) in enumerate(tasks.items(), 1):
         for var in task.reads:
             readers.setdefault(var, []).append(id)
-    for id, task in session.graph.tasks.items():
+        if number % NOTED == 0:
+            yield
+    for number, (id, task) in enumerate(tasks.items(), 1):
+        if number % NOTED == 0:
+            yield
         if (call := task.call) is None:
             continue
         named = [*(p.from_var for p in call.placeholders), *(s.from_var for s in call.segments())]
         for var in dict.fromkeys(var for var in named if var is not None):
             if id not in (known := readers.setdefault(var, [])):
                 known.append(id)
-    return readers
 
 
-def _call(session: Session, run: TaskRun) -> dict[str, Any]:
+def _call(session: Seen, run: TaskRun) -> dict[str, Any]:
     plan, first, last = session.plan, run.primitives[0].id, run.primitives[-1].id
     steps = [_step(session, step) for step in run.steps]
     total = {name: sum(step[name] or 0 for step in steps) for name in (*_DURATIONS, *_COUNTS)}
@@ -195,12 +236,12 @@ def _call(session: Session, run: TaskRun) -> dict[str, Any]:
     }
 
 
-def _ended(session: Session, run: TaskRun) -> float | None:
+def _ended(session: Seen, run: TaskRun) -> float | None:
     """When the task was done, failed, cancelled or skipped."""
     return None if run.live or run.ended is None else run.ended - session.opened
 
 
-def _other(session: Session, run: TaskRun) -> dict[str, Any]:
+def _other(session: Seen, run: TaskRun) -> dict[str, Any]:
     """A task that is no call: an embed, a search or another step, without its values."""
     primitive = run.task.primitives[0]
     step = run.steps[-1] if run.steps else None
@@ -257,7 +298,7 @@ _DURATIONS = ("queue_s", "fill_s", "generate_s", "transform_s")
 _COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens", "drafted_tokens", "accepted_tokens")
 
 
-def _step(session: Session, step: Step) -> dict[str, Any]:
+def _step(session: Seen, step: Step) -> dict[str, Any]:
     """One output's times: queued, started (its first step in the engine), filled, finished."""
     usage = step.usage
     started = None if usage is None else usage.started

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Primitive
+from weftline_server.graph.wiring import Wiring
 from weftline_server.passes.depth import depth
 from weftline_server.passes.flows import flows, has_reads
 from weftline_server.passes.groups import groups
@@ -140,7 +141,7 @@ def apply(graph: Graph, plan: Plan, findings: Findings) -> None:
     plan.annotate(findings)
 
 
-def consumers_first(graph: Graph, primitives: Iterable[str]) -> list[str]:
+def consumers_first(graph: Wiring, primitives: Iterable[str]) -> list[str]:
     """The given primitives, each before those of them that it waits for directly."""
     among = dict.fromkeys(primitives)
     if len(among) == 1:

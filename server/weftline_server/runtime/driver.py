@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from weftline.errors import ClientStepFailed, EngineFailed, StorageFull, WeftlineError
@@ -23,6 +24,7 @@ from weftline_server.lowering.results import Transformed
 from weftline_server.lowering.step import TAKES_ITEMS
 from weftline_server.lowering.tool import TOOL
 from weftline_server.prompt.prompter import Payload
+from weftline_server.runtime.backlog import Backlog
 from weftline_server.runtime.containment import Containment
 from weftline_server.runtime.early_fill import EarlyFill
 from weftline_server.runtime.early_items import EarlyItems
@@ -33,9 +35,10 @@ from weftline_server.runtime.lowered import lowered
 from weftline_server.runtime.readers import Readers
 from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.replanned import Replanned
-from weftline_server.schedule.dispatcher import Dispatcher
+from weftline_server.schedule.dispatcher import Dispatcher, withdraw
 from weftline_server.schedule.sessions import Outcome, Sent
 from weftline_server.session import events as ev
+from weftline_server.session.draft import Draft
 from weftline_server.session.execution import may_restart
 from weftline_server.session.origin import ORIGIN
 from weftline_server.session.resumed import runs_once
@@ -86,15 +89,17 @@ class Driver:
         self.observers: tuple[TaskObserver, ...] = ()
         self._now = clock
         self._kinds = Kinds(dispatcher.prompter, registry.salt, without, dispatcher.lengths)
+        self._backlog = Backlog(partial(_perform, self), Containment(self.close))
         self._early = _Early(
             EarlyFill(dispatcher, self._kinds.prompts, clock),
-            EarlyItems(dispatcher, self._kinds.steps, clock, self.apply),
+            EarlyItems(
+                dispatcher, self._kinds.steps, clock, self.apply, self._backlog.contained.spawn
+            ),
         )
         self._elsewhere = Elsewhere(self._hear, self.apply, self.readers.wake, clock)
         self.without = without  # the optimisations that are off
         self._prepared: dict[PrimitiveId, Payload] = {}
-        self._contained = Containment(self.close)
-        self._replanned = Replanned(self._contained)
+        self._replanned = Replanned(self._backlog.contained)
 
     def open(self, tenant: str, *, stays: bool = True, alias: str | None = None) -> Session:
         """Open a session; one that `stays` may get more calls than the first submit has.
@@ -111,7 +116,11 @@ class Driver:
         return session
 
     def close(self, session: Session, reason: str = "the session was closed") -> None:
-        """Cancel what the session still runs, and forget it."""
+        """Cancel what the session still runs, and forget it.
+
+        From the return on none of its calls starts. Of a large session some still run then, and
+        are stopped in the next turns of the event loop.
+        """
         if session.ended is not None:
             return
         try:
@@ -119,12 +128,8 @@ class Driver:
         finally:
             self.registry.end(session, self._now())
             self._replanned.forget(session.id)
-            self.dispatcher.forget(session.id)
-        for observer in self.observers:
-            try:
-                observer.session_closed(session)
-            except Exception:  # the session is closed, even if a trace of it cannot be written
-                log.exception("an observer of session %s failed", session.id)
+            withdraw(self.dispatcher, session.id)
+            self._backlog.after(session, partial(_closed, self, session))
 
     def sweep(self) -> None:
         """Close the sessions that no client has used for the registry's idle time, or
@@ -180,9 +185,10 @@ class Driver:
         key: Key | None = None,
     ) -> None:
         """Start lowered tasks, all or none. Constant prompts are tokenised first."""
-        session.check(tasks)
-        if len(tasks) > TURN_CALLS:
-            await asyncio.sleep(0)  # of 10,000 calls the check takes 0.05 s
+        draft = Draft(tasks, detach, ORIGIN.get())
+        for _ in draft.make():
+            await asyncio.sleep(0)
+        session.check(draft)
         prepared: dict[PrimitiveId, Payload] = {}
         for primitive in (primitive for task in tasks for primitive in task.primitives):
             if isinstance(primitive.body, PromptBody) and primitive.body.is_constant:
@@ -199,7 +205,7 @@ class Driver:
                 origin=ORIGIN.get(),
                 whole=tuple(whole),
             )
-            self.apply(session, event, key)
+            self.apply(session, event, key, draft)
         finally:
             for id in prepared:
                 run = session.primitives.get(id.primitive)
@@ -207,8 +213,6 @@ class Driver:
                     run is None or not run.live
                 ):  # the tasks were refused, or it has ended: its prompt is not needed
                     self._prepared.pop(id, None)
-        if session.execution.held:
-            await asyncio.sleep(0)  # adding the tasks took up to 0.1 s: let others run
 
     def set(self, session: Session, variable: str, given: SetVariable) -> None:
         """Give an empty variable its value, or fail it with the client's error. Raises AlreadySet.
@@ -234,31 +238,21 @@ class Driver:
         """Cancel the call and its descendants. Raises UnknownCall."""
         self.apply(session, ev.TaskCancelled(now=self._now(), task=task))
 
-    def apply(self, session: Session, event: ev.SessionEvent, key: Key | None = None) -> None:
-        """Tell the session an event, and perform the actions that follow from it."""
-        fills = "prefill_early" not in self.without
-        actions = session.handle(event)
+    def apply(
+        self,
+        session: Session,
+        event: ev.SessionEvent,
+        key: Key | None = None,
+        draft: Draft | None = None,
+    ) -> None:
+        """Tell the session an event, and perform the actions that follow from it.
+
+        The `draft` is of the tasks that the event submits. Many actions are performed later.
+        """
+        actions = session.handle(event, draft)
         if self.registry.journal is not None:
             self.registry.journal.note(session, event, actions, key)
-        for action in actions:
-            match action:
-                case ev.Notify(variable):
-                    self.readers.wake(session, variable)
-                case ev.Run(id):
-                    self._contained.spawn(session, self._run(session, id))
-                case ev.Fill(id) if session.graph.primitives[id].kind in TAKES_ITEMS:
-                    with self._contained.inside(session):
-                        self._early.items.advance(session, id)
-                case ev.Fill(id) if fills and self._early.prompts.may_advance(session, id):
-                    self._contained.spawn(session, _filled(self._early.prompts, session, id))
-                case ev.Stop(id):
-                    self._stop(PrimitiveId(session.id, id))
-                case ev.Replan(primitives):
-                    self._replanned.note(session, primitives)
-                case ev.GoOn():
-                    self._contained.spawn(session, _next_turn(self, session))
-                case ev.Ended(task):
-                    self._ended(session, session.tasks[task])
+        self._backlog.add(session, actions)
 
     def _ended(self, session: Session, task: TaskRun) -> None:
         for run in task.primitives:
@@ -328,7 +322,7 @@ class Driver:
         """Turn an engine's report into an event of the session."""
         session = self.registry.by_id(id.session)
         if session is not None:
-            with self._contained.inside(session):
+            with self._backlog.contained.inside(session):
                 self._hear(session, session.graph.primitives[id.primitive], outcome)
 
     def _hear(self, session: Session, primitive: Primitive, outcome: Outcome) -> None:
@@ -391,7 +385,7 @@ class Driver:
                     await asyncio.sleep(0)
             self.apply(session, _finished(primitive, finished, value))
 
-        self._contained.spawn(session, later())
+        self._backlog.contained.spawn(session, later())
 
     async def shut_down(self) -> None:
         """Close every session and wait for the tasks that this leaves. On disk they stay open."""
@@ -400,13 +394,45 @@ class Driver:
         for session in list(self.registry):
             self.close(session, "the server is shutting down")
         await self._kinds.workers.close()
-        await self._contained.settle()
+        await self._backlog.contained.settle()
+
+
+def _perform(driver: Driver, session: Session, action: ev.Action) -> None:
+    fills, contained = "prefill_early" not in driver.without, driver._backlog.contained
+    match action:
+        case ev.Notify(variable):
+            driver.readers.wake(session, variable)
+        case ev.Run(id):
+            contained.spawn(session, driver._run(session, id))
+        case ev.Fill(id) if session.graph.primitives[id].kind in TAKES_ITEMS:
+            with contained.inside(session):
+                driver._early.items.advance(session, id)
+        case ev.Fill(id) if fills and driver._early.prompts.may_advance(session, id):
+            contained.spawn(session, _filled(driver._early.prompts, session, id))
+        case ev.Stop(id):
+            driver._stop(PrimitiveId(session.id, id))
+        case ev.Replan(primitives):
+            driver._replanned.note(session, primitives)
+        case ev.GoOn():
+            contained.spawn(session, _next_turn(driver, session))
+        case ev.Ended(task):
+            driver._ended(session, session.tasks[task])
+
+
+def _closed(driver: Driver, session: Session) -> None:
+    """All that the session ran was stopped."""
+    driver.dispatcher.forget(session.id)
+    for observer in driver.observers:
+        try:
+            observer.session_closed(session)
+        except Exception:  # the session is closed, even if a trace of it cannot be written
+            log.exception("an observer of session %s failed", session.id)
 
 
 def resume(driver: Driver, journal: Journal) -> None:
     """Go on with the sessions that are on disk."""
     for session in driver.registry.restore():
-        with driver._contained.inside(session):
+        with driver._backlog.contained.inside(session):
             driver.apply(session, journal.resumed())
 
 

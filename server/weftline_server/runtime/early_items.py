@@ -8,11 +8,13 @@ and is not among them costs time, never a wrong value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
+from weftline.errors import WeftlineError
 from weftline_engine import api
 from weftline_server.graph.growth import TakesItems
 from weftline_server.graph.primitive import DISTANT, Flow, Primitive, PrimitiveId
@@ -27,6 +29,8 @@ from weftline_server.session.session import Session
 from weftline_server.session.task import RunState
 from weftline_server.session.variable import VariableState
 
+log = logging.getLogger("weftline.driver")
+
 
 @dataclass(slots=True)
 class _Op:
@@ -37,6 +41,7 @@ class _Op:
     wanted: list[Any] | None = None  # None: the value is not complete
     attempt: int = 0
     lost: bool = False  # it failed before its value was complete
+    begun: bool = False  # its inputs beside the items are there, or are being made
 
 
 class EarlyItems:
@@ -48,11 +53,13 @@ class EarlyItems:
         steps: StepKind,
         clock: Callable[[], float],
         apply: Callable[[Session, ev.SessionEvent], None],
+        spawn: Callable[[Session, Coroutine[object, object, None]], None],
     ) -> None:
         self._dispatcher = dispatcher
         self._steps = steps
         self._now = clock
         self._apply = apply
+        self._spawn = spawn
         self._ops: dict[PrimitiveId, _Op] = {}
 
     def advance(self, session: Session, id: str) -> None:
@@ -74,13 +81,34 @@ class EarlyItems:
         if op.lost or len(items) <= len(op.sent) or items[: len(op.sent)] != op.sent:
             return  # nothing is new, or the text was generated again and says something else
         if not op.sent:
-            inputs = self._steps.rest(session, primitive)
-            op.sent = items
-            self._enqueue(session, primitive, op, inputs, is_open=True)
+            if not op.begun:
+                op.begun = True
+                self._spawn(session, self._begin(session, primitive, op))
         elif self._dispatcher.feed(str(full), items[len(op.sent) :], last=False):
             op.sent = items
         else:
             op.lost = True
+
+    async def _begin(self, session: Session, primitive: Primitive, op: _Op) -> None:
+        """Open the op with the items that are known when its other inputs have been made.
+
+        Their transforms may need a worker. Where these fail, the step fails with their error when
+        its whole input is there.
+        """
+        try:
+            inputs = await self._steps.rest(session, primitive)
+        except WeftlineError as error:
+            log.debug("no early items for primitive %s: %s", primitive.id, error.type)
+            return
+        full, flow = PrimitiveId(session.id, primitive.id), primitive.items
+        if self._ops.get(full) is not op or not _waits_for_items(session, primitive):
+            return  # the whole value came meanwhile, or the step was stopped
+        assert flow is not None, "it takes items"
+        op.sent = item_values.fed(_step(primitive), known_items(session, flow.takes, flow.through))
+        if op.sent:
+            self._enqueue(session, primitive, op, inputs, is_open=True)
+        else:
+            op.begun = False  # the text was generated again
 
     def complete(self, session: Session, primitive: Primitive, payload: Payload) -> None:
         """The whole value is there: send what is missing of it."""

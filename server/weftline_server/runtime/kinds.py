@@ -12,13 +12,12 @@ from enum import Enum
 from typing import Any, ClassVar, Protocol
 
 from weftline.errors import WeftlineError
-from weftline.steps import Rerank, Search, Step
-from weftline.transforms import run
+from weftline.steps import Rerank, Search, Source, Step
 from weftline_engine import api
 from weftline_server.graph.primitive import Effects, Flow, Primitive, PrimitiveId, ValueBody
 from weftline_server.lowering.bounds import is_large, is_small
 from weftline_server.lowering.call import PromptBody, template_of
-from weftline_server.lowering.control import ControlBody
+from weftline_server.lowering.control import ControlBody, Question
 from weftline_server.lowering.results import Transformed, said, token_logprobs, transformed
 from weftline_server.lowering.sampling import asked, is_free, sampling_params
 from weftline_server.lowering.step import (
@@ -173,23 +172,18 @@ class StepKind(ValueKind):
             inputs["tenant"] = session.tenant
         return Payload(None, None, inputs=inputs)
 
-    def rest(self, session: Session, primitive: Primitive) -> dict[str, Any]:
-        """The inputs of an op that streams, beside its items. Its other values are ready."""
+    async def rest(self, session: Session, primitive: Primitive) -> dict[str, Any]:
+        """The inputs of an op that streams, beside its items. Its other values are ready.
+
+        Raises TransformFailed.
+        """
         step = _step_of(primitive)
-        values = _values(session, primitive)
         match step:
             case Search():
-                found: dict[str, Any] = {"k": step.k, "filter": step.filter}
+                return {"k": step.k, "filter": step.filter, "tenant": session.tenant}
             case Rerank():
-                query = step.query
-                found = {
-                    "query": query.value
-                    if query.var is None
-                    else run(query.transforms, values[query.var])
-                }
-            case _:
-                found = {}
-        return {**found, "tenant": session.tenant} if isinstance(step, Search) else found
+                return {"query": await self._read(session, primitive, step.query)}
+        return {}
 
     def charge(self, primitive: Primitive, payload: Payload) -> int:
         texts = payload.inputs.get("texts")
@@ -214,13 +208,15 @@ class StepKind(ValueKind):
 
     async def _given(self, session: Session, primitive: Primitive) -> dict[str, Any]:
         """What the step reads, by field. Raises TransformFailed."""
-        step, values = _step_of(primitive), _values(session, primitive)
-        return {
-            name: source.value
-            if source.var is None
-            else await self._workers.apply(session.tenant, source.transforms, values[source.var])
-            for name, source in step.sources.items()
-        }
+        sources = _step_of(primitive).sources.items()
+        return {name: await self._read(session, primitive, source) for name, source in sources}
+
+    async def _read(self, session: Session, primitive: Primitive, source: Source) -> Any:
+        """The value of a source after its transforms. Raises TransformFailed."""
+        if source.var is None:
+            return source.value
+        value = session.variables[source.var].value
+        return await self._workers.apply(session.tenant, source.transforms, value)
 
 
 def _values(session: Session, primitive: Primitive) -> dict[str, object]:
@@ -252,6 +248,10 @@ class ControlKind(ValueKind):
 
     where = Where.SERVER
 
+    def __init__(self, salt: Callable[[str], str], workers: Workers) -> None:
+        super().__init__(salt)
+        self._workers = workers
+
     async def prepare(self, session: Session, primitive: Primitive) -> Payload:
         return Payload(None, None)
 
@@ -263,19 +263,22 @@ class ControlKind(ValueKind):
     ) -> Transformed | Coroutine[object, object, Transformed]:
         body, variables = primitive.body, session.variables
         assert isinstance(body, ControlBody), f"{primitive.kind} decides nothing"
+        asked = body.asks(variables)
+        if asked is not None and asked.is_slow:
+            return self._asked(session, body, asked)
+        try:
+            answer = None if asked is None else asked.answer()
+            return Transformed(body.value(variables, answer), reason=body.reason)
+        except WeftlineError as error:
+            return Transformed(None, error)
 
-        def value() -> Transformed:
-            try:
-                return Transformed(body.value(variables), reason=body.reason)
-            except WeftlineError as error:
-                return Transformed(None, error)
-
-        return _elsewhere(value) if body.is_slow else value()
-
-
-async def _elsewhere(make: Callable[[], Transformed]) -> Transformed:
-    """What `make` returns, made in a thread."""
-    return await asyncio.get_running_loop().run_in_executor(None, make)
+    async def _asked(self, session: Session, body: ControlBody, asked: Question) -> Transformed:
+        """The value of a step that asks what may take long."""
+        try:
+            answer = await self._workers.run(session.tenant, asked.specs, asked.value, asked.cases)
+            return Transformed(body.value(session.variables, answer), reason=body.reason)
+        except WeftlineError as error:
+            return Transformed(None, error)
 
 
 class ToolKind(ValueKind):
@@ -450,7 +453,7 @@ class Kinds:
             "text": ServerKind(salt, self.workers),
             "mean": ServerKind(salt, self.workers),
         }
-        self._control = ControlKind(salt)
+        self._control = ControlKind(salt, self.workers)
         self._tools = ToolKind(salt)
 
     def of(self, primitive: Primitive) -> Kind:

@@ -95,15 +95,27 @@ class Workers:
             return await self.run(tenant, specs, value)
         return transforms.run(specs, value)
 
-    async def run(self, tenant: str, specs: Sequence[Spec], value: object) -> Any:
-        """Return what `transforms.run` makes of `value`. Raises TransformFailed."""
+    async def run(
+        self,
+        tenant: str,
+        specs: Sequence[Spec],
+        value: object,
+        cases: Sequence[Spec] | None = None,
+    ) -> Any:
+        """Return what `transforms.run` makes of `value`. Raises TransformFailed.
+
+        With `cases` return the number of the first predicate that holds for that, or None.
+        """
+        request: dict[str, Any] = {"run": list(specs), "value": value}
+        if cases is not None:
+            request["cases"] = list(cases)
         try:
-            return await self._job(tenant, {"run": list(specs), "value": value})
+            return await self._job(tenant, request)
         except _TooLong:
             raise TransformFailed(
                 f"the transforms took more than {self._config.limit_s:g} s: shorten the text, or "
                 "leave the parser to the client",
-                param=str(specs[0].get("op")),
+                param=str((*specs, *(cases or ()))[0].get("op")),
             ) from None
 
     async def close(self) -> None:

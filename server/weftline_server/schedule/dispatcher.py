@@ -216,6 +216,7 @@ class Dispatcher:
 
     def forget(self, application: str) -> None:
         """Free all contexts that the engines keep for an application that has ended."""
+        self._queue.withdrawn.discard(application)
         perform(self.memory.closed(application), self._fleet.members)
         if self._queue:
             self._rounds.soon()
@@ -240,3 +241,10 @@ class Dispatcher:
                 EngineUnavailable.__name__,
                 f"no engine has served {work.model} for {UNAVAILABLE_S:g} s ({why})",
             )
+
+
+def withdraw(dispatcher: Dispatcher, application: str) -> None:
+    """Start nothing more of an application that ends. What waits is taken back one by one, and then
+    the application is forgotten.
+    """
+    dispatcher._queue.withdrawn.add(application)

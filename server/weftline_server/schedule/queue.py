@@ -22,15 +22,24 @@ class Queue:
     def __init__(self) -> None:
         self._works: dict[str, Work] = {}
         self._of: Counter[str] = Counter()  # by salt
+        self.withdrawn: set[str] = set()  # applications that end: their work is not given out
 
     def __len__(self) -> int:
         return len(self._works)
 
     def __iter__(self) -> Iterator[Work]:
-        return iter(self._works.values())
+        """The work that may start."""
+        if not self.withdrawn:
+            return iter(self._works.values())
+        return (work for work in self._works.values() if self._may_start(work))
 
     def __contains__(self, op: object) -> bool:
-        return op in self._works
+        """Whether the op waits and may start."""
+        work = self._works.get(op) if isinstance(op, str) else None
+        return work is not None and self._may_start(work)
+
+    def _may_start(self, work: Work) -> bool:
+        return work.op.hints.application not in self.withdrawn
 
     def of(self, salt: str) -> int:
         """How many of the tenant with this salt wait."""

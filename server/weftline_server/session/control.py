@@ -12,10 +12,11 @@ from weftline.errors import AlreadySet, WeftlineError
 from weftline_server.graph.growth import Growing, Growth, TakesItems
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Spent
+from weftline_server.session.draft import Draft
 from weftline_server.session.execution import Execution
 from weftline_server.session.readiness import lost_read
 from weftline_server.session.task import PrimitiveRun
-from weftline_server.session.variable import Variable
+from weftline_server.session.variable import Variable, settled_of
 
 
 def finish(
@@ -69,8 +70,8 @@ def _grow(
 ) -> list[ev.Action]:
     """Add all of `growth`, or raise AlreadySet, DuplicateProducer or BudgetExceeded."""
     variables = execution.variables
-    writes = [v for task in growth.tasks for v in task.writes if v in variables]
-    execution.graph.check(growth.tasks, [v for v in writes if variables[v].settled])
+    draft = Draft.of(growth.tasks, run.task.detached)
+    execution.graph.check(draft.added, settled_of(variables, draft.variables))
     for id in growth.values:
         if id in variables:
             raise AlreadySet(f"variable {id!r} is a name of the server: use another", param=id)
@@ -80,4 +81,4 @@ def _grow(
         spent.add_value(value)
         variables[id] = Variable(id)
         variables[id].set(value)
-    return execution.add(growth.tasks, execution.now, run.task.detached)
+    return execution.add(draft, execution.now)

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 
 from weftline.errors import BudgetExceeded, Cancelled, WeftlineError
 from weftline_server.graph.graph import Graph
-from weftline_server.graph.primitive import Flow, Task
+from weftline_server.graph.primitive import Flow
 from weftline_server.passes import Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Spent
+from weftline_server.session.draft import Draft
 from weftline_server.session.held import Held
-from weftline_server.session.origin import NOBODY, Origin
 from weftline_server.session.planning import Planning
 from weftline_server.session.readiness import (
     continues,
@@ -32,7 +32,6 @@ from weftline_server.session.variable import WITHOUT_VALUE, Variable, VariableSt
 from weftline_server.session.wanted import (
     Need,
     changes,
-    decides,
     is_needed,
     need_of,
 )
@@ -99,42 +98,33 @@ class Execution:
                 assert self.graph.producer.get(var), f"variable {var} streams from nowhere"
             assert (variable.error is not None) == (variable.state in WITHOUT_VALUE)
 
-    def add(
-        self,
-        tasks: Sequence[Task],
-        now: float,
-        detached: bool,
-        origin: Origin = NOBODY,
-        hold: bool = False,
-    ) -> list[ev.Action]:
+    def add(self, draft: Draft, now: float, hold: bool = False) -> list[ev.Action]:
         """Add tasks that the graph has accepted, and start what can run; with `hold`, later where
         they are many.
         """
-        self.graph.add(tasks)
-        variables, planning = self.variables, self.planning
-        fresh: list[PrimitiveRun] = []
-        for task in tasks:
-            named = [read.variable for one in task.primitives for read in one.reads]
-            for var in (*named, *task.writes, *task.reads):
-                if var not in variables:
-                    variables[var] = Variable(var)
-            added = self.tasks[task.id] = TaskRun(task, now, detached, origin)
-            if task.owner:
-                self._owned.setdefault(task.owner, []).append(added)
-            for run in added.primitives:
-                self.primitives[run.id] = run
-                self.held.branches |= decides(self.graph.primitives[run.id])
-                self.work_left += run.work
-                planning.add(run.id)
-                fresh.append(run)
-            if task.criteria is not None:
-                for var in task.writes:
-                    planning.want(var, task.criteria)
-        reads = (read.variable for run in fresh for read in self.graph.primitives[run.id].reads)
+        self.graph.add(draft.added)
+        for task in draft.runs.values():
+            task.submitted = now
+        self.tasks.update(draft.runs)
+        self.primitives.update(draft.primitives)
+        for id, variable in draft.variables.items():
+            self.variables.setdefault(id, variable)
+        for owner, owned in draft.owned.items():
+            self._owned.setdefault(owner, []).extend(owned)
+        self.work_left += draft.work
+        self.held.branches |= draft.branches
+        are_held = hold and bool(draft.order)
+        if are_held:
+            self.planning.postpone(draft.primitives)
+        else:
+            self.planning.add(draft.primitives)
+        for variable_id, criterion in draft.criteria:
+            self.planning.want(variable_id, criterion)
+        known = draft.added.primitives.values()
+        reads = (read.variable for one in known for read in one.reads)
         self.held.look_above(self.graph, self.primitives, reads)
-        if hold and self.held.are_many(fresh):
-            return self.held.hold(fresh, planning)
-        return start(self, fresh)
+        fresh = draft.primitives.values()
+        return self.held.hold(fresh, draft.order) if are_held else start(self, fresh)
 
     def settled(self, variable: Variable, now: float) -> list[ev.Action]:
         """Start the primitives that waited for a variable of the client. Fail them if it failed."""
@@ -406,8 +396,7 @@ def close(execution: Execution, reason: str) -> list[ev.Action]:
 
 def go_on(execution: Execution) -> list[ev.Action]:
     """Plan the next part of the primitives that are held, or start it when all are planned."""
-    for id in execution.held.planned_next():
-        execution.planning.add(id)
+    execution.planning.add(execution.held.planned_next())
     actions = start(execution, execution.held.started_next())
     if execution.held:
         actions.append(ev.GoOn())

@@ -3,7 +3,7 @@ undecided branch may need.
 
 All tasks of a submit enter the graph at once, because a submit is taken whole or not at all. To
 plan and start 10,000 takes 0.5 s, in which no other client would get an answer. So these are done
-in parts, each in a turn of its own.
+in parts, each in a turn of its own. `Draft` does the same for what comes before they enter.
 
 What changes something outside the graph waits until it is certain that it is needed.
 """
@@ -11,11 +11,10 @@ What changes something outside the graph waits until it is certain that it is ne
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from weftline_server.graph.graph import Graph
 from weftline_server.session import events as ev
-from weftline_server.session.planning import Planning
 from weftline_server.session.task import PrimitiveRun
 from weftline_server.session.wanted import Runs, above
 
@@ -63,15 +62,20 @@ class Held:
         return found
 
     @staticmethod
-    def are_many(runs: Sequence[PrimitiveRun]) -> bool:
+    def are_many(primitives: Collection[str]) -> bool:
         """Whether these primitives are too many for one turn of the event loop."""
-        return len(runs) > PART
+        return len(primitives) > PART
 
-    def hold(self, runs: Sequence[PrimitiveRun], planning: Planning) -> list[ev.Action]:
-        """Hold new primitives, which are in the graph and were added to `planning`."""
+    def hold(
+        self, runs: Collection[PrimitiveRun], order: Iterable[tuple[str, int]]
+    ) -> list[ev.Action]:
+        """Hold new primitives, which are in the graph.
+
+        `order` names each with the number of its edges, consumers before their producers, so that
+        none is planned twice.
+        """
         was_idle = not self
-        # Consumers are planned before their producers, so that none is planned twice.
-        self._plan.extend(planning.postpone([run.id for run in runs]))
+        self._plan.extend(order)
         for run in runs:
             run.held = True
         self._start.extend(runs)

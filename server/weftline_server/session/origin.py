@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The request's id, and the span of the client that sent it (W3C's traceparent), if any."""
+    """The request's id, the span of the client that sent it (W3C's traceparent), if any, and the
+    name that the client gives to its run.
+    """
 
     request_id: str = ""
     traceparent: str = ""
+    run_name: str = ""
 
 
 NOBODY = Origin()
@@ -26,6 +29,12 @@ ORIGIN: ContextVar[Origin] = ContextVar("weftline_origin", default=NOBODY)
 def trace_of(session: str) -> int:
     """The number of a session's trace where no client names one."""
     return _number(session, 16)
+
+
+def name_run(name: str) -> None:
+    """Note the name of the run that the request being handled belongs to, if it says one."""
+    if name:
+        ORIGIN.set(replace(ORIGIN.get(), run_name=name))
 
 
 def span_of(session: str, task: str) -> int:

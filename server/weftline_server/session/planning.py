@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from weftline.protocol import Criterion
 from weftline_server.graph.graph import Graph
-from weftline_server.passes import Plan, Plugin, analyse, consumers_first, stricter
+from weftline_server.passes import Plan, Plugin, analyse, stricter
 from weftline_server.session.reuse import Reuse
 
 
@@ -36,22 +36,15 @@ class Planning:
         """The planned primitives that have not started, so that their advice may still change."""
         return self._told.keys()
 
-    def add(self, primitive: str) -> None:
-        """The graph has a new primitive."""
-        self._later.discard(primitive)
-        self._changed[primitive] = None
+    def add(self, primitives: Iterable[str]) -> None:
+        """The graph has these new primitives, which are to be planned now."""
+        found = dict.fromkeys(primitives)
+        self._later.difference_update(found)
+        self._changed.update(found)
 
-    def postpone(self, primitives: Iterable[str]) -> list[tuple[str, int]]:
-        """Do not plan these new ones until each is added again.
-
-        Return them, consumers first, each with the number of its edges.
-        """
-        order = consumers_first(self._graph, primitives)
-        self._later.update(order)
-        for id in order:
-            self._changed.pop(id, None)
-        known = self._graph.primitives
-        return [(id, len(known[id].reads) + len(known[id].after)) for id in order]
+    def postpone(self, primitives: Iterable[str]) -> None:
+        """The graph has these new primitives, which are not planned until they are added."""
+        self._later.update(primitives)
 
     def want(self, variable: str, criterion: Criterion) -> None:
         """A reader of `variable` asks for `criterion`. The stricter of two is kept."""

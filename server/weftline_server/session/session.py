@@ -11,18 +11,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from weftline.errors import Cancelled, UnknownCall, UnknownVariable
+from weftline.errors import Cancelled, UnknownCall, UnknownSession, UnknownVariable
 from weftline_server.graph.graph import Graph
-from weftline_server.graph.primitive import Task
 from weftline_server.passes import Plan, Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Budget, Spent
 from weftline_server.session.control import finish, take_items
+from weftline_server.session.draft import Draft
 from weftline_server.session.execution import Execution, IllegalMove, close, go_on, restarted
 from weftline_server.session.given import give, refuse
 from weftline_server.session.resumed import abandon, resume
 from weftline_server.session.task import PrimitiveRun, RunState, TaskRun
-from weftline_server.session.variable import Variable
+from weftline_server.session.variable import Variable, settled_of
 from weftline_server.session.watch import Watch
 
 # Events that a session remembers for its story: some hundred calls without their text parts.
@@ -93,11 +93,9 @@ class Session:
             raise UnknownVariable(f"the session has no variable {id[:64]!r}", param=id)
         return self.variables[id]
 
-    def check(self, tasks: Sequence[Task]) -> None:
-        """Raise unless `tasks` can join the graph; see `Graph.check`."""
-        variables = self.execution.variables
-        writes = [v for task in tasks for v in task.writes if v in variables]
-        self.graph.check(tasks, [v for v in writes if variables[v].settled])
+    def check(self, draft: Draft) -> None:
+        """Raise unless the tasks of the draft can join the graph; see `Graph.check`."""
+        self.graph.check(draft.added, settled_of(self.variables, draft.variables))
 
     def validate(self) -> None:
         """Assert what holds between any two events."""
@@ -118,15 +116,19 @@ class Session:
             for number, event in enumerate(self._remembered, first + 1)
         ]
 
-    def handle(self, event: ev.SessionEvent) -> list[ev.Action]:
+    def handle(self, event: ev.SessionEvent, draft: Draft | None = None) -> list[ev.Action]:
         """Change the session by one event; the table at the end has a method for each type.
 
-        Raises the errors of that method, and then changes nothing. An IllegalMove is our bug; it is
-        raised with the end of the session's story.
+        A `draft` of the tasks of a submit saves the time to make one. Raises the errors of that
+        method, and then changes nothing. An IllegalMove is our bug; it is raised with the end of
+        the session's story.
         """
         self.execution.now = event.now
         try:
-            actions = _HANDLERS[type(event)](self, event)
+            if isinstance(event, ev.TasksSubmitted):
+                actions = self._submit(event, draft)
+            else:
+                actions = _HANDLERS[type(event)](self, event)
         except IllegalMove as bug:
             story = "\n".join(map(str, self.story()[-TOLD_OF_A_BUG:]))
             raise IllegalMove(f"{bug}, at {event!r} after:\n{story}") from None
@@ -164,11 +166,17 @@ class Session:
             self._told_left = self.execution.work_left
         return tuple([id for id in moved if runs[id].state is RunState.QUEUED or runs[id].filling])
 
-    def _submit(self, event: ev.TasksSubmitted) -> list[ev.Action]:
-        self.check(event.tasks)
+    def _submit(self, event: ev.TasksSubmitted, draft: Draft | None) -> list[ev.Action]:
+        if self.ended is not None:
+            raise UnknownSession(
+                f"session {self.id} was closed before it got these calls: open another",
+                param="session_id",
+            )
+        made = Draft.of(event.tasks, event.detach, event.origin) if draft is None else draft
+        self.check(made)
         self.spent.take_tasks(event.tasks, event.now - self.opened)
         self.watch.take_whole(event.whole)
-        return self.execution.add(event.tasks, event.now, event.detach, event.origin, hold=True)
+        return self.execution.add(made, event.now, hold=True)
 
     def _set(self, event: ev.VariableSet) -> list[ev.Action]:
         return give(self.execution, self.spent, event, self.opened)
@@ -221,7 +229,6 @@ _CHANGES_NO_PLAN = frozenset(
 _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Action]]] = (
     MappingProxyType(
         {
-            ev.TasksSubmitted: Session._submit,
             ev.TurnCame: lambda session, event: go_on(session.execution),
             ev.VariableSet: Session._set,
             ev.VariableRefused: lambda session, event: refuse(session.execution, event),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -63,6 +63,11 @@ class Variable:
         return self.parts[0] if self.parts else ""
 
     @property
+    def chars(self) -> int:
+        """The length of its text."""
+        return sum(map(len, self.parts))
+
+    @property
     def settled(self) -> bool:
         """Ready, failed or skipped: it will not change any more."""
         return not ALLOWED[self.state]
@@ -105,3 +110,8 @@ class Variable:
     def skip(self) -> None:
         self.move_to(VariableState.SKIPPED)
         self.error = Skipped(f"variable {self.id!r} was skipped: no branch took it", param=self.id)
+
+
+def settled_of(variables: Mapping[str, Variable], named: Iterable[str]) -> Iterator[str]:
+    """Those of the `named` variables that will not change any more."""
+    return (id for id in named if id in variables and variables[id].settled)

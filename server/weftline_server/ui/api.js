@@ -9,6 +9,17 @@ export class Refused extends Error {
   }
 }
 
+// The server did not answer, or its answer broke off. An error of this page is none of these.
+export class Unreachable extends Error {}
+
+const reached = async (answer) => {
+  try {
+    return await answer;
+  } catch (error) {
+    throw new Unreachable(error.message);
+  }
+};
+
 export const key = () => sessionStorage.getItem(KEY);
 export const setKey = (given) => sessionStorage.setItem(KEY, given);
 
@@ -17,13 +28,13 @@ function headers() {
 }
 
 async function open(path, signal) {
-  const response = await fetch(path, { headers: headers(), signal, cache: "no-store" });
+  const response = await reached(fetch(path, { headers: headers(), signal, cache: "no-store" }));
   if (response.ok) return response;
   const body = await response.json().catch(() => null);
   throw new Refused(response.status, body?.error?.message ?? `the server answered ${response.status}`);
 }
 
-export const get = async (path, signal) => (await open(path, signal)).json();
+export const get = async (path, signal) => reached((await open(path, signal)).json());
 
 // Yields the data of each server-sent event. EventSource cannot send a key, so fetch reads it.
 export async function* events(path, signal) {
@@ -31,7 +42,7 @@ export async function* events(path, signal) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reached(reader.read());
     if (done) return;
     const blocks = (rest + value).split("\n\n");
     rest = blocks.pop();

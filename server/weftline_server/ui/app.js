@@ -2,13 +2,14 @@
 // The address names the view: #/ is the list, #/engines the engines, #/s/SESSION a session, #/s/SESSION/CALL one of its calls.
 // After "?" it has the filter of the list or of the calls.
 
-import { Refused, events, get, setKey } from "./api.js";
+import { Refused, Unreachable, events, get, setKey } from "./api.js";
 import { drawDetail } from "./detail.js";
 import { el, seconds } from "./dom.js";
 import { drawEngines } from "./engines.js";
 import { address, filterBar, isSet, matchesSession, matchesTask, read } from "./filter.js";
 import { drawGraph } from "./graph.js";
 import { endOf, player, then } from "./playback.js";
+import { sessionTable } from "./sessions.js";
 import { drawTimeline, legend } from "./timeline.js";
 import { zoomBar } from "./zoom.js";
 
@@ -25,21 +26,27 @@ let listed = null;
 const said = (text) => {
   if (status.textContent !== text) status.textContent = text;
 };
-const money = (value) => (value === undefined ? "–" : value.toPrecision(3));
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
+// The views by the first part of the address. Each gets the parts after it, the filter, and a signal that ends it.
+const VIEWS = {
+  "": (_, filter, signal) => list(filter, signal),
+  engines: (_, filter, signal) => engines(signal),
+  s: ([session, call], filter, signal) => follow(session, call || null, filter, signal),
+};
+
 function route() {
-  const { parts: [page, session, call], filter } = read();
-  if (page === "s" && session && shown?.id === session) {
+  const { parts: [page = "", ...rest], filter } = read();
+  if (page === "s" && rest[0] && shown?.id === rest[0]) {
     shown.filter = filter;
-    return shown.selected === (call || null) ? shown.draw() : select(call || null);
+    return shown.selected === (rest[1] || null) ? shown.draw() : select(rest[1] || null);
   }
+  const view = page in VIEWS && !(page === "s" && !rest[0]) ? page : "";
   for (const link of document.querySelectorAll("nav a")) {
-    const here = link.getAttribute("href") === (page === "engines" ? "#/engines" : page === "s" ? "" : "#/");
-    if (here) link.setAttribute("aria-current", "page");
+    if (link.getAttribute("href") === `#/${view}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  if (!page && listed) {
+  if (!view && listed) {
     listed.filter = filter;
     return listed.draw();
   }
@@ -47,9 +54,7 @@ function route() {
   leaving = new AbortController();
   shown = null;
   listed = null;
-  if (page === "s" && session) return follow(session, call || null, filter, leaving.signal);
-  if (page === "engines") return engines(leaving.signal);
-  return list(filter, leaving.signal);
+  return VIEWS[view](rest, filter, leaving.signal);
 }
 
 function engines(signal) {
@@ -84,6 +89,7 @@ async function persist(signal, act) {
         main.replaceChildren(el("p", {}, error.message), el("a", { href: "#/" }, "All sessions"));
         return said("");
       }
+      if (!(error instanceof Refused || error instanceof Unreachable)) throw error;
       said(error instanceof Refused ? error.message : "The server cannot be reached. Trying again …");
       await sleep(AGAIN_MS);
     }
@@ -106,61 +112,49 @@ function askKey() {
 }
 
 const LIST_MOST = 1000; // what the server sends at most
+const SEARCH_MS = 5000; // between two searches: the server reads all prompts for each
+const TYPED_MS = 300; // after the last letter of a text the search begins
 const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 
 function list(filter, signal) {
   const body = el("div", {});
   const bar = filterBar("list", filter, filterBy);
   let before = "";
-  listed = { filter, sessions: null, total: 0, draw: () => drawList(listed, bar, body) };
+  const own = { filter, sessions: null, total: 0, note: "", draw: () => drawList(own, bar, body) };
+  listed = own;
   return persist(signal, async () => {
-    const { sessions, total } = await get(`../v1/sessions?limit=${LIST_MOST}`, signal);
+    const { text } = own.filter;
+    const query = new URLSearchParams(text ? { limit: LIST_MOST, text } : { limit: LIST_MOST });
+    const { sessions, total, all_read } = await get(`../v1/sessions?${query}`, signal);
     said(total ? count(total, "session") : "No session yet. Run a program.");
-    const now = JSON.stringify(sessions);
+    const note = all_read === false ? "The newest sessions were searched: there was too much text to read all." : "";
+    const now = JSON.stringify([sessions, note]);
     if (body.parentNode !== main) main.replaceChildren(bar, body); // it was replaced by a question for a key
-    Object.assign(listed, { sessions, total });
-    if (now !== before) listed.draw();
+    Object.assign(own, { sessions, total, note });
+    if (now !== before) own.draw();
     before = now;
-    await sleep(LIST_MS);
+    await changed(() => own.filter.text !== text, text ? SEARCH_MS : LIST_MS, signal);
     return false;
   });
 }
 
-function drawList({ filter, sessions, total }, bar, body) {
+// Waits for `most` milliseconds, or until something `has` changed and is still for TYPED_MS.
+async function changed(has, most, signal) {
+  for (let left = most; left > 0 && !signal.aborted && !has(); left -= 100) await sleep(Math.min(left, 100));
+  if (has()) await sleep(TYPED_MS);
+}
+
+function drawList({ filter, sessions, total, note }, bar, body) {
   if (sessions === null) return;
   const found = sessions.filter((row) => matchesSession(row, filter));
   bar.hidden = total === 0;
   bar.offer([...new Set(sessions.flatMap((row) => row.engines))].sort());
-  bar.show(filter, isSet(filter) ? `${found.length.toLocaleString("en")} of ${count(sessions.length, "session")}` : "");
-  if (found.length) body.replaceChildren(table(found));
-  else body.replaceChildren(el("p", { class: "soft empty" }, total ? "No session matches this filter." : ""));
-}
-
-function table(sessions) {
-  const priced = sessions.some((row) => row.cost !== undefined); // the operator has set prices
-  const costs = priced ? ["cost", "saved"] : [];
-  const heads = ["session", "name", "state", "age", "calls", "prompt tokens", "cached", "output tokens", ...costs, "error"];
-  const numbers = new Set(["age", "calls", "prompt tokens", "cached", "output tokens", ...costs]);
-  const cell = (name, head, ...content) => el(name, { class: numbers.has(head) ? "number" : null }, ...content);
-  return el(
-    "table",
-    { id: "sessions" },
-    el("thead", {}, el("tr", {}, heads.map((head) => cell("th", head, head)))),
-    el(
-      "tbody",
-      {},
-      sessions.map((row) => {
-        const share = row.prompt_tokens ? `${Math.round((100 * row.cached_tokens) / row.prompt_tokens)} %` : "–";
-        const values = [
-          el("a", { href: `#/s/${row.session_id}` }, row.session_id.slice(0, 20)),
-          row.name, row.state, seconds(row.age_s), String(row.calls + row.steps),
-          String(row.prompt_tokens), share, String(row.output_tokens),
-          ...(priced ? [money(row.cost), money(row.saved)] : []), row.error ?? "",
-        ];
-        return el("tr", { class: row.error ? "failed" : null }, values.map((value, at) => cell("td", heads[at], value)));
-      }),
-    ),
-  );
+  bar.show(filter, isSet(filter) ? `${found.length.toLocaleString("en")} of ${count(total, "session")}` : "");
+  const focused = document.activeElement?.dataset?.order;
+  const order = (next) => filterBy({ ...read().filter, order: next });
+  const empty = el("p", { class: "soft empty" }, total ? "No session matches this filter." : "");
+  body.replaceChildren(found.length ? sessionTable(found, filter, order) : empty, el("p", { class: "soft" }, note));
+  if (focused) body.querySelector(`[data-order="${focused}"]`)?.focus({ preventScroll: true });
 }
 
 function follow(id, call, filter, signal) {

@@ -1,4 +1,5 @@
-// Filters of the sessions and of a session's calls: by state, name and engine, kept in the address.
+// Filters of the sessions and of a session's calls: by state, name and engine, kept in the address. The list has a
+// search in the prompts, too, which the server does.
 
 import { el } from "./dom.js";
 
@@ -6,7 +7,8 @@ const STATES = {
   list: ["open", "closed", "failed"],
   session: ["waiting", "queued", "running", "done", "failed", "cancelled", "skipped"],
 };
-const NAMES = ["state", "name", "engine"];
+const FILTERS = ["state", "name", "engine", "text"];
+const NAMES = [...FILTERS, "order", "group"]; // the last two say how the list is shown
 
 // The address after "#": its parts between slashes, and the filter after "?".
 export function read() {
@@ -22,13 +24,13 @@ export function address(path, filter) {
   return `#/${path}${set.size ? `?${set}` : ""}`;
 }
 
-export const isSet = (filter) => NAMES.some((name) => filter[name]);
+export const isSet = (filter) => FILTERS.some((name) => filter[name]);
 
 const holds = (text, part) => text.toLowerCase().includes(part.toLowerCase());
 
 export const matchesSession = (row, { state, name, engine }) =>
   (!state || (state === "failed" ? row.error !== null : row.state === state)) &&
-  (!name || holds(row.name, name) || holds(row.session_id, name)) &&
+  (!name || [row.name, row.application, row.session_id].some((one) => holds(one, name))) &&
   (!engine || row.engines.includes(engine));
 
 export const matchesTask = (task, { state, name, engine }) =>
@@ -50,21 +52,36 @@ export function filterBar(view, filter, changed) {
     oninput: () => changed({ ...read().filter, name: name.value }),
   });
   name.value = filter.name;
+  const text = el("input", {
+    type: "search", name: "text", size: 20, maxlength: 256, placeholder: "in prompts and values",
+    oninput: () => changed({ ...read().filter, text: text.value }),
+  });
+  text.value = filter.text;
+  const group = el("input", {
+    type: "checkbox", name: "group",
+    onchange: () => changed({ ...read().filter, group: group.checked ? "1" : "" }),
+  });
+  const listed = view === "list" ? [el("label", {}, "Text ", text), el("label", {}, group, " Group by application")] : [];
   const count = el("output", { class: "soft" });
-  const clear = el("button", { type: "button", onclick: () => changed({}) }, "Clear");
+  const clear = el("button", {
+    type: "button",
+    onclick: () => changed({ order: read().filter.order, group: read().filter.group }),
+  }, "Clear");
   const bar = el(
     "search",
     { class: "filter", "aria-label": view === "list" ? "filter of the sessions" : "filter of the calls" },
     el("label", {}, "State ", state), el("label", {}, "Name ", name), el("label", {}, "Engine ", engine),
-    clear, count,
+    listed, clear, count,
   );
   bar.offer = (engines) => fillChoice(engine, "engine", engines, read().filter.engine);
-  bar.show = (now, text) => {
+  bar.show = (now, counted) => {
     if (state.value !== now.state) state.value = now.state;
     if (name.value !== now.name) name.value = now.name;
     if (engine.value !== now.engine) engine.value = now.engine;
+    if (text.value !== now.text) text.value = now.text;
+    group.checked = Boolean(now.group);
     clear.hidden = !isSet(now);
-    if (count.textContent !== text) count.textContent = text;
+    if (count.textContent !== counted) count.textContent = counted;
   };
   return bar;
 }

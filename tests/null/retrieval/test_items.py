@@ -11,6 +11,7 @@ import pytest
 
 from tests.null.asgi import Serve, Server, call
 from tests.null.retrieval.test_steps import TEXTS, filled, run, step, text
+from weftline.transforms.regexes import Regex
 from weftline_engine import api
 from weftline_engine.null import LatencyProfile, NullConfig, NullMode
 from weftline_engine.retrieval.local import LocalItems
@@ -149,6 +150,30 @@ async def test_reranking_begins_before_the_last_query_is_written(
     assert scored[0] == [("a red whale", "red fox")], "the first hit, alone"
     assert "red whale" not in made.backend.seen[1][1].replace("red fox", "")
     assert len(found["values"]["pool"]) == 3
+
+
+@pytest.mark.parametrize("fits", [True, False])
+async def test_the_pattern_of_a_reranks_query_runs_elsewhere(
+    split: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, fits: bool
+) -> None:
+    """It ran on the event loop when the first hits came. One that did not fit ended the session as
+    an error of the server. Hits are scored early as before.
+    """
+    made = await split("red fox\nblue whale\nred whale")
+    monkeypatch.setattr(Regex, "apply", None)  # of this process; a worker has its own
+    pattern = {"op": "regex", "regex": "about (.*)", "output_keys": ["q"]}
+    query = {"var": "asked", "transforms": [pattern, {"op": "get", "key": "q"}]}
+    merge = step("merge", "hits", "pool")
+    rerank = {**step("rerank", "pool", "top", k=2), "query": query}
+    said = "about a red whale" if fits else "nothing"
+    text_step = {"kind": "text", "parts": [{"value": said}], "out": "asked"}
+    found = await made.ask("line_list", text_step, merge, rerank, get=["top"])
+    if not fits:
+        assert (found["error"]["type"], found["error"]["call"]) == ("TransformFailed", "top")
+        return
+    assert [hit["text"] for hit in found["values"]["top"]] == ["red whale", "red fox"]
+    scored = [batch for batch, _ in made.backend.seen if isinstance(batch[0], tuple)]
+    assert all(query == "a red whale" for batch in scored for query, _ in batch)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

@@ -150,8 +150,8 @@ def _session(run: Run, model: Model) -> TracedSession:
     closer = _CLOSERS.find(server, model.delete_session)
 
     def make() -> TracedSession:
-        session = TracedSession(closer)
         *_, top = run.ancestry()
+        session = TracedSession(closer, name=_run_name(top))
         session.see(text for _, text in strings_in(top.inputs))
         return session
 
@@ -161,6 +161,16 @@ def _session(run: Run, model: Model) -> TracedSession:
 def _call_name(run: Run) -> str:
     names = [above.name for above in run.ancestry() if above.name is not None]
     name = ".".join(name for name, _ in groupby(reversed(names))) or "chat"
+    return _printable(name)
+
+
+def _run_name(top: Run) -> str:
+    """The name that the application gave to the outermost run; "" where LangChain made it up."""
+    name = top.name or ""
+    return "" if name == "LangGraph" or name.startswith("Runnable") else _printable(name)
+
+
+def _printable(name: str) -> str:
     return "".join(char if char.isprintable() else " " for char in name)[:MAX_NAME]
 
 

@@ -85,7 +85,10 @@ class Ahead(Begun):
         self.is_over = False
         self._has_warned = False
         self._joins = joins
-        self._feed = Feed(server, self._settled, None if joins is None else joins.alias)
+        if joins is None:
+            self._feed = Feed(server, self._settled)
+        else:
+            self._feed = Feed(server, self._settled, joins.alias, joins.name)
         calls = raw_calls(drafts)
         # Sent once, because a call without a result is made by the model, with the model's retries.
         self._feed.send(

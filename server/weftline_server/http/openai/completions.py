@@ -39,6 +39,7 @@ from weftline_server.observe.cost import Prices
 from weftline_server.observe.view import output_step
 from weftline_server.prompt.tool_parser import ToolParser, parser_of
 from weftline_server.runtime.service import Service
+from weftline_server.session.origin import name_run
 from weftline_server.session.session import Session
 from weftline_server.session.task import Step
 
@@ -214,6 +215,7 @@ async def start(
     said = body.weftline or Provenance()
     if body.session_id is not None:
         said = replace(said, session_id=body.session_id)
+    name_run(said.run_name)
     runs.close(tenant, said.close)
     found = None
     if said.session_id is None and body.weftline is None and state.conversations is not None:

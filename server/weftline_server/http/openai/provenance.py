@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from weftline.errors import InvalidRequest
-from weftline.protocol import MAX_ITEMS, InOut, Placeholder, Segment, check_id
+from weftline.protocol import MAX_ITEMS, InOut, Placeholder, Segment, check_id, check_run_name
 from weftline.tools import ClientTool
 from weftline_server.lowering.provenance import Sources
 from weftline_server.session.session import Session
@@ -44,7 +44,8 @@ class Provenance:
     `session_id` is a session of the server, or with `open` any id that the client chose for its
     run. The first request with such an id opens a session, and later ones join it without waiting
     for the first answer. `close` names sessions that the client no longer needs. `messages` has the
-    pieces of each message, or null for a plain one. With `run_tools` the server runs its own tools
+    pieces of each message, or null for a plain one. `run_name` names the run; the list of sessions
+    shows it. With `run_tools` the server runs its own tools
     when the model calls them, and the model goes on. `client_tools` are those that the client
     computes: the stream tells it of each call, and it sets the variable of the result. With
     `code_tool` the blocks of Python in the answer are calls of that tool, and there are no others.
@@ -54,6 +55,7 @@ class Provenance:
     open: bool = False
     close: tuple[str, ...] = ()
     name: str = "chat"
+    run_name: str = ""
     messages: tuple[tuple[Piece, ...] | None, ...] = ()
     run_tools: bool = False
     client_tools: tuple[ClientTool, ...] = ()
@@ -62,6 +64,7 @@ class Provenance:
     __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
+        check_run_name(self.run_name)
         if self.session_id is not None:
             check_id(self.session_id, "session_id")
         elif self.open:

@@ -20,6 +20,7 @@ _PARAMETERS = {
     "call_id": ("A call of the session.", "c1"),
     "model": ("A model of GET /v1/models.", "default"),
     "limit": ("The most sessions of the answer.", 100),
+    "text": ("Only sessions whose prompts or values contain this, whatever its case.", "river"),
 }
 _KEY = {
     "type": "http",

@@ -162,6 +162,8 @@ _CALLS = {
                             "placeholders": [{"name": "line", "in_out": "out",
                                               "semantic_var_id": "draft"}]}]),
     "Submit.close": Field("Close the session after the answer.", True),
+    "run_name": Field("What the application calls this run; the list of sessions shows it.",
+                      "nightly report"),
     "Submit.detach": Field("Keep the calls running although no request waits for them.", False),
     "Submit.get": Field("Variables whose values the answer waits for and holds.", ["draft"]),
     "Submit.graph": Field("Answer with the session's graph too.", False),

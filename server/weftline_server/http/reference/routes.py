@@ -86,7 +86,8 @@ _GRAPH = {
                  "sentence": "86 % of the time was generating text; shortening 'draft' helps most"},
 }  # fmt: skip
 _ROW = {
-    "session_id": _ID, "name": "draft", "state": "open", "opened": 1800000000.0, "age_s": 1.5,
+    "session_id": _ID, "name": "Write a headline about {topic}", "application": "draft",
+    "state": "open", "opened": 1800000000.0, "age_s": 1.5,
     "calls": 1, "steps": 0, "states": {"done": 1}, "prompt_tokens": 12, "cached_tokens": 8,
     "output_tokens": 5, "engines": ["torch"], "error": None,
 }  # fmt: skip
@@ -115,7 +116,8 @@ ANSWERS: Mapping[tuple[str, str], Answer] = MappingProxyType({
         "Server-sent events `engines`.", 'event: engines\ndata: {"engines": []}\n\n', (),
         (EVENTS,)),
     ("GET", "/v1/sessions"): Answer(
-        "The tenant's sessions.", {"sessions": [_ROW], "total": 1}, ("InvalidRequest",)),
+        "The tenant's sessions.", 
+        {"sessions": [_ROW], "total": 1, "found": 1, "all_read": True}, ("InvalidRequest",)),
     ("DELETE", "/v1/session/{session_id}"): Answer(
         "The session is closed.", {"session_id": _ID}, OF_SESSION),
     ("GET", "/v1/session/{session_id}/graph"): Answer("The graph.", _GRAPH, OF_SESSION),

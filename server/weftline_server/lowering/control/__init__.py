@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from weftline.steps import Branch, Each, Loop
 from weftline_server.graph.primitive import Task
-from weftline_server.lowering.control.base import ControlBody
+from weftline_server.lowering.control.base import ControlBody, Question
 from weftline_server.lowering.control.body import LowerStep, resolved
 from weftline_server.lowering.control.branch import lower_branch
 from weftline_server.lowering.control.each import lower_each
 from weftline_server.lowering.control.loop import lower_loop
 
-__all__ = ["Control", "ControlBody", "LowerStep", "lower_control", "resolved"]
+__all__ = ["Control", "ControlBody", "LowerStep", "Question", "lower_control", "resolved"]
 
 Control = Branch | Each | Loop
 

@@ -4,26 +4,51 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
-from weftline import transforms
+from weftline import predicates, transforms
 from weftline.errors import InvalidRequest
 from weftline.steps import Source, StepBase
 from weftline_engine.api import FinishReason
 from weftline_server.graph.primitive import Flow, Primitive, Read, Specs, Task
+from weftline_server.lowering.bounds import is_large, is_slow
 from weftline_server.session.budget import value_bytes
 from weftline_server.session.variable import Variable
 
 Variables = Mapping[str, Variable]
 
 
-class ControlBody(ABC):
-    """The body of a primitive that the server computes from the session's variables."""
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a step needs of a value before it decides: the result of the transforms `specs`.
+
+    With `cases` it needs the number of the first predicate that holds for that, or None.
+    """
+
+    specs: Specs
+    value: object
+    cases: tuple[predicates.Predicate, ...] | None = None
 
     @property
     def is_slow(self) -> bool:
-        """Whether the value may take milliseconds."""
-        return False
+        """Whether the answer may take milliseconds."""
+        if self.specs and is_large(self.specs, self.value):
+            return True
+        return any(is_slow(when, self.value) for when in self.cases or ())
+
+    def answer(self) -> object:
+        """The answer. Raises TransformFailed."""
+        found = transforms.run(self.specs, self.value)
+        return found if self.cases is None else predicates.first(self.cases, found)
+
+
+class ControlBody(ABC):
+    """The body of a primitive that the server computes from the session's variables."""
+
+    def asks(self, variables: Variables) -> Question | None:
+        """What must be answered before there is a value; None if nothing must."""
+        return None
 
     @property
     def reason(self) -> FinishReason | None:
@@ -31,8 +56,11 @@ class ControlBody(ABC):
         return None
 
     @abstractmethod
-    def value(self, variables: Variables) -> object:
-        """The primitive's value. Raises TransformFailed or InvalidRequest."""
+    def value(self, variables: Variables, answer: Any = None) -> object:
+        """The primitive's value, with the answer to what it `asks`.
+
+        Raises TransformFailed or InvalidRequest.
+        """
 
     def boundaries(self) -> tuple[str, ...]:
         return ()
@@ -108,8 +136,6 @@ def task_of(step: StepBase, id: str, primitives: Sequence[Primitive], later: Ite
     )
 
 
-def read(source: Source, variables: Variables) -> object:
-    """The value of a source after its transforms. Raises TransformFailed."""
-    if source.var is None:
-        return source.value
-    return transforms.run(source.transforms, variables[source.var].value)
+def raw(source: Source, variables: Variables) -> object:
+    """The value of a source before its transforms."""
+    return source.value if source.var is None else variables[source.var].value

@@ -22,7 +22,7 @@ from weftline.steps import (
     Step,
     Text,
 )
-from weftline_server.graph.graph import Graph
+from weftline_server.graph.addition import Addition
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.call import lower_call
 from weftline_server.lowering.control.sides import gated, given, read_by_sides
@@ -160,7 +160,7 @@ def tried(body: Body, made: Instance, lower: LowerStep, asked: Iterable[str]) ->
     Raises what can be refused: the errors of lowering and of a graph.
     """
     tasks = instance(body, made, lower)
-    Graph().check(tasks)
+    Addition.of(tasks)
     read = {variable for task in tasks for variable in task.reads}
     start = len(made.id) + 1
     unread = (var[start:] for task in tasks for var in given(task) if var not in read)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from weftline import predicates
 from weftline.steps import Branch
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.growth import Growing, Growth
 from weftline_server.graph.primitive import Read, Task
 from weftline_server.lowering.control.base import (
     ControlBody,
+    Question,
     Variables,
     primitive,
-    read,
+    raw,
     reads_of,
     rewired,
     task_of,
@@ -40,18 +40,12 @@ class DecideBody(ControlBody, Growing):
     step: Branch
     taker: str
 
-    @property
-    def is_slow(self) -> bool:
-        """Whether it runs transforms or patterns."""
-        slow = any(predicates.is_slow(case.when) for case in self.step.cases)
-        return slow or bool(self.step.on.transforms)
+    def asks(self, variables: Variables) -> Question:
+        cases = tuple([case.when for case in self.step.cases])
+        return Question(self.step.on.transforms, raw(self.step.on, variables), cases)
 
-    def value(self, variables: Variables) -> object:
-        asked = read(self.step.on, variables)
-        for case in self.step.cases:
-            if predicates.holds(case.when, asked):
-                return case.take
-        return self.step.default
+    def value(self, variables: Variables, answer: Any = None) -> object:
+        return self.step.default if answer is None else self.step.cases[answer].take
 
     def growth(self, graph: Graph, value: Any) -> Growth:
         taker = rewired(graph.primitives[self.taker], (Read(value),), TakeBody(value))
@@ -65,5 +59,5 @@ class TakeBody(ControlBody):
 
     side: str = ""
 
-    def value(self, variables: Variables) -> object:
+    def value(self, variables: Variables, answer: Any = None) -> object:
         return variables[self.side].value

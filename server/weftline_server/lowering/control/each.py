@@ -14,9 +14,10 @@ from weftline_server.graph.growth import Growth, TakesItems
 from weftline_server.graph.primitive import Flow, ItemFlow, Primitive, Read, Task
 from weftline_server.lowering.control.base import (
     ControlBody,
+    Question,
     Variables,
     primitive,
-    read,
+    raw,
     reads_of,
     rewired,
     task_of,
@@ -89,10 +90,8 @@ class EachBody(ControlBody, TakesItems):
     prefixes: tuple[str, ...] = ()
     thrown: int = 0
 
-    @property
-    def is_slow(self) -> bool:
-        """Whether it runs transforms."""
-        return bool(self.step.over.transforms)
+    def asks(self, variables: Variables) -> Question:
+        return Question(self.step.over.transforms, raw(self.step.over, variables))
 
     @property
     def changes(self) -> bool:
@@ -104,8 +103,8 @@ class EachBody(ControlBody, TakesItems):
         """Whether its body does."""
         return has_calls(self.step.body)
 
-    def value(self, variables: Variables) -> object:
-        items = read(self.step.over, variables)
+    def value(self, variables: Variables, answer: Any = None) -> object:
+        items = answer
         if not isinstance(items, list):
             raise TransformFailed(f"each takes a list, and the value is a {type(items).__name__}")
         if len(items) > self.step.max_items:
@@ -200,7 +199,7 @@ class GatherBody(ControlBody):
     own: str
     items: tuple[tuple[str, ...], ...]
 
-    def value(self, variables: Variables) -> object:
+    def value(self, variables: Variables, answer: Any = None) -> object:
         return self._results(variables, self.items)
 
     def so_far(self, variables: Variables) -> list[Any]:

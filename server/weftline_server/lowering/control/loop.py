@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from weftline import predicates, transforms
+from weftline import transforms
 from weftline.steps import Loop
 from weftline_engine.api import FinishReason
 from weftline_server.graph.graph import Graph
@@ -13,6 +13,7 @@ from weftline_server.graph.growth import Growing, Growth
 from weftline_server.graph.primitive import Primitive, Read, Task
 from weftline_server.lowering.control.base import (
     ControlBody,
+    Question,
     Variables,
     primitive,
     reads_of,
@@ -124,7 +125,7 @@ class BeginBody(ControlBody, Growing):
         """Whether its body does."""
         return has_calls(self.rounds.step.body)
 
-    def value(self, variables: Variables) -> object:
+    def value(self, variables: Variables, answer: Any = None) -> object:
         return self.rounds.step.most
 
     def growth(self, graph: Graph, value: Any) -> Growth:
@@ -138,16 +139,13 @@ class UntilBody(ControlBody, Growing):
     rounds: Rounds
     number: int
 
-    @property
-    def is_slow(self) -> bool:
-        """Whether it runs transforms or a pattern."""
-        until = self.rounds.step.until
-        return bool(until.transforms) or predicates.is_slow(until.when)
-
-    def value(self, variables: Variables) -> object:
+    def asks(self, variables: Variables) -> Question:
         until = self.rounds.step.until
         found = variables[f"{self.rounds.id}.{self.number}.{until.on}"].value
-        return predicates.holds(until.when, transforms.run(until.transforms, found))
+        return Question(until.transforms, found, (until.when,))
+
+    def value(self, variables: Variables, answer: Any = None) -> object:
+        return answer is not None
 
     def growth(self, graph: Graph, value: Any) -> Growth:
         if value or self.number + 1 == self.rounds.step.most:
@@ -167,5 +165,5 @@ class LastBody(ControlBody):
         """`limit` after the most rounds."""
         return FinishReason.LIMIT if self.limit else None
 
-    def value(self, variables: Variables) -> object:
+    def value(self, variables: Variables, answer: Any = None) -> object:
         return variables[self.carried].value
