@@ -15,6 +15,8 @@ from operator import ne
 from weftline.tools import Tool
 from weftline_server.observe.advice.prompt import Place, Prompt
 
+SYSTEM = ("system", "developer")  # the roles of messages that stay at the head of a prompt
+
 
 class Cause(StrEnum):
     """What makes two prompts part."""
@@ -34,12 +36,14 @@ class Cause(StrEnum):
 class Difference:
     """One place where the second of two prompts parts from the first, and what it costs.
 
-    `at` are the passages that differ; it is empty for tools. `offset` is the first character that
-    differs within the first of them. `lost` are the characters of equal text behind them, and
-    `last` is the last passage with some of that text. `tool` names the tool that changed.
+    `at` are the passages of the second prompt that differ; it is empty for tools. `start` is the
+    first passage that is not equal in both, and `offset` the first character that differs in it.
+    `lost` are the characters of equal text behind them, and `last` is the last passage with some of
+    that text. `tool` names the tool that changed.
     """
 
     cause: Cause
+    start: int
     at: tuple[int, ...]
     lost: int
     last: int
@@ -72,7 +76,7 @@ def differences(before: Prompt, after: Prompt, places: Places, least: int) -> It
     if named and len(before.texts) == len(after.texts):
         found = _of_template(before.texts, after.texts, start, least)
     else:
-        found = iter([_of_messages(before.texts, after.texts, start, least, named)])
+        found = iter([_of_messages(before.texts, after.texts, start, where, least)])
     yield from (one for one in found if one.lost >= least)
 
 
@@ -90,15 +94,17 @@ def _of_tools(before: Prompt, after: Prompt) -> Difference:
     else:
         cause = Cause.TOOLS_ORDER
     same = parting(before.texts, after.texts)
-    kept = sum(_size(tool) for name, tool in new.items() if old.get(name) == tool)
-    first = parting([*map(repr, before.tools)], [*map(repr, after.tools)])
-    kept -= sum(map(_size, after.tools[:first]))
-    return Difference(cause, (), kept + sum(map(len, after.texts[:same])), same - 1, tool=changed)
+    first = next(at for at in range(len(after.tools) + 1) if before.tools[:at] != after.tools[:at])
+    behind = after.tools[first - 1 :]
+    kept = tool_chars([tool for tool in behind if old.get(tool.function.name) == tool])
+    return Difference(
+        cause, same, (), kept + sum(map(len, after.texts[:same])), same - 1, tool=changed
+    )
 
 
-def _size(tool: Tool) -> int:
-    """About the characters of a tool in a prompt."""
-    return len(repr(tool.to_template()))
+def tool_chars(tools: Sequence[Tool]) -> int:
+    """About the characters of tools in a prompt."""
+    return sum(len(repr(tool.to_template())) for tool in tools)
 
 
 def _of_template(
@@ -117,17 +123,22 @@ def _of_template(
             last = index
             continue
         head, tail = ends(before[index], after[index], least)
-        if lost >= least or tail >= least:
-            yield Difference(cause, tuple(at), lost, last, offset)
+        if not at or lost >= least or tail >= least:
+            if at:
+                yield Difference(cause, at[0], tuple(at), lost, last, offset)
             at, lost, offset = [], tail, head
             cause = Cause.TEXT if tail >= least else Cause.VARIABLE
         at.append(index)
         last = max(last, index)
-    yield Difference(cause, tuple(at), lost, last, offset)
+    yield Difference(cause, at[0], tuple(at), lost, last, offset)
 
 
 def _of_messages(
-    before: Sequence[str], after: Sequence[str], start: int, least: int, named: bool
+    before: Sequence[str],
+    after: Sequence[str],
+    start: int,
+    places: Sequence[Place],
+    least: int,
 ) -> Difference:
     """The difference of two prompts of a conversation, whose messages may have moved."""
     old, new = before[start], after[start]
@@ -143,16 +154,19 @@ def _of_messages(
         case _ if tail >= least:
             cause = Cause.TEXT
         case _:
-            cause = Cause.VARIABLE if named else Cause.REWRITTEN
+            cause = Cause.VARIABLE if places[start].name else Cause.REWRITTEN
     known = set(before[start:])
     stop = len(after)
     if cause is Cause.INSERTED:  # what stands at the end of every prompt is not behind anything
-        stop -= parting(before[:start:-1], after[:start:-1])
+        stop -= parting(before[start:][::-1], after[start:][::-1])
     again = [index for index in range(start, stop) if after[index] in known]
     lost = sum(len(after[index]) for index in again)
     if cause is Cause.TEXT:
         lost += tail
-    return Difference(cause, (start,), lost, max([start, *again]), head)
+    at = start
+    if cause is Cause.MOVED and places[moved := after.index(old, start)].role in SYSTEM:
+        at = moved  # the one that is expected to stay where it is
+    return Difference(cause, start, (at,), lost, max([start, *again]), head)
 
 
 def shared(before: Prompt, after: Prompt, least: int) -> int:

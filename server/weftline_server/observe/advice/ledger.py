@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from weftline.protocol import Call
 from weftline_engine.api import Usage
-from weftline_server.observe.advice.difference import differences, parting, shared
+from weftline_server.observe.advice.difference import (
+    differences,
+    parting,
+    shared,
+    tool_chars,
+)
 from weftline_server.observe.advice.lineage import Key, Lineage, Lineages
 from weftline_server.observe.advice.program import Program, Recorded
 from weftline_server.observe.advice.prompt import (
@@ -26,7 +32,8 @@ MOST_PROGRAMS = 64  # of a tenant; the least recently used leaves
 LEAST_TOKENS = 64
 # Two prompts are of one program if this share of the shorter one stands in both.
 ALIKE = 0.5
-# A later turn of a conversation has the message that was last before among its last ones.
+# A later turn of a conversation has one of the two messages that were last before among its own
+# last ones. One of the two may have moved.
 MOST_SINCE = 6
 END_CHARS, HEAD_CHARS = 256, 64
 BEGINS_CHARS = 60
@@ -59,16 +66,23 @@ class Ledger:
         if not chars or told.usage.prompt_tokens < LEAST_TOKENS:
             return
         template = template_of(told.call)
-        lineage, goes_on = self._followed(told, prompt, template)
-        if lineage is None:
+        before, goes_on = self._followed(told, prompt, template)
+        if before is not None and before.prompt.tools == prompt.tools:
+            of_tools = before.tool_chars
+        else:
+            of_tools = tool_chars(prompt.tools)
+        rate = told.usage.prompt_tokens / (chars + of_tools)
+        if before is None:
             program = _program(told, prompt, is_template=template is not None)
         else:
-            program = lineage.program
-            self._compare(program, lineage.prompt, prompt, told, chars)
+            program = before.program
+            self._compare(program, before.prompt, prompt, told, rate)
+        lineage = before
         if lineage is None or not goes_on:
-            lineage = Lineage(program, prompt)
+            lineage = Lineage(program, prompt, of_tools)
+        lineage.tool_chars = of_tools
         program.engine = told.engine
-        program.recorded.append(_recorded(told, prompt, chars))
+        program.recorded.append(_recorded(told, prompt, rate))
         self.programs[program] = None
         self.programs.move_to_end(program)
         if len(self.programs) > MOST_PROGRAMS:
@@ -103,21 +117,20 @@ class Ledger:
         return best, best is not None and candidates[best]
 
     def _compare(
-        self, program: Program, before: Prompt, after: Prompt, told: Told, chars: int
+        self, program: Program, before: Prompt, after: Prompt, told: Told, rate: float
     ) -> None:
+        """Count what parts the two prompts; `rate` is in tokens a character."""
         usage = told.usage
         program.count(usage.prompt_tokens, usage.cached_tokens)
-        rate = usage.prompt_tokens / max(1, chars)  # tokens a character
         places: list[Place] = []
 
         def where() -> Sequence[Place]:
-            places.extend(places_of(told.call, told.variables))
+            if not places:
+                places.extend(places_of(told.call, told.variables))
             return places
 
-        for found in differences(before, after, where, round(LEAST_TOKENS / rate)):
-            if not places:
-                where()
-            program.add(found, places, (before, after), round(found.lost * rate))
+        for found in differences(before, after, where, math.ceil(LEAST_TOKENS / rate)):
+            program.add(found, where(), (before, after), round(found.lost * rate))
 
 
 def _earlier(told: Told, prompt: Prompt, base: Key) -> Iterator[tuple[Key, bool]]:
@@ -136,7 +149,8 @@ def _keys(told: Told, prompt: Prompt, template: Template | None) -> Iterator[Key
         yield "template", *base, template
     if told.session is not None:
         yield "session", *base, told.session
-    yield "end", *base, prompt.texts[-1][-END_CHARS:]
+    for text in prompt.texts[-1:] if len(prompt.texts) < 3 else prompt.texts[-2:]:
+        yield "end", *base, text[-END_CHARS:]
     yield "head", *base, prompt.texts[0][-HEAD_CHARS:]
 
 
@@ -151,7 +165,6 @@ def _program(told: Told, prompt: Prompt, *, is_template: bool) -> Program:
     )
 
 
-def _recorded(told: Told, prompt: Prompt, chars: int) -> Recorded:
-    rate = told.usage.prompt_tokens / chars
+def _recorded(told: Told, prompt: Prompt, rate: float) -> Recorded:
     passages = tuple([(hash(text), round(len(text) * rate)) for text in prompt.texts])
     return Recorded(told.at, passages, told.usage.output_tokens)

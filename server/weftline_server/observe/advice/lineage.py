@@ -20,11 +20,13 @@ Key = tuple[Hashable, ...]
 class Lineage:
     """Prompts of one program that follow one another; the last of them is kept.
 
-    They are of one template, or turns of one conversation.
+    They are of one template, or turns of one conversation. `chars` are those of its texts, and
+    `tool_chars` those of its tools.
     """
 
     program: Program
     prompt: Prompt
+    tool_chars: int
     chars: int = 0
     keys: set[Key] = field(default_factory=set)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from weftline_server.observe.advice.difference import Cause, Difference
@@ -44,13 +45,15 @@ class Finding:
     """One way in which the prompts of a program part.
 
     `places` are those of the passages that differed last, and `target` that of the last passage
-    with equal text behind them. `is_end` says that nothing stands behind the target.
+    with equal text behind them. `follower` is the place behind the target, None at the end of the
+    prompt. `roams` says that the passages were others before.
     """
 
     cause: Cause
     places: tuple[Place, ...]
     target: Place | None
-    is_end: bool
+    follower: Place | None
+    roams: bool
     offset: int
     tool: str | None
     extract: Extract | None
@@ -99,7 +102,7 @@ class Program:
         self.cached_tokens += cached_tokens
 
     def add(
-        self, found: Difference, places: list[Place], texts: tuple[Prompt, Prompt], tokens: int
+        self, found: Difference, places: Sequence[Place], texts: tuple[Prompt, Prompt], tokens: int
     ) -> None:
         """Count a difference of two prompts, the second of which has these places."""
         at = tuple(places[index] for index in found.at)
@@ -108,14 +111,14 @@ class Program:
         target = places[found.last] if found.at and found.last > found.at[-1] else None
         extract = None
         if found.at:
-            first = found.at[0]
-            before, after = texts
-            extract = Extract.of(before.texts[first], after.texts[first], found.offset)
+            before, after = (one.texts[found.start] for one in texts)
+            extract = Extract.of(before, after, found.offset)
         new = Finding(
             found.cause,
             at,
             target,
-            found.last == len(places) - 1,
+            places[found.last + 1] if found.last + 1 < len(places) else None,
+            kept is not None and (kept.roams or kept.places != at),
             found.offset,
             found.tool,
             extract,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weftline_server.observe.advice.difference import Cause
+from weftline_server.observe.advice.difference import SYSTEM, Cause
 from weftline_server.observe.advice.program import Finding, Program
 from weftline_server.observe.advice.prompt import Place
-
-SYSTEM = ("system", "developer")
 
 
 def sentence(program: Program, found: Finding) -> str:
@@ -20,80 +18,92 @@ def sentence(program: Program, found: Finding) -> str:
     return f"{subject}, {cost}: {remedy}"
 
 
+def _of_tools(cause: Cause, tool: str | None) -> tuple[str, str]:
+    """What differs in the lists of tools, and what to do about it."""
+    if cause is Cause.TOOLS_ORDER:
+        return "tools: order changes", "send the tools in one order"
+    if cause is Cause.TOOLS_SET:
+        remedy = "send all tools each time, and limit them with tool_choice"
+        return f"tools: `{tool}` is in some lists only", remedy
+    remedy = "keep the tool's description and schema constant"
+    return f"tools: the description of `{tool}` changes", remedy
+
+
 def _said(found: Finding) -> tuple[str, str]:
     """What differs, and what to do about it."""
-    match found.cause:
-        case Cause.TOOLS_ORDER:
-            return "tools: order changes", "send the tools in one order"
-        case Cause.TOOLS_SET:
-            return (
-                f"tools: {found.tool!r} is in some lists only",
-                "send all tools each time, and limit them with tool_choice",
-            )
-        case Cause.TOOLS_TEXT:
-            return (
-                f"tools: the description of {found.tool!r} changes",
-                "keep the tool's description and schema constant",
-            )
+    if not found.places:
+        return _of_tools(found.cause, found.tool)
     place = found.places[0]
     match found.cause:
         case Cause.VARIABLE:
-            return _in_message(place, _names(found.places)), f"move it {_target(found)}"
+            them = "it" if len(_named(found.places)) == 1 else "them"
+            return _in_message(place, _names(found.places)), f"move {them} {_target(found)}"
         case Cause.TEXT:
-            inside = f"{_text(place)} changes from character {found.offset:,} on"
-            return inside, "put what changes at the end of the prompt"
+            return _changes(found), "put what changes at the end of the prompt"
+        case Cause.REWRITTEN if _is_system(place):
+            return _changes(found), "put what changes at the end of the prompt"
         case Cause.REWRITTEN:
             remedy = "leave earlier messages as they were, and append a new one"
-            return f"{_message(place)} was rewritten", remedy
+            if found.roams:
+                return f"history: earlier messages are rewritten, such as {_message(place)}", remedy
+            return f"history: {_message(place)} was rewritten", remedy
         case Cause.DROPPED:
             remedy = "drop many messages at once and seldom, or replace them by a summary"
-            return f"{_before(place)} was dropped", remedy
+            return f"history: {_message(place)} was dropped", remedy
         case Cause.INSERTED:
-            return f"a message was inserted before {_message(place)}", "append it at the end"
+            return f"history: a message was inserted before {_message(place)}", "append it"
+        case Cause.MOVED if _is_system(place):
+            return "system message: its place changes", "keep it at one place"
         case Cause.MOVED:
-            return f"{_message(place)}: its place changes", "keep the messages in one order"
+            return "history: the order of messages changes", "keep the messages in one order"
     raise AssertionError(f"no sentence for {found.cause}")
 
 
+def _is_system(place: Place) -> bool:
+    return place.role in SYSTEM
+
+
+def _named(places: Sequence[Place]) -> list[str]:
+    return list(dict.fromkeys(f"`{place.name}`" for place in places if place.name))
+
+
 def _names(places: Sequence[Place]) -> str:
-    names = list(dict.fromkeys(f"`{place.name}`" for place in places if place.name))
-    if len(names) == 1:
-        return f"variable {names[0]}"
-    return f"variables {', '.join(names[:-1])} and {names[-1]}"
+    *others, last = _named(places)
+    return f"variables {', '.join(others)} and {last}" if others else f"variable {last}"
 
 
 def _in_message(place: Place, names: str) -> str:
     if place.role is None:
         return names
-    role = "system" if place.role in SYSTEM else place.role
-    return f"{role} message, {names}"
+    return f"{_role(place)} message, {names}"
 
 
-def _text(place: Place) -> str:
-    """The text that changes at one place."""
-    return _in_message(place, f"variable `{place.name}`") if place.name else _message(place)
+def _role(place: Place) -> str:
+    return "system" if _is_system(place) else place.role or ""
+
+
+def _changes(found: Finding) -> str:
+    """The text that differs in one part of it."""
+    place = found.places[0]
+    if place.name is not None:
+        text = _in_message(place, f"variable `{place.name}`")
+    else:
+        text = "system message" if _is_system(place) else _message(place)
+    return f"{text} changes from character {found.offset:,} on"
 
 
 def _message(place: Place) -> str:
-    if place.role in SYSTEM and not place.message:
-        return "system message"
-    if place.message is None:
-        return "the prompt"
-    return f"history: message {place.message + 1}"
-
-
-def _before(place: Place) -> str:
-    """The message that stood where another one stands now."""
-    return f"history: message {(place.message or 0) + 1}"
+    """The message by its number; people count from 1."""
+    return "the prompt" if place.message is None else f"message {place.message + 1}"
 
 
 def _target(found: Finding) -> str:
     """Where the text that differs costs nothing."""
-    target, place = found.target, found.places[-1]
-    if target is None or (found.is_end and target.name is None):
+    target, follower = found.target, found.follower
+    if target is None or (follower is None and target.name is None):
         return "to the end of the prompt"
     if target.name is not None:
         return f"after `{target.name}`"
-    if target.message == place.message:
-        return "after the text that follows it"
-    return f"after message {(target.message or 0) + 1}"
+    if follower is not None and follower.message != target.message:
+        return f"to the end of the {_role(target)} message"
+    return "after the text that follows it"
