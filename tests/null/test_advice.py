@@ -73,6 +73,7 @@ async def test_a_row_has_the_numbers_of_its_sentence(serve: Serve) -> None:
         "id": row["id"],
         "name": "ask",
         "model": "null",
+        "engine": "null",
         "begins": "It is ",
         "cause": "variable",
         "message": 0,
@@ -144,6 +145,26 @@ async def test_a_program_that_was_mended_loses_its_advice(serve: Serve) -> None:
     assert await advice(server) == []
 
 
+async def test_lengths_hold_no_text(serve: Serve) -> None:
+    """With `lengths` a row has each recorded call before and after the change: passages by number
+    with their tokens. The clock is number 1, and then stands behind the rules.
+    """
+    server = await serve()
+    await send(server, a_clock_in_a_template())
+    (row,) = await advice(server)
+    answer = (await server.http.get(f"/v1/advice?lengths=true&id={row['id']}")).json()
+    now, then = (answer["advice"][0]["lengths"][key] for key in ("now", "then"))
+    assert [text for text, _ in now[0]["passages"]] == [0, 1, 2, 3, 4]
+    assert [text for text, _ in then[0]["passages"]] == [0, 2, 3, 1, 4]
+    assert [text for text, _ in then[1]["passages"]] == [0, 2, 3, 5, 6]
+    assert {one["output_tokens"] for one in (*now, *then)} == {4}
+    assert answer["engines"] == [
+        {"name": "null", "kv_tokens": None, "step_s": None, "fill_s": None, "chunk": None}
+    ]
+    other = (await server.http.get("/v1/advice?id=other")).json()
+    assert other == {"advice": [], "total": 0}
+
+
 async def test_a_call_that_fails_is_not_compared(serve: Serve) -> None:
     """An engine that refuses every prompt has computed none of them."""
     server = await serve(NullConfig(mode=NullMode.SCRIPT))
@@ -184,6 +205,6 @@ async def test_values_of_variables_are_compared(serve: Serve) -> None:
         "Name 2 ",
     )
     assert row["says"] == (
-        "system message, variable `person`, 207 tokens behind it are computed anew in 100 % of 2 "
+        "system message, variable `person`, 210 tokens behind it are computed anew in 100 % of 2 "
         "calls: move it to the end of the prompt"
     )

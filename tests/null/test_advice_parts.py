@@ -53,8 +53,8 @@ def test_each_name_of_a_template_gets_the_text_up_to_the_next_difference() -> No
     before = ["a1", "same " * 20, "c1", "tail " * 30]
     after = ["a2", "same " * 20, "c2", "tail " * 30]
     assert found(before, after, NAMED, 64) == [
-        Difference(Cause.VARIABLE, 0, (0,), 100, 1, 1),
-        Difference(Cause.VARIABLE, 2, (2,), 150, 3, 1),
+        Difference(Cause.VARIABLE, 0, (0,), 100, 1, 1, 0, 2),
+        Difference(Cause.VARIABLE, 2, (2,), 150, 3, 1, 0, 2),
     ]
 
 
@@ -63,7 +63,7 @@ def test_names_with_little_text_between_them_are_told_together() -> None:
     before = ["a1", ", ", "c1", "tail " * 30]
     after = ["a2", ", ", "c2", "tail " * 30]
     assert found(before, after, NAMED, 64) == [
-        Difference(Cause.VARIABLE, 0, (0, 2), 152, 3, 1),
+        Difference(Cause.VARIABLE, 0, (0, 2), 152, 3, 1, 0, 2),
     ]
 
 
@@ -206,7 +206,7 @@ def test_what_is_looked_at_is_bounded(calls: list[tuple[int, int]]) -> None:
     """
     allowance, spent = Allowance(), 0
     for number, (passages, chars) in enumerate(calls, 1):
-        if allowance.take(passages, chars):
+        if allowance.spend(passages, chars):
             spent += UNITS_OF_CALL + passages + chars // UNIT_CHARS
         assert spent <= UNITS_SAVED + number * UNITS_EACH
 
@@ -216,7 +216,7 @@ def test_calls_are_looked_at_in_runs() -> None:
     which use up 2,000 units and those that they earn, and pauses of 497.
     """
     allowance = Allowance()
-    looked = [allowance.take(24, 0) for _ in range(5000)]
+    looked = [allowance.spend(24, 0) for _ in range(5000)]
     runs = [len(list(run)) for seen, run in groupby(looked) if seen]
     pauses = [len(list(run)) for seen, run in groupby(looked) if not seen]
     assert runs[0] == 285

@@ -31,7 +31,7 @@ class Advisor:
         if call is None or run.state is not RunState.DONE or not steps or steps[0].usage is None:
             return
         passages = len(call.prompt) + len(call.placeholders) + len(call.tools)
-        if not self._allowance.take(passages, run.task.constant_bytes):
+        if not self._allowance.spend(passages, run.task.constant_bytes):
             return
         ledger = self._ledgers.pop(session.tenant, None) or Ledger()
         self._ledgers[session.tenant] = ledger

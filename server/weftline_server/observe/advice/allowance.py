@@ -26,7 +26,7 @@ class Allowance:
     _left: int = UNITS_SAVED
     _is_used_up: bool = False
 
-    def take(self, passages: int, chars: int) -> bool:
+    def spend(self, passages: int, chars: int) -> bool:
         """Count a call, and return whether it may be looked at."""
         self._left = min(UNITS_SAVED, self._left + UNITS_EACH)
         units = UNITS_OF_CALL + passages + chars // UNIT_CHARS

@@ -36,10 +36,11 @@ class Cause(StrEnum):
 class Difference:
     """One place where the second of two prompts parts from the first, and what it costs.
 
-    `at` are the passages of the second prompt that differ; it is empty for tools. `start` is the
-    first passage that is not equal in both, and `offset` the first character that differs in it.
-    `lost` are the characters of equal text behind them, and `last` is the last passage with some of
-    that text. `tool` names the tool that changed.
+    `at` are the passages of the second prompt that differ; it is empty for tools. `lost` are the
+    characters of equal text behind them, and `last` is the last passage with some of that text.
+    `start` is the first passage that is not equal in both. It has `size` characters in the second
+    prompt, of which the first `offset` and the last `tail` are equal in both. `tool` names the tool
+    that changed.
     """
 
     cause: Cause
@@ -48,6 +49,8 @@ class Difference:
     lost: int
     last: int
     offset: int = 0
+    tail: int = 0
+    size: int = 0
     tool: str | None = None
 
 
@@ -115,8 +118,13 @@ def _of_template(
     Equal text is lost to the passages that differ before it, up to the equal text before these. So
     each name gets only what would be shared if it stood behind that text.
     """
-    cause, offset, lost, last = Cause.VARIABLE, 0, 0, start
+    cause, lost, last = Cause.VARIABLE, 0, start
     at: list[int] = []
+    equal = (0, 0)  # characters at both ends of the first passage of `at`
+
+    def difference() -> Difference:
+        return Difference(cause, at[0], tuple(at), lost, last, *equal, len(after[at[0]]))
+
     for index in range(start, len(after)):
         if before[index] == after[index]:
             lost += len(after[index])
@@ -125,12 +133,12 @@ def _of_template(
         head, tail = ends(before[index], after[index], least)
         if not at or lost >= least or tail >= least:
             if at:
-                yield Difference(cause, at[0], tuple(at), lost, last, offset)
-            at, lost, offset = [], tail, head
+                yield difference()
+            at, lost, equal = [], tail, (head, tail)
             cause = Cause.TEXT if tail >= least else Cause.VARIABLE
         at.append(index)
         last = max(last, index)
-    yield Difference(cause, at[0], tuple(at), lost, last, offset)
+    yield difference()
 
 
 def _of_messages(
@@ -151,7 +159,7 @@ def _of_messages(
             cause = Cause.DROPPED
         case False, True:
             cause = Cause.INSERTED
-        case _ if tail >= least:
+        case _ if tail >= least or (places[start].role in SYSTEM and not places[start].name):
             cause = Cause.TEXT
         case _:
             cause = Cause.VARIABLE if places[start].name else Cause.REWRITTEN
@@ -161,12 +169,12 @@ def _of_messages(
         stop -= parting(before[start:][::-1], after[start:][::-1])
     again = [index for index in range(start, stop) if after[index] in known]
     lost = sum(len(after[index]) for index in again)
-    if cause is Cause.TEXT:
+    if tail >= least and cause is Cause.TEXT:
         lost += tail
     at = start
     if cause is Cause.MOVED and places[moved := after.index(old, start)].role in SYSTEM:
         at = moved  # the one that is expected to stay where it is
-    return Difference(cause, start, (at,), lost, max([start, *again]), head)
+    return Difference(cause, start, (at,), lost, max([start, *again]), head, tail, len(new))
 
 
 def shared(before: Prompt, after: Prompt, least: int) -> int:

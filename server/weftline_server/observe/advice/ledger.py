@@ -68,26 +68,27 @@ class Ledger:
         template = template_of(told.call)
         before, goes_on = self._followed(told, prompt, template)
         if before is not None and before.prompt.tools == prompt.tools:
-            of_tools = before.tool_chars
+            tools = before.tools
         else:
-            of_tools = tool_chars(prompt.tools)
-        rate = told.usage.prompt_tokens / (chars + of_tools)
+            tools = tuple([(hash(repr(tool)), tool_chars([tool])) for tool in prompt.tools])
+        rate = told.usage.prompt_tokens / (chars + sum(size for _, size in tools))
         if before is None:
             program = _program(told, prompt, is_template=template is not None)
         else:
             program = before.program
             self._compare(program, before.prompt, prompt, told, rate)
-        lineage = before
-        if lineage is None or not goes_on:
-            lineage = Lineage(program, prompt, of_tools)
-        lineage.tool_chars = of_tools
         program.engine = told.engine
-        program.recorded.append(_recorded(told, prompt, rate))
+        program.number += 1
+        follows = None if before is None else before.number
+        program.recorded.append(_recorded(told, prompt, tools, rate, (program.number, follows)))
+        if before is None or not goes_on:
+            before = Lineage(program, prompt, tools)
+        before.tools, before.number = tools, program.number
         self.programs[program] = None
         self.programs.move_to_end(program)
         if len(self.programs) > MOST_PROGRAMS:
             self.programs.popitem(last=False)
-        self.lineages.put(lineage, prompt, chars, _keys(told, prompt, template))
+        self.lineages.put(before, prompt, chars, _keys(told, prompt, template))
 
     def _followed(
         self, told: Told, prompt: Prompt, template: Template | None
@@ -165,6 +166,19 @@ def _program(told: Told, prompt: Prompt, *, is_template: bool) -> Program:
     )
 
 
-def _recorded(told: Told, prompt: Prompt, rate: float) -> Recorded:
-    passages = tuple([(hash(text), round(len(text) * rate)) for text in prompt.texts])
-    return Recorded(told.at, passages, told.usage.output_tokens)
+def _recorded(
+    told: Told,
+    prompt: Prompt,
+    tools: tuple[tuple[int, int], ...],
+    rate: float,
+    numbers: tuple[int, int | None],
+) -> Recorded:
+    number, follows = numbers
+    return Recorded(
+        number=number,
+        follows=follows,
+        at=told.at,
+        passages=tuple([(hash(text), round(len(text) * rate)) for text in prompt.texts]),
+        tools=tuple([(tool, round(size * rate)) for tool, size in tools]),
+        output=told.usage.output_tokens,
+    )

@@ -20,14 +20,15 @@ Key = tuple[Hashable, ...]
 class Lineage:
     """Prompts of one program that follow one another; the last of them is kept.
 
-    They are of one template, or turns of one conversation. `chars` are those of its texts, and
-    `tool_chars` those of its tools.
+    They are of one template, or turns of one conversation. `chars` are those of its texts. `tools`
+    has a hash of each of its tools, and its characters. `number` is that of its last call.
     """
 
     program: Program
     prompt: Prompt
-    tool_chars: int
+    tools: tuple[tuple[int, int], ...]
     chars: int = 0
+    number: int = 0
     keys: set[Key] = field(default_factory=set)
 
 

@@ -44,18 +44,16 @@ class Extract:
 class Finding:
     """One way in which the prompts of a program part.
 
-    `places` are those of the passages that differed last, and `target` that of the last passage
-    with equal text behind them. `follower` is the place behind the target, None at the end of the
-    prompt. `roams` says that the passages were others before.
+    `difference` is the last one, and `places` are those of its passages. `target` is that of the
+    last passage with equal text behind them. `follower` is the place behind the target, None at the
+    end of the prompt. `roams` says that the passages were others before.
     """
 
-    cause: Cause
+    difference: Difference
     places: tuple[Place, ...]
     target: Place | None
     follower: Place | None
     roams: bool
-    offset: int
-    tool: str | None
     extract: Extract | None
     times: int = 0
     lost: int = 0  # tokens, in all these times
@@ -65,12 +63,16 @@ class Finding:
 class Recorded:
     """The lengths of one call: the passages by the hash of their text, with their tokens.
 
-    `at` is when the call was queued, in seconds of the server's clock. `output` are the tokens that
-    it generated.
+    `tools` has a passage for each tool. `follows` is the number of the call whose
+    prompt this one was compared with. `at` is when the call was queued, in seconds of the server's
+    clock. `output` are the tokens that it generated.
     """
 
+    number: int
+    follows: int | None
     at: float
     passages: tuple[tuple[int, int], ...]
+    tools: tuple[tuple[int, int], ...]
     output: int
 
 
@@ -91,6 +93,7 @@ class Program:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     findings: OrderedDict[Subject, Finding] = field(default_factory=OrderedDict)
+    number: int = 0  # of its last call
     recorded: deque[Recorded] = field(default_factory=lambda: deque(maxlen=MOST_RECORDED))
 
     def count(self, prompt_tokens: int, cached_tokens: int) -> None:
@@ -114,13 +117,11 @@ class Program:
             before, after = (one.texts[found.start] for one in texts)
             extract = Extract.of(before, after, found.offset)
         new = Finding(
-            found.cause,
+            found,
             at,
             target,
             places[found.last + 1] if found.last + 1 < len(places) else None,
             kept is not None and (kept.roams or kept.places != at),
-            found.offset,
-            found.tool,
             extract,
             times=1 + (0 if kept is None else kept.times),
             lost=tokens + (0 if kept is None else kept.lost),

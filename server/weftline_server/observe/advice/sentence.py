@@ -9,12 +9,12 @@ from weftline_server.observe.advice.program import Finding, Program
 from weftline_server.observe.advice.prompt import Place
 
 
-def sentence(program: Program, found: Finding) -> str:
+def sentence(program: Program, finding: Finding) -> str:
     """Where the prompts part, how often, what it costs, and what to change."""
-    share = round(100 * min(1.0, found.times / max(1, program.calls)))
-    each = round(found.lost / found.times)
+    share = round(100 * min(1.0, finding.times / max(1, program.calls)))
+    each = round(finding.lost / finding.times)
     cost = f"{each:,} tokens behind it are computed anew in {share} % of {program.calls:,} calls"
-    subject, remedy = _said(found)
+    subject, remedy = _said(finding)
     return f"{subject}, {cost}: {remedy}"
 
 
@@ -29,22 +29,20 @@ def _of_tools(cause: Cause, tool: str | None) -> tuple[str, str]:
     return f"tools: the description of `{tool}` changes", remedy
 
 
-def _said(found: Finding) -> tuple[str, str]:
+def _said(finding: Finding) -> tuple[str, str]:
     """What differs, and what to do about it."""
-    if not found.places:
-        return _of_tools(found.cause, found.tool)
-    place = found.places[0]
-    match found.cause:
+    if not finding.places:
+        return _of_tools(finding.difference.cause, finding.difference.tool)
+    place = finding.places[0]
+    match finding.difference.cause:
         case Cause.VARIABLE:
-            them = "it" if len(_named(found.places)) == 1 else "them"
-            return _in_message(place, _names(found.places)), f"move {them} {_target(found)}"
+            them = "it" if len(_named(finding.places)) == 1 else "them"
+            return _in_message(place, _names(finding.places)), f"move {them} {_target(finding)}"
         case Cause.TEXT:
-            return _changes(found), "put what changes at the end of the prompt"
-        case Cause.REWRITTEN if _is_system(place):
-            return _changes(found), "put what changes at the end of the prompt"
+            return _changes(finding), "put what changes at the end of the prompt"
         case Cause.REWRITTEN:
             remedy = "leave earlier messages as they were, and append a new one"
-            if found.roams:
+            if finding.roams:
                 return f"history: earlier messages are rewritten, such as {_message(place)}", remedy
             return f"history: {_message(place)} was rewritten", remedy
         case Cause.DROPPED:
@@ -56,7 +54,7 @@ def _said(found: Finding) -> tuple[str, str]:
             return "system message: its place changes", "keep it at one place"
         case Cause.MOVED:
             return "history: the order of messages changes", "keep the messages in one order"
-    raise AssertionError(f"no sentence for {found.cause}")
+    raise AssertionError(f"no sentence for {finding.difference.cause}")
 
 
 def _is_system(place: Place) -> bool:
@@ -82,14 +80,14 @@ def _role(place: Place) -> str:
     return "system" if _is_system(place) else place.role or ""
 
 
-def _changes(found: Finding) -> str:
+def _changes(finding: Finding) -> str:
     """The text that differs in one part of it."""
-    place = found.places[0]
+    place = finding.places[0]
     if place.name is not None:
         text = _in_message(place, f"variable `{place.name}`")
     else:
         text = "system message" if _is_system(place) else _message(place)
-    return f"{text} changes from character {found.offset:,} on"
+    return f"{text} changes from character {finding.difference.offset:,} on"
 
 
 def _message(place: Place) -> str:
@@ -97,9 +95,9 @@ def _message(place: Place) -> str:
     return "the prompt" if place.message is None else f"message {place.message + 1}"
 
 
-def _target(found: Finding) -> str:
+def _target(finding: Finding) -> str:
     """Where the text that differs costs nothing."""
-    target, follower = found.target, found.follower
+    target, follower = finding.target, finding.follower
     if target is None or (follower is None and target.name is None):
         return "to the end of the prompt"
     if target.name is not None:
