@@ -41,7 +41,9 @@ NAMED = Place(0, "user", "x")
 PLAIN = Place(0, "user", None)
 
 
-def found(before: Sequence[str], after: Sequence[str], place: Place, least: int = 1):
+def found(
+    before: Sequence[str], after: Sequence[str], place: Place, least: int = 1
+) -> list[Difference]:
     """The differences of two prompts whose passages all have one place."""
     places = [place] * len(after)
     one, other = Prompt(tuple(before), ()), Prompt(tuple(after), ())
@@ -68,7 +70,9 @@ def test_names_with_little_text_between_them_are_told_together() -> None:
 
 
 @given(TEXTS, TEXTS)
-def test_one_prompt_that_goes_on_loses_nothing(texts: tuple[str, ...], more: tuple[str, ...]):
+def test_one_prompt_that_goes_on_loses_nothing(
+    texts: tuple[str, ...], more: tuple[str, ...]
+) -> None:
     """Whatever is appended, and whatever the passages are called."""
     for place in (NAMED, PLAIN):
         assert found(texts, (*texts, *more), place) == []
@@ -134,7 +138,7 @@ def test_each_text_has_a_place(call: Call) -> None:
 
 
 def lineage(name: str) -> Lineage:
-    return Lineage(Program(name, "model", "", True), Prompt((), ()), 0)
+    return Lineage(Program(name, "model", "", True), Prompt((), ()), ())
 
 
 def test_what_is_remembered_is_bounded() -> None:

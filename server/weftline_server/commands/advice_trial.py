@@ -85,7 +85,7 @@ def _figures(series: Sequence[Mapping[str, Any]], config: SimulatedConfig) -> Fi
         prompts = sum(one.usage.prompt_tokens for _, one in ended)
         cached = sum(one.usage.cached_tokens for _, one in ended)
         took = sum(one.time - series[number]["at_s"] for number, one in ended)
-        return Figures(cached / prompts, took / len(ended))
+        return Figures(round(cached / prompts, 4), round(took / len(ended), 4))
 
     return run(main)
 

@@ -97,10 +97,9 @@ def _split(one: Recorded, finding: Finding) -> Recorded:
 def _moved(passages: Passages, finding: Finding) -> Passages:
     """The passages that differ, behind the last one with equal text."""
     found = finding.difference
-    if found.cause is Cause.TEXT:
+    at, last = found.at, min(found.last, len(passages) - 1)
+    if found.cause is Cause.TEXT:  # what changes is the second of three, see `_split`
         at, last = (found.at[0] + 1,), len(passages) - 1
-    else:
-        at, last = found.at, min(found.last, len(passages) - 1)
     moved = [passages[index] for index in at if index < len(passages)]
     stay = [one for index, one in enumerate(passages[: last + 1]) if index not in at]
     return (*stay, *moved, *passages[last + 1 :])
