@@ -166,6 +166,17 @@ class AsyncClient:
         found: list[dict[str, Any]] = answer["sessions"]
         return found
 
+    async def advice(self) -> list[dict[str, Any]]:
+        """Where prompts of your programs part although equal text follows, which is computed anew.
+
+        The finding that has cost most tokens comes first. `says` of a row is a sentence with what
+        to do, and `lost_tokens` is what was computed anew so far. `before` and `after` are the two
+        texts at their first difference, or None if the server does not log prompts.
+        """
+        answer = await self._request("GET", "/v1/advice")
+        rows: list[dict[str, Any]] = answer["advice"]
+        return rows
+
     async def context_limits(self) -> dict[str, int]:
         """The context limit of each served model, in tokens. The default model comes first."""
         found = (await self._request("GET", "/v1/models"))["data"]

@@ -123,6 +123,17 @@ class Client:
         found: list[dict[str, Any]] = answer["sessions"]
         return found
 
+    def advice(self) -> list[dict[str, Any]]:
+        """Where prompts of your programs part although equal text follows, which is computed anew.
+
+        The finding that has cost most tokens comes first. `says` of a row is a sentence with what
+        to do, and `lost_tokens` is what was computed anew so far. `before` and `after` are the two
+        texts at their first difference, or None if the server does not log prompts.
+        """
+        answer = self._request("GET", "/v1/advice")
+        rows: list[dict[str, Any]] = answer["advice"]
+        return rows
+
     def _request(self, method: str, path: str, body: object = None) -> Any:
         content = None if body is None else to_wire(body)
         headers = idempotency(method, path)
