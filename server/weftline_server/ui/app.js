@@ -1,7 +1,8 @@
 // The page: a list of sessions, and one session with its graph, its timeline and a selected call.
-// The address names the view: #/ is the list, #/engines the engines, #/s/SESSION a session, #/s/SESSION/CALL one of its calls.
+// The address names the view: #/ is the list, #/engines the engines, #/advice the advice, #/s/SESSION a session, #/s/SESSION/CALL one of its calls.
 // After "?" it has the filter of the list or of the calls.
 
+import { drawAdvice } from "./advice.js";
 import { Refused, events, get, setKey } from "./api.js";
 import { drawDetail } from "./detail.js";
 import { el, seconds } from "./dom.js";
@@ -14,6 +15,8 @@ import { zoomBar } from "./zoom.js";
 
 const LIST_MS = 1000;
 const AGAIN_MS = 1500;
+const ADVICE_MS = 3000; // advice changes with many calls, not with one
+const TABS = new Map([["engines", engines], ["advice", advice]]); // by the first part of the address
 const main = document.getElementById("main");
 const status = document.getElementById("status");
 let leaving = new AbortController();
@@ -35,7 +38,7 @@ function route() {
     return shown.selected === (call || null) ? shown.draw() : select(call || null);
   }
   for (const link of document.querySelectorAll("nav a")) {
-    const here = link.getAttribute("href") === (page === "engines" ? "#/engines" : page === "s" ? "" : "#/");
+    const here = link.getAttribute("href") === (TABS.has(page) ? `#/${page}` : page === "s" ? "" : "#/");
     if (here) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
@@ -48,7 +51,7 @@ function route() {
   shown = null;
   listed = null;
   if (page === "s" && session) return follow(session, call || null, filter, leaving.signal);
-  if (page === "engines") return engines(leaving.signal);
+  if (TABS.has(page)) return TABS.get(page)(leaving.signal);
   return list(filter, leaving.signal);
 }
 
@@ -62,6 +65,21 @@ function engines(signal) {
       main.replaceChildren(drawEngines(rows, history));
     }
     await sleep(AGAIN_MS); // the server stops: it is asked again until it is back
+    return false;
+  });
+}
+
+function advice(signal) {
+  let before = "";
+  said("Advice");
+  main.replaceChildren();
+  return persist(signal, async () => {
+    const { advice: rows } = await get("../v1/advice", signal);
+    said(rows.length ? count(rows.length, "finding") : "Advice");
+    const now = JSON.stringify(rows);
+    if (now !== before) main.replaceChildren(...drawAdvice(rows));
+    before = now;
+    await sleep(ADVICE_MS);
     return false;
   });
 }
