@@ -166,14 +166,15 @@ class AsyncClient:
         found: list[dict[str, Any]] = answer["sessions"]
         return found
 
-    async def advice(self) -> list[dict[str, Any]]:
+    async def advice(self, *, limit: int = 100) -> list[dict[str, Any]]:
         """Where prompts of your programs part although equal text follows, which is computed anew.
 
-        The finding that has cost most tokens comes first. `says` of a row is a sentence with what
-        to do, and `lost_tokens` is what was computed anew so far. `before` and `after` are the two
-        texts at their first difference, or None if the server does not log prompts.
+        The finding that has cost most tokens comes first. There are at most `limit` rows. A row has
+        a sentence with what to do in `says`, and in `lost_tokens` what was computed anew so far.
+        `before` and `after` are the two texts at their first difference, or None if the server does
+        not log prompts.
         """
-        answer = await self._request("GET", "/v1/advice")
+        answer = await self._request("GET", f"/v1/advice?limit={limit}")
         rows: list[dict[str, Any]] = answer["advice"]
         return rows
 

@@ -50,7 +50,7 @@ def told(template: Any) -> list[str]:
         (
             ChatPromptTemplate([("system", "It is {now}. " + RULES), ("human", "{x}")]),
             [f"system message, variable `now`, about 210 {ANEW}: "
-             "move it after the text that follows it"],
+             "move it to the end of the system message"],
         ),
         (
             PromptTemplate.from_template("{now}\n" + RULES),
@@ -58,11 +58,13 @@ def told(template: Any) -> list[str]:
         ),
         (
             ChatPromptTemplate([("system", "For {user}."), ("human", RULES + "{x}")]),
-            [f"system message, variable `user`, about 210 {ANEW}: move it after message 2"],
+            [f"system message, variable `user`, about 210 {ANEW}: "
+             "move it after the text that follows it"],
         ),
         (
             ChatPromptTemplate([("system", "For {user}."), SystemMessage(RULES), ("human", "{x}")]),
-            [f"system message, variable `user`, about 210 {ANEW}: move it after message 2"],
+            [f"system message, variable `user`, about 210 {ANEW}: "
+             "move it to the end of the system message"],
         ),
         (
             PromptTemplate.from_template("{a} or {b}: " + RULES),
@@ -96,7 +98,8 @@ def told(template: Any) -> list[str]:
         ),
         (
             ChatPromptTemplate([("system", "For {user}."), CHAT_SHOTS, ("human", "{x}")]),
-            [f"system message, variable `user`, about 115 {ANEW}: move it after message 25"],
+            [f"system message, variable `user`, about 115 {ANEW}: "
+             "move it to the end of the assistant message"],
         ),
     ],
     ids=["clock", "one_text", "later_message", "constant_message", "two", "twice", "mustache",
@@ -195,7 +198,7 @@ def test_the_server_is_asked_only_where_the_user_wants_it(
     (expected,) = ours.explain(given_at(0)).advice
     assert recording.requests == []
     explained = ours.explain(given_at(0), ask_server=True)
-    assert recording.requests == [("GET", "/v1/advice", None)]
+    assert recording.requests == [("GET", "/v1/advice?limit=1000", None)]
     without, counted = explained.advice
     assert (without, counted.calls) == (expected, 3)
     assert counted.lost_tokens > 3 * 150

@@ -49,7 +49,8 @@ def answering(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]]) -> An
 
     def serve(request: httpx.Request) -> httpx.Response:
         assert (request.method, request.url.path) == ("GET", "/v1/advice")
-        return httpx.Response(200, json={"advice": rows})
+        limit = int(request.url.params["limit"])
+        return httpx.Response(200, json={"advice": rows[:limit], "total": len(rows)})
 
     client = partial(Client, transport=httpx.MockTransport(serve))
     monkeypatch.setattr(advise, "Client", client)
@@ -62,8 +63,9 @@ async def test_both_clients_return_the_rows(serve: Serve, monkeypatch: pytest.Mo
     assert [(row["name"], row["says"], row["before"]) for row in rows] == [("answer", SAYS, None)]
     (example,) = ANSWERS["GET", "/v1/advice"].example["advice"]
     assert set(rows[0]) == set(example)
-    with answering(monkeypatch, rows)() as client:
-        assert client.advice() == rows
+    with answering(monkeypatch, [*rows, *rows])() as client:
+        assert client.advice() == [*rows, *rows]
+        assert client.advice(limit=1) == rows
 
 
 async def test_the_command_prints_a_sentence_and_what_was_lost(

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what the server advises."""
-    rows = fetched(args.base_url)[: max(0, args.limit)]
+    rows = fetched(args.base_url, args.limit)
     if args.json:
         for row in rows:
             print(json.dumps(row))
@@ -39,10 +39,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def fetched(base_url: str | None) -> list[dict[str, Any]]:
-    """The rows of GET /v1/advice."""
+def fetched(base_url: str | None, limit: int) -> list[dict[str, Any]]:
+    """At most `limit` rows of GET /v1/advice."""
     with Client(base_url) as client:
-        return client.advice()
+        return client.advice(limit=limit)
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -74,8 +74,8 @@ function advice(signal) {
   said("Advice");
   main.replaceChildren();
   return persist(signal, async () => {
-    const { advice: rows } = await get("../v1/advice", signal);
-    said(rows.length ? count(rows.length, "finding") : "Advice");
+    const { advice: rows, total } = await get("../v1/advice", signal);
+    said(total > rows.length ? `${rows.length} of ${count(total, "finding")}` : rows.length ? count(total, "finding") : "Advice");
     const now = JSON.stringify(rows);
     if (now !== before) main.replaceChildren(...drawAdvice(rows));
     before = now;

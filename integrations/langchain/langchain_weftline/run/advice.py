@@ -15,6 +15,7 @@ from weftline.adapters import BACKGROUND, Server
 # server tells a difference, too.
 LEAST_CHARS = 256
 CHARS_PER_TOKEN = 4  # of English text
+MOST_ROWS = 1000  # that the server sends; those of other programs are among them
 
 Row = Mapping[str, Any]
 Segments = Sequence[TemplateSegment]
@@ -75,7 +76,7 @@ def by_server(
 
 
 async def _rows(server: Server) -> list[dict[str, Any]]:
-    return await (await BACKGROUND.client(server)).advice()
+    return await (await BACKGROUND.client(server)).advice(limit=MOST_ROWS)
 
 
 def _of_template(step: Step) -> Iterator[Advice]:
@@ -108,9 +109,8 @@ def _advice(name: str, group: Segments, found: Segments, chars: int) -> Advice:
 
 def _where(group: Segments) -> str:
     """The variables, in the words of the server's advice."""
-    role = "system" if group[0].role == "developer" else group[0].role
     *names, last = [f"`{segment.name}`" for segment in group]
-    return f"{role} message, " + (
+    return f"{_role(group[0])} message, " + (
         f"variables {', '.join(names)} and {last}" if names else f"variable {last}"
     )
 
@@ -123,9 +123,13 @@ def _target(variable: TemplateSegment, found: Segments) -> str:
     last = behind[-1] if behind else constants[-1]
     if last == len(found) - 1:
         return "to the end of the prompt"
-    if found[last].message == variable.message:
-        return "after the text that follows it"
-    return f"after message {found[last].message + 1}"
+    if found[last + 1].message != found[last].message:
+        return f"to the end of the {_role(found[last])} message"
+    return "after the text that follows it"
+
+
+def _role(segment: TemplateSegment) -> str:
+    return "system" if segment.role == "developer" else segment.role
 
 
 def _begins(template: Any) -> str:

@@ -91,7 +91,7 @@ _ROW = {
     "output_tokens": 5, "engines": ["torch"], "error": None,
 }  # fmt: skip
 _ADVICE = {
-    "id": "3f9a1c20b7de", "name": "answer", "model": "default",
+    "id": "3f9a1c20b7de", "name": "answer", "model": "default", "engine": "torch",
     "begins": "You answer from the handbook. It is ", "cause": "variable", "message": 0,
     "role": "system", "variables": ["now"], "tool": None, "offset": 18, "calls": 312,
     "times": 303, "lost_tokens": 751440, "prompt_tokens": 843648, "cached_tokens": 92200,
@@ -126,7 +126,7 @@ ANSWERS: Mapping[tuple[str, str], Answer] = MappingProxyType({
         "The tenant's sessions.", {"sessions": [_ROW], "total": 1}, ("InvalidRequest",)),
     ("GET", "/v1/advice"): Answer(
         "The advice, a row for each finding. It is empty where no prompts part, and soon after a "
-        "restart.", {"advice": [_ADVICE]}),
+        "restart.", {"advice": [_ADVICE], "total": 1}, ("InvalidRequest",)),
     ("DELETE", "/v1/session/{session_id}"): Answer(
         "The session is closed.", {"session_id": _ID}, OF_SESSION),
     ("GET", "/v1/session/{session_id}/graph"): Answer("The graph.", _GRAPH, OF_SESSION),
