@@ -170,9 +170,9 @@ def test_the_segments_add_up_to_langchains_text(parts: list[str | tuple[str]]) -
     assert made == PromptTemplate.from_template(text).format(**values)
 
 
-def clock(llm: ChatWeftline, name: str) -> Any:
-    """A chain whose prompt begins with the time, and goes on with the rules of `name`."""
-    system = f"The time in {name} is {{now}}. {RULES}"
+def clock(llm: ChatWeftline, name: str, rules: str = RULES) -> Any:
+    """A chain whose prompt begins with the time in a town, and goes on with rules."""
+    system = f"The time in {name} is {{now}}. {rules}"
     return ChatPromptTemplate([("system", system), ("human", "{question}")]) | llm
 
 
@@ -190,7 +190,7 @@ def test_the_server_is_asked_only_where_the_user_wants_it(
     of the same name are left out.
     """
     llm = model(recording, max_tokens=4)
-    ours, other = way(clock(llm, name)), compile_chain(clock(llm, f"another {name}"))
+    ours, other = way(clock(llm, name)), compile_chain(clock(llm, f"New {name}", "Be kind. " * 90))
     for minute in range(4):
         for chain in (ours, other):
             chain.invoke(given_at(minute))
