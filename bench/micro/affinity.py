@@ -37,12 +37,12 @@ from typing import Any
 
 from bench.harness import machine
 from bench.harness.results import dated, stamp, write
-from bench.simulator.virtual import VirtualLoop, run
 from bench.simulator.world import world
 from weftline import AsyncClient
 from weftline.local import local_server
 from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine.simulated import SimulatedConfig
+from weftline_engine.virtual_time import VirtualLoop, run
 from weftline_server.observe.view import graph_view
 
 # Tokens of prompt, query and answer (Parrot, section 8.3).

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from bench.simulator.thunder import Thunder
-from bench.simulator.virtual import VirtualLoop, run
 from bench.simulator.world import World, world
 from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine.simulated import SimulatedConfig
+from weftline_engine.virtual_time import VirtualLoop, run
 from weftline_server.session.session import Session
 
 from .belady import Access, Tree, computed

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine.simulated import SimulatedConfig
+from weftline_engine.virtual_time import VirtualLoop, run
 
 from .thunder import Thunder
-from .virtual import VirtualLoop, run
 from .world import World, world
 
 

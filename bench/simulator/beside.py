@@ -13,9 +13,9 @@ from statistics import fmean
 
 from weftline.protocol import Criterion
 from weftline_engine.simulated import SimulatedConfig
+from weftline_engine.virtual_time import VirtualLoop, run
 
 from .programs import Program, Step, perform
-from .virtual import VirtualLoop, run
 from .world import World, world
 
 CHAT = Step(own=200, output=40)

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from weftline_engine.simulated import SimulatedConfig, StepCost
+from weftline_engine.virtual_time import VirtualLoop, run
 
 from .programs import Program, Ran, Step, perform
-from .virtual import VirtualLoop, run
 from .world import World, world
 
 Report = Mapping[str, Any]

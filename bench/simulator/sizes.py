@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from weftline_engine.simulated import SimulatedConfig
+from weftline_engine.virtual_time import VirtualLoop, run
 
 from .programs import Program, Step, chain, map_reduce, perform
-from .virtual import VirtualLoop, run
 from .world import World, world
 
 ROLES = 16  # copilots with a long system prompt each

@@ -10,12 +10,11 @@ from functools import partial
 
 from weftline_engine.api import Engine
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine
+from weftline_engine.virtual_time import VirtualLoop
 from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.registry import Registry, RegistryConfig
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.memory.lengths import Lengths
-
-from .virtual import VirtualLoop
 
 
 @dataclass

@@ -168,6 +168,18 @@ class AsyncClient:
         found: list[dict[str, Any]] = answer["sessions"]
         return found
 
+    async def advice(self, *, limit: int = 100) -> list[dict[str, Any]]:
+        """Where prompts of your programs part although equal text follows, which is computed anew.
+
+        The finding that has cost most tokens comes first. There are at most `limit` rows. A row has
+        a sentence with what to do in `says`, and in `lost_tokens` what was computed anew so far.
+        `before` and `after` are the two texts at their first difference, or None if the server does
+        not log prompts.
+        """
+        answer = await self._request("GET", f"/v1/advice?limit={limit}")
+        rows: list[dict[str, Any]] = answer["advice"]
+        return rows
+
     async def context_limits(self) -> dict[str, int]:
         """The context limit of each served model, in tokens. The default model comes first."""
         found = (await self._request("GET", "/v1/models"))["data"]

@@ -125,6 +125,18 @@ class Client:
         found: list[dict[str, Any]] = answer["sessions"]
         return found
 
+    def advice(self, *, limit: int = 100) -> list[dict[str, Any]]:
+        """Where prompts of your programs part although equal text follows, which is computed anew.
+
+        The finding that has cost most tokens comes first. There are at most `limit` rows. A row has
+        a sentence with what to do in `says`, and in `lost_tokens` what was computed anew so far.
+        `before` and `after` are the two texts at their first difference, or None if the server does
+        not log prompts.
+        """
+        answer = self._request("GET", f"/v1/advice?limit={limit}")
+        rows: list[dict[str, Any]] = answer["advice"]
+        return rows
+
     def _request(self, method: str, path: str, body: object = None) -> Any:
         content = None if body is None else to_wire(body)
         headers = idempotency(method, path)

@@ -21,7 +21,7 @@ from weftline.protocol import PROTOCOL_VERSION
 from weftline_engine.api import Engine
 from weftline_server.config import ServerConfig
 from weftline_server.extras import install
-from weftline_server.http import calls, health, page, retrieval, sessions
+from weftline_server.http import advice, calls, health, page, retrieval, sessions
 from weftline_server.http import engines as engine_routes
 from weftline_server.http.direct import add_routes
 from weftline_server.http.guard import Connections
@@ -32,6 +32,7 @@ from weftline_server.http.request_id import RequestIds
 from weftline_server.http.state import ServerState, state_of
 from weftline_server.http.wire import DEFINITIONS, error_response
 from weftline_server.journal.journal import Journal
+from weftline_server.observe.advice.advisor import Advisor
 from weftline_server.observe.cost import Prices
 from weftline_server.observe.logs import CallLog
 from weftline_server.observe.metrics import CountRequests, Metrics
@@ -54,7 +55,8 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
     """The application. `engines` makes each engine by name, and again after it has died."""
     service = Service(_driver(config, engines))
     metrics = Metrics(service, Prices(config.price))
-    service.observe(metrics, CallLog(config.log_prompts))
+    advisor = Advisor()
+    service.observe(metrics, CallLog(config.log_prompts), advisor)
 
     app = _Application(
         title="weftline",
@@ -64,7 +66,7 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
     )
-    app.state = ServerState(config, service, metrics)
+    app.state = ServerState(config, service, metrics, advisor)
     app.add_middleware(Idempotency, config=config.responses, max_body=config.max_body)
     app.add_middleware(CountRequests, metrics=metrics)
     app.add_middleware(Connections, most=config.max_requests, draining=lambda: service.draining)
@@ -86,6 +88,7 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
         models.router,
         retrieval.router,
         engine_routes.router,
+        advice.router,
         health.router,
         page.docs,
     ):

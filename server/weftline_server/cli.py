@@ -24,6 +24,7 @@ _COMMANDS = {
     "doctor": "say what this machine can run, and what is missing",
     "sessions": "list the sessions that a server knows",
     "trace": "show what a session did, call by call",
+    "advise": "say why prompts are not cached, and what to change",
     "bench": "run a benchmark of the source checkout",
 }
 

@@ -95,6 +95,7 @@ def test_a_program(program: Program, proxy: Recording) -> None:
     assert (len(requests), requests.count(SUBMIT)) == program.ours
     llm = ChatWeftline(base_url="http://127.0.0.1:1")
     told = compile_chain(program.make(llm)).explain(program.given)
+    assert told.advice == ()
     # Callbacks hear of calls here, so the client counts the items of a list.
     is_least = told.before.is_least or told.after.is_least
     if not is_least and program.name not in CALL_BY_THEMSELVES:

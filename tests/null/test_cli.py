@@ -53,6 +53,7 @@ def test_help_and_version_need_nothing(tmp_path: Path) -> None:
         "doctor",
         "sessions",
         "trace",
+        "advise",
         "bench",
     ]
     assert "exit codes: 0 done, 1 failed, 2 wrong usage" in done.stdout

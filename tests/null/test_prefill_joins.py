@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.simulator.virtual import VirtualLoop, run
 from bench.simulator.world import world
 from tests.null.test_passes import analyse, graph
 from tests.null.test_passes_items import embed, lower, search, var
@@ -19,6 +18,7 @@ from weftline.protocol import Call, InOut, Message, Placeholder, Segment, Submit
 from weftline.steps import Body, Each, Merge, Source
 from weftline.transforms import joined_items, joins_items
 from weftline.transforms import run as transformed
+from weftline_engine.virtual_time import VirtualLoop, run
 from weftline_server.graph.primitive import Flow, Task
 from weftline_server.lowering.call import task_of
 from weftline_server.lowering.step import lower_step

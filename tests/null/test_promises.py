@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from bench.simulator.beside import Traffic, beside
 from bench.simulator.calibration import start_from
 from bench.simulator.programs import Step, map_reduce, perform
-from bench.simulator.virtual import VirtualLoop, run
 from bench.simulator.world import world
 from weftline.protocol import Call, Criterion, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine import api
 from weftline_engine.api import MOST_OVERTAKEN_S, Hints
 from weftline_engine.bookkeeping import SchedulerConfig
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
+from weftline_engine.virtual_time import VirtualLoop, run
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.runtime.kinds import meanings
 from weftline_server.schedule.placement import EngineLoad, Queued, place

@@ -10,9 +10,9 @@ import pytest
 from bench.simulator.calibration import Case, calibrate, cases, foretell, replay, timed
 from bench.simulator.programs import Step, by_client, chain, map_reduce, perform
 from bench.simulator.sizes import compare, mix, prompt_tokens, simulate
-from bench.simulator.virtual import VirtualLoop, run
 from bench.simulator.world import world
 from weftline_engine.simulated import SimulatedConfig, StepCost
+from weftline_engine.virtual_time import VirtualLoop, run
 
 HIDDEN = SimulatedConfig(cost=StepCost(step_s=0.03, fill_s=0.001, sequence_s=0.004))
 

@@ -24,6 +24,7 @@ def engine(name: str, *lacks: str, model: str = "m") -> EngineStatus:
         tokens=0,
         kv_tokens=None,
         kept=0,
+        kv_costs=None,
         kv_bytes=None,
         metrics=None,
     )

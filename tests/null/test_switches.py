@@ -8,13 +8,13 @@ from typing import TypeVar
 
 import pytest
 
-from bench.simulator.virtual import VirtualLoop, run
 from bench.simulator.world import World, world
 from tests.null.asgi import Serve
 from weftline.errors import InvalidRequest
 from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine.null import NullConfig
 from weftline_engine.simulated import SimulatedConfig, StepCost
+from weftline_engine.virtual_time import VirtualLoop, run
 from weftline_server.config import OFF_BY_DEFAULT, OPTIMISATIONS, ServerConfig
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.render import PromptBefore

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from bench.simulator.virtual import VirtualLoop, run
 from bench.simulator.world import World, world
 from tests.null.asgi import Serve, call, running
 from tests.null.test_switches import step, words
@@ -17,6 +16,7 @@ from weftline.protocol import Call, Criterion, InOut, Placeholder, Sampling, Seg
 from weftline_engine.api import Description, Hints, Op, Retention
 from weftline_engine.null import NullConfig, NullEngine
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
+from weftline_engine.virtual_time import VirtualLoop, run
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.render import PromptBefore
 from weftline_server.runtime.kinds import prefixes

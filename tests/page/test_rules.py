@@ -33,7 +33,7 @@ INLINE = """() => {
 
 def test_nothing_inline_and_no_other_host_runs(browser: Browser, url: str) -> None:
     """Every file names the rules, and Chromium keeps them: a script in the text does not run."""
-    for name in ("", "app.js", "engines.js", "style.css"):
+    for name in ("", "app.js", "engines.js", "advice.js", "style.css"):
         header = httpx.get(f"{url}/ui/{name}").headers["content-security-policy"]
         assert set(header.split("; ")) == RULES
     page = browser.new_page()

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Protocol
 
-from bench.simulator.virtual import VirtualLoop, run
 from bench.simulator.world import World, world
 from weftline.protocol import Call, InOut, Message, Placeholder, Sampling, Segment, Submit
 from weftline.tools import Function, Tool
 from weftline_engine import api
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost, asking
+from weftline_engine.virtual_time import VirtualLoop, run
 from weftline_server.schedule.memory.lengths import Expected, Lengths
 from weftline_server.schedule.memory.pauses import Pauses
 from weftline_server.schedule.memory.waste import Load, Strategy

@@ -14,6 +14,7 @@ from weftline.errors import EngineUnavailable, Unauthorized
 from weftline_server.config import ServerConfig
 from weftline_server.http.openai.conversations import Conversations
 from weftline_server.http.openai.runs import Runs
+from weftline_server.observe.advice.advisor import Advisor
 from weftline_server.observe.cost import Prices
 from weftline_server.observe.metrics import Metrics
 from weftline_server.runtime.service import Service
@@ -27,15 +28,19 @@ class ServerState(State):
     config: ServerConfig
     service: Service
     metrics: Metrics
+    advisor: Advisor
     prices: Prices
     runs: Runs
     conversations: Conversations | None  # finds the sessions of clients that name none
 
-    def __init__(self, config: ServerConfig, service: Service, metrics: Metrics) -> None:
+    def __init__(
+        self, config: ServerConfig, service: Service, metrics: Metrics, advisor: Advisor
+    ) -> None:
         super().__init__()
         self.config = config
         self.service = service
         self.metrics = metrics
+        self.advisor = advisor
         self.prices = Prices(config.price)
         self.runs = Runs(service)
         self.conversations = None

@@ -64,6 +64,7 @@ class EngineStatus:
     kv_tokens: int | None  # the size of its KV cache; None where the engine does not say
     kept: int  # tokens in it that are kept for calls to come; of `Service.status` only
     kv_bytes: int | None  # of its KV cache; None where the engine does not say
+    kv_costs: api.KvCosts | None  # measured at its start, if they were
     metrics: api.HasMetrics | None  # None: the engine has none of its own, or is down
 
     @staticmethod
@@ -83,6 +84,7 @@ class EngineStatus:
             kv_tokens=None if description is None else description.kv_tokens,
             kept=kept,
             kv_bytes=_kv_bytes(description),
+            kv_costs=None if description is None else description.kv_costs,
             metrics=engine if isinstance(engine, api.HasMetrics) else None,
         )
 

@@ -1,7 +1,8 @@
 // The page: a list of sessions, and one session with its graph, its timeline and a selected call.
-// The address names the view: #/ is the list, #/engines the engines, #/s/SESSION a session, #/s/SESSION/CALL one of its calls.
+// The address names the view: #/ is the list, #/engines the engines, #/advice the advice, #/s/SESSION a session, #/s/SESSION/CALL one of its calls.
 // After "?" it has the filter of the list or of the calls.
 
+import { drawAdvice } from "./advice.js";
 import { Refused, Unreachable, events, get, setKey } from "./api.js";
 import { drawDetail } from "./detail.js";
 import { el, seconds } from "./dom.js";
@@ -15,6 +16,7 @@ import { zoomBar } from "./zoom.js";
 
 const LIST_MS = 1000;
 const AGAIN_MS = 1500;
+const ADVICE_MS = 3000; // advice changes with many calls, not with one
 const main = document.getElementById("main");
 const status = document.getElementById("status");
 let leaving = new AbortController();
@@ -32,6 +34,7 @@ const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 const VIEWS = {
   "": (_, filter, signal) => list(filter, signal),
   engines: (_, filter, signal) => engines(signal),
+  advice: (_, filter, signal) => advice(signal),
   s: ([session, call], filter, signal) => follow(session, call || null, filter, signal),
 };
 
@@ -67,6 +70,21 @@ function engines(signal) {
       main.replaceChildren(drawEngines(rows, history));
     }
     await sleep(AGAIN_MS); // the server stops: it is asked again until it is back
+    return false;
+  });
+}
+
+function advice(signal) {
+  let before = "";
+  said("Advice");
+  main.replaceChildren();
+  return persist(signal, async () => {
+    const { advice: rows, total } = await get("../v1/advice", signal);
+    said(total > rows.length ? `${rows.length} of ${count(total, "finding")}` : rows.length ? count(total, "finding") : "Advice");
+    const now = JSON.stringify(rows);
+    if (now !== before) main.replaceChildren(...drawAdvice(rows));
+    before = now;
+    await sleep(ADVICE_MS);
     return false;
   });
 }

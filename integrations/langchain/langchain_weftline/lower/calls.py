@@ -102,7 +102,7 @@ class Calls:
 
     `drafts` are the calls that are not submitted yet, and `server` is the server of all of them.
     `patience` maps a variable to how long to wait for it, and `asked` maps it to the model that
-    makes it. `models` are all models that were lowered.
+    makes it. `models` are all models that were lowered, and `templates` all prompt templates.
     """
 
     def __init__(self, lowering: Lowerer, mint: Callable[[], str], searches: Searches) -> None:
@@ -114,6 +114,7 @@ class Calls:
         self.patience: dict[str, Patience] = {}
         self.asked: dict[str, Asked] = {}
         self.models: list[ChatWeftline] = []
+        self.templates: list[Step] = []
         self.unknown = 0  # calls whose prompts are not known before the run
         self.asks_for_class = False  # an answer must be an object of a class
         self._names: set[str] = set()
@@ -175,6 +176,7 @@ class Calls:
 
     def template(self, step: Step, value: Any) -> Steps:
         """A prompt template."""
+        self.templates.append(step)
         template = step.runnable
         if not is_symbolic(value):
             run = self._lowering.run(step, value, "the client has its values", is_quick=True)

@@ -109,8 +109,7 @@ def _turns(part: Any, values: Mapping[str, Any]) -> Iterator[Turn]:
         yield from render(part, values).turns
     elif type(part) is MessagesPlaceholder:
         yield from _placeholder(part, values)
-    elif type(part) in _TEMPLATE_ROLES or type(part) is ChatMessagePromptTemplate:
-        role = _TEMPLATE_ROLES.get(type(part)) or part.role
+    elif (role := role_of(part)) is not None:
         if role not in _SERVER_ROLES or role == "tool":
             raise CannotCompile(part, f"the server has no role {role!r}")
         if part.additional_kwargs:
@@ -125,6 +124,13 @@ def _turns(part: Any, values: Mapping[str, Any]) -> Iterator[Turn]:
         if is_symbolic(used):
             raise CannotCompile(part, "it takes only values that the client has")
         yield from messages_as_turns(part.format_messages(**used), part)
+
+
+def role_of(part: Any) -> str | None:
+    """The role of a message's template; None for other parts of a chat template."""
+    if type(part) is ChatMessagePromptTemplate:
+        return part.role
+    return _TEMPLATE_ROLES.get(type(part))
 
 
 def _placeholder(part: MessagesPlaceholder, values: Mapping[str, Any]) -> tuple[Turn, ...]:
@@ -144,7 +150,7 @@ def _text(template: BasePromptTemplate[Any], values: Mapping[str, Any]) -> tuple
     if type(template) is PromptTemplate and template.template_format == "f-string":
         return _f_string(template, template.template, values)
     if type(template) is FewShotPromptTemplate and template.template_format == "f-string":
-        return _f_string(template, _few_shot(template, values), values)
+        return _f_string(template, few_shot(template, values), values)
     used = _used(template, values)
     if is_symbolic(used):
         raise CannotCompile(template, "only f-string templates take values that the server has")
@@ -154,7 +160,7 @@ def _text(template: BasePromptTemplate[Any], values: Mapping[str, Any]) -> tuple
     return (text,)
 
 
-def _few_shot(template: FewShotPromptTemplate, values: Mapping[str, Any]) -> str:
+def few_shot(template: FewShotPromptTemplate, values: Mapping[str, Any]) -> str:
     """The f-string of a few-shot template: its prefix, examples and suffix."""
     examples = template.examples
     if examples is None:

@@ -103,9 +103,13 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
     def is_lc_serializable(cls) -> bool:
         return False
 
-    def explain(self, input: Input, **kwargs: Any) -> Explanation:
-        """Which calls would be sent ahead for `input`, and why others not. Print the result."""
-        return explain(self.bound, input, mode=Mode.AHEAD, options=kwargs)
+    def explain(self, input: Input, *, ask_server: bool = False, **kwargs: Any) -> Explanation:
+        """Which calls would be sent ahead for `input`, and why others not. Print the result.
+
+        Nothing is sent. With `ask_server` one request asks the server where it has seen prompts of
+        these calls part, so that their KV cache was not shared.
+        """
+        return explain(self.bound, input, mode=Mode.AHEAD, options=kwargs, ask_server=ask_server)
 
     def invoke(self, input: Input, config: Config | None = None, **kwargs: Any) -> Output:
         with self._begun(input, config, kwargs) as begun:

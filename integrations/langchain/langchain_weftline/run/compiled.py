@@ -145,14 +145,18 @@ class CompiledChain(Runnable[Input, Output]):
         plan(lowering, self.chain, UNKNOWN)
         return lowering.calls.models
 
-    def explain(self, input: Input = UNKNOWN) -> Explanation:
+    def explain(self, input: Input = UNKNOWN, *, ask_server: bool = False) -> Explanation:
         """Which steps run in the server, which in the client, and why. Print the result.
 
-        Nothing is sent, and none of your code runs. Without an `input` the explanation is true for
-        any input. With one, it also counts the items of lists and names the calls.
+        It also says which variables of the prompts stand before constant text, which is computed
+        anew whenever they change. None of your code runs, and nothing is sent. With `ask_server`
+        one request asks the server where it has seen prompts of these calls part.
+
+        Without an `input` the explanation is true for any input. With one, it also counts the items
+        of lists and names the calls. With `ask_server` it may raise the errors of any request.
         """
         mode = Mode.AHEAD if is_classic(self.chain) else Mode.EXPLAIN
-        return explain(self.chain, input, mode=mode)
+        return explain(self.chain, input, mode=mode, ask_server=ask_server)
 
     def _invoke(
         self,

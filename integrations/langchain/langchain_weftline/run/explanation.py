@@ -1,4 +1,5 @@
-"""The explanation of a compiled chain. Making it sends no request and runs no code of the user."""
+"""The explanation of a compiled chain. Making it runs no code of the user, and sends no request
+unless the server is asked for advice."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from langchain_weftline.lower.maps import EachDraft
 from langchain_weftline.lower.planning import Planned, plan
 from langchain_weftline.lower.steps import Mode, Note
 from langchain_weftline.lower.symbols import Answer, Ref
+from langchain_weftline.run.advice import Advice, by_server, by_templates
 
 _FUNCTION = (
     "is read and not called if it takes one argument and has only literals, subscripts, f-strings, "
@@ -62,7 +64,8 @@ class Explanation:
     """Where each step runs and why, in the order of the chain.
 
     `str` of it is a table of the steps, and what follows from it. `before` has the requests of the
-    plain chain, and `after` those of this one.
+    plain chain, and `after` those of this one. `advice` says what keeps its prompts from the KV
+    cache.
     """
 
     steps: tuple[Note, ...]
@@ -70,6 +73,7 @@ class Explanation:
     after: Requests
     streams: bool = True  # whether the result is streamed from the graph
     is_ahead: bool = False  # whether LangChain runs the chain, with its calls sent ahead
+    advice: tuple[Advice, ...] = ()
 
     @property
     def in_server(self) -> tuple[Note, ...]:
@@ -107,6 +111,7 @@ class Explanation:
             if remedy is not None and shown not in seen and step.why not in _KNOWN:
                 seen.add(shown)
                 yield f"To make {shown} part of the graph: {remedy}."
+        yield from map(str, self.advice)
         yield from self._what_changes()
 
     def _what_changes(self) -> Iterator[str]:
@@ -140,8 +145,13 @@ def explain(
     input: Any,
     mode: Mode = Mode.EXPLAIN,
     options: Mapping[str, Any] | None = None,
+    *,
+    ask_server: bool = False,
 ) -> Explanation:
-    """How `chain` would be lowered for `input`. UNKNOWN stands for any input."""
+    """How `chain` would be lowered for `input`. UNKNOWN stands for any input.
+
+    With `ask_server` the servers of its models are asked what their caches have missed.
+    """
     notes: list[Note] = []
     lowering = Lowering(mode=mode, note=notes.append)
     planned = Planned()
@@ -150,7 +160,13 @@ def explain(
     before, after = _requests(lowering, planned)
     text = isinstance(made, Ref) and made.is_text and not made.transforms
     streams = text or (isinstance(made, Answer) and not made.calls_tools and made.form is None)
-    return Explanation(tuple(notes), before, after, streams, mode.is_ahead)
+    templates = lowering.calls.templates
+    advice = by_templates(templates)
+    if ask_server:
+        servers = [model.server for model in lowering.calls.models]
+        names = {draft.name for draft in lowering.calls.drafts}
+        advice += by_server(servers, templates, names)
+    return Explanation(tuple(notes), before, after, streams, mode.is_ahead, tuple(advice))
 
 
 def _requests(lowering: Lowering, planned: Planned) -> tuple[Requests, Requests]:

@@ -19,8 +19,10 @@ _PARAMETERS = {
     "variable": ("A variable of the session.", "draft"),
     "call_id": ("A call of the session.", "c1"),
     "model": ("A model of GET /v1/models.", "default"),
-    "limit": ("The most sessions of the answer.", 100),
+    "limit": ("The most rows of the answer.", 100),
     "text": ("Only sessions whose prompts or values contain this, whatever its case.", "river"),
+    "id": ("Only the finding of this id.", "3f9a1c20b7de"),
+    "lengths": ("Add the recorded lengths, and what a simulation needs of the engines.", False),
 }
 _KEY = {
     "type": "http",

@@ -91,6 +91,15 @@ _ROW = {
     "calls": 1, "steps": 0, "states": {"done": 1}, "prompt_tokens": 12, "cached_tokens": 8,
     "output_tokens": 5, "engines": ["torch"], "error": None,
 }  # fmt: skip
+_ADVICE = {
+    "id": "3f9a1c20b7de", "name": "answer", "model": "default", "engine": "torch",
+    "begins": "You answer from the handbook. It is ", "cause": "variable", "message": 0,
+    "role": "system", "variables": ["now"], "tool": None, "offset": 18, "calls": 312,
+    "times": 303, "lost_tokens": 751440, "prompt_tokens": 843648, "cached_tokens": 92200,
+    "before": "2026-03-01T09:00:11", "after": "2026-03-01T09:00:14",
+    "says": "system message, variable `now`, 2,480 tokens behind it are computed anew in 97 % of "
+            "312 calls: move it after `rules`",
+}  # fmt: skip
 _MODEL = {"id": "default", "object": "model", "created": 0, "owned_by": "weftline",
           "max_model_len": 8192}  # fmt: skip
 _RESPONSE = {
@@ -118,6 +127,9 @@ ANSWERS: Mapping[tuple[str, str], Answer] = MappingProxyType({
     ("GET", "/v1/sessions"): Answer(
         "The tenant's sessions.", 
         {"sessions": [_ROW], "total": 1, "found": 1, "all_read": True}, ("InvalidRequest",)),
+    ("GET", "/v1/advice"): Answer(
+        "The advice, a row for each finding. It is empty where no prompts part, and soon after a "
+        "restart.", {"advice": [_ADVICE], "total": 1}, ("InvalidRequest",)),
     ("DELETE", "/v1/session/{session_id}"): Answer(
         "The session is closed.", {"session_id": _ID}, OF_SESSION),
     ("GET", "/v1/session/{session_id}/graph"): Answer("The graph.", _GRAPH, OF_SESSION),

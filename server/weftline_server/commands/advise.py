@@ -1,0 +1,55 @@
+"""`weftline advise`: says why prompts are not cached, and what to change, the costliest first."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from weftline import Client
+from weftline_server.commands.tables import printable
+
+_SHOWN = 20
+NOTHING = (
+    "no advice: no program has lost tokens to prompts that part, or the server has seen too few "
+    "calls since its start"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument(
+        "--base-url", help="the server's URL (default: WEFTLINE_BASE_URL, else this machine)"
+    )
+    parser.add_argument(
+        "--limit", type=int, default=_SHOWN, help=f"findings to print (default: {_SHOWN})"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, one finding a line")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what the server advises."""
+    rows = fetched(args.base_url, args.limit)
+    if args.json:
+        for row in rows:
+            print(json.dumps(row))
+    else:
+        print("\n".join(lines(rows)) if rows else NOTHING)
+    return 0
+
+
+def fetched(base_url: str | None, limit: int) -> list[dict[str, Any]]:
+    """At most `limit` rows of GET /v1/advice."""
+    with Client(base_url) as client:
+        return client.advice(limit=limit)
+
+
+def lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A sentence for each row, with the tokens lost in all, and the two texts if they are known."""
+    for row in rows:
+        yield f"{printable(row['name'])}: {printable(row['says'])}"
+        yield f"    lost so far: {row['lost_tokens']:,} of {row['prompt_tokens']:,} prompt tokens"
+        if row["before"] is not None:
+            yield f"    before: {printable(row['before'])}"
+            yield f"    after:  {printable(row['after'])}"

@@ -1,0 +1,36 @@
+"""Advice: where the prompts of the tenant's programs part, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from weftline_server.http.state import ServiceDep, Tenant, state_of
+from weftline_server.observe.advice.view import MOST, advice_rows, engine_view
+
+router = APIRouter(prefix="/v1/advice", tags=["advice"])
+
+
+@router.get("")
+async def list_advice(
+    request: Request,
+    service: ServiceDep,
+    tenant: Tenant,
+    limit: Annotated[int, Query(ge=1, le=MOST)] = 100,
+    id: str | None = None,
+    lengths: bool = False,
+) -> dict[str, Any]:
+    """Where prompts part although equal text follows, the most expensive first.
+
+    Words of prompts are shown only where the server's log has prompts. With `lengths` each row has
+    the lengths of recorded calls as they were, and as they would be after the change. `engines`
+    have what a simulation of them needs.
+    """
+    state = state_of(request.app)
+    told = [one for one in state.advisor.told(tenant) if id is None or one[0].id_of(one[1]) == id]
+    rows = advice_rows(told[:limit], values=state.config.log_prompts, lengths=lengths)
+    answer: dict[str, Any] = {"advice": rows, "total": len(told)}
+    if lengths:
+        answer["engines"] = [engine_view(engine) for engine in service.engines]
+    return answer

@@ -1,0 +1,1 @@
+"""Where the prompts of a program part, so that their KV cache is not shared, and what to do."""

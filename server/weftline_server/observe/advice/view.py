@@ -1,0 +1,68 @@
+"""The advice of a tenant as JSON rows, with the lengths of a program's calls where asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weftline_server.observe.advice.lengths import lengths_view
+from weftline_server.observe.advice.program import Finding, Program, Subject
+from weftline_server.observe.advice.sentence import sentence
+from weftline_server.runtime.service import EngineStatus
+
+MOST = 1000  # rows of a list
+
+
+def advice_rows(
+    told: Sequence[tuple[Program, Subject, Finding]], *, values: bool, lengths: bool = False
+) -> list[dict[str, Any]]:
+    """A row for each finding.
+
+    With `values` a row has the texts around the first difference, and the beginning of a
+    conversation. The beginning of a template is the program's own text, and is always there.
+    """
+    rows = []
+    for program, subject, finding in told:
+        row = _row(program, finding, values=values)
+        row["id"] = program.id_of(subject)
+        if lengths:
+            row["lengths"] = lengths_view(program, finding)
+        rows.append(row)
+    return rows
+
+
+def _row(program: Program, finding: Finding, *, values: bool) -> dict[str, Any]:
+    first = finding.places[0] if finding.places else None
+    extract = finding.extract if values else None
+    return {
+        "name": program.name,
+        "model": program.model,
+        "engine": program.engine,
+        "begins": program.begins if program.is_template or values else None,
+        "cause": finding.difference.cause.value,
+        "message": None if first is None else first.message,
+        "role": None if first is None else first.role,
+        "variables": [place.name for place in finding.places if place.name],
+        "tool": finding.difference.tool,
+        "offset": finding.difference.offset,
+        "calls": program.calls,
+        "times": finding.times,
+        "lost_tokens": finding.lost,
+        "prompt_tokens": program.prompt_tokens,
+        "cached_tokens": program.cached_tokens,
+        "before": None if extract is None else extract.before,
+        "after": None if extract is None else extract.after,
+        "says": sentence(program, finding),
+    }
+
+
+def engine_view(engine: EngineStatus) -> dict[str, Any]:
+    """What a simulation of the engine needs. What was not measured is None."""
+    costs = engine.kv_costs
+    return {
+        "name": engine.name,
+        "kv_tokens": engine.kv_tokens,
+        "step_s": None if costs is None else costs.step_s,
+        "fill_s": None if costs is None else costs.fill_s,
+        "chunk": None if costs is None else costs.chunk,
+    }
