@@ -278,7 +278,7 @@ async def test_every_route_denies_by_default(serve: Serve) -> None:
         for method in methods
         if not path.startswith("/health/")
     ]
-    assert len(routes) == 25
+    assert len(routes) == 26
     for method, path in routes:
         for header in ("", "Bearer nope", "Basic key-a"):
             headers = {"Authorization": header}

@@ -32,6 +32,7 @@ from weftline.steps import (
 from weftline_server import passes
 from weftline_server.app import create_app
 from weftline_server.commands import settings
+from weftline_server.graph.addition import Addition
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Effects, Flow, Task
 from weftline_server.lowering.call import task_of
@@ -114,7 +115,8 @@ def test_items_travel_from_the_call_to_the_reranker() -> None:
 def test_no_pass_over_the_edges_finds_more_when_they_have_run() -> None:
     """The passes stop early, and yet leave nothing behind: each of them has nothing to add."""
     made = advanced()
-    made.add([call("said", ("top",)), search("again", "vecs", "hits"), embed("more", var("said"))])
+    more = [call("said", ("top",)), search("again", "vecs", "hits"), embed("more", var("said"))]
+    made.add(Addition.of(more))
     plan = analyse(made, {})
     changed = {id: made.downstream(id) for id in made.primitives}
     for name, (run, _) in passes.FLOWS.items():
@@ -164,8 +166,8 @@ def test_a_step_that_joins_later_takes_items_too() -> None:
     plan = Plan({})
     passes.analyse(made, plan, made.primitives)
     later = search("hits", "vecs")
-    made.check([later])
-    made.add([later])
+    made.check(Addition.of([later]))
+    made.add(Addition.of([later]))
     passes.analyse(made, plan, [later.primitives[0].id])
     assert made.primitives[later.primitives[0].id].reads[0].flow is Flow.ITEMS
 
