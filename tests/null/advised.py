@@ -216,7 +216,7 @@ FAULTY = (
     ),
     Advised(
         two_names_before_the_rules,
-        "system message, variables `user` and `now`, 208 tokens behind it are computed anew in "
+        "system message, variables `user` and `now`, 208 tokens behind them are computed anew in "
         "100 % of 5 calls: move them to the end of the system message",
     ),
     Advised(

@@ -16,6 +16,7 @@ from tests.null.advised import (
     a_clock_in_a_template,
     a_clock_in_a_text,
     chat,
+    filled,
     said,
 )
 from tests.null.asgi import Serve, Server, call
@@ -74,7 +75,8 @@ async def test_a_row_has_the_numbers_of_its_sentence(serve: Serve) -> None:
         "name": "ask",
         "model": "null",
         "engine": "null",
-        "begins": "It is ",
+        "is_template": True,
+        "begins": "It is {now}. Be brief. {rules}{question}",
         "cause": "variable",
         "message": 0,
         "role": "system",
@@ -103,12 +105,12 @@ async def test_words_of_prompts_are_shown_only_where_the_log_has_them(serve: Ser
         await send(server, a_clock_in_a_text())
     keys = ("begins", "before", "after")
     assert [tuple(row[key] for key in keys) for row in await advice(hidden)] == [
-        ("It is ", None, None),
+        ("It is {now}. Be brief. {rules}{question}", None, None),
         (None, None, None),
     ]
     assert "12:0" not in str(await advice(hidden))
     assert [tuple(row[key] for key in keys) for row in await advice(shown)] == [
-        ("It is ", "12:04", "12:05"),
+        ("It is {now}. Be brief. {rules}{question}", "12:04", "12:05"),
         (
             "It is 12:00. rule0 rule1 rule2 rule3 rule4 rule5 rule6 rule7",
             "It is 12:04. rule0 rule1 rule2 rule3 rule4 rule5 rule6 rule7",
@@ -146,23 +148,39 @@ async def test_a_program_that_was_mended_loses_its_advice(serve: Serve) -> None:
 
 
 async def test_lengths_hold_no_text(serve: Serve) -> None:
-    """With `lengths` a row has each recorded call before and after the change: passages by number
+    """With `lengths` a row has each recorded call before and after the change: segments by number
     with their tokens. The clock is number 1, and then stands behind the rules.
     """
     server = await serve()
     await send(server, a_clock_in_a_template())
     (row,) = await advice(server)
     answer = (await server.http.get(f"/v1/advice?lengths=true&id={row['id']}")).json()
-    now, then = (answer["advice"][0]["lengths"][key] for key in ("now", "then"))
-    assert [text for text, _ in now[0]["passages"]] == [0, 1, 2, 3, 4]
-    assert [text for text, _ in then[0]["passages"]] == [0, 2, 3, 1, 4]
-    assert [text for text, _ in then[1]["passages"]] == [0, 2, 3, 5, 6]
+    lengths = answer["advice"][0]["lengths"]
+    now, then = lengths["now"], lengths["then"]
+    assert [text for text, _ in now[0]["segments"]] == [0, 1, 2, 3, 4]
+    assert [text for text, _ in then[0]["segments"]] == [0, 2, 3, 1, 4]
+    assert [text for text, _ in then[1]["segments"]] == [0, 2, 3, 5, 6]
     assert {one["output_tokens"] for one in (*now, *then)} == {4}
-    assert answer["engines"] == [
-        {"name": "null", "kv_tokens": None, "step_s": None, "fill_s": None, "chunk": None}
-    ]
+    assert lengths["engine"] == {"kv_tokens": None, "step_s": None, "fill_s": None, "chunk": None}
     other = (await server.http.get("/v1/advice?id=other")).json()
     assert other == {"advice": [], "total": 0}
+
+
+async def test_templates_of_one_name_are_told_apart(serve: Serve) -> None:
+    """Two templates in turn, with half of their text in common. Each is compared with itself. Items
+    of a map differ in the numbers of their names, and are of one program.
+    """
+    server = await serve()
+    for turn in range(4):
+        for number, begin in enumerate(("Translate ", "Judge ")):
+            prompt = [["system", begin, "text", RULES], ["user", "Go on."]]
+            route, body = filled(f"call[{number + 2 * turn}]", prompt, text=f"{begin}{turn}")
+            await server.http.post(route, json=body)
+    rows = await advice(server)
+    assert [(row["name"], row["calls"], row["begins"][:12]) for row in rows] == [
+        ("call[#]", 3, "Judge {text}"),
+        ("call[#]", 3, "Translate {t"),
+    ]
 
 
 async def test_a_call_that_fails_is_not_compared(serve: Serve) -> None:

@@ -44,7 +44,7 @@ PLAIN = Place(0, "user", None)
 def found(
     before: Sequence[str], after: Sequence[str], place: Place, least: int = 1
 ) -> list[Difference]:
-    """The differences of two prompts whose passages all have one place."""
+    """The differences of two prompts whose segments all have one place."""
     places = [place] * len(after)
     one, other = Prompt(tuple(before), ()), Prompt(tuple(after), ())
     return list(differences(one, other, lambda: places, least))
@@ -73,7 +73,7 @@ def test_names_with_little_text_between_them_are_told_together() -> None:
 def test_one_prompt_that_goes_on_loses_nothing(
     texts: tuple[str, ...], more: tuple[str, ...]
 ) -> None:
-    """Whatever is appended, and whatever the passages are called."""
+    """Whatever is appended, and whatever the segments are called."""
     for place in (NAMED, PLAIN):
         assert found(texts, (*texts, *more), place) == []
         assert found((*texts, *more), texts, place) == []
@@ -130,7 +130,7 @@ def calls(draw: st.DrawFn) -> Call:
 
 @given(calls())
 def test_each_text_has_a_place(call: Call) -> None:
-    """Texts and places are read separately, and are the same passages in the same order."""
+    """Texts and places are read separately, and are the same segments in the same order."""
     texts, places = prompt_of(call, {}).texts, places_of(call, {})
     assert len(texts) == len(places)
     for text, place in zip(texts, places, strict=True):
@@ -198,7 +198,7 @@ def test_programs_and_their_counts_are_bounded() -> None:
     assert (program.calls, finding.times) == (MOST_COUNTED + 1, MOST_COUNTED + 1)
     assert len(program.recorded) == MOST_RECORDED
     for number in range(MOST_PROGRAMS):
-        ledger.note(told(template(f"name{number}", "12:00"), number))
+        ledger.note(told(template("x" * (number + 1), "12:00"), number))
     assert len(ledger.programs) == MOST_PROGRAMS
     assert program not in ledger.programs
 
@@ -209,9 +209,9 @@ def test_what_is_looked_at_is_bounded(calls: list[tuple[int, int]]) -> None:
     that were saved and earned.
     """
     allowance, spent = Allowance(), 0
-    for number, (passages, chars) in enumerate(calls, 1):
-        if allowance.spend(passages, chars):
-            spent += UNITS_OF_CALL + passages + chars // UNIT_CHARS
+    for number, (segments, chars) in enumerate(calls, 1):
+        if allowance.spend(segments, chars):
+            spent += UNITS_OF_CALL + segments + chars // UNIT_CHARS
         assert spent <= UNITS_SAVED + number * UNITS_EACH
 
 

@@ -19,7 +19,7 @@ async def test_the_change_helps_each_faulty_program(serve: Serve, program: Advis
     server = await serve()
     await send(server, program.requests())
     answer = (await server.http.get("/v1/advice?lengths=true")).json()
-    found = await asyncio.to_thread(trial, answer["advice"][0], answer["engines"])
+    found = await asyncio.to_thread(trial, answer["advice"][0]["lengths"])
     assert found.then.cached >= found.now.cached + 0.15
     assert found.then.seconds < found.now.seconds
     assert (found.calls, found.is_measured) == (6, False)
@@ -28,22 +28,22 @@ async def test_the_change_helps_each_faulty_program(serve: Serve, program: Advis
 def series(*prompts: list[list[int]]) -> list[dict[str, Any]]:
     """Calls of one output token, 10 s apart."""
     return [
-        {"at_s": 10.0 * number, "passages": prompt, "output_tokens": 1}
+        {"at_s": 10.0 * number, "segments": prompt, "output_tokens": 1}
         for number, prompt in enumerate(prompts)
     ]
 
 
 def test_times_are_those_of_the_engine() -> None:
     """A step takes 1 s and 0.01 s for each prompt token. Of 170 tokens the second call finds 160
-    in the cache after the change, where the passage of 160 stands first, and none before it.
+    in the cache after the change, where the segment of 160 stands first, and none before it.
     """
     rules, first, second = [0, 160], [1, 10], [2, 10]
     lengths = {
         "now": series([first, rules], [second, rules]),
         "then": series([rules, first], [rules, second]),
     }
-    engine = {"name": "e", "kv_tokens": 4096, "step_s": 1.0, "fill_s": 0.01, "chunk": 512}
-    found = trial({"engine": "e", "lengths": lengths}, [engine])
+    engine = {"kv_tokens": 4096, "step_s": 1.0, "fill_s": 0.01, "chunk": 512}
+    found = trial({**lengths, "engine": engine})
     assert found.now == Figures(cached=0.0, seconds=2.7)
     assert found.then == Figures(cached=0.4706, seconds=1.9)
     assert found.is_measured
@@ -55,8 +55,8 @@ def test_times_are_those_of_the_engine() -> None:
 
 def test_an_unknown_engine_has_usual_times() -> None:
     """An endpoint tells no times, and its engine may be gone by now."""
-    lengths = {"now": series([[0, 160]]), "then": series([[0, 160]])}
-    found = trial({"engine": "gone", "lengths": lengths}, [])
+    same = series([[0, 160]])
+    found = trial({"now": same, "then": same, "engine": None})
     assert isinstance(found, Trial)
     assert found.now == found.then
     assert "usual times of a small CPU" in str(found)

@@ -14,7 +14,7 @@ from weftline_engine import api
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_engine.virtual_time import VirtualLoop, run
 
-TEXT_STRIDE = 7919  # passages with different texts have no tokens in common for this many tokens
+TEXT_STRIDE = 7919  # segments with different texts have no tokens in common for this many tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,12 @@ class Trial:
         )
 
 
-def trial(row: Mapping[str, Any], engines: Sequence[Mapping[str, Any]]) -> Trial:
-    """Simulate both series of a row of GET /v1/advice with `lengths`."""
-    engine = next((one for one in engines if one["name"] == row["engine"]), {})
+def trial(lengths: Mapping[str, Any]) -> Trial:
+    """Simulate both series of the `lengths` of a row of GET /v1/advice."""
+    engine = lengths["engine"] or {}
     config = _config(engine)
-    now, then = (_figures(row["lengths"][key], config) for key in ("now", "then"))
-    is_measured = engine.get("step_s") is not None
-    return Trial(now, then, len(row["lengths"]["now"]), is_measured)
+    now, then = (_figures(lengths[key], config) for key in ("now", "then"))
+    return Trial(now, then, len(lengths["now"]), engine.get("step_s") is not None)
 
 
 def _config(engine: Mapping[str, Any]) -> SimulatedConfig:
@@ -68,7 +67,7 @@ def _config(engine: Mapping[str, Any]) -> SimulatedConfig:
 
 def _figures(series: Sequence[Mapping[str, Any]], config: SimulatedConfig) -> Figures:
     """Each call comes when it came, whatever became of those before it."""
-    most = max(sum(tokens for _, tokens in one["passages"]) for one in series)
+    most = max(sum(tokens for _, tokens in one["segments"]) for one in series)
     room = config.kv_tokens - most - 1
 
     async def main(loop: VirtualLoop) -> Figures:
@@ -91,10 +90,10 @@ def _figures(series: Sequence[Mapping[str, Any]], config: SimulatedConfig) -> Fi
 
 
 def _op(number: int, one: Mapping[str, Any], room: int) -> api.Op:
-    """The call as an op whose tokens stand for the texts of its passages."""
+    """The call as an op whose tokens stand for the texts of its segments."""
     tokens = tuple(
         (text * TEXT_STRIDE + at) % api.OTHER_WORDS
-        for text, count in one["passages"]
+        for text, count in one["segments"]
         for at in range(count)
     )
     output = max(1, min(one["output_tokens"], room))

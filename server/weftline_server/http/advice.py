@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 
 from weftline_server.http.state import ServiceDep, Tenant, state_of
-from weftline_server.observe.advice.view import MOST, advice_rows, engine_view
+from weftline_server.observe.advice.view import MOST, advice_rows
 
 router = APIRouter(prefix="/v1/advice", tags=["advice"])
 
@@ -24,13 +24,10 @@ async def list_advice(
     """Where prompts part although equal text follows, the most expensive first.
 
     Words of prompts are shown only where the server's log has prompts. With `lengths` each row has
-    the lengths of recorded calls as they were, and as they would be after the change. `engines`
-    have what a simulation of them needs.
+    the lengths of recorded calls as they were, and as they would be after the change.
     """
     state = state_of(request.app)
     told = [one for one in state.advisor.told(tenant) if id is None or one[0].id_of(one[1]) == id]
-    rows = advice_rows(told[:limit], values=state.config.log_prompts, lengths=lengths)
-    answer: dict[str, Any] = {"advice": rows, "total": len(told)}
-    if lengths:
-        answer["engines"] = [engine_view(engine) for engine in service.engines]
-    return answer
+    engines = service.engines if lengths else None
+    rows = advice_rows(told[:limit], values=state.config.log_prompts, engines=engines)
+    return {"advice": rows, "total": len(told)}

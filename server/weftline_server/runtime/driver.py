@@ -258,7 +258,12 @@ class Driver:
         for run in task.primitives:
             self._elsewhere.end(PrimitiveId(session.id, run.id))
         for observer in self.observers:
-            observer.task_ended(session, task)
+            try:
+                observer.task_ended(session, task)
+            except Exception:  # the call has ended, even if it cannot be counted or compared
+                log.exception(
+                    "an observer of call %s of session %s failed", task.task.id, session.id
+                )
 
     def _stop(self, id: PrimitiveId) -> None:
         self._prepared.pop(id, None)

@@ -133,7 +133,8 @@ def _role(segment: TemplateSegment) -> str:
 
 
 def _begins(template: Any) -> str:
-    return next((segment.text for segment in segments_of(template) if segment.text), "")
+    """The template's text, with `{name}` where a variable stands, as the server writes it."""
+    return "".join(segment.text or f"{{{segment.name}}}" for segment in segments_of(template))
 
 
 def _variables(template: Any) -> set[str]:

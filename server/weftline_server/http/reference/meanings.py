@@ -16,7 +16,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "annotations": "Always empty.",
     "application": "What equal runs have in common: the run's name, or that of its first call.",
     "before": "The earlier of the two texts there, or null.",
-    "begins": "The beginning of the template or of the conversation; null for a conversation "
+    "begins": "The beginning of the template, with {name} where a variable stands, or that of the "
+    "conversation; null for a conversation "
     "where the server does not log prompts.",
     "billed_units": "Units that Cohere's clients read; always one search.",
     "cached": "Tokens of prompts that were read from the KV cache.",
@@ -69,6 +70,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "other members are.",
     "host": "Tokens that were copied to the memory of the host.",
     "host_size": "The most tokens that the memory of the host takes.",
+    "is_template": "Whether the calls have a template; if not, they are turns of conversations.",
     "id": "The id of this object.",
     "incomplete_details": "Why the output was cut off, or null.",
     "index": "Its place in the request.",

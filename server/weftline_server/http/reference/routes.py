@@ -93,8 +93,9 @@ _ROW = {
 }  # fmt: skip
 _ADVICE = {
     "id": "3f9a1c20b7de", "name": "answer", "model": "default", "engine": "torch",
-    "begins": "You answer from the handbook. It is ", "cause": "variable", "message": 0,
-    "role": "system", "variables": ["now"], "tool": None, "offset": 18, "calls": 312,
+    "is_template": True, "begins": "You answer from the handbook. It is {now}.",
+    "cause": "variable", "message": 0, "role": "system", "variables": ["now"], "tool": None,
+    "offset": 18, "calls": 312,
     "times": 303, "lost_tokens": 751440, "prompt_tokens": 843648, "cached_tokens": 92200,
     "before": "2026-03-01T09:00:11", "after": "2026-03-01T09:00:14",
     "says": "system message, variable `now`, 2,480 tokens behind it are computed anew in 97 % of "

@@ -36,9 +36,9 @@ class Cause(StrEnum):
 class Difference:
     """One place where the second of two prompts parts from the first, and what it costs.
 
-    `at` are the passages of the second prompt that differ; it is empty for tools. `lost` are the
-    characters of equal text behind them, and `last` is the last passage with some of that text.
-    `start` is the first passage that is not equal in both. It has `size` characters in the second
+    `at` are the segments of the second prompt that differ; it is empty for tools. `lost` are the
+    characters of equal text behind them, and `last` is the last segment with some of that text.
+    `start` is the first segment that is not equal in both. It has `size` characters in the second
     prompt, of which the first `offset` and the last `tail` are equal in both. `tool` names the tool
     that changed.
     """
@@ -113,14 +113,14 @@ def tool_chars(tools: Sequence[Tool]) -> int:
 def _of_template(
     before: Sequence[str], after: Sequence[str], start: int, least: int
 ) -> Iterator[Difference]:
-    """The differences of two prompts of one template, whose passages correspond one to one.
+    """The differences of two prompts of one template, whose segments correspond one to one.
 
-    Equal text is lost to the passages that differ before it, up to the equal text before these. So
+    Equal text is lost to the segments that differ before it, up to the equal text before these. So
     each name gets only what would be shared if it stood behind that text.
     """
     cause, lost, last = Cause.VARIABLE, 0, start
     at: list[int] = []
-    equal = (0, 0)  # characters at both ends of the first passage of `at`
+    equal = (0, 0)  # characters at both ends of the first segment of `at`
 
     def difference() -> Difference:
         return Difference(cause, at[0], tuple(at), lost, last, *equal, len(after[at[0]]))

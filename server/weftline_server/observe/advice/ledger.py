@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from weftline_server.observe.advice.prompt import (
     Prompt,
     Template,
     Variables,
+    begins_of,
     places_of,
     prompt_of,
     template_of,
@@ -37,6 +39,7 @@ ALIKE = 0.5
 MOST_SINCE = 6
 END_CHARS, HEAD_CHARS = 256, 64
 BEGINS_CHARS = 60
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +100,20 @@ class Ledger:
 
         A prompt that only begins as another one does is of the same program. It begins a lineage.
         """
-        base = (told.call.name, told.call.model)
+        base = (_name(told), told.call.model)
         if template is not None:
             found = self.lineages.find(("template", *base, template))
             if found is not None:
                 return found, True
         candidates: dict[Lineage, bool] = {}
-        for key, goes_on in _earlier(told, prompt, base):
+        for key, goes_on in _earlier(told, prompt, base, is_template=template is not None):
             found = self.lineages.find(key)
             if found is None or found in candidates:
                 continue
             if parting(found.prompt.texts, prompt.texts) == len(found.prompt.texts):
                 return found, goes_on  # the prompt goes on where that one ended
-            candidates[found] = goes_on
+            if template is None or len(prompt.texts) > len(found.prompt.texts):
+                candidates[found] = goes_on
         best, most = None, 0
         for found in candidates:
             alike = shared(found.prompt, prompt, LEAST_TOKENS)
@@ -134,10 +138,18 @@ class Ledger:
             program.add(found, where(), (before, after), round(found.lost * rate))
 
 
-def _earlier(told: Told, prompt: Prompt, base: Key) -> Iterator[tuple[Key, bool]]:
-    """The keys of prompts that this one may follow, and whether it would go on with them."""
+def _earlier(
+    told: Told, prompt: Prompt, base: Key, *, is_template: bool
+) -> Iterator[tuple[Key, bool]]:
+    """The keys of prompts that this one may follow, and whether it would go on with them.
+
+    The template itself tells its prompts apart. Only one whose history grows follows another: that
+    of its session.
+    """
     if told.session is not None:
         yield ("session", *base, told.session), True
+    if is_template:
+        return
     for text in prompt.texts[-2 : -2 - MOST_SINCE : -1]:
         yield ("end", *base, text[-END_CHARS:]), True
     yield ("head", *base, prompt.texts[0][-HEAD_CHARS:]), False
@@ -145,21 +157,27 @@ def _earlier(told: Told, prompt: Prompt, base: Key) -> Iterator[tuple[Key, bool]
 
 def _keys(told: Told, prompt: Prompt, template: Template | None) -> Iterator[Key]:
     """What a later prompt can find this one by."""
-    base = (told.call.name, told.call.model)
-    if template is not None:
-        yield "template", *base, template
+    base = (_name(told), told.call.model)
     if told.session is not None:
         yield "session", *base, told.session
+    if template is not None:
+        yield "template", *base, template
+        return
     for text in prompt.texts[-1:] if len(prompt.texts) < 3 else prompt.texts[-2:]:
         yield "end", *base, text[-END_CHARS:]
     yield "head", *base, prompt.texts[0][-HEAD_CHARS:]
 
 
+def _name(told: Told) -> str:
+    """The call's name without its numbers: `map[0]` and `map[1]` are of one program."""
+    name = told.call.name
+    return name if name.isalpha() else _NUMBER.sub("#", name)
+
+
 def _program(told: Told, prompt: Prompt, *, is_template: bool) -> Program:
-    constants = (segment.text for segment in told.call.segments() if segment.text)
-    begins = next(constants, "") if is_template else prompt.texts[0]
+    begins = begins_of(told.call) if is_template else prompt.texts[0]
     return Program(
-        name=told.call.name,
+        name=_name(told),
         model=told.call.model or "",
         begins=begins[:BEGINS_CHARS],
         is_template=is_template,
@@ -178,7 +196,7 @@ def _recorded(
         number=number,
         follows=follows,
         at=told.at,
-        passages=tuple([(hash(text), round(len(text) * rate)) for text in prompt.texts]),
+        segments=tuple([(hash(text), round(len(text) * rate)) for text in prompt.texts]),
         tools=tuple([(tool, round(size * rate)) for tool, size in tools]),
         output=told.usage.output_tokens,
     )

@@ -1,6 +1,6 @@
 """The lengths of a program's calls as they were recorded, and as they would be after the change.
 
-A passage is a number for its text, and its tokens. No text of a prompt is in them.
+A segment is a number for its text, and its tokens. No text of a prompt is in them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from weftline_server.observe.advice.difference import Cause
 from weftline_server.observe.advice.program import Finding, Program, Recorded
 
-Passages = tuple[tuple[int, int], ...]
+Segments = tuple[tuple[int, int], ...]
 
 # A history that is never changed grows. Where it has this many times the tokens of the prompt that
 # was sent, it begins anew with that prompt: that is "drop many messages at once".
@@ -21,10 +21,10 @@ MOST_GROWTH = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """One call: the passages of its prompt in order, when it came, and its output's tokens."""
+    """One call: the segments of its prompt in order, when it came, and its output's tokens."""
 
     at: float
-    passages: Passages
+    segments: Segments
     output: int
 
 
@@ -34,23 +34,23 @@ def lengths(program: Program, finding: Finding) -> tuple[list[Length], list[Leng
     cause = finding.difference.cause
     if cause is Cause.TEXT:
         recorded = [_split(one, finding) for one in recorded]
-    now = [_length(one, one.passages) for one in recorded]
+    now = [_length(one, one.segments) for one in recorded]
     if not finding.places:
-        return now, [_length(one, one.passages) for one in _same_tools(recorded, cause)]
+        return now, [_length(one, one.segments) for one in _same_tools(recorded, cause)]
     if cause in (Cause.VARIABLE, Cause.TEXT):
-        return now, [_length(one, _moved(one.passages, finding)) for one in recorded]
+        return now, [_length(one, _moved(one.segments, finding)) for one in recorded]
     return now, _kept(recorded)
 
 
 def lengths_view(program: Program, finding: Finding) -> dict[str, Any]:
-    """The lengths as JSON: passages by small numbers, times from the first call on.
+    """The lengths as JSON: segments by small numbers, times from the first call on.
 
     Tokens were estimated in each call, so a text has those of the call that had it first.
     """
     now, then = lengths(program, finding)
     texts: dict[int, tuple[int, int]] = {}
     for one in (*now, *then):
-        for text, tokens in one.passages:
+        for text, tokens in one.segments:
             texts.setdefault(text, (len(texts), tokens))
     return {"now": [_view(one, now[0].at, texts) for one in now],
             "then": [_view(one, now[0].at, texts) for one in then]}  # fmt: skip
@@ -59,13 +59,13 @@ def lengths_view(program: Program, finding: Finding) -> dict[str, Any]:
 def _view(one: Length, begun: float, texts: Mapping[int, tuple[int, int]]) -> dict[str, Any]:
     return {
         "at_s": round(one.at - begun, 6),
-        "passages": [list(texts[text]) for text, _ in one.passages],
+        "segments": [list(texts[text]) for text, _ in one.segments],
         "output_tokens": one.output,
     }
 
 
-def _length(one: Recorded, passages: Passages) -> Length:
-    return Length(one.at, (*one.tools, *passages), one.output)
+def _length(one: Recorded, segments: Segments) -> Length:
+    return Length(one.at, (*one.tools, *segments), one.output)
 
 
 def _same_tools(recorded: Sequence[Recorded], cause: Cause) -> Iterator[Recorded]:
@@ -81,43 +81,43 @@ def _same_tools(recorded: Sequence[Recorded], cause: Cause) -> Iterator[Recorded
 
 
 def _split(one: Recorded, finding: Finding) -> Recorded:
-    """The call with the passage that changes in three: its two equal ends, and what changes."""
+    """The call with the segment that changes in three: its two equal ends, and what changes."""
     found = finding.difference
     (index,) = found.at[:1]
-    if index >= len(one.passages):
+    if index >= len(one.segments):
         return one
-    text, tokens = one.passages[index]
+    text, tokens = one.segments[index]
     head = round(tokens * found.offset / found.size)
     tail = round(tokens * found.tail / found.size)
     changing = max(1, tokens - head - tail)
     parts = ((hash((index, "head")), head), (text, changing), (hash((index, "tail")), tail))
-    return replace(one, passages=(*one.passages[:index], *parts, *one.passages[index + 1 :]))
+    return replace(one, segments=(*one.segments[:index], *parts, *one.segments[index + 1 :]))
 
 
-def _moved(passages: Passages, finding: Finding) -> Passages:
-    """The passages that differ, behind the last one with equal text."""
+def _moved(segments: Segments, finding: Finding) -> Segments:
+    """The segments that differ, behind the last one with equal text."""
     found = finding.difference
-    at, last = found.at, min(found.last, len(passages) - 1)
+    at, last = found.at, min(found.last, len(segments) - 1)
     if found.cause is Cause.TEXT:  # what changes is the second of three, see `_split`
-        at, last = (found.at[0] + 1,), len(passages) - 1
-    moved = [passages[index] for index in at if index < len(passages)]
-    stay = [one for index, one in enumerate(passages[: last + 1]) if index not in at]
-    return (*stay, *moved, *passages[last + 1 :])
+        at, last = (found.at[0] + 1,), len(segments) - 1
+    moved = [segments[index] for index in at if index < len(segments)]
+    stay = [one for index, one in enumerate(segments[: last + 1]) if index not in at]
+    return (*stay, *moved, *segments[last + 1 :])
 
 
 def _kept(recorded: Sequence[Recorded]) -> list[Length]:
     """Each prompt as the one that it follows with what is new behind it, so that no earlier message
     changes."""
-    orders: dict[int, Passages] = {}
+    orders: dict[int, Segments] = {}
     for one in recorded:
         before = orders.get(one.follows or 0, ())
         known = {text for text, _ in before}
-        order = (*before, *(item for item in one.passages if item[0] not in known))
-        if _tokens(order) > MOST_GROWTH * _tokens(one.passages):
-            order = one.passages
+        order = (*before, *(item for item in one.segments if item[0] not in known))
+        if _tokens(order) > MOST_GROWTH * _tokens(one.segments):
+            order = one.segments
         orders[one.number] = order
     return [_length(one, orders[one.number]) for one in recorded]
 
 
-def _tokens(passages: Passages) -> int:
-    return sum(tokens for _, tokens in passages)
+def _tokens(segments: Segments) -> int:
+    return sum(tokens for _, tokens in segments)

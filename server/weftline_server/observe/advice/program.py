@@ -22,7 +22,7 @@ MOST_COUNTED = 512
 LEAST_TIMES, LEAST_SHARE = 2, 0.05
 
 Subject = tuple[Cause, tuple[str, ...], str | None]
-"""What is told apart: the cause, the names or roles of the passages that differ, and the tool."""
+"""What is told apart: the cause, the names or roles of the segments that differ, and the tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class Extract:
 class Finding:
     """One way in which the prompts of a program part.
 
-    `difference` is the last one, and `places` are those of its passages. `target` is that of the
-    last passage with equal text behind them. `follower` is the place behind the target, None at the
-    end of the prompt. `roams` says that the passages were others before.
+    `difference` is the last one, and `places` are those of its segments. `target` is that of the
+    last segment with equal text behind them. `follower` is the place behind the target, None at the
+    end of the prompt. `roams` says that the segments were others before.
     """
 
     difference: Difference
@@ -61,9 +61,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The lengths of one call: the passages by the hash of their text, with their tokens.
+    """The lengths of one call: the segments by the hash of their text, with their tokens.
 
-    `tools` has a passage for each tool. `follows` is the number of the call whose
+    `tools` has a segment for each tool. `follows` is the number of the call whose
     prompt this one was compared with. `at` is when the call was queued, in seconds of the server's
     clock. `output` are the tokens that it generated.
     """
@@ -71,17 +71,17 @@ class Recorded:
     number: int
     follows: int | None
     at: float
-    passages: tuple[tuple[int, int], ...]
+    segments: tuple[tuple[int, int], ...]
     tools: tuple[tuple[int, int], ...]
     output: int
 
 
 @dataclass(slots=True, eq=False)
 class Program:
-    """Calls of one name whose prompts are alike.
+    """Calls of one name whose prompts are alike. In the name `#` stands for any number.
 
-    `begins` is the beginning of its first constant text or message, and `is_template` says that it
-    is a text of the template.
+    `begins` is the beginning of its template, with `{name}` where an input stands, or that of a
+    conversation's first message. `is_template` says which of the two it is.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The prompt of a call as a list of passages: its texts, and where in the template each stands."""
+"""The prompt of a call as a list of segments: its texts, and where in the template each stands."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Template = tuple[str | None, ...]
 
 
 class Place(NamedTuple):
-    """Where a passage stands. `message` counts from 0, and is None in a prompt without messages.
+    """Where a segment stands. `message` counts from 0, and is None in a prompt without messages.
 
-    `name` is the template's name for the passage, None for constant text and for messages that are
+    `name` is the template's name for the segment, None for constant text and for messages that are
     no part of a template.
     """
 
@@ -113,6 +113,16 @@ def template_of(call: Call) -> Template | None:
         elif isinstance(item, Segment):
             found += (item.text, item.input)
     return tuple(found)
+
+
+def begins_of(call: Call) -> str:
+    """The text of a template up to its first output, with `{name}` where an input stands."""
+    texts = []
+    for segment in call.segments():
+        if segment.output is not None:
+            break
+        texts.append(f"{{{segment.input}}}" if segment.text is None else segment.text)
+    return "".join(texts)
 
 
 def _is_named(holder: Placeholder) -> bool:

@@ -13,9 +13,10 @@ def sentence(program: Program, finding: Finding) -> str:
     """Where the prompts part, how often, what it costs, and what to change."""
     share = round(100 * min(1.0, finding.times / max(1, program.calls)))
     each = round(finding.lost / finding.times)
-    cost = f"{each:,} tokens behind it are computed anew in {share} % of {program.calls:,} calls"
+    them = "it" if len(_named(finding.places)) < 2 else "them"
+    cost = f"{each:,} tokens behind {them} are computed anew"
     subject, remedy = _said(finding)
-    return f"{subject}, {cost}: {remedy}"
+    return f"{subject}, {cost} in {share} % of {program.calls:,} calls: {remedy}"
 
 
 def _of_tools(cause: Cause, tool: str | None) -> tuple[str, str]:

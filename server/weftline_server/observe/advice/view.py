@@ -14,19 +14,24 @@ MOST = 1000  # rows of a list
 
 
 def advice_rows(
-    told: Sequence[tuple[Program, Subject, Finding]], *, values: bool, lengths: bool = False
+    told: Sequence[tuple[Program, Subject, Finding]],
+    *,
+    values: bool,
+    engines: Sequence[EngineStatus] | None = None,
 ) -> list[dict[str, Any]]:
     """A row for each finding.
 
     With `values` a row has the texts around the first difference, and the beginning of a
-    conversation. The beginning of a template is the program's own text, and is always there.
+    conversation. The beginning of a template is the program's own text, and is always there. With
+    `engines` a row has the lengths of recorded calls, and what a simulation needs of their engine.
     """
+    costs = {engine.name: engine_view(engine) for engine in engines or ()}
     rows = []
     for program, subject, finding in told:
-        row = _row(program, finding, values=values)
-        row["id"] = program.id_of(subject)
-        if lengths:
-            row["lengths"] = lengths_view(program, finding)
+        row = {"id": program.id_of(subject), **_row(program, finding, values=values)}
+        if engines is not None:
+            engine = costs.get(program.engine)
+            row["lengths"] = {**lengths_view(program, finding), "engine": engine}
         rows.append(row)
     return rows
 
@@ -38,6 +43,7 @@ def _row(program: Program, finding: Finding, *, values: bool) -> dict[str, Any]:
         "name": program.name,
         "model": program.model,
         "engine": program.engine,
+        "is_template": program.is_template,
         "begins": program.begins if program.is_template or values else None,
         "cause": finding.difference.cause.value,
         "message": None if first is None else first.message,
@@ -60,7 +66,6 @@ def engine_view(engine: EngineStatus) -> dict[str, Any]:
     """What a simulation of the engine needs. What was not measured is None."""
     costs = engine.kv_costs
     return {
-        "name": engine.name,
         "kv_tokens": engine.kv_tokens,
         "step_s": None if costs is None else costs.step_s,
         "fill_s": None if costs is None else costs.fill_s,
