@@ -38,7 +38,6 @@ from langchain_weftline.lower.symbols import (
     is_symbolic,
     string_pieces,
 )
-from langchain_weftline.model.patience import Patience
 from langchain_weftline.model.sampling import call_options
 from langchain_weftline.trace.audience import hears_models
 from weftline.adapters import Server
@@ -101,8 +100,8 @@ class Calls:
     """Lowers prompts, models and parsers, and collects the calls that they make.
 
     `drafts` are the calls that are not submitted yet, and `server` is the server of all of them.
-    `patience` maps a variable to how long to wait for it, and `asked` maps it to the model that
-    makes it. `models` are all models that were lowered, and `templates` all prompt templates.
+    `asked` maps a variable to the model that makes it. `models` are all models that were lowered,
+    and `templates` all prompt templates.
     """
 
     def __init__(self, lowering: Lowerer, mint: Callable[[], str], searches: Searches) -> None:
@@ -111,7 +110,6 @@ class Calls:
         self._searches = searches
         self.drafts: list[Draft] = []
         self.server: Server | None = None
-        self.patience: dict[str, Patience] = {}
         self.asked: dict[str, Asked] = {}
         self.models: list[ChatWeftline] = []
         self.templates: list[Step] = []
@@ -245,7 +243,6 @@ class Calls:
         name = self._call_name(step.path, prompt, model.name)
         draft = Draft(name, prompt.turns, self._mint(), options)
         self.drafts.append(draft)
-        self.patience[draft.var] = model.patience
         self.asked[draft.var] = Asked(model, value, step.config, step.options)
         self._lowering.note(step, f"call {name!r}", in_server=True)
         return Answer(draft.var, options.toolbox is not None, options.form)

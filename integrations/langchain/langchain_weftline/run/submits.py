@@ -169,10 +169,11 @@ class Submits:
             *server_steps,
             *self._promises.owe(calls, own, self._program.origin, server_steps),
         ]
-        patience, now = self._calls.patience, time.monotonic()
+        asked_all, now = self._calls.asked, time.monotonic()
+        patience = {name: asked.model.patience for name, asked in asked_all.items()}
         for choice in choices_of(made).values():
             self._deadlines.wait(choice.var, choice.reads)
-        for name, asked in self._calls.asked.items():
+        for name, asked in asked_all.items():
             if asked.guards:
                 self._deadlines.wait(name, [guard.on for guard in asked.guards])
         self._deadlines.submitted(calls, patience, now, later=own)
