@@ -26,10 +26,10 @@ NO_NET := --disable-socket --allow-unix-socket
 SHAPE := tests/test_layers.py tests/test_shape.py tests/test_words.py
 # Whole files that take a minute or more of a slow core each, and that repeat on the real model or on
 # all workloads what shorter tests hold already. `make test-long` runs them, and so does CI.
-LONG := tests/e2e/test_bench.py tests/e2e/test_bench_runs.py tests/e2e/test_bench_recipes.py \
+LONG := tests/e2e/test_bench.py tests/e2e/test_bench_runs.py \
   tests/e2e/test_graph_exactness.py tests/e2e/test_llama_exactness.py \
   tests/e2e/test_langchain_standard.py tests/e2e/test_demo.py \
-  tests/integrations/test_bench_recipes.py tests/integrations/test_bench_harness.py \
+  tests/integrations/test_bench_harness.py \
   tests/cpu/test_models_conversion.py
 BUT_LONG := $(addprefix --ignore=,$(LONG))
 # `make test-long` draws this many graphs for the exactness of the embedded engine, `make test` 40.
@@ -39,7 +39,7 @@ ALL_GRAPHS := EXACT_GRAPHS=200
 STARTERS := tests/null/tools/test_mcp.py tests/null/tools/test_tool_sandbox.py \
   tests/null/tools/test_tool_engine.py tests/null/tools/test_interpreter.py \
   tests/null/steps/test_native_code.py
-SIMULATIONS := tests/null/test_simulated.py tests/null/test_simulator.py tests/null/test_replay.py
+SIMULATIONS := tests/null/test_simulated.py tests/null/test_simulator.py tests/null/test_paused_contexts.py
 QUICK := RANDOM_GRAPHS=60
 SMOKE := tests/e2e/test_openai_clients.py::test_a_chat_completion
 
@@ -74,7 +74,7 @@ test: install ## the product's tests that need no GPU, but for those of test-lon
 	$(call suite,tests/integrations,$(BY_FILE) tests/integrations $(BUT_LONG))
 	$(call suite,tests/e2e,$(BY_FILE) tests/contract tests/e2e tests/cpu $(BUT_LONG))
 
-test-long: install ## the longest tests: exactness on the real model, all benchmarks, RAG recipes
+test-long: install ## the longest tests: exactness on the real model, all benchmarks
 	@# In one run tests/integrations would hide the folder integrations, which tests/e2e imports.
 	$(ALL_GRAPHS) $(BY_FILE) $(filter-out tests/integrations/%,$(LONG)) tests/cpu/test_graph_exactness.py
 	$(BY_FILE) $(filter tests/integrations/%,$(LONG))
@@ -174,20 +174,18 @@ test-ray: install install-ray ## replicas on two real Ray nodes, which it starts
 	PATH=$(CURDIR)/$(BIN):$$PATH $(PYTEST) tests/ray
 
 bench-vllm: install install-bench ## what weftline costs in front of a vLLM, in turns
-	$(BIN)/python -m bench.micro.vllm $(ARGS)
+	$(BIN)/weftline bench independent_chat --delays 0 \
+	  --systems langchain-vllm,openai-weftline-vllm,weftline-vllm $(ARGS)
 
 bench-affinity: install ## a call to where its prefix is, against engines in turn
 	$(BIN)/python -m bench.micro.affinity $(ARGS)
 
-bench-langchain: install ## LangChain programs far from their server, in every tier
+bench-langchain: install ## ten LangChain programs: ChatOpenAI, and every tier
 	$(BIN)/python -m bench.micro.langchain $(ARGS)
 
-# LlamaIndex's OpenAILike wants an openai package older than the one that LangChain's tests run with.
-OPENAI_LIKE := .venv/llamaindex-peer
-bench-llamaindex: install ## LlamaIndex with a plain OpenAI-like LLM against Weftline, 0 and 250 ms
-	@test -d $(OPENAI_LIKE)/openai || $(PIP) --no-deps --target $(OPENAI_LIKE) \
-	  'llama-index-llms-openai>=0.8,<0.9' 'llama-index-llms-openai-like>=0.8,<0.9' 'openai>=2,<3'
-	PYTHONPATH=$(OPENAI_LIKE):. $(BIN)/python -m bench.micro.llamaindex $(ARGS)
+bench-llamaindex: install install-bench ## a LlamaIndex query engine on a plain LLM and as one graph
+	$(BIN)/weftline bench rag \
+	  --systems langchain-vllm,openai-weftline,weftline,weftline-vllm $(ARGS)
 
 # A machine with a GPU may have torch and triton only: pytest's settings ask for plugins, so they are
 # left out, and where pytest itself is missing the benchmark's own checks stand for the tests.

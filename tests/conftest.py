@@ -18,7 +18,6 @@ LONGEST = (
     "e2e/test_llama_exactness.py",
     "cpu/test_models_conversion.py",
     "e2e/test_graph_exactness.py",
-    "e2e/test_bench_recipes.py",
     "e2e/test_demo.py",
     "contract/test_torch.py",
     "contract/test_openai_torch.py",
@@ -26,7 +25,6 @@ LONGEST = (
     "e2e/test_langchain_standard.py",
     "e2e/test_bench_runs.py",
     "e2e/test_pull.py",
-    "integrations/test_bench_recipes.py",
     "integrations/test_docs_llamaindex.py",
     "integrations/test_compile_parsers.py",
 )

@@ -55,14 +55,13 @@ def step_rows(device: torch.device, bandwidth: float, dry: bool) -> dict[str, ob
         config = llama.TINY
         batch, prefix, suffix, repeat = 3, 32, 6, 1
     model = llama.load(config, device)
-    modes = {"tree": (False, True), "blocks_shared": (False, False), "off": (True, False)}
     found: dict[str, object] = {
         "decoder": "the engine's, without scheduler and sampling; engine_ms with them",
         "batch": batch,
         "prefix": prefix,
         "suffix": suffix,
     }
-    for name, (copied, shared) in modes.items():
+    for name, (copied, shared) in llama.MODES.items():
         tables = llama.tables(prefix, [prefix + suffix] * batch, copied=copied)
         if not llama.fits(config, 1 + tables[-1][-1], device):
             found[f"{name}_ms"] = "does not fit"

@@ -72,17 +72,11 @@ class WordTokenizer:
         return ""
 
 
-class WordDetokenizer:
+class WordDetokenizer(llama.Silent):
     """Turns each token into one word, so that a call that reads an answer has its token count."""
-
-    def stream(self, prompt: Sequence[int]) -> WordDetokenizer:
-        return self
 
     def push(self, tokens: Sequence[int]) -> str:
         return "".join(f"w{token % WORDS} " for token in tokens)
-
-    def finish(self) -> str:
-        return ""
 
 
 class CoreEngine:

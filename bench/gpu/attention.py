@@ -6,7 +6,6 @@ the device's L2 cache.
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -122,13 +121,11 @@ def measure(
         "blocks_shared_us": paged_s * 1e6,
         "blocks_shared_percent_of_roof": 100 * unshared / paged_s / bandwidth,
     }
-    others = {"sdpa_us": sdpa, "flashinfer_us": flashinfer}
-    for name, other in others.items():
-        try:
-            run = other(shape, parts, q, caches[0])
-            row[name] = run if isinstance(run, str) else _us(run, device)
-        except RuntimeError as error:  # it does not fit, or does not support this device
-            row[name] = f"failed: {str(error)[:200]}"
+    try:
+        run = sdpa(shape, parts, q, caches[0])
+        row["sdpa_us"] = run if isinstance(run, str) else _us(run, device)
+    except RuntimeError as error:  # it does not fit
+        row["sdpa_us"] = f"failed: {str(error)[:200]}"
     return row
 
 
@@ -149,31 +146,3 @@ def sdpa(
     return lambda: F.scaled_dot_product_attention(
         q_BN1H, keys, values, enable_gqa=shape.heads != shape.kv_heads
     )
-
-
-def flashinfer(
-    shape: Shape, parts: list[Rows], q_RNH: Tensor, cache: Tensor
-) -> Callable[[], object] | str:
-    """FlashInfer's paged decode on the same blocks, if it is installed."""
-    if not cache.is_cuda or importlib.util.find_spec("flashinfer") is None:
-        return "not installed"
-    module = importlib.import_module("flashinfer")
-    device = cache.device
-    workspace = torch.empty(256 * 2**20, dtype=torch.uint8, device=device)
-    wrapper = module.BatchDecodeWithPagedKVCacheWrapper(workspace, "HND")
-    counts = torch.tensor([0, *(len(part.blocks) for part in parts)], dtype=torch.int32)
-    blocks = torch.tensor([block for part in parts for block in part.blocks], dtype=torch.int32)
-    last = torch.tensor([part.start % BLOCK + 1 for part in parts], dtype=torch.int32)
-    wrapper.plan(
-        counts.cumsum(0, dtype=torch.int32).to(device),
-        blocks.to(device),
-        last.to(device),
-        shape.heads,
-        shape.kv_heads,
-        shape.width,
-        BLOCK,
-        q_data_type=q_RNH.dtype,
-        kv_data_type=q_RNH.dtype,
-    )
-    sides = tuple(side.transpose(0, 1).contiguous() for side in cache)
-    return lambda: wrapper.run(q_RNH, sides)

@@ -35,7 +35,6 @@ from weftline_kernels.work_list import Rows
 
 BUDGET_S = 400.0
 DECODING = (15, 16)
-MODES = {"tree": (False, True), "blocks_shared": (False, False), "off": (True, False)}
 LENGTHS = Path(__file__).with_name("parrot_figures.json")
 # Figure 16: (batch, tokens of each output). There are fewer points than in the paper, to save time.
 POINTS_16 = ((32, 200), (32, 800), (64, 100), (64, 480))
@@ -55,7 +54,7 @@ def replay(
     """Decode all (prompt, output) together. Return the latencies, and the share of the roof
     reached.
     """
-    copied, shared = MODES[mode]
+    copied, shared = llama.MODES[mode]
     tables = llama.tables(prefix, [sum(one) for one in lengths], copied=copied)
     if not llama.fits(config, 1 + tables[-1][-1], model.device):
         return "does not fit"
@@ -145,7 +144,7 @@ def decoding(figure: int, device: torch.device, deadline: float, dry: bool) -> d
     rows: list[dict[str, object]] = []
     for batch, lengths in points(figure, data, dry):
         row: dict[str, object] = {"batch": batch, "most_output": max(o for _, o in lengths)}
-        for mode in MODES:
+        for mode in llama.MODES:
             row[mode] = replay(model, config, prefix, lengths, mode, bandwidth, deadline)
             if device.type == "cuda":
                 torch.cuda.empty_cache()

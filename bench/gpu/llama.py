@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -32,6 +33,9 @@ from weftline_kernels.work_list import Rows, build
 
 BLOCK = 16
 NEVER = 10**9
+# By the way that keys and values of a prefix are shared: whether they are copied, and whether
+# attention reads them once.
+MODES = {"tree": (False, True), "blocks_shared": (False, False), "off": (True, False)}
 
 LLAMA_7B = LlamaConfig(
     architecture="LlamaForCausalLM",
@@ -112,7 +116,7 @@ class Decode:
 class Silent:
     """A detokenizer whose texts are empty."""
 
-    def stream(self, prompt: Sequence[int]) -> Silent:
+    def stream(self, prompt: Sequence[int]) -> Self:
         return self
 
     def push(self, tokens: Sequence[int]) -> str:

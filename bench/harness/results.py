@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -45,14 +45,13 @@ TAKEN = (
     "prepared",
     "repeated_tokens",
 )
-PAIRED = "many_chains"  # the workload whose applications are compared one by one (Figure 13)
 
 
 def summarise(report: Mapping[str, Any], pictures: bool = True) -> dict[str, Any]:
     """The summary of a report of raw runs.
 
-    `pictures` adds what the distribution and the timeline of a page's section show: the seconds of
-    every application at the first point, and the calls of its first repetition.
+    `pictures` adds what the timeline of a page's section shows: the calls of the first repetition
+    at the first point.
     """
     workload = load(report["workload"])
     runs = [run_from(record) for record in report["runs"]]
@@ -60,12 +59,8 @@ def summarise(report: Mapping[str, Any], pictures: bool = True) -> dict[str, Any
     found: dict[str, Any] = {"date": report["began"], **{name: report[name] for name in TAKEN}}
     found["repeats"] = max((run.repeat + 1 for run in runs), default=0)
     found["rows"] = rows(workload, runs, baseline, report["variant"] == "exact")
-    if report["workload"] == PAIRED and not report["variant"]:
-        others = [name for name in report["systems"] if name != baseline]
-        found["pairs"] = {name: list(_pairs(runs, baseline, name)) for name in others}
     if pictures and runs and not report["variant"]:
         first = [run for run in runs if run.where == (runs[0].point, runs[0].delay_ms, "cold")]
-        found["app_seconds"] = _app_seconds(first)
         found["timeline"] = {
             run.system: [
                 [call.start, call.seconds, call.queue_s, call.fill_s]
@@ -172,35 +167,6 @@ def _phases(runs: Sequence[Run]) -> dict[str, Any]:
         return {}
     cached = fmean((call.cached or 0) / max(1, call.prompt) for call in calls)
     return {"phases_s": total, "cached": cached}
-
-
-def _pairs(runs: Sequence[Run], base: str, ours: str) -> Iterator[tuple[float, float]]:
-    """The seconds of the same application in the same repetition on both, where both succeeded."""
-    found = {(run.where, run.repeat): run.apps for run in runs if run.system == base}
-    for run in runs:
-        if run.system == ours:
-            for theirs, app in zip(found.get((run.where, run.repeat), ()), run.apps, strict=False):
-                if not theirs.error and not app.error:
-                    yield theirs.seconds, app.seconds
-
-
-def _app_seconds(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
-    """By kind and system: the seconds of every application that succeeded, sorted."""
-    kinds = dict.fromkeys(app.kind for run in runs for app in run.apps)
-    systems = dict.fromkeys(run.system for run in runs)
-    return {
-        kind: {
-            system: sorted(
-                app.seconds
-                for run in runs
-                if run.system == system
-                for app in run.apps
-                if app.kind == kind and not app.error
-            )
-            for system in systems
-        }
-        for kind in kinds
-    }
 
 
 def write_runs(folder: Path, name: str, report: Mapping[str, Any]) -> Path:

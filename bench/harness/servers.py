@@ -319,8 +319,8 @@ def session_cores(session: int) -> list[int]:
     return sorted(found)
 
 
-def session_cpu_seconds(session: int) -> float:
-    """User and system time of a session's living processes, and of those they waited for.
+def family(session: int) -> dict[int, list[str]]:
+    """The living processes of a session with the fields of their stat, by id.
 
     Sessions that its processes have begun count, too: a vLLM that a weftline starts is one.
     """
@@ -328,7 +328,12 @@ def session_cpu_seconds(session: int) -> float:
     counted = {pid for pid, fields in processes.items() if int(fields[3]) == session}
     while more := {p for p, one in processes.items() if int(one[1]) in counted} - counted:
         counted |= more
-    ticks = sum(sum(map(int, processes[pid][11:15])) for pid in counted)
+    return {pid: processes[pid] for pid in counted}
+
+
+def session_cpu_seconds(session: int) -> float:
+    """User and system time of a session's living processes, and of those they waited for."""
+    ticks = sum(sum(map(int, fields[11:15])) for fields in family(session).values())
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

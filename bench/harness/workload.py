@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,8 +82,6 @@ class Workload:
     run: Callable[[Stage, Point], Awaitable[None]]
     metrics: Mapping[str, Metric]
     by_hand: Callable[[Stage, Point], Awaitable[None]] | None = None
-    target: Mapping[str, float] = field(default_factory=dict)  # ratios to reach, by round trip
-    beside: Mapping[str, float] = field(default_factory=dict)  # ratios to reach as well, by metric
     prepare: Callable[[Stage], Awaitable[Mapping[str, float]]] | None = None
     systems: tuple[str, ...] | None = None  # None: the usual ones
     quick_systems: tuple[str, ...] | None = None

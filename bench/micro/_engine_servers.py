@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
+from bench.harness.servers import family, free_port, last_words, session_cpu_seconds, stop
 from bench.micro._engine_load import burst
 
 START_S = 600.0  # vLLM compiles for 4 minutes on two slow cores
@@ -140,13 +138,11 @@ def llama(folder: Path, model: Path, outtype: str, threads: int) -> System:
 
 
 class Server:
-    """A running system in a process group of its own; its output goes to `log`."""
+    """A running system in a session of its own; its output goes to `log`."""
 
     def __init__(self, system: System, log: Path) -> None:
         self.system = system
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self._began = time.perf_counter()
         with log.open("wb") as out:
             self._process = subprocess.Popen(
@@ -167,8 +163,8 @@ class Server:
                 return time.perf_counter() - self._began
             except (OSError, RuntimeError):
                 if self._process.poll() is not None:
-                    tail = self._log.read_text(errors="replace")[-2000:]
-                    raise RuntimeError(f"{self.system.name} did not start: {tail}") from None
+                    said = last_words(self._log)
+                    raise RuntimeError(f"{self.system.name} did not start: {said}") from None
                 if time.perf_counter() - self._began > START_S:
                     raise
                 time.sleep(0.1)
@@ -176,42 +172,17 @@ class Server:
     def resident_mb(self) -> float:
         """MiB of memory that all its processes hold; shared pages count once."""
         kilobytes = 0
-        for pid in self._family():
+        for pid in family(self._process.pid):
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
             kilobytes += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
         return kilobytes / 1024
 
     def cpu_seconds(self) -> float:
-        ticks = 0
-        for pid in self._family():
-            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-            ticks += int(fields[11]) + int(fields[12])
-        return ticks / os.sysconf("SC_CLK_TCK")
-
-    def _family(self) -> list[int]:
-        """The ids of the process that we started and of its descendants."""
-        family = [self._process.pid]
-        for pid in family:  # the list grows while it is read
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                family += map(int, (task / "children").read_text().split())
-        return family
+        """CPU seconds of all its processes until now."""
+        return session_cpu_seconds(self._process.pid)
 
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        family = self._family() if self._process.poll() is None else []
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        for pid in family[1:]:  # a child that outlives its parent would hold a core
-            if Path(f"/proc/{pid}").exists():
-                os.kill(pid, signal.SIGKILL)
+    def __exit__(self, *_: object) -> None:
+        stop(self._process)

@@ -1,4 +1,4 @@
-"""Ten typical LangChain programs, as functions of a model, for `weftline bench programs`."""
+"""Ten typical LangChain programs, as functions of a model, for `weftline bench langchain`."""
 
 from __future__ import annotations
 

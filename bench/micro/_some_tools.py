@@ -74,15 +74,6 @@ class Database(StreamingTool):
         return f"done-database {self.connection.execute(self.arguments['query']).fetchall()}"
 
 
-@tool(effects="none", timeout_s=120)
-def work(seconds: float) -> str:
-    """Use one core all the time."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        sum(range(1000))
-    return "done-work"
-
-
 @tool(effects="none")
 def multiply(a: int, b: int) -> str:
     """Multiply two numbers."""

@@ -3,18 +3,13 @@
     make bench-affinity [ARGS="--real"]
 
 Users of sixteen applications arrive at random: four of each of the figure's four kinds, at a
-quarter of their lengths. There are two engines, and each one's KV pool holds 60 % of the
-applications' prompts. The same arrivals are served in two ways. Either weftline places each call
-(`app`), or calls go to the engines in turn (`turns`), as behind a proxy in front of two servers.
+quarter of their lengths. There are two engines, and each one's KV pool holds 60 % of the prompts.
+Either weftline places each call (`app`), or calls go to the engines in turn (`turns`), as behind a
+proxy. The engines are simulated: 10 ms a step, 0.5 ms a prompt token, 0.8 ms a sequence. With
+`--real` they are two embedded engines of SmolLM2 behind a real server, on half of the cores each.
 
-The engines are weftline's own scheduler and pool with a latency profile: 10 ms a step, 0.5 ms a
-prompt token, 0.8 ms a sequence. With `--real` they are two embedded engines of SmolLM2 behind a
-real server, on half of the cores each; such a run lasts as long as its requests take to arrive.
-
-The results, by requests a second, are the mean seconds from a request's arrival to its end per
-token of its answer, and the share of prompt tokens that the engines computed. They are medians of
-`--repeat` runs with different arrivals, written to bench/results/DATE-MACHINE/affinity.json or
-affinity-real.json.
+The results, by requests a second, are the mean seconds of a request for each token of its answer,
+and the share of prompt tokens that the engines computed: medians of `--repeat` runs.
 """
 
 from __future__ import annotations
@@ -36,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import machine
+from bench.harness.metrics import spread
 from bench.harness.results import dated, stamp, write
 from bench.simulator.world import world
 from weftline import AsyncClient
@@ -60,6 +56,7 @@ REAL_RATES = (0.6, 0.8)
 # The prompt of each application's first request is always computed: this is 16 % of all prompts'
 # tokens with 100 requests, and 8 % with 200.
 REQUESTS = 200
+WAYS = ("app", "turns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +188,7 @@ def server(pool: int, in_turn: bool, cores: Sequence[int]) -> Iterator[str]:
 def measured(args: argparse.Namespace, rate: float, pool: int) -> dict[str, list[Found]]:
     """The results of each way in each repetition; the ways alternate."""
     words = PLAIN if args.real else [f"w{number}" for number in range(WORDS)]
-    runs: dict[str, list[Found]] = {"app": [], "turns": []}
+    runs: dict[str, list[Found]] = {way: [] for way in WAYS}
     for repetition in range(args.repeat):
         apps = applications(random.Random(args.seed), words)
         todo = requests(args.seed + 1 + repetition, apps, words, rate, args.requests)
@@ -229,22 +226,21 @@ def main() -> None:
     for name in ("s_per_token", "computed"):
         report[name] = {
             way: {
-                rate: round(statistics.median(getattr(one, name) for one in found[way]), 4)
+                rate: statistics.median(getattr(one, name) for one in found[way])
                 for rate, found in runs.items()
             }
-            for way in ("app", "turns")
+            for way in WAYS
         }
-    ratios = {
-        rate: [
-            turns.s_per_token / app.s_per_token
-            for app, turns in zip(found["app"], found["turns"], strict=True)
-        ]
+    report["turns_over_app"] = {
+        rate: spread(
+            [
+                turns.s_per_token / app.s_per_token
+                for app, turns in zip(*(found[way] for way in WAYS), strict=True)
+            ]
+        ).to_json()
         for rate, found in runs.items()
     }
-    report["turns_over_app"] = {r: round(statistics.median(of), 2) for r, of in ratios.items()}
-    report["turns_over_app_of_each"] = {r: [round(x, 2) for x in of] for r, of in ratios.items()}
-    name = "affinity-real" if args.real else "affinity"
-    print(write(dated(about), name, report).read_text())
+    print(write(dated(about), f"affinity{'-real' * args.real}", report).read_text())
 
 
 if __name__ == "__main__":

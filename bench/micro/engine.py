@@ -7,8 +7,8 @@ F16 and in Q8_0 (`make install-llama`). vLLM runs in the faster type of the mach
 holds ours and vLLM to AVX2. Q8_0 computes another text, so its row is not a comparison of equals.
 The peer int8 is our own server with int8 weights, which computes another text, too.
 
-All servers run all the time and get requests in turns. The CPU time that the idle ones and the
-machine's other processes use meanwhile is reported. The results are tokens a second and the ratios
+All servers run all the time and get requests in turns. The CPU time that the idle ones use
+meanwhile is reported. The results are tokens a second and the ratios
 ours / peer, medians and quartiles of the repeats; each ratio compares runs of one turn. They are
 printed and written to bench/results/DATE-MACHINE/engine.json. `--part NAME` measures a part and
 writes engine-NAME.json.
@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import statistics
 import subprocess
 import tempfile
 import time
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import machine
+from bench.harness.metrics import spread
 from bench.harness.results import RAW, dated, stamp, write
 from bench.harness.texts import ROOT
 from bench.micro._engine_load import (
@@ -47,13 +47,6 @@ from weftline_kernels.cpu import emulates_bfloat16, this_machine
 STARTS = "starts"
 
 
-def quartiles(values: Sequence[float]) -> dict[str, float]:
-    """The median and the quartiles, which for a single value all equal it."""
-    several = [*values, *values] if len(values) == 1 else values
-    low, middle, high = statistics.quantiles(several, n=4, method="inclusive")
-    return {"q1": round(low, 3), "median": round(middle, 3), "q3": round(high, 3)}
-
-
 def _rest(servers: Sequence[Server]) -> None:
     """Wait until no server computes, 5 s at most: vLLM's threads spin for a second."""
     for _ in range(20):
@@ -61,19 +54,6 @@ def _rest(servers: Sequence[Server]) -> None:
         time.sleep(0.25)
         if sum(one.cpu_seconds() for one in servers) - before <= 0.02:
             return
-
-
-def _own(servers: Sequence[Server]) -> float:
-    """CPU seconds of the servers and of this process, their client."""
-    return sum(one.cpu_seconds() for one in servers) + time.process_time()
-
-
-def _busy_seconds() -> float:
-    """CPU seconds of all processes of the machine since its start."""
-    user, nice, system, _, _, irq, softirq = map(
-        int, Path("/proc/stat").read_text().split(maxsplit=8)[1:8]
-    )
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def served(
@@ -88,7 +68,7 @@ def served(
     found: dict[str, dict[str, list[float]]] = {
         name: {one.name: [] for one in systems} for name in measures
     }
-    idle = neighbours = 0.0
+    idle = 0.0
     with ExitStack() as stack:
         servers = [stack.enter_context(Server(one, logs / f"{one.name}.log")) for one in systems]
         for server in servers:
@@ -100,31 +80,28 @@ def served(
                     others = [one for one in servers if one is not server]
                     _rest(servers)
                     before = sum(one.cpu_seconds() for one in others)
-                    own, all_of_them = _own(servers), _busy_seconds()
                     rate = measure(server.port, prompts)
                     print(f"  {turn} {name} {server.system.name} {rate:.1f}", flush=True)
                     found[name][server.system.name].append(rate)
                     idle += sum(one.cpu_seconds() for one in others) - before
-                    neighbours += _busy_seconds() - all_of_them - (_own(servers) - own)
         memory = {one.system.name: round(one.resident_mb()) for one in servers}
     ours = systems[0].name
     summary = {
         "tokens_per_s": {
-            name: {system: quartiles(values) for system, values in rates.items()}
+            name: {system: spread(values).to_json() for system, values in rates.items()}
             for name, rates in found.items()
         },
         "ratio": {
             name: {
-                peer.name: quartiles(
+                peer.name: spread(
                     [a / b for a, b in zip(rates[ours], rates[peer.name], strict=True)]
-                )
+                ).to_json()
                 for peer in systems[1:]
             }
             for name, rates in found.items()
         },
         "resident_mb": memory,
         "cpu_s_of_the_idle_ones": round(idle, 1),
-        "cpu_s_of_neighbours": round(neighbours, 1),
     }
     return summary, found
 
@@ -154,7 +131,7 @@ def table(report: dict[str, Any]) -> str:
         for peer, ratio in ratios.items():
             lines.append(
                 f"{name:18}{peer:12}{rates['weftline']:10.1f}{rates[peer]:10.1f}"
-                f"{ratio['median']:8.2f}   {ratio['q1']:.2f} to {ratio['q3']:.2f}"
+                f"{ratio['median']:8.2f}   {ratio['low']:.2f} to {ratio['high']:.2f}"
             )
     for name, unit in (("cold_start_s", "s"), ("next_start_s", "s"), ("resident_mb", "MB")):
         found = dict(report.get(name, {}))

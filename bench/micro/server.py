@@ -33,6 +33,7 @@ import httpx
 from bench.harness import machine
 from bench.harness.metrics import spread
 from bench.harness.results import dated, dumps, stamp, write
+from bench.harness.servers import session_cpu_seconds
 from bench.simulator.agents import Agents, simulate
 from bench.workloads._load import arriving, poisson
 from weftline import AsyncClient
@@ -175,9 +176,9 @@ async def whole_path(sessions: int, at_once: int, *arguments: str) -> dict[str, 
 
             await asyncio.gather(*map(one, range(at_once)))  # warms the server up
             server = _server_pid()
-            cpu, wall = _cpu_seconds(server), time.perf_counter()
+            cpu, wall = session_cpu_seconds(server), time.perf_counter()
             right = sum(await asyncio.gather(*map(one, range(sessions))))
-            cpu, wall = _cpu_seconds(server) - cpu, time.perf_counter() - wall
+            cpu, wall = session_cpu_seconds(server) - cpu, time.perf_counter() - wall
     calls = sessions * CALLS_PER_SESSION
     return {
         "sessions": sessions,
@@ -268,13 +269,8 @@ def _server_pid() -> int:
     return int(children[-1])
 
 
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def agents(count: int) -> dict[str, Any]:
-    """Applications a minute of `count` agents on a pool for a third of them, in four ways."""
+    """Applications a minute of `count` agents on a pool for a third of them, in three ways."""
     load = Agents(agents=count, applications=4 * count)
     ours = SimulatedConfig(kv_tokens=load.pool, part_tokens=10)
     plain = replace(ours, predicts=False)
@@ -292,8 +288,6 @@ def agents(count: int) -> dict[str, Any]:
     best = max(by_room, key=lambda room: by_room[room]["applications_per_minute"])
     found = {"ours": row(load, ours, frozenset()), "lru": row(load, plain, off)}
     found["lru_behind_best_semaphore"] = by_room[best]
-    found["thunder"] = row(replace(load, thunder=True), plain, off)
-    rates = {name: one["applications_per_minute"] for name, one in found.items()}
     return {
         "agents": count,
         "applications": load.applications,
@@ -301,9 +295,6 @@ def agents(count: int) -> dict[str, Any]:
         **found,
         "best_semaphore": best,
         "rate_by_semaphore": {n: one["applications_per_minute"] for n, one in by_room.items()},
-        "ours_to_lru": round(rates["ours"] / rates["lru"], 2),
-        "ours_to_thunder": round(rates["ours"] / rates["thunder"], 2),
-        "ours_to_best_semaphore": round(rates["ours"] / rates["lru_behind_best_semaphore"], 2),
     }
 
 

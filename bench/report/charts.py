@@ -1,4 +1,4 @@
-"""Draws the report's pictures as SVG: bars, curves, distributions, a scatter and timelines."""
+"""Draws the report's pictures as SVG: bars, curves and timelines."""
 
 from __future__ import annotations
 
@@ -95,45 +95,6 @@ def curves(report: Report, metrics: Sequence[str], path: Path, label: str) -> Pa
         return _save(figure, path)
 
 
-def distribution(report: Report, path: Path) -> Path:
-    """The share of applications that are done after a time, at the first point, by kind."""
-    kinds = report["app_seconds"]
-    with pyplot.rc_context(SETTINGS):
-        figure, all_axes = pyplot.subplots(
-            1, len(kinds), figsize=(4 * len(kinds), 3), squeeze=False
-        )
-        for axes, (kind, by_system) in zip(all_axes[0], kinds.items(), strict=True):
-            for name, colour in colours(report).items():
-                seconds = by_system.get(name, [])
-                shares = [(i + 1) / len(seconds) for i in range(len(seconds))]
-                axes.step(seconds, shares, ".-", where="post", color=colour, markersize=2,
-                          label=report["systems"][name]["title"])  # fmt: skip
-            axes.set_xlabel(f"seconds of a {kind}")
-            axes.set_ylabel("share done")
-            axes.set_ylim(0, 1.02)
-        _legend(all_axes[0][0], "lower right")
-        return _save(figure, path)
-
-
-def scatter(report: Report, path: Path) -> Path:
-    """Each application's seconds over the baseline's; below the line it is faster."""
-    base, *others = report["systems"]
-    with pyplot.rc_context(SETTINGS):
-        figure, axes = pyplot.subplots(figsize=(4, 3.6))
-        most = 0.0
-        for name in others:
-            pairs = report["pairs"][name]
-            most = max([most, *(value for pair in pairs for value in pair)])
-            theirs, ours = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-            axes.plot(theirs, ours, "o", color=colours(report)[name], markersize=3,
-                      label=report["systems"][name]["title"])  # fmt: skip
-        axes.plot([0, most], [0, most], color="#555555", linewidth=0.8)
-        axes.set_xlabel(f"seconds with {report['systems'][base]['title']}")
-        axes.set_ylabel("seconds here")
-        _legend(axes)
-        return _save(figure, path)
-
-
 def timeline(report: Report, path: Path) -> Path:
     """The calls of the first run of each system, a panel each, on one time axis."""
     calls = report["timeline"]
@@ -218,5 +179,5 @@ def _unit(report: Report, metric: str) -> str:
     return next(str(r["metrics"][metric]["unit"]) for r in report["rows"] if metric in r["metrics"])
 
 
-def _legend(axes: Axes, place: Any = "best") -> None:
-    axes.legend(frameon=False, fontsize=7, loc=place)
+def _legend(axes: Axes) -> None:
+    axes.legend(frameon=False, fontsize=7, loc="best")

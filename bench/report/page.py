@@ -1,8 +1,9 @@
-"""Writes docs/benchmarks.md: the pictures and numbers of each workload, beside the paper's."""
+"""Writes docs/benchmarks.md from its template page.md: tables and pictures of each workload."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,12 @@ from typing import Any
 from bench.harness.systems import SERVER_ONLY
 from bench.harness.texts import ROOT
 from bench.harness.workload import SCALES, Workload, load, names
-from bench.report import charts, others, systems, verdicts
+from bench.report import charts, programs, systems
+from bench.report.tables import NOTHING, Report, kind, number, spread, table, times
 from weftline.errors import InvalidRequest
 
-Report = Mapping[str, Any]
-
 DOCS = ROOT / "docs"
+TEMPLATE = Path(__file__).with_name("page.md")
 PICTURES = "benchmarks"
 ORDER = (
     "chain_summary",
@@ -41,57 +42,13 @@ CURVES = {  # by workload: the label of the axis
     "independent_chat": "chats at once",
     "copilot": "users",
 }
-DISTRIBUTIONS = ("gpts", "mixed", "many_agents", "chain_background", "copilot")
 BEGIN, END = "<!-- benchmarks -->", "<!-- end of benchmarks -->"
 # The reader of a ratio must know that the processor causes a part of it.
 SLOW = (
     ", which torch multiplies more slowly than float32 on this processor, while weftline's decoder "
     "keeps bfloat16 weights and computes in float32: this is a part of every ratio over vLLM"
 )
-INTRODUCTION = """# Benchmarks
-
-`weftline bench report` writes this page from {folder}; do not edit it.
-
-## How it is measured
-
-`weftline bench all` measures all workloads, after `make install` and `make install-bench`. On two
-cores it takes about half a day, most of it for the agents, and it prints how much is left. With
-`--quick` it runs small sizes and takes ten minutes. On a CPU with AVX2 only, six systems take 44
-minutes, seven of which vLLM needs to start. `--repeat N` sets the repetitions of each
-point. `--within S` stops after the last complete turn that fits in S seconds, with exit code 3 if
-something is left. `--resume` keeps the runs of the same code, machine and settings. Both together
-measure in parts:
-
-    while weftline bench all --resume --within 540; [ $? -eq 3 ]; do :; done
-
-Each workload writes two files. Its raw runs go to the folder raw/ of the results, which git
-ignores. A summary goes beside that folder and is committed: medians, quartiles, counts, and what
-the pictures show. `--resume` needs the raw runs. `weftline bench summarise` makes the summaries
-from them again. `weftline bench table --folder FOLDER` writes the first points of all summaries of
-a folder to one file. It is committed in their place where a run has many systems.
-
-Servers and client run on all cores, or on those of `--cores` and `--client-cores`. The results name
-them.
-
-Every workload is one LangChain or LlamaIndex program (bench/workloads/). It runs in turns on each
-system, with the same machine, weights, texts and lengths. Sampling is greedy, and every answer has
-a fixed length. A ratio compares two systems in the same repetition. The tables show medians with
-quartiles. Each repetition has new texts, so a cache holds only what a workload shares within
-itself. A proxy between client and server makes a round trip longer, with a jitter of 20 % to either
-side, the same for all systems. A run begins when the servers of the other systems are at rest.
-
-Every application of every run has texts of its own, so the texts are always more than three times
-those in flight, and no text comes back from an earlier run. A table's column "cached" is the share
-of the prompts' tokens that were in the KV cache, where the server tells it. vLLM tells it since
-`--enable-prompt-tokens-details` was added, so older rows of it have none. `asyncio-vllm` is the
-program written by hand on plain endpoints, and `langchain-vllm-ngram` is LangChain on a vLLM that
-drafts by n-grams. `weftline-vllm` stands in front of the baseline's vLLM, and
-`weftline-vllm-plugin` starts its own, with our scheduler inside.
-
-## Results
-
-{machine}
-"""
+PLACE = ("point", "delay_ms", "cache")  # of a row
 
 
 def write_page(results: Path, docs: Path = DOCS) -> Path:
@@ -101,41 +58,33 @@ def write_page(results: Path, docs: Path = DOCS) -> Path:
     sections of bench/micro take the newest results of the same machine.
     """
     folder, reports = find(results)
-    first = next(iter(reports.values()))
-    lines = [
-        INTRODUCTION.format(folder=f"bench/results/{folder.name}", machine=about(first)),
-        *same_engine(reports),
-        "### Server and engine together",
-        "",
-        *headline(reports),
-        *other_sizes(folder),
-        *other_machines(folder),
-        *all_systems(folder.parent),
-        *_repeated(reports),
-    ]
-    for name in ORDER:
-        if name in reports:
-            lines += section(name, reports[name], docs)
-    ablations = {
-        name: reports[f"{name}-ablation"] for name in ORDER if f"{name}-ablation" in reports
-    }
-    if ablations:
-        lines += _ablation(ablations, docs)
-    lines += exact({n: reports[f"{n}-exact"] for n in ORDER if f"{n}-exact" in reports})
-    for name, write in others.SECTIONS.items():
-        for path in newest(folder, f"{name}.json"):
-            lines += write(json.loads(path.read_text()))
-    lines += others.rag_graph(folder.parent)
-    lines += others.rag_parts()
-    lines += others.tool_parts()
-    lines += others.replay(folder.parent)
-    lines += others.gpu(folder.parent)
-    missing = [f"`{name}`" for name in names() if name not in reports]
-    if missing:
-        lines += ["## Not measured here", "", f"{', '.join(missing)}.", ""]
+    all_results = folder.parent
+    others = [*other_sizes(folder), *other_machines(folder), *all_systems(all_results)]
+    measured = [name for name in ORDER if name in reports]
+    text = TEMPLATE.read_text().format(
+        folder=f"bench/results/{folder.name}",
+        machine=about(next(iter(reports.values()))),
+        same_engine=same_engine(reports),
+        headline=headline(reports),
+        others="\n\n".join(others),
+        repeated=_repeated(reports),
+        workloads="\n\n".join(section(name, reports[name], docs) for name in measured),
+        ablation=_ablation(reports, docs),
+        exact=exact({n: reports[f"{n}-exact"] for n in ORDER if f"{n}-exact" in reports}),
+        server=_server(folder),
+        rag_graph=programs.rag_graph(all_results),
+        gpu=programs.gpu(all_results) or "No GPU was available for these results.",
+        missing=", ".join(f"`{name}`" for name in names() if name not in reports) or "none",
+    )
     page = docs / "benchmarks.md"
-    page.write_text("\n".join(lines).rstrip() + "\n")
+    page.write_text(re.sub(r"\n{3,}", "\n\n", text))
     return page
+
+
+def _server(folder: Path) -> str:
+    """The tables of `make bench-server`, by its newest file."""
+    found = newest(folder, "server.json")
+    return programs.server(json.loads(found[0].read_text())) if found else table((), ())
 
 
 def newest(folder: Path, name: str) -> list[Path]:
@@ -153,10 +102,10 @@ def write_headline(results: Path, readme: Path = ROOT / "README.md") -> bool:
         return False
     _, reports = find(results)
     shown = {name: reports[name] for name in README_ROWS if name in reports}
-    table = [line.replace("](#", "](docs/benchmarks.md#") for line in headline(shown or reports)]
+    rows = headline(shown or reports).replace("](#", "](docs/benchmarks.md#")
     first = next(iter(reports.values()))
     ran = f"{first['machine']['cpu']}, {first['machine']['cores']} cores; {dtypes(first)}:"
-    readme.write_text("\n".join([before + BEGIN, ran, "", *table[:-1], END + after]))
+    readme.write_text("\n".join([before + BEGIN, ran, "", rows, END + after]))
     return True
 
 
@@ -166,11 +115,15 @@ def find(results: Path) -> tuple[Path, dict[str, Report]]:
     Raises InvalidRequest if there are none.
     """
     for folder in (results, *sorted(results.glob("*/"), reverse=True)):
-        found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
-        reports = {name: report for name, report in found.items() if "workload" in report}
-        if reports:
+        if reports := _summaries(folder):
             return folder, reports
     raise InvalidRequest(f"there are no results in {results}: run `weftline bench all` first")
+
+
+def _summaries(folder: Path) -> dict[str, Report]:
+    """The summaries of workloads in a folder, by name."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    return {name: report for name, report in found.items() if "workload" in report}
 
 
 def about(report: Report) -> str:
@@ -178,7 +131,7 @@ def about(report: Report) -> str:
     machine = report["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return (
-        f"{others.kind(report)}, {machine['cores']} cores, {machine['memory_gib']} GiB; "
+        f"{kind(report)}, {machine['cores']} cores, {machine['memory_gib']} GiB; "
         f"{dtypes(report)}; Python {machine['python']}, {versions}; weftline at "
         f"{machine['commit']}. Sizes: the paper's lengths times {report['scale']['length']:g}, its "
         f"counts times {report['scale']['count']:g}."
@@ -199,182 +152,163 @@ def dtypes(report: Report) -> str:
     return said
 
 
-def same_engine(reports: Mapping[str, Report]) -> list[str]:
-    """What the server earns alone: our server and the baseline's client on the same vLLM."""
-    rows = []
+def ours(report: Report) -> str:
+    """The system that the page judges: weftline as it is usual, wherever it ran."""
+    return "weftline" if "weftline" in report["systems"] else list(report["systems"])[-1]
+
+
+def _first_rows(report: Report, *chosen: str) -> list[Report]:
+    """For each round trip of the first point the row of the first of these systems that has one."""
+    first = report["rows"][0]["point"]
+    found: dict[int, Report] = {}
+    for system in chosen:
+        for row in report["rows"]:
+            if (row["point"], row["system"], row["cache"]) == (first, system, "cold"):
+                found.setdefault(row["delay_ms"], row)
+    return [found[delay] for delay in sorted(found)]
+
+
+def _compared(
+    reports: Mapping[str, Report], *chosen: str
+) -> Iterator[tuple[Workload, Report, str, str, str]]:
+    """For each workload and round trip: the workload and the row, the baseline's headline metric,
+    the row's, and their ratio."""
     for name in (name for name in ORDER if name in reports):
         report, workload = reports[name], load(name)
         metric = next(iter(workload.metrics))
-        for row in verdicts.same_engine_rows(report):
+        for row in _first_rows(report, *(chosen or (ours(report),))):
             found, base = row["metrics"].get(metric), _base(report, row)["metrics"].get(metric)
-            if found is None or base is None or "ratio" not in found:
-                continue
-            inside = row["system"] == SERVER_ONLY[0]
-            rows.append(
-                f"| [{workload.title}](#{anchor(workload.title)}) | {row['delay_ms']} ms "
-                f"| {number(base)} | {number(found)} | {'inside' if inside else 'in front'} "
-                f"| {_ratio(found['ratio'])} |"
+            if found is not None and base is not None and "ratio" in found:
+                yield workload, row, number(base), number(found), _bold(found["ratio"])
+
+
+def _bold(ratio: Mapping[str, Any]) -> str:
+    median, _, quartiles = spread(ratio).partition(" ")
+    return f"**{median}** {quartiles}".rstrip()
+
+
+def same_engine(reports: Mapping[str, Report]) -> str:
+    """What the server earns alone: our server and the baseline's client on the same vLLM, with our
+    scheduler inside where that was measured, else in front of it."""
+    return table(
+        ("workload", "round trip", "LangChain on vLLM", "weftline on vLLM", "scheduler", "ratio"),
+        (
+            (
+                f"[{workload.title}](#{anchor(workload.title)})",
+                f"{row['delay_ms']} ms",
+                base,
+                found,
+                "inside" if row["system"] == SERVER_ONLY[0] else "in front",
+                ratio,
             )
-    if not rows:
-        return []
-    return [
-        "### What the server earns on the same engine",
-        "",
-        *others.paragraph(
-            "LangChain on a vLLM, and weftline on the same vLLM: the same weights, kernels and "
-            "cache. So the ratio is what the server earns, without our engine. Our scheduler runs "
-            "inside vLLM, or the server stands in front of a vLLM with its own."
+            for workload, row, base, found, ratio in _compared(reports, *SERVER_ONLY)
         ),
-        "",
-        "| workload | round trip | LangChain on vLLM | weftline on vLLM | scheduler | ratio |",
-        "|---|---|---|---|---|---|",
-        *rows,
-        "",
-    ]
+    )
 
 
-def headline(reports: Mapping[str, Report]) -> list[str]:
+def headline(reports: Mapping[str, Report]) -> str:
     """A table of the first point of each workload at each round trip: the baseline and weftline."""
-    lines = [
-        "| workload | figure | round trip | baseline | weftline | ratio |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name in (name for name in ORDER if name in reports):
-        report, workload = reports[name], load(name)
-        metric = next(iter(workload.metrics))
-        for row in verdicts.headline_rows(report):
-            found, base = row["metrics"].get(metric), _base(report, row)["metrics"].get(metric)
-            if found is None or base is None or "ratio" not in found:
-                continue
-            lines.append(
-                f"| [{workload.title}](#{anchor(workload.title)}) | {workload.figure} "
-                f"| {row['delay_ms']} ms | {number(base)} | {number(found)} "
-                f"| {_ratio(found['ratio'])} |"
+    return table(
+        ("workload", "figure", "round trip", "baseline", "weftline", "ratio"),
+        (
+            (
+                f"[{workload.title}](#{anchor(workload.title)})",
+                workload.figure,
+                f"{row['delay_ms']} ms",
+                base,
+                found,
+                ratio,
             )
-    return [*lines, ""]
+            for workload, row, base, found, ratio in _compared(reports)
+        ),
+    )
 
 
-def other_sizes(folder: Path) -> list[str]:
+def other_sizes(folder: Path) -> Iterator[str]:
     """A section for each other size that was measured, in a folder with the name of its scale."""
-    lines = []
     for path in (folder / scale for scale in SCALES if (folder / scale).is_dir()):
-        reports = {file.stem: json.loads(file.read_text()) for file in sorted(path.glob("*.json"))}
+        reports = _summaries(path)
         first = next(iter(reports.values()))
         commits = dict.fromkeys(report["machine"]["commit"] for report in reports.values())
         repeats = max(report["repeats"] for report in reports.values())
-        lines += [
-            f"## At the sizes of `--scale {path.name}`",
-            "",
-            *others.paragraph(
-                f"The sizes are the paper's lengths times {first['scale']['length']:g} and its "
-                f"counts times {first['scale']['count']:g}. Weftline is at {', '.join(commits)}, "
-                f"with {repeats} repetition{'s' if repeats > 1 else ''} of each workload's first "
-                "point."
-            ),
-            "",
-            *same_engine(reports),
-            "### Server and engine together",
-            "",
-            *headline(reports),
-        ]
-        for name in (name for name in ORDER if name in reports):
-            report = reports[name]
-            said = [*verdicts.verdicts(load(name), report), *verdicts.elsewhere(report)]
-            lines += [f"- {report['title']}: {' '.join(said)}"]
-        lines += [""]
-    return lines
+        yield (
+            f"## At the sizes of `--scale {path.name}`\n\n"
+            f"The sizes are the paper's lengths times {first['scale']['length']:g} and its "
+            f"counts times {first['scale']['count']:g}. Weftline is at {', '.join(commits)}, "
+            f"with {times(repeats)} of each workload's first point.\n\n{headline(reports)}"
+        )
 
 
-def other_machines(folder: Path) -> list[str]:
+def other_machines(folder: Path) -> Iterator[str]:
     """A section for each size that was measured in another folder, with all rows."""
-    lines = []
     for path in sorted(path for scale in SCALES for path in folder.parent.glob(f"*/{scale}")):
         if path.parent == folder:
             continue
-        reports = {file.stem: json.loads(file.read_text()) for file in sorted(path.glob("*.json"))}
+        reports = _summaries(path)
         first = next(iter(reports.values()))
-        lines += [
-            f"## At the sizes of `--scale {path.name}`, on {others.kind(first)}",
-            "",
-            about(first),
-            "",
-            *same_engine(reports),
+        tables = [
+            f"{load(name).title}, {times(reports[name]['repeats'])}:\n\n"
+            f"{_table(reports[name], load(name))}"
+            for name in ORDER
+            if name in reports
         ]
-        for name in (name for name in ORDER if name in reports):
-            report, workload = reports[name], load(name)
-            repeats = report["repeats"]
-            said = " ".join(verdicts.verdicts(workload, report))
-            lines += [
-                f"{workload.title}, {repeats} repetition{'s' if repeats > 1 else ''}:",
-                "",
-                *_table(report, workload),
-                "",
-                *([said, ""] if said else []),
-            ]
-    return lines
+        title = f"## At the sizes of `--scale {path.name}`, on {kind(first)}"
+        yield "\n\n".join((title, about(first), same_engine(reports), *tables))
 
 
-def all_systems(results: Path) -> list[str]:
+def all_systems(results: Path) -> Iterator[str]:
     """A section for each run of which one table was kept."""
-    reports = map(
-        json.loads, map(Path.read_text, sorted(results.glob(f"*/*{systems.SUFFIX}.json")))
-    )
-    return [line for one in reports for line in systems.section(one, about(one))]
+    for path in sorted(results.glob(f"*/*{systems.SUFFIX}.json")):
+        report = json.loads(path.read_text())
+        yield systems.section(report, about(report))
 
 
 def _base(report: Report, row: Report) -> Report:
     base = next(iter(report["systems"]))
-    where = ("point", "delay_ms", "cache")
     found: Report = next(
         other
         for other in report["rows"]
-        if other["system"] == base and all(other[key] == row[key] for key in where)
+        if other["system"] == base and all(other[key] == row[key] for key in PLACE)
     )
     return found
 
 
-def section(name: str, report: Report, docs: Path) -> list[str]:
+def section(name: str, report: Report, docs: Path) -> str:
     """A workload's title, pictures, table, and the paper's result."""
     workload = load(name)
-    base = next(iter(report["systems"].values()))["title"]
-    lines = [f"## {workload.title}", ""]
-    if report["partial"]:
-        lines += ["**Partial: the run was interrupted.**", ""]
-    lines += [
+    pictures = (
         f"![{caption}]({path.relative_to(docs)})" for caption, path in _draw(name, report, docs)
+    )
+    parts = [
+        f"## {workload.title}",
+        *(["**Partial: the run was interrupted.**"] if report["partial"] else []),
+        "\n".join(pictures),
+        _table(report, workload),
+        f"The paper ({workload.figure}): {workload.paper}. Why it differs: {workload.difference}",
     ]
-    lines += ["", *_table(report, workload)]
-    lines += ["", f"The paper ({workload.figure}): {workload.paper}. Here, over {base}:"]
-    said = " ".join(verdicts.verdicts(workload, report))
-    lines += [f"{said} Why it differs: {workload.difference}", ""]
-    return lines
+    return "\n\n".join(parts)
 
 
-def _table(report: Report, workload: Workload) -> list[str]:
+def _table(report: Report, workload: Workload) -> str:
     """All rows of a report: each point on each system, with the ratio of the headline's metric."""
     metric = next(iter(workload.metrics))
     titles = {system: about["title"] for system, about in report["systems"].items()}
-    lines = [
-        f"| point | round trip | system | {' | '.join(workload.metrics)} | ratio | cached | lost |",
-        "|" + "---|" * (6 + len(workload.metrics)),
-    ]
-    for row in report["rows"]:
-        cells = [
-            number(row["metrics"][m]) if m in row["metrics"] else "–" for m in workload.metrics
-        ]
+
+    def cells(row: Report) -> Iterator[str]:
+        yield f"{row['point']}{'' if row['cache'] == 'cold' else ', warm'}"
+        yield f"{row['delay_ms']} ms"
+        yield titles[row["system"]]
+        for name in workload.metrics:
+            yield number(row["metrics"][name]) if name in row["metrics"] else NOTHING
         ratio = row["metrics"].get(metric, {}).get("ratio")
-        lines.append(
-            f"| {row['point']}{'' if row['cache'] == 'cold' else ', warm'} | {row['delay_ms']} ms "
-            f"| {titles[row['system']]} | {' | '.join(cells)} "
-            f"| {_spread(ratio) if ratio else '–'} | {_hit_rate(row)} | {row['failed'] or '–'} |"
-        )
-    return lines
+        yield spread(ratio) if ratio else NOTHING
+        # The share of the prompts' tokens that were in the KV cache, where the server tells it.
+        share = row.get("cached_share", row.get("cached"))
+        yield NOTHING if share is None else f"{share:.0%}"
+        yield str(row["failed"] or NOTHING)
 
-
-def _hit_rate(row: Report) -> str:
-    """The share of the prompts' tokens that were in the KV cache, where the server tells it."""
-    share = row.get("cached_share", row.get("cached"))
-    return "–" if share is None else f"{share:.0%}"
+    header = ("point", "round trip", "system", *workload.metrics, "ratio", "cached", "lost")
+    return table(header, (tuple(cells(row)) for row in report["rows"]))
 
 
 def _draw(name: str, report: Report, docs: Path) -> Iterator[tuple[str, Path]]:
@@ -386,96 +320,46 @@ def _draw(name: str, report: Report, docs: Path) -> Iterator[tuple[str, Path]]:
     if name in CURVES and len(points) > 2:
         path = folder / f"{name}-curve.svg"
         yield f"{title} over the load", charts.curves(report, metrics[:2], path, CURVES[name])
-    if name in DISTRIBUTIONS:
-        path = folder / f"{name}-cdf.svg"
-        yield f"{title}: distribution", charts.distribution(report, path)
-    if "pairs" in report:
-        path = folder / f"{name}-scatter.svg"
-        yield f"{title}: application by application", charts.scatter(report, path)
     path = folder / f"{name}-timeline.svg"
     yield f"{title}: where the time went", charts.timeline(report, path)
 
 
-def _repeated(reports: Mapping[str, Report]) -> list[str]:
-    """The section on repeated tokens, Table 1 of the paper."""
-    rows = [
-        f"| {report['title']} | {report['repeated_tokens']:.0%} |"
-        for name in ORDER
-        if (report := reports.get(name)) and report.get("repeated_tokens") is not None
-    ]
-    return [
-        "## Repeated tokens (Table 1)",
-        "",
-        *others.paragraph(
-            "The share of tokens in paragraphs that occur in at least two prompts of one run. The "
-            "paper has 3 % for documents, 94 % for chat search, 72 % for MetaGPT and 99 % for "
-            "AutoGen."
+def _repeated(reports: Mapping[str, Report]) -> str:
+    """The shares of repeated tokens, Table 1 of the paper."""
+    return table(
+        ("workload", "repeated"),
+        (
+            (report["title"], f"{report['repeated_tokens']:.0%}")
+            for name in ORDER
+            if (report := reports.get(name)) and report.get("repeated_tokens") is not None
         ),
-        "",
-        "| workload | repeated |",
-        "|---|---|",
-        *rows,
-        "",
-    ]
+    )
 
 
-def exact(reports: Mapping[str, Report]) -> list[str]:
-    """The section on equal answers: how many applications gave the same one in each way."""
-    if not reports:
-        return []
-    lines = [
-        "## The same answers",
-        "",
-        *others.paragraph(
-            "All systems get the same texts and sample greedily in float32. The table counts the "
-            "applications whose whole answer equals that of ChatOpenAI on weftline. Where the two "
-            "best tokens are within 1e-3 of each other, another batch may pick the other one."
-        ),
-        "",
-        "| workload | way | the same |",
-        "|---|---|---|",
-    ]
-    for report in reports.values():
-        ways = list(report["systems"])[1:]
-        for way in ways:
-            rows = [row for row in report["rows"] if row["system"] == way]
-            same, apps = (sum(row[key] for row in rows) for key in ("same_answers", "compared"))
-            title = report["systems"][way]["title"]
-            lines.append(f"| {report['title']} | {title} | {same} of {apps} |")
-    return [*lines, ""]
+def exact(reports: Mapping[str, Report]) -> str:
+    """How many applications gave the same answer in each way."""
+
+    def rows() -> Iterator[tuple[str, str, str]]:
+        for report in reports.values():
+            for way in list(report["systems"])[1:]:
+                found = [row for row in report["rows"] if row["system"] == way]
+                same, apps = (
+                    sum(row[key] for row in found) for key in ("same_answers", "compared")
+                )
+                yield report["title"], report["systems"][way]["title"], f"{same} of {apps}"
+
+    return table(("workload", "way", "the same"), rows())
 
 
-def _ablation(reports: Mapping[str, Report], docs: Path) -> list[str]:
-    path = charts.ablation(reports, docs / PICTURES / "ablation.svg")
-    return [
-        "## What each part earns",
-        "",
-        *others.paragraph(
-            "The time that weftline takes longer when one optimisation at a time is left out, and "
-            "with the request policy, which knows nothing of applications."
-        ),
-        "",
-        f"![Ablation]({path.relative_to(docs)})",
-        "",
-    ]
+def _ablation(reports: Mapping[str, Report], docs: Path) -> str:
+    found = {name: reports[f"{name}-ablation"] for name in ORDER if f"{name}-ablation" in reports}
+    if not found:
+        return table((), ())
+    path = charts.ablation(found, docs / PICTURES / "ablation.svg")
+    return f"![Ablation]({path.relative_to(docs)})"
 
 
 def anchor(title: str) -> str:
     """The anchor that Markdown gives a heading."""
     kept = "".join(c for c in title.lower() if c.isalnum() or c in " -")
     return kept.replace(" ", "-")
-
-
-def number(found: Mapping[str, Any]) -> str:
-    """A median with its unit."""
-    return f"{found['median']:.3g} {found['unit']}"
-
-
-def _ratio(found: Mapping[str, Any]) -> str:
-    """A median in bold type, with its quartiles if it is of several repetitions."""
-    quartiles = f" ({found['low']:.2f} to {found['high']:.2f})" if found["n"] > 1 else ""
-    return f"**{found['median']:.2f}**{quartiles}"
-
-
-def _spread(found: Mapping[str, Any]) -> str:
-    return f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f})"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bench.harness.results import write
 from bench.harness.workload import load
-from bench.report.others import kind, paragraph
+from bench.report.tables import NOTHING, Report, kind, table, times
 from weftline.errors import InvalidRequest
-
-Report = Mapping[str, Any]
 
 SUFFIX = "-systems"
 # What all reports of one run have alike, and the page tells.
@@ -58,27 +56,23 @@ def _at(row: Report, delay: int) -> bool:
     return bool(row["delay_ms"] == delay and not row["failed"])
 
 
-def section(found: Report, about: str) -> list[str]:
+def section(found: Report, about: str) -> str:
     """The table, below a paragraph on the machine."""
     titles, repeats = list(found["systems"].values()), max(row[2] for row in found["rows"])
-    lines = [
-        f"## All systems at the sizes of `--scale {found['scale']['name']}`, on {kind(found)}",
-        "",
-        about,
-        "",
-        *paragraph(
-            f"Each cell has the median of {repeats} repetition{'s' if repeats > 1 else ''} of the "
-            f"workload's first point, and its ratio to {titles[0]}; above 1 is better. A dash says "
-            "that the system did not run it, or lost calls."
-        ),
-        "",
-        f"| workload | round trip | {' | '.join(titles)} |",
-        "|---" * (len(titles) + 2) + "|",
-    ]
-    for name, delay, _, unit, medians, ratios in found["rows"]:
-        cells = [
-            "–" if median is None else f"{median:.3g} ({ratio:.2f})"
-            for median, ratio in zip(medians, ratios, strict=True)
-        ]
-        lines.append(f"| {load(name).title}, {unit} | {delay} ms | {' | '.join(cells)} |")
-    return [*lines, ""]
+    cells = (
+        (
+            f"{load(name).title}, {unit}",
+            f"{delay} ms",
+            *(
+                NOTHING if median is None else f"{median:.3g} ({ratio:.2f})"
+                for median, ratio in zip(medians, ratios, strict=True)
+            ),
+        )
+        for name, delay, _, unit, medians, ratios in found["rows"]
+    )
+    return (
+        f"## All systems at the sizes of `--scale {found['scale']['name']}`, on {kind(found)}\n\n"
+        f"{about}\n\nEach cell has the median of {times(repeats)} of the workload's first point, "
+        f"and its ratio to {titles[0]}. A dash says that the system did not run it, or lost calls."
+        f"\n\n{table(('workload', 'round trip', *titles), cells)}"
+    )

@@ -16,7 +16,6 @@ from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submi
 from weftline_engine.simulated import SimulatedConfig
 from weftline_engine.virtual_time import VirtualLoop, run
 
-from .thunder import Thunder
 from .world import World, world
 
 
@@ -35,7 +34,6 @@ class Agents:
     pause_s: float = 0.5
     at_once: int | None = None  # the client's own semaphore
     factors: tuple[int, ...] = (1,)  # of the task, for one application after the other
-    thunder: bool = False  # behind a gate like ThunderAgent's
     seed: int = 0
 
     @property
@@ -96,22 +94,19 @@ async def _all(made: World, agents: Agents) -> Result:
     room = asyncio.Semaphore(agents.at_once or agents.agents)
     left = list(range(agents.applications))
     result = Result(agents)
-    gate = Thunder(sum(one.config.kv_tokens for one in made.engines), lambda: made.now)
-    polling = asyncio.create_task(gate.poll_forever())
 
     async def client() -> None:
         while left:
             number, began = left.pop(0), made.now
             result.full_until = began
             async with room:
-                await _application(made, agents, number, gate if agents.thunder else None)
+                await _application(made, agents, number)
             result.ended.append(made.now)
             result.lasted.append(made.now - began)
             if _factor(agents, number) == max(agents.factors):
                 result.largest_s = max(result.largest_s, result.lasted[-1])
 
     await asyncio.gather(*(client() for _ in range(agents.agents)))
-    polling.cancel()
     result.computed = sum(engine.computed for engine in made.engines)
     # Each token is needed once: an application's task, and the results that it reads, each with the
     # last token of the answer before it.
@@ -125,7 +120,7 @@ def _factor(agents: Agents, number: int) -> int:
     return agents.factors[number % len(agents.factors)]
 
 
-async def _application(made: World, agents: Agents, number: int, gate: Thunder | None) -> None:
+async def _application(made: World, agents: Agents, number: int) -> None:
     rng = random.Random(f"{agents.seed}/{number}")
 
     def words(count: int) -> str:
@@ -137,18 +132,12 @@ async def _application(made: World, agents: Agents, number: int, gate: Thunder |
     session = made.driver.open("agents")
     for turn in range(agents.turns):
         variable = f"turn{turn}"
-        if gate is not None:
-            await gate.request(number, said.count(" ") + agents.answer)
         await made.driver.submit(session, Submit(calls=(_call(said, variable, agents.answer),)))
         answer = await made.driver.readers.get(session, variable)
         said += answer.text + words(agents.result)
-        if gate is not None:
-            gate.responded(number)
         if turn + 1 < agents.turns:
             await asyncio.sleep(rng.expovariate(1 / agents.pause_s))
     made.driver.close(session)
-    if gate is not None:
-        gate.ended(number)
 
 
 def _call(prompt: str, variable: str, tokens: int) -> Call:

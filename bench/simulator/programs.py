@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from weftline.protocol import Call, Criterion, InOut, Placeholder, Sampling, Segment, Submit
-from weftline_server.observe.view import graph_view
 
 from .world import World
 
@@ -62,22 +61,14 @@ def _shared(role: str, tokens: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """The seconds of an application and the engines of its calls. If asked for, also the seconds
-    of its calls' two phases."""
+    """The seconds of an application, and the engines of its calls."""
 
     seconds: float
-    prefill_s: Sequence[float] = ()
-    generate_s: Sequence[float] = ()
     engines: Sequence[str] = ()
 
 
 async def perform(
-    made: World,
-    program: Program,
-    seed: object,
-    *,
-    phases: bool = False,
-    criteria: Criterion | None = None,
+    made: World, program: Program, seed: object, criteria: Criterion | None = None
 ) -> Ran:
     """Run one application as compile_chain does: all calls in one request."""
     began = made.now
@@ -93,17 +84,9 @@ async def perform(
     await made.driver.submit(session, Submit(calls=calls))
     wanted = [number for number in range(len(program)) if number not in read]
     await asyncio.gather(*(made.driver.readers.get(session, f"v{number}") for number in wanted))
-    steps = []
-    if phases:  # a view of the graph takes as long as everything else together
-        steps = [step for call in graph_view(session)["calls"] for step in call["steps"]]
     ran = [run.step for run in session.primitives.values()]
     made.driver.close(session)
-    return Ran(
-        made.now - began,
-        [step["queue_s"] + step["fill_s"] for step in steps],
-        [step["generate_s"] for step in steps],
-        [step.engine or "" for step in ran if step is not None],
-    )
+    return Ran(made.now - began, [step.engine or "" for step in ran if step is not None])
 
 
 async def by_client(made: World, program: Program, seed: object, round_trip_s: float) -> float:

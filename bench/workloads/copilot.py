@@ -77,5 +77,4 @@ WORKLOAD = Workload(
         "mean latency": mean_seconds("user"),
         "ms per token": ms_per_token("user"),
     },
-    target={"0": 2.5, "250": 2.5},
 )

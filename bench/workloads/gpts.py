@@ -91,5 +91,4 @@ WORKLOAD = Workload(
         "mean latency": mean_seconds("user"),
         "p90": percentile(0.9, "user"),
     },
-    target={"rate": 3.0},
 )

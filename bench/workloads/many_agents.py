@@ -187,5 +187,4 @@ WORKLOAD = Workload(
     ),
     quick_systems=("langchain-vllm", "langchain-vllm-4", "weftline"),  # five contexts fit
     kv_tokens=kv_tokens,
-    target={"0": 2.5, "at once": 1.2},
 )

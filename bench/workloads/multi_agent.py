@@ -121,5 +121,4 @@ WORKLOAD = Workload(
     run=run,
     by_hand=by_hand,
     metrics={"seconds": mean_seconds("program")},
-    target={"0": 2.5},
 )

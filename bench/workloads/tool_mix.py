@@ -240,5 +240,4 @@ WORKLOAD = Workload(
     ),
     kv_tokens=kv_tokens,
     template=TEMPLATE.read_text(encoding="utf-8"),
-    target={"0": 2.5, "at once": 1.2},
 )

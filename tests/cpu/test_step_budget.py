@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.simulator.calibration import start_from
+from bench.simulator.world import TWO_CORES
 from weftline_engine.embedded.budget import (
     BESIDE_S,
     EARLY_S,
@@ -73,4 +73,4 @@ def test_the_cost_is_measured_with_the_model(tiny_directory: Path, tmp_path: Pat
 
 def test_the_simulator_has_the_short_steps_of_a_fast_cpu() -> None:
     """The simulated engine and the measured budget name the same number of tokens."""
-    assert budget(AVX512, 64, None).beside_tokens == start_from().beside_tokens
+    assert budget(AVX512, 64, None).beside_tokens == TWO_CORES.beside_tokens

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bench.micro import server
-from bench.report import others
+from bench.report import programs
 from bench.report.page import write_page
 
 BENCH = [sys.executable, "-m", "weftline_server", "bench"]
@@ -169,4 +169,4 @@ def test_the_servers_own_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert all(list(curve) == ["10", "20"] for curve in curves.values())
     assert [(one["calls"], one["lost_or_wrong"]) for one in report["whole_path"]] == [(40, 0)] * 2
     assert report["agents"]["ours"]["applications_per_minute"] > 0
-    assert "| calls | 10 | 20 |" in others.server(report)
+    assert "| calls | 10 | 20 |" in programs.server(report)

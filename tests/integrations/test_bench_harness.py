@@ -19,7 +19,6 @@ from llama_index.core.utils import get_tokenizer
 from bench.harness import fleet as fleets
 from bench.harness import probe, results, resume, servers, systems
 from bench.harness.__main__ import main as harness
-from bench.harness.budget import Budget
 from bench.harness.fleet import Fleet
 from bench.harness.metrics import (
     apps_per_minute,
@@ -45,7 +44,7 @@ from bench.harness.stage import App, Call, Stage
 from bench.harness.systems import SYSTEMS
 from bench.harness.texts import Texts, words
 from bench.harness.workload import FULL, QUICK, TINY, Point, Workload, load, names
-from bench.report import others, page, verdicts
+from bench.report import page, programs
 from bench.workloads import many_agents, tool_mix
 from bench.workloads.rag import of_one_length
 from weftline.delay import proxy
@@ -179,11 +178,7 @@ def report_of(name: str, *runs: Run) -> dict[str, Any]:
 
 
 def test_a_summary_holds_the_data_of_the_report() -> None:
-    """It has seconds by kind and system, the calls of the first repetition, and pairs for Figure
-    13.
-
-    An application that failed on one system is in no pair.
-    """
+    """It has the calls of the first repetition, and where the server's calls spent their time."""
     told = Call("c", 1.0, 4.0, 10, 3, queue_s=1.0, fill_s=2.0, cached=5)
     runs = [
         run("theirs", 0, app("chain", 0, 4), app("chain", 0, 2)),
@@ -192,17 +187,15 @@ def test_a_summary_holds_the_data_of_the_report() -> None:
     ]
     found = results.summarise(report_of("many_chains", *runs))
     assert (found["date"], found["repeats"]) == ("today", 2)
-    assert found["app_seconds"] == {"chain": {"theirs": [2, 4], "ours": [2, 3]}}
     assert found["timeline"] == {
         "theirs": [[0, 4, None, None], [0, 2, None, None]],
         "ours": [[1.0, 4.0, 1.0, 2.0], [0, 1, None, None]],
     }
-    assert found["pairs"] == {"ours": [[4, 3]]}
     theirs, ours = found["rows"]
     assert "phases_s" not in theirs
     assert ours["phases_s"] == {"queue": 1.0, "fill": 2.0, "generate": 1.0}
     small = results.summarise(report_of("many_chains", *runs), pictures=False)
-    assert small == {k: v for k, v in found.items() if k not in ("app_seconds", "timeline")}
+    assert small == {k: v for k, v in found.items() if k != "timeline"}
 
 
 def test_the_servers_sums_come_before_its_graphs() -> None:
@@ -241,7 +234,7 @@ def test_the_server_by_itself() -> None:
     way = {"applications_per_minute": 48.0, "recomputed_share": 0.04, "mean_s": 30.0}
     path = {"at_once": 1000, "calls": 5000, "lost_or_wrong": 0}
     names = ("ours", "lru", "lru_behind_best_semaphore")
-    lines = others.server(
+    lines = programs.server(
         {
             "place_ms_by_queue": {"sharing": {"10": one, "10000": one}},
             "add_call_us_by_session": {"beside those that wait": {"10": one, "10000": one}},
@@ -249,7 +242,7 @@ def test_the_server_by_itself() -> None:
             "agents": dict.fromkeys(names, way | {"slowest_s": 51.0})
             | {"agents": 32, "best_semaphore": 12},
         }
-    )
+    ).splitlines()
     assert "| calls | 10 | 10,000 |" in lines
     assert "| placed, sharing | 12.3 ms | 12.3 ms |" in lines
     assert "| added beside those that wait | 12.3 µs | 12.3 µs |" in lines
@@ -296,9 +289,7 @@ def test_the_papers_baseline_holds_4096_tokens_and_is_never_the_headline(tmp_pat
     assert words.index("4096") > words.index("65536")  # the last one takes effect
     for chosen in (systems.USUAL, systems.ABLATION):
         assert "request-capped" in chosen and systems.OURS in chosen
-    found = {"rows": [{"point": "p", "system": name, "cache": "cold"} for name in SYSTEMS]}
-    rows = verdicts.headline_rows(found | {"systems": SYSTEMS})
-    assert [row["system"] for row in rows] == ["weftline"]
+    assert page.ours({"systems": SYSTEMS}) == "weftline"
 
 
 def test_the_server_knows_every_part_of_an_ablation() -> None:
@@ -543,21 +534,3 @@ def test_a_weftline_may_start_vllm_itself(tmp_path: Path, monkeypatch: pytest.Mo
     drafts = command(SYSTEMS["langchain-vllm-ngram"].server, setup, 1)
     said = json.loads(drafts[drafts.index("--speculative-config") + 1])
     assert (said["method"], said["prompt_lookup_min"]) == ("ngram", 2)
-
-
-def test_rows_that_would_end_too_late_are_left_out() -> None:
-    """A row may take as long as the longest of its kind, or of all kinds if it is the first."""
-    now = [0.0]
-    budget = Budget(100.0, clock=lambda: now[0])
-    ran = []
-    for kind, seconds in [("low", 30), ("low", 10), ("high", 20), ("low", 20), ("high", 20)]:
-        with budget.row(kind, f"{kind} at {now[0]:.0f}") as fits:
-            if fits:
-                ran.append((kind, now[0]))
-                now[0] += seconds
-    assert ran == [("low", 0), ("low", 30), ("high", 40), ("low", 60), ("high", 80)]
-    with budget.row("low", "one more") as fits:
-        assert not fits
-    assert budget.left_out == ["one more"]
-    with Budget(None, clock=lambda: now[0]).row("low", "any") as fits:
-        assert fits

@@ -1,4 +1,4 @@
-"""The ten programs of `weftline bench programs` make the calls that the table says."""
+"""The ten programs of `weftline bench langchain` make the calls that the table says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from bench.micro._programs import PROGRAMS, Program
-from bench.micro.programs import PLAIN, WAYS, rounds, row
+from bench.micro.langchain import PLAIN, WAYS, rounds, row
 from tests.integrations.recording import Recording, recorded
 
 

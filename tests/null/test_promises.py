@@ -10,10 +10,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.simulator.beside import Traffic, beside
-from bench.simulator.calibration import start_from
 from bench.simulator.programs import Step, map_reduce, perform
-from bench.simulator.world import world
+from bench.simulator.world import TWO_CORES, world
+from tests.null.traffic import Traffic, beside
 from weftline.protocol import Call, Criterion, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine import api
 from weftline_engine.api import MOST_OVERTAKEN_S, Hints
@@ -70,7 +69,7 @@ def test_throughput_calls_gather_and_chats_keep_away() -> None:
     """
     jobs = {10.0 + n / 100: [Step(own=600, output=60)] for n in range(8)}
     traffic = Traffic(every_s=0.5, chats_s=20.0, jobs=jobs, criterion=Criterion.THROUGHPUT)
-    found = beside(start_from(), traffic, engines=4).engines
+    found = beside(TWO_CORES, traffic, engines=4).engines
     [gathered] = set(found["job"])
     assert Counter(found["chat"])[gathered] < 2
 
@@ -78,7 +77,7 @@ def test_throughput_calls_gather_and_chats_keep_away() -> None:
 def test_maps_leave_an_engine_to_the_chats() -> None:
     """Sixteen maps under a reduce that somebody waits for go to three of four engines."""
     job = {10.0: map_reduce(16, own=400, output=40)}
-    found = beside(start_from(), Traffic(every_s=0.5, chats_s=20.0, jobs=job), engines=4).engines
+    found = beside(TWO_CORES, Traffic(every_s=0.5, chats_s=20.0, jobs=job), engines=4).engines
     assert len(set(found["job"][:16])) == 3
 
 
@@ -89,7 +88,7 @@ def test_an_urgent_call_waits_for_one_short_step(after_ms: int, tokens: int) -> 
     tokens comes at any time. It waits for the step that runs, which has at most 32 tokens of the
     open prompt, and the next step computes its first token.
     """
-    config = SimulatedConfig(cost=start_from().cost)
+    config = SimulatedConfig(cost=TWO_CORES.cost)
     early = SchedulerConfig(blocks=1).early_tokens
 
     async def main(loop: VirtualLoop) -> float:

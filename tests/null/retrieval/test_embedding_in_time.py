@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.simulator.embedding import CALLS_S, PROFILE, by_depth, questions_beside_ingest
+from tests.null.retrieval.timed_embedder import (
+    CALLS_S,
+    PROFILE,
+    by_depth,
+    questions_beside_ingest,
+)
 from weftline_engine import api
 from weftline_engine.retrieval import described
 from weftline_engine.retrieval.batching import Share, Slots, Waiting, form

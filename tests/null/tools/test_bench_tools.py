@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.micro import _some_tools, tools_beside
+from bench.micro import _some_tools
 from bench.micro.tools import Row, cases
 from weftline.toolkit import tools_in
 from weftline_server.prompt.tool_format import ToolFormat
@@ -49,11 +49,3 @@ def test_work_cannot_start_before_its_call_is_written() -> None:
     assert abs(plan.least_s(plan.tool_s) - 25 / 24 * plan.tool_s) < 1e-9
     assert abs(plan.least_s(24.0) - (24.0 + plan.tool_s / 24)) < 1e-9
     assert abs(plan.least_s(0.24) - (0.01 + plan.tool_s)) < 1e-9
-
-
-def test_the_time_between_tokens_beside_a_busy_tool() -> None:
-    """The gaps of all texts count together, and those between two texts do not."""
-    gaps = tools_beside.Gaps()
-    gaps.add([1.0, 11.0, 12.0])
-    gaps.add([0.0, 3.0, 5.0])
-    assert [gaps.share(share) for share in (0.0, 0.5, 1.0)] == [1.0, 2.0, 10.0]

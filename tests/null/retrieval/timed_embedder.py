@@ -1,8 +1,6 @@
 """An embedder in simulated time: what the order of its batches is worth, and queries beside an
 ingest.
 
-    python -m bench.simulator.embedding
-
 The batches are formed by the embedder's own code. A batch takes as long as MiniLM does on one core
 of an AMD EPYC: 5 ms and 0.34 ms a token.
 """
@@ -141,16 +139,3 @@ def questions_beside_ingest(chunks: int = 512, questions: int = 60) -> Beside:
     alone, beside = ended(asked), ended([ingest, *asked])
     names = [one.name for one in asked]
     return Beside([alone[name] for name in names], [beside[name] for name in names])
-
-
-def main() -> None:
-    """Print the ratios."""
-    for turns in (1, 4, 8):
-        print(f"by depth, {turns} at once: {by_depth(turns):.2f} times faster")
-    found = questions_beside_ingest()
-    print(f"questions beside an ingest, p90 over alone: answers {found.p90(CALLS_S):.2f}, ", end="")
-    print(f"embeddings alone {found.p90(0):.1f}")
-
-
-if __name__ == "__main__":
-    main()

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from bench.simulator.programs import Program, Step, perform
+from bench.simulator.world import World, world
 from weftline.protocol import Criterion
 from weftline_engine.simulated import SimulatedConfig
 from weftline_engine.virtual_time import VirtualLoop, run
-
-from .programs import Program, Step, perform
-from .world import World, world
 
 CHAT = Step(own=200, output=40)
 

@@ -1,1 +1,0 @@
-"""Replays recorded agent sessions: their lengths and times, with words of our own."""

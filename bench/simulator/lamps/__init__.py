@@ -1,3 +1,0 @@
-"""Requests that pause for tools on one KV cache: LAMPS's example, its baselines, and our policy."""
-
-from __future__ import annotations
