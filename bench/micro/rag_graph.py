@@ -228,7 +228,7 @@ class Bench:
             alone_s = {}
             for app in self.settings.apps:
                 told: list[dict[str, float]] = []
-                timed = {**systems, BOUND: partial(longest_path, http, told)}
+                timed: dict[str, System] = {**systems, BOUND: partial(longest_path, http, told)}
                 alone_s[app] = await self._low(app, delay, timed, told)
             for app, seconds in alone_s.items():
                 await self._high(app, delay, systems, LOAD / seconds)

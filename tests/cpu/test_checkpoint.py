@@ -47,6 +47,28 @@ def test_shards_read_like_one_file(copy: Path, tiny_directory: Path) -> None:
         assert torch.equal(checkpoint.read(name, tuple(tensor.shape)), tensor)
 
 
+def test_tensors_stay_on_disk_until_they_are_used(tmp_path: Path) -> None:
+    """64 MiB of weights are read and summed. They are pages of the file, and no memory of the
+    process: a model may be larger than what is free.
+    """
+    size = 1 << 25
+    save_file({name: torch.ones(size // 2, dtype=torch.bfloat16) for name in "ab"},
+              tmp_path / "model.safetensors")  # fmt: skip
+    heard: list[tuple[int, int]] = []
+    before = anonymous_bytes()
+    checkpoint = Checkpoint(tmp_path, lambda done, total: heard.append((done, total)))
+    tensors = [checkpoint.read(name, (size // 2,)) for name in "ab"]
+    assert [int(one.view(torch.int16).max()) for one in tensors] == [0x3F80, 0x3F80]
+    assert heard == [(size, 2 * size), (2 * size, 2 * size)]
+    assert anonymous_bytes() - before < size // 2
+
+
+def anonymous_bytes() -> int:
+    """The memory of this process that no file backs."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(one.split()[1]) << 10 for one in lines if one.startswith("RssAnon:"))
+
+
 def remove_shard(directory: Path) -> None:
     shard(directory)[1].unlink()
 
@@ -76,6 +98,13 @@ def remove_tensor(directory: Path) -> None:
     save_file(tensors, path)
 
 
+def write_integers(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int32)
+    save_file(tensors, path)
+
+
 def configure(**changes: Any) -> Callable[[Path], None]:
     def change(directory: Path) -> None:
         path = directory / "config.json"
@@ -88,9 +117,10 @@ def configure(**changes: Any) -> Callable[[Path], None]:
     ("break_it", "says"),
     [
         (remove_shard, "shard model-00002-of-00002.safetensors of .* is missing"),
-        (truncate, "is truncated at tensor"),
-        (truncate_header, "truncated or no safetensors"),
-        (write_foreign, "header is not JSON"),
+        (truncate, "is truncated or no safetensors file .* fetch the model again"),
+        (truncate_header, "is truncated or no safetensors file .* fetch the model again"),
+        (write_foreign, "is truncated or no safetensors file .* fetch the model again"),
+        (write_integers, "tensor model.norm.weight in model.safetensors is I32; only floats"),
         (remove_weights, "holds no .*safetensors file"),
         (remove_tensor, "hold no tensor model.norm.weight"),
         (configure(architectures=["MambaForCausalLM"]), "MambaForCausalLM is not supported"),

@@ -1,4 +1,8 @@
-"""Writes a bf16 safetensors file tensor by tensor, so that only one is in memory at a time."""
+"""Writes a bf16 safetensors file tensor by tensor, so that only one is in memory at a time.
+
+The file is written by hand, because the safetensors library saves only tensors that are all in
+memory at once. The library reads what is written here.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,14 @@
-"""Reads tensors from *.safetensors: a length, a JSON header and raw bytes, mapped into memory."""
+"""Reads the tensors of a model directory from *.safetensors, which the library maps into memory.
+
+The library is imported when the first file is opened. The embedded engine must import with numpy,
+torch and triton alone, as `make gpu` runs it with random weights on such a machine.
+"""
 
 from __future__ import annotations
 
-import json
-import mmap
-import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +17,20 @@ from torch import Tensor
 
 from weftline_engine.embedded.model.config import ModelError, read_json
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
-# A header lists names and shapes. Anything longer than this is not a header.
-_MOST_HEADER = 100 * 1024 * 1024
+# Bytes of a number of each type that is read, by the library's names.
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 # Called for each tensor that is read, with the bytes read so far and the bytes of all tensors.
 Heard = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor in an open file: its shape and its bytes."""
+
+    file: Any  # a safe_open, which has no types
+    shape: tuple[int, ...]
+    nbytes: int
 
 
 class Checkpoint:
@@ -32,29 +38,30 @@ class Checkpoint:
 
     def __init__(self, directory: Path, heard: Heard | None = None) -> None:
         """Map every shard. Raises ModelError for a missing, truncated or foreign file."""
-        self._tensors: dict[str, Tensor] = {}
+        self._stored: dict[str, _Stored] = {}
         for path in _shards(directory):
-            self._tensors.update(_read(path))
+            self._stored.update(_stored(path))
         self._heard = heard
-        self._unread = {name: one.nbytes for name, one in self._tensors.items()}
+        self._unread = {name: one.nbytes for name, one in self._stored.items()}
         self._bytes = sum(self._unread.values())
         self._done = 0
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self._stored
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Tensor `name`, still mapped. Raises ModelError if it is not there in this shape."""
-        tensor = self._tensors.get(name)
-        if tensor is None:
+        stored = self._stored.get(name)
+        if stored is None:
             raise ModelError(f"the weights hold no tensor {name}; fetch the model again")
-        if tuple(tensor.shape) != shape:
+        if stored.shape != shape:
             raise ModelError(
-                f"tensor {name} has shape {tuple(tensor.shape)} where config.json means {shape}"
+                f"tensor {name} has shape {stored.shape} where config.json means {shape}"
             )
         self._done += self._unread.pop(name, 0)
         if self._heard is not None:
             self._heard(self._done, self._bytes)
+        tensor: Tensor = stored.file.get_tensor(name)
         return tensor
 
 
@@ -99,33 +106,23 @@ def _shards(directory: Path) -> list[Path]:
     return paths
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, _MOST_HEADER):
-            raise ModelError(f"{path} is truncated or no safetensors file; fetch the model again")
-        try:
-            header = json.loads(file.read(length))
-        except ValueError:
-            raise ModelError(f"{path} is no safetensors file: its header is not JSON") from None
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    header.pop("__metadata__", None)
-    return {name: _tensor(path, name, entry, data, 8 + length) for name, entry in header.items()}
+def _stored(path: Path) -> dict[str, _Stored]:
+    """The tensors of a file, by name, none of which is read yet."""
+    from safetensors import SafetensorError, safe_open
 
-
-def _tensor(path: Path, name: str, entry: dict[str, Any], data: mmap.mmap, base: int) -> Tensor:
-    dtype = _DTYPES.get(str(entry["dtype"]))
-    if dtype is None:
-        raise ModelError(f"tensor {name} in {path.name} is {entry['dtype']}; only floats are read")
-    shape = tuple(int(n) for n in entry["shape"])
-    begin, end = (int(offset) for offset in entry["data_offsets"])
-    count = torch.Size(shape).numel()
-    if end - begin != count * dtype.itemsize or base + end > len(data):
-        raise ModelError(f"{path} is truncated at tensor {name}; fetch the model again")
-    if count == 0:
-        return torch.empty(shape, dtype=dtype)
-    with warnings.catch_warnings():
-        # The map is read-only, and nothing writes to it; torch warns that it cannot enforce that.
-        warnings.filterwarnings("ignore", message=".*not writable.*", category=UserWarning)
-        return torch.frombuffer(data, dtype=dtype, count=count, offset=base + begin).view(shape)
+    try:
+        file = safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise ModelError(
+            f"{path} is truncated or no safetensors file ({error}); fetch the model again"
+        ) from None
+    found = {}
+    for name in file.keys():  # noqa: SIM118 - the file is no mapping
+        entry = file.get_slice(name)
+        if (size := _BYTES.get(entry.get_dtype())) is None:
+            raise ModelError(
+                f"tensor {name} in {path.name} is {entry.get_dtype()}; only floats are read"
+            )
+        shape = tuple(entry.get_shape())
+        found[name] = _Stored(file, shape, size * prod(shape))
+    return found
