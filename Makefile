@@ -87,19 +87,23 @@ check: install ## lint, types, layers, docs/ as a site, and the README's program
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers 2
-	$(PYTEST) $(SHAPE) tests/test_packaging.py tests/test_gpu_results.py
+	$(PYTEST) $(SHAPE) tests/test_packaging.py tests/test_gpu_results.py tests/test_hooks.py
 	@# not -q: mkdocs then counts no warnings
 	$(BIN)/mkdocs build --strict
 	$(BIN)/python .ci/check_wheels.py
 
-# Not part of CI: a line tracer makes the suites about half as slow again. Servers that the adapters'
-# tests start are processes of their own and are not counted; tests/null runs the server in-process.
+# No stage of .ci/run, but a job of its own in .github: a line tracer makes the suites about half as slow
+# again. Servers that the adapters' tests start are processes of their own and are not counted;
+# tests/null runs the server in-process. GATES are the shares when they were measured, rounded down.
 COVERED := --cov --cov-report=
-coverage: install ## the share of lines that tests/null and tests/integrations run
+GATES := server:90 client:90 integrations:90
+coverage: install ## the share of lines that tests/null and tests/integrations run, and its gates
 	rm -f .coverage .coverage.*
 	$(NO_TORCH) $(BY_FILE) $(STRICT) tests/null $(NO_NET) $(COVERED)
 	$(BY_FILE) tests/integrations $(COVERED) --cov-append
 	$(BIN)/coverage report --skip-covered
+	@failed=0; for gate in $(GATES); do echo "$$gate % is the least"; $(BIN)/coverage report \
+	  --format=total --include="$${gate%%:*}/*" --fail-under=$${gate##*:} || failed=1; done; exit $$failed
 
 bench: install ## list the benchmarks, or run one: make bench NAME=...
 	$(BIN)/weftline bench $(NAME)
