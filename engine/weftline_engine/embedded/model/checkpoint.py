@@ -111,13 +111,13 @@ def _stored(path: Path) -> dict[str, _Stored]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        file = safe_open(path, framework="pt")
+        file: Any = safe_open(path, framework="pt")
     except SafetensorError as error:
         raise ModelError(
             f"{path} is truncated or no safetensors file ({error}); fetch the model again"
         ) from None
     found = {}
-    for name in file.keys():  # noqa: SIM118 - the file is no mapping
+    for name in file.keys():  # noqa: SIM118 - it is no mapping
         entry = file.get_slice(name)
         if (size := _BYTES.get(entry.get_dtype())) is None:
             raise ModelError(
