@@ -186,10 +186,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\nThe client's CPU time for a call that is alone, in ms:\n")
         for name, cpu in cpu_of_a_call(near, calls).items():
             print(f"- {name}: {cpu.median * 1e3:.2f} ({cpu.low * 1e3:.2f} to {cpu.high * 1e3:.2f})")
-        alone = alone_in_a_graph(near, calls)
-        print(
-            f"- accelerated in a graph: {alone.median:.2f} more ({alone.low:.2f} to {alone.high:.2f})"
-        )
+        more = alone_in_a_graph(near, calls)
+        print(f"- added in a graph: {more.median:.2f} ({more.low:.2f} to {more.high:.2f})")
     return 0
 
 
