@@ -177,7 +177,7 @@ class AsyncClient:
         not log prompts. With `lengths` a row has the lengths of recorded calls, before and after
         the change, for a simulation.
         """
-        query = f"limit={limit}&lengths={str(lengths).lower()}"
+        query = f"limit={limit}" + ("&lengths=true" if lengths else "")
         answer = await self._request("GET", f"/v1/advice?{query}")
         rows: list[dict[str, Any]] = answer["advice"]
         return rows

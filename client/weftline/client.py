@@ -134,7 +134,7 @@ class Client:
         not log prompts. With `lengths` a row has the lengths of recorded calls, before and after
         the change, for a simulation.
         """
-        query = f"limit={limit}&lengths={str(lengths).lower()}"
+        query = f"limit={limit}" + ("&lengths=true" if lengths else "")
         answer = self._request("GET", f"/v1/advice?{query}")
         rows: list[dict[str, Any]] = answer["advice"]
         return rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
@@ -43,7 +43,7 @@ class Sending(Request):
         if (
             isinstance(error, openai.APIConnectionError)
             # Some versions of the client raise it for whatever its HTTP client raises.
-            and isinstance(error.__cause__, httpx.TransportError)
+            and any(isinstance(one, httpx.TransportError) for one in _causes(error))
             and not isinstance(error, openai.APITimeoutError)
         ):
             # The openai client's message is "Connection error.", without an address.
@@ -74,6 +74,14 @@ class Sending(Request):
         message = chunk.message
         called = message.tool_call_chunks if isinstance(message, AIMessageChunk) else ()
         self.hear(ids, chunk.text, (call["id"] for call in called))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions behind an error. LangChain raises one of its own from that of the client."""
+    cause = error.__cause__
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
 
 
 class Model(Protocol):
