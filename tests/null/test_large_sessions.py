@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -193,6 +194,24 @@ async def test_the_graph_is_sent_in_parts(serve: Serve) -> None:
     lines = (await server.http.post("/v1/submit", json=watch)).text.splitlines()
     told = json.loads(lines[lines.index("event: graph") + 1].removeprefix("data: "))
     assert told["calls"] == alone.json()["calls"]
+
+
+async def test_values_are_told_in_the_order_in_which_they_were_ready(serve: Serve) -> None:
+    """The list of an each over 300 items takes three turns, and is told before a step that reads
+    it, and before a step that fails because of it.
+    """
+    server = await serve()
+    body = {"calls": [call("m", "{{input:item}}{{output:r}}", item="item", r="r")]}
+    listed = each([f"i{n}" for n in range(300)], body, {"r": "all"}, max_items=300)
+    reads = {"kind": "mean", "parts": [{"var": "all"}], "out": "mean"}
+    watch = {"steps": [listed, reads], "watch": ["mean", "all"], "close": True}
+    lines = (await server.http.post("/v1/submit", json=watch)).text.splitlines()
+    told = [
+        (line, json.loads(data.removeprefix("data: "))["semantic_var_id"])
+        for line, data in pairwise(lines)
+        if line in ("event: value", "event: failed")
+    ]
+    assert told == [("event: value", "all"), ("event: failed", "mean")]
 
 
 async def test_a_long_list_is_told_in_parts(serve: Serve) -> None:

@@ -249,7 +249,9 @@ async def _watch(service: Service, session: Session, body: Submit) -> AsyncGener
     variable leaves the others alone. The stream ends with the last variable; closing it earlier
     counts as a reader that leaves each variable that is not ready.
     """
-    events: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue(MAX_UNSENT)
+    # A text stands for the variable of that name, which is ready. Its value is made when its turn
+    # has come, so that a large one does not arrive after what followed from it.
+    events: asyncio.Queue[tuple[bytes | str, bool]] = asyncio.Queue(MAX_UNSENT)
 
     async def follow(variable: str) -> None:
         try:
@@ -260,8 +262,7 @@ async def _watch(service: Service, session: Session, body: Submit) -> AsyncGener
                     await events.put((sse("part", text, id=f"{variable} {place}"), False))
             else:
                 await service.get(session, variable, wait=body.wait)
-            value = await json_text(value_parts(session, variable))
-            last = sse("value", value, id=f"{variable} ")
+            last: bytes | str = variable
         except WeftlineError as error:
             if _leaves(service, error):
                 await events.put((b"", True))
@@ -282,6 +283,9 @@ async def _watch(service: Service, session: Session, body: Submit) -> AsyncGener
         while left:
             event, is_last = await events.get()
             left -= is_last
+            if isinstance(event, str):
+                value = await json_text(value_parts(session, event))
+                event = sse("value", value, id=f"{event} ")
             if event:
                 yield event
     finally:

@@ -52,7 +52,7 @@ def whole(parts: Parts) -> dict[str, Any]:
 
 
 async def texts(parts: Parts) -> AsyncGenerator[str, None]:
-    """The object as JSON, with a turn of the event loop for each part."""
+    """The object as JSON, with a turn of the event loop for each part of a list, and each pause."""
     inside = ""  # the list that is open
     before, is_empty = "{", True
     for part in parts:
@@ -71,8 +71,8 @@ async def texts(parts: Parts) -> AsyncGenerator[str, None]:
             if value.items:
                 yield ("" if is_empty else ",") + to_json(value.items)[1:-1]
                 is_empty = False
+            await asyncio.sleep(0)
         before = ","
-        await asyncio.sleep(0)
     yield ("]" if inside else "") + ("{}" if before == "{" else "}")
 
 
