@@ -381,6 +381,7 @@ def test_a_failed_plan_is_logged_once(rules_url: str, caplog: pytest.LogCaptureF
             with pytest.raises(AttributeError, match="'int' object has no attribute 'strip'"):
                 made.get_response("Is it?", [5, 6])  # type: ignore[list-item]
     [line] = [r.getMessage() for r in caplog.records if "one by one" in r.getMessage()]
+    assert line.startswith("a graph sent ahead has failed")
     assert "'int' object has no attribute 'strip'" in line
 
 

@@ -142,10 +142,10 @@ async def test_many_actions_are_performed_in_order_and_stops_first() -> None:
     done: list[object] = []
     session = Session("s", "t", now=0.0)
     backlog = Backlog(lambda _, action: done.append(action), Containment(lambda *_: None))
-    few = [ev.Notify("a"), ev.Stop("b")]
+    few: list[ev.Action] = [ev.Notify("a"), ev.Stop("b")]
     backlog.add(session, few)
     assert done == few
-    many = [ev.Notify(f"v{n}") for n in range(TURN_ACTIONS)] + [ev.Stop("s")]
+    many: list[ev.Action] = [*(ev.Notify(f"v{n}") for n in range(TURN_ACTIONS)), ev.Stop("s")]
     backlog.add(session, many)
     backlog.add(session, few)
     backlog.after(session, lambda: done.append("after"))

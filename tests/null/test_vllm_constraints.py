@@ -112,7 +112,8 @@ def test_forced_calls_leave_no_other_text() -> None:
     """A named function is called once, whatever the client asks for besides."""
     once = {**CALLS, "stop_after_first": True}
     named = NamedTool(function=NamedFunction(name="f"))
-    for choice, format in (("required", CALLS), (named, once)):
+    choices: list[tuple[ToolChoice, dict[str, Any]]] = [("required", CALLS), (named, once)]
+    for choice, format in choices:
         sent = lowered({"regex": "x"}, choice, tools=(TOOL,))
         assert sent == {"type": "structural_tag", "format": format}
 

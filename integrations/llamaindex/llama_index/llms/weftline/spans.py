@@ -138,10 +138,10 @@ class Spans:
         except Unplannable as reason:
             log.debug("%s is not sent ahead: %s", name, reason)
             return
-        except AttributeError as error:  # another LlamaIndex has no such member
-            _warn_of_missing(error)
-            return
         except Exception as error:
+            if isinstance(error, AttributeError) and _is_of_llama_index(error.obj):
+                _warn_of_missing(error)
+                return
             # LlamaIndex runs unchanged, so it meets the error of a server or a wrong argument
             # itself. A fault of this package is only in the log.
             if (llm := _llm_of(span.instance)) is None:
@@ -348,6 +348,12 @@ def _leave(graph: Graph) -> None:
 
 
 _MISSING: set[str] = set()
+
+
+def _is_of_llama_index(thing: object) -> bool:
+    """Whether an object that lacks a member is LlamaIndex's, and not a value of the user."""
+    owner = thing if isinstance(thing, type) else type(thing)
+    return owner.__module__.partition(".")[0] == "llama_index"
 
 
 def _warn_of_missing(error: AttributeError) -> None:
