@@ -16,11 +16,11 @@ from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPro
 
 from langchain_weftline.model.transport import httpx
 from langchain_weftline.trace.pieces import strings_in
-from langchain_weftline.trace.provenance import LISTENER, Run, running
+from langchain_weftline.trace.provenance import LISTENER, Run, printable, running
 from langchain_weftline.trace.sessions import TracedSession
 from weftline.adapters import Closers, Pieces, Request
 from weftline.adapters.pieces import names_any, to_wire
-from weftline.adapters.sessions import MAX_NAME, OURS, said_of
+from weftline.adapters.sessions import OURS, said_of
 
 # The most bytes of pieces in a request. They repeat the messages, and the server accepts 8 MiB.
 MAX_TOLD = 1 << 20
@@ -159,7 +159,7 @@ def _session(run: Run, model: Model) -> TracedSession:
 
     def make() -> TracedSession:
         *_, top = run.ancestry()
-        session = TracedSession(closer, name=_run_name(top))
+        session = TracedSession(closer, name=run.application)
         session.see(text for _, text in strings_in(top.inputs))
         return session
 
@@ -169,17 +169,7 @@ def _session(run: Run, model: Model) -> TracedSession:
 def _call_name(run: Run) -> str:
     names = [above.name for above in run.ancestry() if above.name is not None]
     name = ".".join(name for name, _ in groupby(reversed(names))) or "chat"
-    return _printable(name)
-
-
-def _run_name(top: Run) -> str:
-    """The name that the application gave to the outermost run; "" where LangChain made it up."""
-    name = top.name or ""
-    return "" if name == "LangGraph" or name.startswith("Runnable") else _printable(name)
-
-
-def _printable(name: str) -> str:
-    return "".join(char if char.isprintable() else " " for char in name)[:MAX_NAME]
+    return printable(name)
 
 
 def keep_pieces(made: PromptValue) -> PromptValue:

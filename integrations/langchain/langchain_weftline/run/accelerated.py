@@ -23,6 +23,7 @@ from langchain_weftline.run.ahead import Ahead
 from langchain_weftline.run.convoy import Convoys
 from langchain_weftline.run.explanation import Explanation, explain
 from langchain_weftline.run.nodes import Combined, Nodes
+from langchain_weftline.trace.provenance import application_of, running
 from langchain_weftline.trace.threads import Threads
 from weftline.http import OnGraph
 
@@ -226,7 +227,9 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
             yield merge_configs(config, {"callbacks": [*parts_begun, convoys]})
             return
         assert lowering.calls.server is not None, "a call has a model"
-        ahead = Ahead(lowering.calls.server, drafts, parts=parts, on_graph=self.on_graph)
+        name = application_of(running(), config.get("run_name") or self.bound.get_name())
+        server = lowering.calls.server
+        ahead = Ahead(server, drafts, parts=parts, on_graph=self.on_graph, name=name)
         handlers: list[BaseCallbackHandler] = [ahead] if is_whole else [ahead, self._of_one_run]
         try:
             yield merge_configs(config, {"callbacks": handlers})

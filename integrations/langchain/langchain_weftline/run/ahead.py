@@ -81,12 +81,13 @@ class Ahead(Begun):
         parts: bool,
         on_graph: OnGraph | None = None,
         joins: RunSession | None = None,
+        name: str = "",
     ) -> None:
         self.is_over = False
         self._has_warned = False
         self._joins = joins
         if joins is None:
-            self._feed = Feed(server, self._settled)
+            self._feed = Feed(server, self._settled, run_name=name)
         else:
             self._feed = Feed(server, self._settled, joins.alias, joins.name)
         calls = raw_calls(drafts)

@@ -28,6 +28,7 @@ from langchain_weftline.run.accelerated import AcceleratedChain
 from langchain_weftline.run.explanation import Explanation, explain
 from langchain_weftline.run.runner import Execution
 from langchain_weftline.trace.audience import hears_models
+from langchain_weftline.trace.provenance import application_of
 from weftline.http import OnGraph
 
 if TYPE_CHECKING:
@@ -165,7 +166,8 @@ class CompiledChain(Runnable[Input, Output]):
         config: RunnableConfig,
         **options: Any,
     ) -> Output:
-        with Execution(self.chain, input, config, self._on_graph, options) as execution:
+        name = application_of(run_manager.run_id)
+        with Execution(self.chain, input, config, self._on_graph, options, name=name) as execution:
             return execution.run()
 
     async def _ainvoke(
@@ -175,7 +177,8 @@ class CompiledChain(Runnable[Input, Output]):
         config: RunnableConfig,
         **options: Any,
     ) -> Output:
-        with Execution(self.chain, input, config, self._on_graph, options) as execution:
+        name = application_of(run_manager.run_id)
+        with Execution(self.chain, input, config, self._on_graph, options, name=name) as execution:
             return await execution.arun()
 
     def _stream(
@@ -186,8 +189,9 @@ class CompiledChain(Runnable[Input, Output]):
         **options: Any,
     ) -> Iterator[Output]:
         for input in inputs:
+            name = application_of(run_manager.run_id)
             with Execution(
-                self.chain, input, config, self._on_graph, options, streams=True
+                self.chain, input, config, self._on_graph, options, streams=True, name=name
             ) as execution:
                 yield from execution.stream()
 
@@ -199,8 +203,9 @@ class CompiledChain(Runnable[Input, Output]):
         **options: Any,
     ) -> AsyncIterator[Output]:
         async for input in inputs:
+            name = application_of(run_manager.run_id)
             with Execution(
-                self.chain, input, config, self._on_graph, options, streams=True
+                self.chain, input, config, self._on_graph, options, streams=True, name=name
             ) as execution:
                 async with aclosing(execution.astream()) as parts:
                     async for part in parts:

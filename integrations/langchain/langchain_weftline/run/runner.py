@@ -38,7 +38,10 @@ Settled = Callable[[], Outcome | None]
 
 
 class Execution:
-    """One run of a compiled chain. Leaving the block cancels the calls that still run."""
+    """One run of a compiled chain. Leaving the block cancels the calls that still run.
+
+    `name` is the user's name of the run, which the server's list of sessions shows.
+    """
 
     def __init__(
         self,
@@ -49,13 +52,16 @@ class Execution:
         options: Mapping[str, Any] = NO_OPTIONS,
         *,
         streams: bool = False,
+        name: str = "",
     ) -> None:
         self._config = config
         self._on_graph = on_graph
         lowering = Lowering(decides=not streams)  # a branch of the server has its value at once
         self._program = Program(lowering.step(Step(chain, config, (), options), input))
         self._telling = Telling()
-        self._submits = Submits(lowering, self._program, self._telling, graph=on_graph is not None)
+        self._submits = Submits(
+            lowering, self._program, self._telling, graph=on_graph is not None, name=name
+        )
         self._gathered = False  # the wait for more calls is over
 
     def __enter__(self) -> Self:

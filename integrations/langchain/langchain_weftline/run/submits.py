@@ -30,7 +30,7 @@ class Submits:
     """The submits of one run. `tell` is called with what the server sends, from any thread."""
 
     def __init__(
-        self, lowering: Lowering, program: Program, telling: Telling, *, graph: bool
+        self, lowering: Lowering, program: Program, telling: Telling, *, graph: bool, name: str
     ) -> None:
         self._graph = graph  # whether the last submit asks for the session's graph
         self._calls = lowering.calls
@@ -42,6 +42,7 @@ class Submits:
         self._watched: set[str] = set()
         self._promises = Promises()
         self._deadlines = Deadlines()
+        self._name = name
         self.feed: Feed | None = None
 
     @property
@@ -161,7 +162,7 @@ class Submits:
         if self.feed is None:
             server = self._calls.server or self._searches.server
             assert server is not None, "a variable has a call or a search, which has a server"
-            self.feed = Feed(server, tell)
+            self.feed = Feed(server, tell, run_name=self._name)
         own = [name for name in own_inputs(calls) if self._program.is_own(name)]
         made = self._searches.taken()
         server_steps = [step for draft in made for step in draft.steps()]

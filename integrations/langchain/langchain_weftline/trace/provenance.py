@@ -28,7 +28,7 @@ from langchain_weftline.trace.serialized import Templates
 from langchain_weftline.trace.sessions import TracedSession
 from weftline.adapters import Piece, Pieces, RunSessions
 from weftline.adapters.pieces import text_of
-from weftline.adapters.sessions import Nested
+from weftline.adapters.sessions import MAX_NAME, Nested
 
 # The most runs that are kept. LangChain never ends some, such as streams of a closed event loop.
 MAX_RUNS = 50_000
@@ -74,6 +74,23 @@ class Run(Nested):
     inputs: Any
     parent: Run | None
     root: Root
+
+    @property
+    def application(self) -> str:
+        """The name that the user gave to the outermost run around this one, "" without one."""
+        *_, top = self.ancestry()
+        return given_name(top.name)
+
+
+def given_name(name: str | None) -> str:
+    """The name of a run, or "" where LangChain made the name up of a class."""
+    found = (name or "").removeprefix("Compiled")
+    return "" if found == "LangGraph" or found.startswith("Runnable") else printable(found)
+
+
+def printable(name: str) -> str:
+    """The name as the server takes it."""
+    return "".join(char if char.isprintable() else " " for char in name)[:MAX_NAME]
 
 
 class _Immediate:
@@ -288,6 +305,13 @@ def _name(name: str | None, tags: Sequence[str]) -> str | None:
         if tag.startswith(_MAP_KEY):
             return tag.removeprefix(_MAP_KEY)
     return None if not name or name.startswith(_UNNAMED) else name
+
+
+def application_of(run_id: UUID | None, name: str | None = None) -> str:
+    """The user's name of the outermost run around a run; `name` is that of a run around which there
+    is none."""
+    run = LISTENER.run_of(run_id)
+    return given_name(name) if run is None else run.application
 
 
 def running() -> UUID | None:
