@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_weftline import ChatWeftline, accelerate, compile_chain
 
+from langchain_weftline import ChatWeftline, accelerate, compile_chain
 from tests.integrations.conftest import served
 from weftline import Client
 
