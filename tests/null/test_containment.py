@@ -11,41 +11,46 @@ import pytest
 
 from tests.null.asgi import Serve, call
 from weftline_server.runtime.containment import Containment
+from weftline_server.schedule.engines.member import Work
 from weftline_server.session.session import Session
 from weftline_server.session.task import TaskRun
 
 
 class Broken:
-    """A part of the server that fails for one session."""
-
-    session = ""
+    """An observer that fails at every call and every session."""
 
     def task_ended(self, session: Session, run: TaskRun) -> None:
-        if session.id == self.session:
-            raise RuntimeError("a bug of ours")
+        raise RuntimeError("a bug of ours")
 
     def session_closed(self, session: Session) -> None:
-        """It fails in every session, which is closed all the same."""
         raise RuntimeError("another bug of ours")
 
 
+CALLS = (
+    call("a", "1{{output:x}}", x="x"),
+    call("b", "{{input:x}}{{output:z}}", x="x", z="z"),
+)
+
+
 async def test_an_error_in_a_session_leaves_the_others_alone(
-    serve: Serve, caplog: pytest.LogCaptureFixture
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both sessions run on one engine, which goes on. Readers of the broken session get
     an error.
     """
     server = await serve()
-    broken = Broken()
-    server.service.observe(broken)
     bad, good = await server.session(), await server.session()
-    broken.session = bad
+    dispatcher = server.driver.dispatcher
+    enqueue = dispatcher.enqueue
+
+    def broken(work: Work) -> None:
+        if work.primitive.session == bad:
+            raise RuntimeError("a bug of ours")
+        enqueue(work)
+
+    monkeypatch.setattr(dispatcher, "enqueue", broken)
     with caplog.at_level(logging.ERROR, "weftline.driver"):
-        calls = (
-            call("a", "1{{output:x}}", x="x"),
-            call("b", "{{input:x}}{{output:z}}", x="x", z="z"),
-        )
-        await server.submit(bad, *calls)
+        await server.submit(bad, *CALLS)
         answer = await server.get(bad, "z")
     assert (answer.status_code, answer.json()["error"]["type"]) == (409, "Cancelled")
     assert "its log says which" in answer.json()["error"]["message"]
@@ -53,6 +58,21 @@ async def test_an_error_in_a_session_leaves_the_others_alone(
     assert (await server.get(bad, "x")).status_code == 404
     await server.submit(good, call("a", "1{{output:x}}", x="x"))
     assert (await server.get(good, "x")).json()["value"] == "1"
+
+
+async def test_an_error_of_an_observer_is_in_the_log_alone(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What counts, logs or compares calls fails at each of them. The calls have their values."""
+    server = await serve()
+    server.service.observe(Broken())
+    with caplog.at_level(logging.ERROR, "weftline.driver"):
+        session = await server.session()
+        await server.submit(session, *CALLS)
+        assert (await server.get(session, "z")).json()["value"] == "1"
+        await server.http.delete(f"/v1/session/{session}")
+    assert caplog.text.count("RuntimeError: a bug of ours") == 2
+    assert caplog.text.count("RuntimeError: another bug of ours") == 1
 
 
 async def test_work_that_never_began_is_closed() -> None:
