@@ -10,7 +10,7 @@ from weftline.protocol import Call, InOut, Placeholder, Segment
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Task
-from weftline_server.lowering.call import task_of
+from weftline_server.lowering.kinds.prompt import task_of
 from weftline_server.runtime.future import want
 from weftline_server.schedule.memory.keeper import Want
 from weftline_server.session import events as ev

@@ -13,7 +13,7 @@ from weftline.protocol import Call, InOut, Placeholder, Segment
 from weftline_server.graph.addition import Addition
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Task
-from weftline_server.lowering.call import task_of
+from weftline_server.lowering.kinds.prompt import task_of
 
 
 def node(name: str, reads: str = "", writes: str = "") -> Task:

@@ -13,7 +13,7 @@ from tests.null.asgi import Serve
 from weftline.protocol import Call, InOut, Message, Placeholder, Sampling, Segment
 from weftline_engine.null import NullConfig, NullMode
 from weftline_server.config import ServerConfig
-from weftline_server.lowering.call import PromptBody, lower_call, template_of, with_length
+from weftline_server.lowering.kinds.prompt import PromptBody, lower_call, template_of, with_length
 from weftline_server.schedule.memory.lengths import (
     ENDS,
     FEWEST,

@@ -1,26 +1,72 @@
-"""A new kind of primitive runs without a change in session, passes or schedule: `sleep`.
+"""A new kind of steps is a file, a class of the wire types and a row of the registry: `sleep`.
 
-CONTRIBUTING.md ("Add a primitive kind") tells the same story in words.
+CONTRIBUTING.md ("Add a primitive kind") tells the same story in words, and names the same files.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from tests.null.asgi import Serve
-from weftline.errors import EngineFailed
-from weftline.protocol import Call, Criterion, InOut, Placeholder, Segment
+from weftline import steps
+from weftline.errors import EngineFailed, InvalidRequest, WeftlineError
+from weftline.protocol import Call, Criterion, InOut, Placeholder, Segment, Submit
+from weftline.steps import Body, Each, Reading, Source, Step
 from weftline_engine import api
 from weftline_engine.null import NullConfig, NullEngine
-from weftline_server.graph.primitive import Effects, Primitive, Read, Task, ValueBody
-from weftline_server.lowering.call import task_of
+from weftline_server.graph.primitive import Effects, Task, Traits
+from weftline_server.lowering.kinds import KINDS
+from weftline_server.lowering.step import StepKind, named
 from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.registry import Registry, RegistryConfig
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.session.task import RunState
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sleep(Reading):
+    """What the client sends: the class in `client/weftline/steps.py`."""
+
+    engine: str | None = None
+    seconds: float = 2
+    effects: Literal["none", "idempotent", "once"] = "none"
+    kind: Literal["sleep"] = field(default_factory=lambda: "sleep")
+
+
+class SleepKind(StepKind[Sleep]):
+    """The kind's own file, `lowering/kinds/sleep.py`: what an engine gets, and what comes back."""
+
+    traits = Traits(operation="rest")
+    engine = "bed"
+
+    def effects(self, step: Sleep) -> Effects:
+        return Effects(step.effects)
+
+    def inputs(self, step: Sleep, given: Mapping[str, Any]) -> dict[str, Any]:
+        if not isinstance(given["in"], str):
+            raise InvalidRequest(f"{named(step)} takes a text", param="in")
+        return {"seconds": step.seconds, "draft": given["in"]}
+
+    def result(self, step: Sleep, given: Mapping[str, Any], result: Any) -> object:
+        return {**result, "dreamt": given["in"].upper()}
+
+
+@pytest.fixture
+def with_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of the kind: in the table of the wire types, and in the registry."""
+    monkeypatch.setattr(steps, "STEPS", {**steps.STEPS, "sleep": Sleep})
+    monkeypatch.setitem(KINDS.by_name, "sleep", SleepKind())
 
 
 class Sleeper:
@@ -68,28 +114,17 @@ class Sleeper:
     async def close(self) -> None: ...
 
 
-def sleep(name: str, *reads: str, effects: Effects = Effects.NONE) -> Task:
-    """The lowering of a step: it reads variables and writes the variable with the step's name."""
-    primitive = Primitive(
-        id=f"{name}/0",
-        task=name,
-        kind="sleep",
-        resource="nap",
-        reads=tuple(Read(variable) for variable in reads),
-        writes=(name,),
-        effects=effects,
-        work=1,
-        body=ValueBody({"seconds": 2}),
-    )
-    return Task(id=name, name=name, resource="nap", primitives=(primitive,), reads=reads)
+def sleep(name: str, *, effects: Effects = Effects.NONE) -> Task:
+    """The task of a step that needs no variable. It writes the variable with the step's name."""
+    step = Sleep(name=name, in_=Source(value="hello"), out=name, effects=effects.value)
+    return KINDS.lower_step(step, "nap", name)
 
 
-def call(name: str, text: str, *reads: str) -> Task:
+def asked(name: str, text: str, *reads: str) -> Call:
     prompt = (Segment(text=text), *(Segment(input=v) for v in reads), Segment(output="out"))
     holders = [Placeholder(name=v, in_out=InOut.IN, semantic_var_id=v) for v in reads]
     holders.append(Placeholder(name="out", in_out=InOut.OUT, semantic_var_id=name))
-    made = Call(name=name, prompt=prompt, placeholders=tuple(holders), model="null")
-    return task_of(name, made)
+    return Call(name=name, prompt=prompt, placeholders=tuple(holders), model="null")
 
 
 async def running(sleeper: Sleeper) -> tuple[Driver, Dispatcher]:
@@ -104,24 +139,67 @@ async def running(sleeper: Sleeper) -> tuple[Driver, Dispatcher]:
     return driver, dispatcher
 
 
-async def test_a_sleep_runs_between_two_calls() -> None:
+def read(**fields: Any) -> Any:
+    """A step as the server reads it from a request."""
+    return TypeAdapter(Step).validate_python({"kind": "sleep", **fields})
+
+
+async def test_a_sleep_runs_between_two_calls(with_sleep: None) -> None:
     """A call, a sleep that reads its output, and a call that reads the sleep: one graph."""
     sleeper = Sleeper()
     driver, dispatcher = await running(sleeper)
     try:
         session = driver.open("t")
-        tasks = [call("draft", "hello"), sleep("nap", "draft"), call("final", "so: ", "nap")]
-        await driver.start(session, tasks)
-        assert (await driver.readers.get(session, "nap")).value == {"slept": 2, "after": "hello"}
+        step = read(**{"in": {"var": "draft"}}, out="nap")
+        made = [asked("draft", "hello"), asked("final", "so: ", "nap")]
+        await driver.submit(session, Submit(calls=tuple(made), steps=(step,)))
+        slept = {"slept": 2, "after": "hello", "dreamt": "HELLO"}
+        assert (await driver.readers.get(session, "nap")).value == slept
         final = await driver.readers.get(session, "final")
-        assert final.value == 'so: {"slept": 2, "after": "hello"}'
+        assert final.value == f"so: {json.dumps(slept)}"
         [op] = sleeper.seen
         assert (op.kind, op.tokens, op.hints.depth) == ("sleep", None, 1)
-        assert session.plan.objective["nap/0"] is Criterion.LATENCY
-        assert session.plan.prefixes["nap/0"] == ()
+        nap = session.graph.producer["nap"]
+        assert session.plan.objective[nap] is Criterion.LATENCY
+        assert session.plan.prefixes[nap] == ()
         assert [task.state for task in session.tasks.values()] == [RunState.DONE] * 3
         assert dispatcher.models == ["null"], "no client can ask for a chat with it"
         session.validate()
+    finally:
+        await driver.shut_down()
+        await dispatcher.close()
+
+
+async def test_a_sleep_runs_for_each_item(with_sleep: None) -> None:
+    """In a body its variables get names of their own for each item, and its engine is named."""
+    sleeper = Sleeper()
+    driver, dispatcher = await running(sleeper)
+    try:
+        session = driver.open("t")
+        body = Body(steps=(read(**{"in": {"var": "item"}}, out="nap"),))
+        each = Each(over=Source(value=["a", "b"]), body=body, collect={"nap": "naps"})
+        await driver.submit(session, Submit(steps=(each,)))
+        naps = (await driver.readers.get(session, "naps")).value
+        assert [nap["dreamt"] for nap in naps] == ["A", "B"]
+        assert not session.graph.primitives[f"{next(iter(session.tasks))}/0"].body.changes
+    finally:
+        await driver.shut_down()
+        await dispatcher.close()
+
+
+async def test_what_does_not_fit_is_refused(with_sleep: None) -> None:
+    """A constant of a wrong type, an engine that is not there, and a field that nobody knows."""
+    driver, dispatcher = await running(Sleeper())
+    try:
+        session = driver.open("t")
+        for step, why in (
+            (read(**{"in": {"value": 1}}, name="n"), "sleep 'n' takes a text"),
+            (read(**{"in": {"var": "x"}}, engine="sofa"), "there is no bed 'sofa': use one of nap"),
+        ):
+            with pytest.raises(WeftlineError, match=why):
+                await driver.submit(session, Submit(steps=(step,)))
+        with pytest.raises(ValidationError, match="sheep"):
+            read(**{"in": {"var": "x"}}, sheep=3)
     finally:
         await driver.shut_down()
         await dispatcher.close()
@@ -131,7 +209,7 @@ async def test_a_sleep_runs_between_two_calls() -> None:
     ("effects", "attempts"), [(Effects.NONE, [0, 1]), (Effects.ONCE, [0])], ids=["none", "once"]
 )
 async def test_a_step_to_run_once_gets_no_second_attempt(
-    effects: Effects, attempts: list[int]
+    with_sleep: None, effects: Effects, attempts: list[int]
 ) -> None:
     """Its engine dies during the step. A step with effects may have had them already."""
     sleeper = Sleeper(deaths=1)
@@ -150,7 +228,7 @@ async def test_a_step_to_run_once_gets_no_second_attempt(
         await dispatcher.close()
 
 
-async def test_the_null_engine_gets_no_sleep(serve: Serve) -> None:
+async def test_the_null_engine_gets_no_sleep(with_sleep: None, serve: Serve) -> None:
     """An engine is only sent the kinds that it announces."""
     server = await serve()
     session = server.driver.open("local")
@@ -159,3 +237,33 @@ async def test_the_null_engine_gets_no_sleep(serve: Serve) -> None:
     await asyncio.sleep(0.05)
     assert session.tasks["nap"].state is RunState.QUEUED
     server.driver.close(session)
+
+
+_, _, _BEHIND = (ROOT / "CONTRIBUTING.md").read_text().partition("## Add a primitive kind")
+GUIDE = _BEHIND.partition("\n## ")[0]
+NAMED = set(re.findall(r"`((?:\w+/)+\w+\.(?:py|md))`", GUIDE))
+OWN_FILE = "server/weftline_server/lowering/kinds/{}.py"
+
+
+def test_the_guide_names_files_that_exist() -> None:
+    """All paths in the section are files of this tree, but for that of the new kind."""
+    assert {path for path in NAMED if not (ROOT / path).is_file()} == {OWN_FILE.format("sleep")}
+
+
+def test_the_guide_names_what_a_kind_has() -> None:
+    """Each method and field of the kind `sleep` stands in the section."""
+    own = {name for name in vars(SleepKind) if not name.startswith("_")}
+    assert own == {"traits", "engine", "effects", "inputs", "result"}
+    assert own <= set(re.findall(r"`(\w+)`", GUIDE))
+
+
+def test_a_kind_of_this_tree_stands_where_the_guide_says() -> None:
+    """Beside the sentences of docs, `mean` is named in these files of the contract and the server,
+    and in no other.
+    """
+    files = [*(ROOT / "server").rglob("*.py"), *(ROOT / "client").rglob("steps.py")]
+    uses = re.compile(r"^[^#]*\bMean(Kind\b|[,.:\]]|$)", re.M)
+    found = {path.relative_to(ROOT).as_posix() for path in files if uses.search(path.read_text())}
+    assert OWN_FILE.format("mean") in found
+    assert found - {OWN_FILE.format("mean")} <= NAMED
+    assert len(found) == 4

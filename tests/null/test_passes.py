@@ -16,7 +16,7 @@ from weftline_server import passes
 from weftline_server.graph.addition import Addition
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Flow, Read, Task
-from weftline_server.lowering.call import task_of
+from weftline_server.lowering.kinds.prompt import task_of
 from weftline_server.passes.depth import MOST_DEPTH
 from weftline_server.passes.plan import Plan
 

@@ -35,8 +35,8 @@ from weftline_server.commands import settings
 from weftline_server.graph.addition import Addition
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Effects, Flow, Task
-from weftline_server.lowering.call import task_of
-from weftline_server.lowering.step import lower_step
+from weftline_server.lowering.kinds import KINDS
+from weftline_server.lowering.kinds.prompt import task_of
 from weftline_server.passes import InvalidFindings
 from weftline_server.passes.plan import Changed, Findings, Plan
 from weftline_server.passes.plugins import GROUP, UnknownPass, load
@@ -61,7 +61,7 @@ def ingest(out: str, read: str, *after: str, store: str = "docs") -> Task:
 
 
 def lower(step: Step, resource: str, batch: int | None) -> Task:
-    return lower_step(step, resource, batch=batch)
+    return KINDS.lower_step(step, resource, batch=batch)
 
 
 def flows(made: Graph, *without: str) -> dict[tuple[str, str], str]:

@@ -20,8 +20,8 @@ from weftline.transforms import joined_items, joins_items
 from weftline.transforms import run as transformed
 from weftline_engine.virtual_time import VirtualLoop, run
 from weftline_server.graph.primitive import Flow, Task
-from weftline_server.lowering.call import task_of
-from weftline_server.lowering.step import lower_step
+from weftline_server.lowering.kinds import KINDS
+from weftline_server.lowering.kinds.prompt import task_of
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
 
@@ -70,7 +70,7 @@ def reader(out: str, *reads: tuple[str, tuple[Any, ...]], chat: bool = False) ->
 
 def each(over: Source, out: str = "all") -> Task:
     body = Body(calls=(step((Segment(input="item"),), "said", "item"),))
-    return lower_step(Each(over=over, body=body, collect={"said": out}), "", f"each-{out}")
+    return KINDS.lower_step(Each(over=over, body=body, collect={"said": out}), "", f"each-{out}")
 
 
 def flow(*tasks: Task, without: frozenset[str] = frozenset()) -> list[Flow]:

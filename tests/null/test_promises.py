@@ -20,7 +20,7 @@ from weftline_engine.bookkeeping import SchedulerConfig
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_engine.virtual_time import VirtualLoop, run
 from weftline_server.prompt.prompter import Prompter
-from weftline_server.runtime.kinds import meanings
+from weftline_server.runtime.prompt_runner import meanings
 from weftline_server.schedule.placement import EngineLoad, Queued, place
 
 # Eight places, and a chat of 2.4 s of work for each 0.32 s of eight places: more than it can bear.

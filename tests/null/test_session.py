@@ -17,7 +17,7 @@ from weftline.errors import (
 from weftline.protocol import Call, Criterion, InOut, Placeholder, Segment
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.graph.primitive import Task
-from weftline_server.lowering.call import task_of
+from weftline_server.lowering.kinds.prompt import task_of
 from weftline_server.session import events as ev
 from weftline_server.session.execution import IllegalMove
 from weftline_server.session.session import Session

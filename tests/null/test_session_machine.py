@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from weftline.errors import EngineFailed, WeftlineError
 from weftline.protocol import Call, InOut, Placeholder, Segment
 from weftline_engine.api import FinishReason, Usage
-from weftline_server.lowering.call import task_of
+from weftline_server.lowering.kinds.prompt import task_of
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
 

@@ -8,8 +8,6 @@ from weftline_server.graph.graph import Graph
 from weftline_server.graph.growth import Growing
 from weftline_server.graph.primitive import Effects, Flow, Primitive, Read
 
-# What these do outside the graph is not known, or is done by the tasks that they add.
-_ANYWHERE = frozenset({"client", "function", "tool", "each", "loop"})
 _MOST = 256  # primitives to look at on each side; an edge with more stays
 
 
@@ -57,5 +55,7 @@ def _meet(one: Primitive, other: Primitive) -> bool:
     """Whether their order can matter, if one of them changes something."""
     if Effects.ONCE in (one.effects, other.effects) or one.resource == other.resource:
         return True
-    touched = [bool(side.resource) or side.kind in _ANYWHERE for side in (one, other)]
-    return all(touched) and not _ANYWHERE.isdisjoint((one.kind, other.kind))
+    sides = (one, other)
+    if not any(side.traits.anywhere for side in sides):
+        return False
+    return all(side.traits.anywhere or side.resource for side in sides)

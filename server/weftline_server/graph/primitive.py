@@ -8,9 +8,9 @@ primitive i reads the inputs and outputs that stand in the prompt before y_i.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from weftline.protocol import Call, Criterion
 from weftline.steps import Step
@@ -60,44 +60,60 @@ class Read(NamedTuple):
     flow: Flow = Flow.WHOLE
 
 
-class Body(Protocol):
-    """The part of a primitive that only its kind understands; plain immutable data."""
+class Where(StrEnum):
+    """Where a primitive is computed."""
+
+    ENGINE = "engine"
+    SERVER = "server"  # by the server itself, in microseconds
+    CLIENT = "client"
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What is true of all primitives of a kind. They share one object, which lowering gives them.
+
+    A kind that acts `anywhere` may change any place outside the graph: nobody knows which, or the
+    tasks that it adds do it. A kind that `chooses` decides which of several variables is needed. A
+    kind `of_request` serves one request of a client, and ends when the server does. `operation`
+    is OpenTelemetry's name of what the kind does; "" is the kind's own name.
+    """
+
+    where: Where = Where.ENGINE
+    has_prompt: bool = False
+    anywhere: bool = False
+    has_order: bool = True  # whether a primitive may have edges that only order
+    chooses: bool = False
+    of_request: bool = False
+    operation: str = ""
+
+
+PLAIN = Traits()  # of a kind that an engine computes from values
+
+
+class Body:
+    """The part of a primitive that only its kind understands; plain immutable data.
+
+    The methods say what is true of a body without a prompt.
+    """
+
+    __slots__ = ()
 
     def boundaries(self) -> tuple[str, ...]:
-        """Prefix hashes at the ends of the prompt's segments; empty for kinds without a prompt."""
-        ...
+        """Prefix hashes at the ends of the prompt's segments."""
+        return ()
 
     def streams_out(self, variable: str) -> bool:
         """Whether the text of an output is usable while it is generated."""
-        ...
+        return False
 
     def streams_in(self, variable: str) -> bool:
         """Whether the primitive can use the text of an input before the input is complete."""
-        ...
+        return False
 
     def joins(self, variable: str) -> Specs | None:
         """The transforms of an input, if the last joins the items of a list to a text, so that the
         text of the first items can be used before the list is complete; None if it does not.
         """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ValueBody:
-    """The body of a kind without a prompt: the constant inputs of its op, JSON values by name."""
-
-    inputs: Mapping[str, object] = field(default_factory=dict, hash=False)
-
-    def boundaries(self) -> tuple[str, ...]:
-        return ()
-
-    def streams_out(self, variable: str) -> bool:
-        return False
-
-    def streams_in(self, variable: str) -> bool:
-        return False
-
-    def joins(self, variable: str) -> Specs | None:
         return None
 
 
@@ -144,6 +160,7 @@ class Primitive:
     work: int = 0
     body: Body | None = None
     items: ItemFlow | None = None
+    traits: Traits = PLAIN
 
     def reading(self, reads: tuple[Read, ...], *, streams: bool = False) -> Primitive:
         """This primitive with other edges into it. `replace` does the same in twice the time.
@@ -162,6 +179,7 @@ class Primitive:
             work=self.work,
             body=self.body,
             items=replace(self.items, streams=True) if streams and self.items else self.items,
+            traits=self.traits,
         )
 
 

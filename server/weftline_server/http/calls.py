@@ -20,7 +20,7 @@ from weftline_server.http.idempotency import key_of
 from weftline_server.http.openai.runs import Runs
 from weftline_server.http.state import asking, sees_all, state_of, tenant_of
 from weftline_server.http.wire import or_disconnect, read, schema
-from weftline_server.lowering.call import outputs_of
+from weftline_server.lowering.kinds.prompt import outputs_of
 from weftline_server.observe.parts import json_text, to_json
 from weftline_server.observe.snapshot import Snapshot
 from weftline_server.observe.view import graph_parts, value_parts

@@ -19,11 +19,11 @@ from weftline.errors import WeftlineError
 from weftline.protocol import Call
 from weftline.steps import Step
 from weftline_engine.api import FinishReason, Usage
-from weftline_server.graph.primitive import Effects, Primitive, Task
-from weftline_server.lowering.call import task_of
+from weftline_server.graph.primitive import Effects, Task
 from weftline_server.lowering.control.sides import after
-from weftline_server.lowering.step import lower_step
-from weftline_server.lowering.tool import TOOL, ToolBody
+from weftline_server.lowering.kinds import KINDS
+from weftline_server.lowering.kinds.prompt import task_of
+from weftline_server.lowering.kinds.tool import ToolBody, task_of_tool
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
 
@@ -156,22 +156,14 @@ def _read_said(body: Json) -> Task:
     if "tool" in body:
         return _tool(body)
     step = _STEP.validate_python(body["step"])
-    return replace(lower_step(step, body["resource"], body["id"], body["batch"]), step=step)
+    return replace(KINDS.lower_step(step, body["resource"], body["id"], body["batch"]), step=step)
 
 
 def _tool(body: Json) -> Task:
-    tool, id = body["tool"], body["id"]
-    primitive = Primitive(
-        id=f"{id}/0",
-        task=id,
-        kind=TOOL,
-        resource=body["resource"],
-        writes=tuple(body["writes"]),
-        effects=Effects(tool["effects"]),
-        work=1,
-        body=ToolBody(tool["name"], tool["arguments"], False),
-    )
-    return Task(id=id, name=tool["name"], resource=body["resource"], primitives=(primitive,))
+    tool = body["tool"]
+    called = ToolBody(tool["name"], tool["arguments"], False)
+    effects, writes = Effects(tool["effects"]), tuple(body["writes"])
+    return task_of_tool(body["id"], body["resource"], called, effects, writes)
 
 
 def _read_submitted(body: Json, at: float, clock: Clock) -> Iterator[ev.SessionEvent]:

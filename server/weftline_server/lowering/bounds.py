@@ -8,8 +8,9 @@ from typing import Any
 from weftline import predicates
 from weftline.errors import InvalidRequest
 from weftline.protocol import Call, InOut, Submit
-from weftline.steps import Branch, Each, Loop, Step
+from weftline.steps import StepBase
 from weftline.transforms import MAX_SPECS, OPS
+from weftline_server.lowering.step import Kinds, repeated_body
 
 Spec = Mapping[str, Any]
 
@@ -23,7 +24,7 @@ MAX_SEGMENTS_BY_OUTPUTS = 100_000
 MAX_PLACEHOLDERS = 50_000  # of a submit: five for each of the most calls
 
 
-def costly_specs(submit: Submit) -> list[Spec]:
+def costly_specs(submit: Submit, kinds: Kinds) -> list[Spec]:
     """The transforms and predicates of `submit` that must be compiled or may take long.
 
     Raises InvalidRequest for a list that is too long.
@@ -34,42 +35,37 @@ def costly_specs(submit: Submit) -> list[Spec]:
             param="calls",
         )
     found: list[Spec] = []
-    for specs in _lists(submit.calls, submit.steps):
+    for specs in _lists(submit.calls, submit.steps, kinds):
         if len(specs) > MAX_SPECS:
             raise InvalidRequest(
                 f"at most {MAX_SPECS} transforms in a row, got {len(specs)}", param="transforms"
             )
         found.extend(spec for spec in specs if is_costly(spec))
-    for when in _predicates(submit.steps):
+    for when in _predicates(submit.steps, kinds):
         found.extend(part for part in predicates.parts(when) if _is_costly_part(part))
     return found
 
 
-def _lists(calls: Iterable[Call], steps: Iterable[Step]) -> Iterator[Sequence[Spec]]:
+def _lists(
+    calls: Iterable[Call], steps: Iterable[StepBase], kinds: Kinds
+) -> Iterator[Sequence[Spec]]:
     """Every list of transforms, those of the bodies of steps included."""
     for call in calls:
         for holder in call.placeholders:
             if holder.transforms:
                 yield holder.transforms
     for step in steps:
-        for source in step.sources.values():
-            if source.transforms:
-                yield source.transforms
-        if isinstance(step, Each | Loop):
-            yield from _lists(step.body.calls, step.body.steps)
-        if isinstance(step, Loop):
-            yield step.until.transforms
+        yield from filter(None, kinds.of(step).transforms(step))
+        if (body := repeated_body(step)) is not None:
+            yield from _lists(body.calls, body.steps, kinds)
 
 
-def _predicates(steps: Iterable[Step]) -> Iterator[predicates.Predicate]:
+def _predicates(steps: Iterable[StepBase], kinds: Kinds) -> Iterator[predicates.Predicate]:
     """Every predicate, those of the bodies of steps included."""
     for step in steps:
-        if isinstance(step, Branch):
-            yield from (case.when for case in step.cases)
-        if isinstance(step, Loop):
-            yield step.until.when
-        if isinstance(step, Each | Loop):
-            yield from _predicates(step.body.steps)
+        yield from kinds.of(step).predicates(step)
+        if (body := repeated_body(step)) is not None:
+            yield from _predicates(body.steps, kinds)
 
 
 def check_size(call: Call, segments: int) -> None:

@@ -1,98 +1,137 @@
-"""Converts lists item by item between a session's values and an op that streams.
+"""Kinds that take a list item by item, and the texts, embedded texts and hits that they read.
 
-What is fed early is advice: the op's result is put together from the results of the items that the
-whole value has. An item that was fed and is not in the value costs time only.
+What is sent early is advice: the op's result is put together from the results of the items that the
+whole value has. An item that was sent and is not in the value costs time only.
 """
 
 from __future__ import annotations
 
-import base64
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 from weftline.errors import InvalidRequest, WeftlineError
-from weftline.steps import Embed, Rerank, Search, Step
-from weftline_server.lowering.step import hits_of, items_of
+from weftline.steps import Reading, StepBase
+from weftline_server.graph.primitive import ItemFlow, Where
+from weftline_server.lowering.step import StepKind, named
 
 FLOAT_BYTES = 4
+MAX_ITEMS = 100_000  # of one step
+
+R = TypeVar("R", bound=Reading)
 
 
-def fed(step: Step, items: Sequence[Any]) -> list[Any]:
-    """What the engine gets of these items of the input, up to the first that does not fit."""
-    found: list[Any] = []
-    for item in items:
-        try:
-            found += _fed(step, item)
-        except WeftlineError:
-            break  # the step fails with this error when its whole input is there
-    return found
+class ItemKind(StepKind[R]):
+    """A kind whose results for the items of its main input do not depend on each other.
 
+    It is `ordered` if the first results are the first items of its value. `whole_inputs` are the
+    inputs of its op that hold the items.
+    """
 
-def _fed(step: Step, item: Any) -> list[Any]:
-    match step:
-        case Search():
-            if not isinstance(item, dict) or not {"vectors", "dimensions"} <= item.keys():
-                raise InvalidRequest("a search takes embedded texts", param="in")
-            return [{name: item[name] for name in ("vectors", "dimensions")}]
-        case _:
-            return [one["text"] for one in items_of(step, [item])]
+    ordered: ClassVar[bool] = False
+    whole_inputs: ClassVar[frozenset[str]] = frozenset({"texts"})
 
+    def gives(self, step: R) -> bool:
+        """Whether its value is a list of one result for each item."""
+        return True
 
-def wanted(step: Step, inputs: Mapping[str, Any]) -> list[Any]:
-    """The items of an op's whole inputs, in the form in which they are fed."""
-    if not isinstance(step, Search):
+    def item_flow(self, step: R, batch: int | None) -> ItemFlow | None:
+        if self.traits.where is not Where.ENGINE:
+            batch = 0
+        if batch is None:
+            return None
+        others = {one.var for name, one in step.sources.items() if name != "in"}
+        source = step.in_
+        takes = source.var is not None and source.var not in {*others, *step.after}
+        return ItemFlow(
+            takes=source.var or "" if takes else "",
+            through=source.transforms,
+            gives=self.gives(step),
+            count=len(source.value) if isinstance(source.value, list) else 0,
+            batch=batch,
+            ordered=self.ordered,
+        )
+
+    def fed(self, step: R, items: Sequence[Any]) -> list[Any]:
+        """What the engine gets of these items of the input, up to the first that does not fit."""
+        found: list[Any] = []
+        for item in items:
+            try:
+                found += self.fed_item(step, item)
+            except WeftlineError:
+                break  # the step fails with this error when its whole input is there
+        return found
+
+    def fed_item(self, step: R, item: Any) -> list[Any]:
+        """What the engine gets of one item. Raises InvalidRequest for one that does not fit."""
+        return texts_of(step, [item])
+
+    def wanted(self, inputs: Mapping[str, Any]) -> list[Any]:
+        """The items of an op's whole inputs, in the form in which they are fed."""
         return list(inputs["texts"])
-    width = inputs["dimensions"]
-    raw = base64.b64decode(inputs["vectors"])
-    size = width * FLOAT_BYTES
-    return [
-        {"vectors": base64.b64encode(raw[at : at + size]).decode(), "dimensions": width}
-        for at in range(0, len(raw), size)
-    ]
 
+    def rest(self, step: R, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs of an op that streams, beside its items. `given` is what else it reads."""
+        return dict(given)
 
-def streamed_inputs(step: Step, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of an op that streams, without its items."""
-    held = ("vectors", "dimensions") if isinstance(step, Search) else ("texts",)
-    return {name: value for name, value in inputs.items() if name not in held}
+    def whole(self, results: Sequence[Any]) -> dict[str, Any]:
+        """The value of an op from the results of its items, as the engine would have given it."""
+        return {"hits": list(results)}
 
+    def passed_on(self, items: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+        """What the next step takes of these items, of which the engine has the results."""
+        return tuple(results)
 
-def whole(step: Step, results: Sequence[Any]) -> dict[str, Any]:
-    """The value of an op from the results of its items, as the engine would have given it."""
-    match step:
-        case Embed():
-            if not results:
-                return {"vectors": "", "dimensions": 1}
-            raw = b"".join(base64.b64decode(one["vectors"]) for one in results)
-            return {
-                "vectors": base64.b64encode(raw).decode(),
-                "dimensions": results[0]["dimensions"],
-            }
-        case Rerank():
-            return {"scores": list(results)}
-        case _:
-            return {"hits": list(results)}
-
-
-def passed_on(step: Step, items: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
-    """What the next step takes of these items: embedded texts, or the hits of each query."""
-    if isinstance(step, Embed):
-        return tuple({"item": i, **r} for i, r in zip(items, results, strict=True))
-    return tuple(results)
-
-
-def hits_so_far(step: Step, lists: Sequence[Any], known: Sequence[Any]) -> tuple[Any, ...]:
-    """The documents of some lists of hits that are not among the `known` ones."""
-    try:
-        hits = hits_of(step, list(lists))
-    except WeftlineError:
+    def so_far(self, step: R, items: Sequence[Any], known: Sequence[Any]) -> tuple[Any, ...]:
+        """What the server can pass on of a step that it computes, beside what is `known`."""
         return ()
-    seen = {key_of(one["text"]) for one in known}
-    fresh = {key_of(hit["text"]): hit for hit in reversed(hits)}
-    return tuple(hit for key, hit in reversed(fresh.items()) if key not in seen)
 
 
 def key_of(item: Any) -> str:
     """Equal items have equal keys."""
     return item if isinstance(item, str) else json.dumps(item, sort_keys=True)
+
+
+def texts_of(step: StepBase, value: object) -> list[str]:
+    """The texts of a text or of a list of texts or items. Raises InvalidRequest."""
+    return [item["text"] for item in items_of(step, value)]
+
+
+def items_of(step: StepBase, value: object) -> list[dict[str, Any]]:
+    """The items of a text or of a list of texts or items. Raises InvalidRequest."""
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list) or len(listed) > MAX_ITEMS:
+        raise InvalidRequest(
+            f"{named(step)} takes a text, or a list of at most {MAX_ITEMS:,} texts or items",
+            param="in",
+        )
+    return [_item(step, one) for one in listed]
+
+
+def _item(step: StepBase, value: object) -> dict[str, Any]:
+    item = {"text": value} if isinstance(value, str) else value
+    if not isinstance(item, dict) or not isinstance(item.get("text"), str):
+        raise InvalidRequest(
+            f"{named(step)} takes texts, or objects with a 'text', not {str(value)[:60]!r}",
+            param="in",
+        )
+    return item
+
+
+def embedded_of(step: StepBase, value: object) -> Mapping[str, Any]:
+    """The value of an embed step. Raises InvalidRequest for any other value."""
+    if not isinstance(value, dict) or not {"items", "vectors", "dimensions"} <= value.keys():
+        raise InvalidRequest(
+            f"{named(step)} takes embedded texts: read the output of an embed step", param="in"
+        )
+    return value
+
+
+def hits_of(step: StepBase, value: object) -> list[dict[str, Any]]:
+    """The hits of one list, or of lists of hits. Raises InvalidRequest for any other value."""
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{named(step)} takes lists of hits", param="in")
+    flat: Iterator[object] = (
+        hit for one in value for hit in (one if isinstance(one, list) else [one])
+    )
+    return [_item(step, hit) for hit in flat]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from weftline import transforms
 from weftline.errors import WeftlineError
 from weftline_engine import api
-from weftline_server.lowering.call import PromptBody
+from weftline_server.lowering.kinds.prompt import PromptBody
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.prompt.tool_parser import message_of, parser_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from weftline.errors import InvalidRequest
 from weftline.protocol import Call, Placeholder, Sampling
 from weftline_engine import api
-from weftline_server.lowering.call import PromptBody
+from weftline_server.lowering.kinds.prompt import PromptBody
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.tool_format import constraint
 

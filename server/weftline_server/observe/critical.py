@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from weftline_server.graph.primitive import Where
 from weftline_server.observe.parts import Parts
 from weftline_server.observe.snapshot import Seen
 from weftline_server.session.task import RunState, TaskRun
@@ -131,7 +132,7 @@ def _before(session: Seen, run: TaskRun) -> TaskRun | None:
             ended = _end(above)
             if ended is not None and ended < end:
                 found[id] = above
-            elif above.task.primitives[0].kind == "branch" and above.live is False:
+            elif above.task.primitives[0].traits.chooses and above.live is False:
                 found[id] = above
                 waiting.append(above)
     before = [one for one in found.values() if (_end(one) or end) < end]
@@ -158,7 +159,7 @@ def _seconds(session: Seen, run: TaskRun, since: float) -> dict[str, float]:
             for cause, seconds in phases.items():
                 spent[cause] += seconds
         elif step.finished is not None:
-            kind = run.task.primitives[0].kind
-            spent["client" if kind == "client" else "step"] += step.finished - step.queued
+            by_client = run.task.primitives[0].traits.where is Where.CLIENT
+            spent["client" if by_client else "step"] += step.finished - step.queued
         at = max(at, step.finished or at)
     return {cause: seconds for cause, seconds in spent.items() if seconds > 0}

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from weftline.errors import WeftlineError
-from weftline_server.lowering.call import outputs_of
+from weftline_server.lowering.kinds.prompt import outputs_of
 from weftline_server.runtime.prompting import body_of, parts_before
 from weftline_server.session.origin import ORIGIN
 from weftline_server.session.session import Session

@@ -8,8 +8,6 @@ the spans.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from types import MappingProxyType
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -28,19 +26,6 @@ from weftline_server.session.task import RunState, Step, TaskRun
 _NANO = 1_000_000_000
 # Of a session; later ones have no span. A thousand take 30 ms of the event loop.
 MOST_TASKS = 1000
-
-# The conventions' names of what a step does.
-_OPERATIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "embed": "embeddings",
-        "search": "retrieval",
-        "fetch": "retrieval",
-        "rerank": "retrieval",
-        "tool": "execute_tool",
-        "function": "execute_tool",
-        "client": "execute_tool",
-    }
-)
 
 
 class _Ids(IdGenerator):  # type: ignore[misc]  # OpenTelemetry is read without types
@@ -147,8 +132,8 @@ def described(run: TaskRun) -> tuple[str, dict[str, str | int | float | list[str
     if run.origin.request_id:
         found["weftline.request.id"] = run.origin.request_id
     if task.call is None:
-        kind = str(task.primitives[0].kind)
-        operation = _OPERATIONS.get(kind, kind)
+        first = task.primitives[0]
+        operation = first.traits.operation or first.kind
         if operation == "execute_tool":
             found["gen_ai.tool.name"] = task.resource or task.name
         return f"{operation} {task.resource or task.name}", {

@@ -7,9 +7,9 @@ from typing import Any
 
 from weftline.protocol import Message, Segment
 from weftline_server.graph.primitive import Task
-from weftline_server.lowering.call import call_of
 from weftline_server.lowering.control.branch import TakeBody
 from weftline_server.lowering.control.each import GatherBody
+from weftline_server.lowering.kinds.prompt import call_of
 from weftline_server.observe.critical import critical_parts
 from weftline_server.observe.parts import Parts, in_parts, whole
 from weftline_server.observe.placed import placement_view

@@ -15,26 +15,26 @@ from weftline.errors import from_name as error_named
 from weftline.protocol import SetVariable, Submit
 from weftline_engine import api
 from weftline_server.graph.growth import TakesItems
-from weftline_server.graph.primitive import Primitive, PrimitiveId, Task
+from weftline_server.graph.primitive import Primitive, PrimitiveId, Task, Where
 from weftline_server.journal.journal import Journal, Key
 from weftline_server.lowering.bounds import costly_specs
-from weftline_server.lowering.call import PromptBody
 from weftline_server.lowering.control.sides import gated
+from weftline_server.lowering.kinds import KINDS
+from weftline_server.lowering.kinds.prompt import PromptBody
 from weftline_server.lowering.results import Transformed
-from weftline_server.lowering.step import TAKES_ITEMS
-from weftline_server.lowering.tool import TOOL
 from weftline_server.prompt.prompter import Payload
+from weftline_server.runtime.attempts import Attempt
 from weftline_server.runtime.backlog import Backlog
 from weftline_server.runtime.containment import Containment
 from weftline_server.runtime.early_fill import EarlyFill
 from weftline_server.runtime.early_items import EarlyItems
 from weftline_server.runtime.elsewhere import Elsewhere
 from weftline_server.runtime.future import Foresight
-from weftline_server.runtime.kinds import Attempt, Kinds, ToolKind, Where
 from weftline_server.runtime.lowered import lowered
 from weftline_server.runtime.readers import Readers
 from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.replanned import Replanned
+from weftline_server.runtime.runners import Runners
 from weftline_server.schedule.dispatcher import Dispatcher, withdraw
 from weftline_server.schedule.sessions import Outcome, Sent
 from weftline_server.session import events as ev
@@ -88,12 +88,12 @@ class Driver:
         self.readers = Readers(self.apply, clock, registry.kept)
         self.observers: tuple[TaskObserver, ...] = ()
         self._now = clock
-        self._kinds = Kinds(dispatcher.prompter, registry.salt, without, dispatcher.lengths)
+        self._runners = Runners(dispatcher.prompter, registry.salt, without, dispatcher.lengths)
         self._backlog = Backlog(partial(_perform, self), Containment(self.close))
         self._early = _Early(
-            EarlyFill(dispatcher, self._kinds.prompts, clock),
+            EarlyFill(dispatcher, self._runners.prompts, clock),
             EarlyItems(
-                dispatcher, self._kinds.steps, clock, self.apply, self._backlog.contained.spawn
+                dispatcher, self._runners.steps, clock, self.apply, self._backlog.contained.spawn
             ),
         )
         self._elsewhere = Elsewhere(self._hear, self.apply, self.readers.wake, clock)
@@ -159,8 +159,8 @@ class Driver:
         if not submit.calls and not submit.steps:
             return ()  # it only reads
         _admit(self.registry, self.dispatcher, session)
-        specs = costly_specs(submit)
-        await self._kinds.workers.check(session.tenant, specs)
+        specs = costly_specs(submit, KINDS)
+        await self._runners.workers.check(session.tenant, specs)
         tasks: list[Task] = []
         begun = 0
         for task in lowered(session, submit, self.dispatcher, self.registry.salt(session.tenant)):
@@ -192,7 +192,7 @@ class Driver:
         prepared: dict[PrimitiveId, Payload] = {}
         for primitive in (primitive for task in tasks for primitive in task.primitives):
             if isinstance(primitive.body, PromptBody) and primitive.body.is_constant:
-                payload = await self._kinds.prompts.prepare(session, primitive)
+                payload = await self._runners.prompts.prepare(session, primitive)
                 prepared[PrimitiveId(session.id, primitive.id)] = payload
                 if len(prepared) % TURN_CALLS == 0:
                     await asyncio.sleep(0)
@@ -273,20 +273,20 @@ class Driver:
     async def _run(self, session: Session, id: str) -> None:
         """Render, tokenise and queue one primitive, or tell the session why that cannot be done."""
         primitive, run = session.graph.primitives[id], session.primitives[id]
-        kind, full = self._kinds.of(primitive), PrimitiveId(session.id, id)
+        runner, full = self._runners.of(primitive), PrimitiveId(session.id, id)
         try:
             payload = self._prepared.pop(full, None)
             if payload is None:
-                payload = await kind.prepare(session, primitive)
+                payload = await runner.prepare(session, primitive)
         except WeftlineError as error:
             self.apply(session, ev.PrimitiveFailed(now=self._now(), primitive=id, error=error))
             return
-        charge = kind.charge(primitive, payload)
+        charge = runner.charge(primitive, payload)
         self.apply(session, ev.PrimitivePrepared(now=self._now(), primitive=id, tokens=charge))
         if not run.live:
             return  # cancelled while it was being tokenised, or over its budget
-        if kind.where is not Where.ENGINE:
-            self._elsewhere.start(session, primitive, kind.where)
+        if primitive.traits.where is not Where.ENGINE:
+            self._elsewhere.start(session, primitive)
             return
         if primitive.items is not None and primitive.items.streams:
             self._early.items.complete(session, primitive, payload)
@@ -303,7 +303,7 @@ class Driver:
         number = self._early.prompts.complete(full, payload)
         if number is not None:
             attempt = Attempt(number)
-            work = kind.work(session, primitive, payload, attempt, self._now())
+            work = runner.work(session, primitive, payload, attempt, self._now())
             self.dispatcher.enqueue(work)
 
     @property
@@ -342,17 +342,17 @@ class Driver:
                     admitted=admitted,
                 )
             case api.Part():
-                event = self._kinds.prompts.part(primitive, outcome, self._now())
+                event = self._runners.prompts.part(primitive, outcome, self._now())
             case api.Items():
                 self._early.items.came(session, primitive, outcome)
                 return
             case api.Failed() if self._early.items.failed(PrimitiveId(session.id, primitive.id)):
                 log.debug("early items of primitive %s failed", primitive.id)
                 return
-            case api.Failed() if primitive.kind == TOOL:
-                self._finish(session, primitive, ToolKind.failed(primitive, outcome))
-                return
             case api.Failed(error=name, message=message, param=param):
+                if (ended := self._runners.of(primitive).failed(primitive, outcome)) is not None:
+                    self._finish(session, primitive, ended)
+                    return
                 error = error_named(name, EngineFailed)(message, param=param)
                 event = ev.PrimitiveFailed(now=self._now(), primitive=primitive.id, error=error)
             case api.Paused(reason=mark, usage=usage):
@@ -376,7 +376,7 @@ class Driver:
     def _finish(self, session: Session, primitive: Primitive, finished: api.Finished) -> None:
         """Make the value, elsewhere if that takes long, and tell the session."""
         finished = self._early.items.finished(session.id, primitive, finished)
-        made = self._kinds.of(primitive).result(session, primitive, finished)
+        made = self._runners.of(primitive).result(session, primitive, finished)
         takes_items = isinstance(primitive.body, TakesItems)
         if isinstance(made, Transformed) and not takes_items:
             self.apply(session, _finished(primitive, finished, made))
@@ -398,7 +398,7 @@ class Driver:
             await self.registry.journal.close()
         for session in list(self.registry):
             self.close(session, "the server is shutting down")
-        await self._kinds.workers.close()
+        await self._runners.workers.close()
         await self._backlog.contained.settle()
 
 
@@ -409,7 +409,7 @@ def _perform(driver: Driver, session: Session, action: ev.Action) -> None:
             driver.readers.wake(session, variable)
         case ev.Run(id):
             contained.spawn(session, driver._run(session, id))
-        case ev.Fill(id) if session.graph.primitives[id].kind in TAKES_ITEMS:
+        case ev.Fill(id) if not session.graph.primitives[id].traits.has_prompt:
             with contained.inside(session):
                 driver._early.items.advance(session, id)
         case ev.Fill(id) if fills and driver._early.prompts.may_advance(session, id):

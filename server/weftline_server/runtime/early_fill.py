@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weftline_server.graph.primitive import Primitive, PrimitiveId
-from weftline_server.lowering.call import PromptBody
+from weftline_server.lowering.kinds.prompt import PromptBody
 from weftline_server.prompt.prompter import Payload
 from weftline_server.prompt.render import PromptBefore
-from weftline_server.runtime.kinds import Attempt, PromptKind
+from weftline_server.runtime.attempts import Attempt
+from weftline_server.runtime.prompt_runner import PromptRunner
 from weftline_server.runtime.prompting import known_before
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.session.session import Session
@@ -46,7 +47,7 @@ class EarlyFill:
     """The open ops of every session."""
 
     def __init__(
-        self, dispatcher: Dispatcher, prompts: PromptKind, clock: Callable[[], float]
+        self, dispatcher: Dispatcher, prompts: PromptRunner, clock: Callable[[], float]
     ) -> None:
         self._dispatcher = dispatcher
         self._prompts = prompts

@@ -17,12 +17,14 @@ from typing import Any
 from weftline.errors import WeftlineError
 from weftline_engine import api
 from weftline_server.graph.growth import TakesItems
-from weftline_server.graph.primitive import DISTANT, Flow, Primitive, PrimitiveId
-from weftline_server.lowering import items as item_values
-from weftline_server.lowering.step import NO_ENGINE, StepBody
+from weftline_server.graph.primitive import DISTANT, Flow, Primitive, PrimitiveId, Where
+from weftline_server.lowering.items import key_of
+from weftline_server.lowering.kinds import item_kind
+from weftline_server.lowering.step import step_of
 from weftline_server.prompt.prompter import Payload
-from weftline_server.runtime.kinds import Attempt, StepKind
+from weftline_server.runtime.attempts import Attempt
 from weftline_server.runtime.known_items import known_items
+from weftline_server.runtime.runners import StepRunner
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
@@ -50,7 +52,7 @@ class EarlyItems:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        steps: StepKind,
+        steps: StepRunner,
         clock: Callable[[], float],
         apply: Callable[[Session, ev.SessionEvent], None],
         spawn: Callable[[Session, Coroutine[object, object, None]], None],
@@ -72,10 +74,11 @@ class EarlyItems:
         if isinstance(primitive.body, TakesItems):
             self._grow(session, primitive, primitive.body, known)
             return
-        if primitive.kind in NO_ENGINE:
+        if primitive.traits.where is not Where.ENGINE:
             self._pass_on(session, primitive, known)
             return
-        items = item_values.fed(_step(primitive), known)
+        step = step_of(primitive)
+        items = item_kind(step).fed(step, known)
         full = PrimitiveId(session.id, id)
         op = self._ops.setdefault(full, _Op())
         if op.lost or len(items) <= len(op.sent) or items[: len(op.sent)] != op.sent:
@@ -104,7 +107,8 @@ class EarlyItems:
         if self._ops.get(full) is not op or not _waits_for_items(session, primitive):
             return  # the whole value came meanwhile, or the step was stopped
         assert flow is not None, "it takes items"
-        op.sent = item_values.fed(_step(primitive), known_items(session, flow.takes, flow.through))
+        step, known = step_of(primitive), known_items(session, flow.takes, flow.through)
+        op.sent = item_kind(step).fed(step, known)
         if op.sent:
             self._enqueue(session, primitive, op, inputs, is_open=True)
         else:
@@ -112,13 +116,13 @@ class EarlyItems:
 
     def complete(self, session: Session, primitive: Primitive, payload: Payload) -> None:
         """The whole value is there: send what is missing of it."""
-        step, full = _step(primitive), PrimitiveId(session.id, primitive.id)
-        wanted = item_values.wanted(step, payload.inputs)
+        kind, full = item_kind(step_of(primitive)), PrimitiveId(session.id, primitive.id)
+        wanted = kind.wanted(payload.inputs)
         op = self._ops.setdefault(full, _Op())
         op.wanted = wanted
         if op.sent and not op.lost:
-            sent = {item_values.key_of(item) for item in op.sent}
-            missing = [item for item in wanted if item_values.key_of(item) not in sent]
+            sent = {key_of(item) for item in op.sent}
+            missing = [item for item in wanted if key_of(item) not in sent]
             if self._dispatcher.feed(str(full), missing, last=True):
                 op.sent = op.sent + missing
                 return
@@ -126,7 +130,8 @@ class EarlyItems:
             self._dispatcher.cancel(str(full))
             op.attempt, op.results = op.attempt + 1, []
         op.sent, op.lost = wanted, False
-        inputs = item_values.streamed_inputs(step, payload.inputs)
+        given = payload.inputs.items()
+        inputs = {name: value for name, value in given if name not in kind.whole_inputs}
         self._enqueue(session, primitive, op, inputs, is_open=False)
 
     def came(self, session: Session, primitive: Primitive, event: api.Items) -> None:
@@ -136,9 +141,9 @@ class EarlyItems:
             return
         del op.results[event.offset :]
         op.results += event.values
-        step = _step(primitive)
         items = op.sent[event.offset : len(op.results)]
-        values = item_values.passed_on(step, items, event.values)
+        kind = item_kind(step_of(primitive))
+        values = kind.passed_on(items, event.values)
         self._apply(session, ev.ItemsMade(now=self._now(), primitive=primitive.id, values=values))
 
     def finished(self, session: str, primitive: Primitive, event: api.Finished) -> api.Finished:
@@ -147,9 +152,9 @@ class EarlyItems:
         if op is None:
             return event
         assert op.wanted is not None, "an op is closed with its whole value"
-        results = dict(zip(map(item_values.key_of, op.sent), op.results, strict=True))
-        found = [results[item_values.key_of(item)] for item in op.wanted]
-        return replace(event, value=item_values.whole(_step(primitive), found))
+        results = dict(zip(map(key_of, op.sent), op.results, strict=True))
+        found = [results[key_of(item)] for item in op.wanted]
+        return replace(event, value=item_kind(step_of(primitive)).whole(found))
 
     def failed(self, id: PrimitiveId) -> bool:
         """Note that an op failed. Return whether that concerns early items only."""
@@ -182,7 +187,8 @@ class EarlyItems:
     def _pass_on(self, session: Session, primitive: Primitive, lists: Sequence[Any]) -> None:
         """A merge passes documents on as soon as it has them."""
         known = session.variables[primitive.writes[0]].items
-        fresh = item_values.hits_so_far(_step(primitive), lists, known)
+        step = step_of(primitive)
+        fresh = item_kind(step).so_far(step, lists, known)
         if fresh:
             event = ev.ItemsMade(now=self._now(), primitive=primitive.id, values=fresh)
             self._apply(session, event)
@@ -217,8 +223,3 @@ def _waits_for_items(session: Session, primitive: Primitive) -> bool:
         and all(session.variables[read.variable].state is ready for read in reads)
         and all(session.primitives[one].state is RunState.DONE for one in primitive.after)
     )
-
-
-def _step(primitive: Primitive) -> Any:
-    assert isinstance(primitive.body, StepBody), f"{primitive.kind} is no step"
-    return primitive.body.step

@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 from weftline.errors import ClientGone
 from weftline_engine import api
-from weftline_server.graph.primitive import Primitive, PrimitiveId
-from weftline_server.lowering.step import lease_of
-from weftline_server.runtime.kinds import Where
+from weftline_server.graph.primitive import Primitive, PrimitiveId, Where
+from weftline_server.lowering.kinds.client import lease_of
 from weftline_server.schedule.sessions import Outcome, Sent
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
@@ -36,12 +35,12 @@ class Elsewhere:
         self._now = clock
         self._timers: dict[PrimitiveId, asyncio.TimerHandle] = {}  # of clients' steps
 
-    def start(self, session: Session, primitive: Primitive, where: Where) -> None:
+    def start(self, session: Session, primitive: Primitive) -> None:
         """Compute the primitive, or wait for its client.
 
         A client's step fails once none of its requests has been open for the step's lease.
         """
-        now = self._now()
+        now, where = self._now(), primitive.traits.where
         self._hear(session, primitive, Sent(where.value, now, ""))
         if where is Where.CLIENT:
             lease_s = lease_of(primitive)

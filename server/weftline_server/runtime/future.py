@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.lowering.call import PromptBody
+from weftline_server.lowering.kinds.prompt import PromptBody
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.prompt.tool_parser import Called, parser_of

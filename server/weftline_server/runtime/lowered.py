@@ -9,14 +9,14 @@ from functools import partial
 
 from weftline.errors import WeftlineError
 from weftline.protocol import Call, Submit
-from weftline.steps import Each, Loop, Step
-from weftline_server.graph.primitive import Task
-from weftline_server.lowering.call import lower_call, template_of, with_length
-from weftline_server.lowering.control import resolved
-from weftline_server.lowering.control.body import resource_of
+from weftline.steps import Step, StepBase
+from weftline_server.graph.primitive import Task, Where
+from weftline_server.lowering.control.body import resolved, resource_of
+from weftline_server.lowering.kinds import KINDS
+from weftline_server.lowering.kinds.prompt import lower_call, template_of, with_length
 from weftline_server.lowering.provenance import Sources
 from weftline_server.lowering.sampling import asked, check_served, is_free
-from weftline_server.lowering.step import NO_ENGINE, lower_step
+from weftline_server.lowering.step import kind_name, repeated_body
 from weftline_server.runtime.prompting import body_of
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.engines.member import efficient_batch
@@ -48,12 +48,12 @@ def lowered(
     resource = partial(_resource, dispatcher)
 
     def step_of(step: Step) -> Task:
-        if isinstance(step, Each | Loop):
-            step = replace(step, body=resolved(step.body, named, resource))
+        if repeated_body(step) is not None:
+            step = resolved(step, named, resource)
         with _naming(step):
             found = resource(step)
-            batch = efficient_batch(dispatcher.members, step.kind, found)
-            return replace(lower_step(step, found, batch=batch), step=step)
+            batch = efficient_batch(dispatcher.members, kind_name(step), found)
+            return replace(KINDS.lower_step(step, found, batch=batch), step=step)
 
     for call in submit.calls:
         task = lower_call(sources.verified(call), model_of(call))
@@ -62,12 +62,12 @@ def lowered(
 
 
 @contextmanager
-def _naming(step: Step) -> Iterator[None]:
+def _naming(step: StepBase) -> Iterator[None]:
     """Give the errors of the block the step's name."""
     try:
         yield
     except WeftlineError as error:
-        raise error.of_call(step.name or step.out or step.kind) from None
+        raise error.of_call(step.name or step.out or kind_name(step)) from None
 
 
 def _foreseen(task: Task, lengths: Lengths, salt: str) -> Task:
@@ -82,9 +82,10 @@ def _foreseen(task: Task, lengths: Lengths, salt: str) -> Task:
     return replace(task, primitives=tuple(found))
 
 
-def _resource(dispatcher: Dispatcher, step: Step) -> str:
+def _resource(dispatcher: Dispatcher, step: StepBase) -> str:
     """The name of what runs a step, "" for the server. Raises UnknownModel, UnknownStore."""
-    if step.kind in NO_ENGINE:
+    kind = KINDS.of(step)
+    if kind.traits.where is not Where.ENGINE:
         return ""
     with _naming(step):
-        return dispatcher.resource(step.kind, resource_of(step) or None)
+        return dispatcher.resource(kind_name(step), kind.engine, resource_of(step) or None)

@@ -11,7 +11,7 @@ from weftline.errors import WeftlineError
 from weftline.protocol import InOut, Placeholder
 from weftline_server.graph.primitive import Flow, Primitive
 from weftline_server.lowering.bounds import is_large, is_small
-from weftline_server.lowering.call import PromptBody
+from weftline_server.lowering.kinds.prompt import PromptBody
 from weftline_server.prompt.prompter import Payload, Prompter
 from weftline_server.prompt.render import PromptBefore, render, value_text
 from weftline_server.runtime.known_items import known_items

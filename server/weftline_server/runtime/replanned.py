@@ -6,8 +6,8 @@ from collections.abc import Container, Iterable, Iterator
 
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
+from weftline_server.runtime.attempts import hints
 from weftline_server.runtime.containment import Containment
-from weftline_server.runtime.kinds import hints
 from weftline_server.session.session import Session
 
 

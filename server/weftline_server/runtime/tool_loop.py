@@ -21,8 +21,8 @@ from weftline.protocol import Call, InOut, Message, Placeholder, Segment, Submit
 from weftline.tools import CalledFunction, ClientTool, ToolCall
 from weftline_engine.api import FinishReason
 from weftline_server.graph.primitive import PrimitiveId, Task
-from weftline_server.lowering.call import call_of
-from weftline_server.lowering.tool import (
+from weftline_server.lowering.kinds.prompt import call_of
+from weftline_server.lowering.kinds.tool import (
     RunTool,
     ServerTool,
     ToolBody,

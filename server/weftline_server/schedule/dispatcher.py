@@ -26,13 +26,12 @@ log = logging.getLogger("weftline.dispatcher")
 
 EXPIRE_EVERY_S = 1.0
 
-_ENGINES = {"embed": "embedder", "function": "function", "rerank": "reranker"}
 
-
-def unknown_resource(kind: str, name: str | None, found: Sequence[str]) -> WeftlineError:
-    """The error for a step that no engine of this server runs."""
-    what = _ENGINES.get(kind, "store")
-    error = UnknownModel if kind in _ENGINES else UnknownStore
+def unknown_resource(what: str, name: str | None, found: Sequence[str]) -> WeftlineError:
+    """The error for a step that no engine of this server runs. `what` is the engine's table in the
+    configuration.
+    """
+    error = UnknownStore if what == "store" else UnknownModel
     if not found:
         return error(
             f"this server has no {what}: start it with a table [[{what}]] in its configuration",
@@ -143,8 +142,9 @@ class Dispatcher:
             )
         return found
 
-    def resource(self, kind: str, name: str | None) -> str:
+    def resource(self, kind: str, what: str, name: str | None) -> str:
         """Return the embedder, reranker or store that runs ops of `kind`; None means the first.
+        `what` is its table in the configuration.
 
         One on demand starts now, and not when its first op is ready. Raises UnknownModel or
         UnknownStore.
@@ -152,7 +152,7 @@ class Dispatcher:
         known = self._fleet.resources(kind)
         found = known[0] if name is None and known else name
         if found is None or found not in known:
-            raise unknown_resource(kind, name, known)
+            raise unknown_resource(what, name, known)
         self._fleet.wake(found, kind)
         return found
 

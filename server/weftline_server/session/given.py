@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from weftline.errors import AlreadySet, InvalidRequest
 from weftline_engine.api import FinishReason
+from weftline_server.graph.primitive import Where
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Spent
 from weftline_server.session.execution import Execution
 from weftline_server.session.task import UNDER_WAY, PrimitiveRun
 from weftline_server.session.variable import Variable
-
-CLIENT = "client"  # the kind of the steps that a client computes
 
 
 def give(
@@ -31,7 +30,8 @@ def give(
                 param=event.variable,
             )
         spent.check_value(event.value, event.now - opened)  # its end charges it
-        execution.sent(ev.PrimitiveSent(now=event.now, primitive=offered.id, engine=CLIENT))
+        client = Where.CLIENT.value
+        execution.sent(ev.PrimitiveSent(now=event.now, primitive=offered.id, engine=client))
         finished = ev.PrimitiveFinished(
             now=event.now, primitive=offered.id, reason=FinishReason.STOP, value=event.value
         )
@@ -55,7 +55,9 @@ def refuse(execution: Execution, event: ev.VariableRefused) -> list[ev.Action]:
 def client_step(execution: Execution, variable: str) -> PrimitiveRun | None:
     """The step of kind `client` that makes the variable; None if there is none."""
     producer = execution.graph.producer.get(variable)
-    if producer is None or execution.graph.primitives[producer].kind != CLIENT:
+    if producer is None:
+        return None
+    if execution.graph.primitives[producer].traits.where is not Where.CLIENT:
         return None
     return execution.primitives[producer]
 

@@ -11,8 +11,6 @@ from weftline_server.session import events as ev
 from weftline_server.session.execution import Execution
 from weftline_server.session.task import PrimitiveRun, RunState
 
-TOOL = "tool"  # the kind of the calls that an answer of a chat completion asked for
-
 
 def abandon(execution: Execution, event: ev.TasksAbandoned) -> list[ev.Action]:
     """End the tasks that the recorded departure of their last reader has ended."""
@@ -45,7 +43,7 @@ def resume(execution: Execution, event: ev.SessionResumed) -> list[ev.Action]:
 
 def _is_orphan(execution: Execution, run: PrimitiveRun) -> bool:
     """Whether the request that waited for a tool's result ended with the server."""
-    return execution.graph.primitives[run.id].kind == TOOL
+    return execution.graph.primitives[run.id].traits.of_request
 
 
 def _interrupted(run: PrimitiveRun) -> Interrupted:

@@ -15,9 +15,6 @@ from weftline_server.graph.idle import is_idle
 from weftline_server.graph.primitive import Effects, Flow, Primitive, Read
 from weftline_server.session.task import PrimitiveRun, RunState, TaskRun
 
-# They have no edges of order, and one may have 10,000 others to look through.
-_WITHOUT_ORDER = frozenset({"gather", "until", "generate"})
-
 Runs = Mapping[str, PrimitiveRun]
 
 
@@ -122,8 +119,8 @@ def _readers(graph: Graph, runs: Runs, task: TaskRun) -> Iterator[tuple[str, Pri
 
 def _is_idle(graph: Graph, reader: Primitive, variable: str) -> bool:
     """Whether the edge only orders, and for nothing. The pass `order` takes such edges away."""
-    if reader.kind in _WITHOUT_ORDER:
-        return False
+    if not reader.traits.has_order:
+        return False  # it may have 10,000 other edges to look through
     read = Read(variable, Flow.ORDER)
     return read in reader.reads and is_idle(graph, reader, read)
 

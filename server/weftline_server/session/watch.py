@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from weftline.errors import Cancelled, NoProducer, UnknownVariable
-from weftline_engine.api import Kind
 from weftline_server.graph.primitive import Flow
 from weftline_server.passes.plan import MOST_EDGES
 from weftline_server.session import events as ev
@@ -14,7 +13,6 @@ from weftline_server.session.task import RunState, TaskRun
 from weftline_server.session.variable import Variable, VariableState
 
 _IN_PARTS = (Flow.STREAM, Flow.ITEMS)
-_PROMPTS = (Kind.FILL, Kind.GENERATE)
 
 
 class Watch:
@@ -82,7 +80,7 @@ class Watch:
         if not consumers:
             return variable not in self.readers and variable not in self._whole
         return any(
-            read.flow in _IN_PARTS and one.kind not in _PROMPTS
+            read.flow in _IN_PARTS and not one.traits.has_prompt
             for one in consumers
             if len(one.reads) <= MOST_EDGES  # the passes gave the edges of a longer one no flow
             for read in one.reads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,10 @@ from hypothesis.stateful import rule
 
 from tests.null.test_session_machine import NAMES, SessionMachine
 from weftline.protocol import Call, InOut, Placeholder, Segment
-from weftline_server.journal.records import Clock, encode, noted
+from weftline_server.graph.primitive import Effects, Traits, Where
+from weftline_server.journal.records import Clock, decode, encode, noted
 from weftline_server.journal.replay import Opened, replay, resumed
-from weftline_server.lowering.call import task_of
+from weftline_server.lowering.kinds.prompt import task_of
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
 from weftline_server.session.task import RunState
@@ -125,3 +127,74 @@ def test_the_departure_of_a_reader_is_recorded_as_what_it_ended() -> None:
     again = replay(OPENED, records, CLOCK, made)
     again.validate()
     assert lasting(again) == lasting(session)
+
+
+_X = {"var": "x", "value": None, "transforms": []}
+_STEP = {"name": "", "after": []}
+_SAYS_A = {"op": "contains", "value": "a"}
+# The tasks of a submit as an earlier version wrote them, whose primitives had no traits.
+OLD_TASKS: tuple[tuple[dict[str, Any], Traits], ...] = (
+    (
+        {
+            "id": "c_1",
+            "call": {
+                "name": "c",
+                "prompt": [{"text": "hi "}, {"output": "o"}],
+                "placeholders": [{"name": "o", "in_out": "out", "semantic_var_id": "o"}],
+                "model": "m",
+            },
+        },
+        Traits(has_prompt=True, has_order=False),
+    ),
+    (
+        {
+            "id": "s_1",
+            "step": {**_STEP, "out": "y", "kind": "client", "reads": ["x"], "effects": "none",
+                     "lease_s": 60.0},
+            "resource": "",
+            "batch": None,
+        },
+        Traits(where=Where.CLIENT, anywhere=True, operation="execute_tool"),
+    ),
+    (
+        {
+            "id": "s_2",
+            "step": {**_STEP, "out": "e", "in": _X, "kind": "embed", "engine": None},
+            "resource": "words",
+            "batch": 4,
+        },
+        Traits(operation="embeddings"),
+    ),
+    (
+        {
+            "id": "s_3",
+            "step": {**_STEP, "out": "r", "on": _X, "cases": [{"when": _SAYS_A, "take": "p"}],
+                     "default": "q", "kind": "branch"},
+            "resource": "",
+            "batch": None,
+        },
+        Traits(where=Where.SERVER, chooses=True),
+    ),
+    (
+        {
+            "id": "t_1",
+            "tool": {"name": "add", "arguments": "{}", "effects": "once"},
+            "resource": "tools",
+            "writes": ["t_1.out"],
+        },
+        Traits(anywhere=True, of_request=True, operation="execute_tool"),
+    ),
+)  # fmt: skip
+
+
+def test_a_record_of_an_earlier_version_gives_primitives_with_traits() -> None:
+    """A record holds what was submitted. It is lowered anew, and gets what lowering sets."""
+    tasks = [task for task, _ in OLD_TASKS]
+    record = {"v": 1, "e": "submitted", "t": 1000.0, "tasks": tasks, "detach": False}
+    [event] = decode(json.dumps(record).encode(), CLOCK)
+    assert isinstance(event, ev.TasksSubmitted)
+    assert [task.primitives[0].traits for task in event.tasks] == [one for _, one in OLD_TASKS]
+    assert event.tasks[-1].primitives[0].effects is Effects.ONCE
+    session = made("s", "t", 1000.0, True)
+    session.handle(event)
+    session.validate()

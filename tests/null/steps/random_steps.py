@@ -12,7 +12,7 @@ from weftline_engine.retrieval.core import Item
 from weftline_engine.retrieval.local import LocalItems
 from weftline_engine.retrieval.memory import MemoryTable, WordBackend
 from weftline_engine.retrieval.stores import StoreBackend
-from weftline_server.lowering.step import engine_inputs, result_of
+from weftline_server.lowering.kinds import KINDS
 from weftline_server.prompt.render import value_text
 
 TENANT = "t"
@@ -74,11 +74,11 @@ class Retrieval:
 
     def run(self, step: Step, given: Mapping[str, Any]) -> Any:
         """The value of one step. Raises InvalidRequest for inputs that do not fit."""
-        inputs = engine_inputs(step, given)
+        inputs = KINDS.of(step).inputs(step, given)
         if isinstance(step, Merge):
-            return result_of(step, given, None)
+            return KINDS.of(step).result(step, given, None)
         backend = self.words if isinstance(step, Embed | Rerank) else self.docs
         tenant = {"tenant": TENANT} if isinstance(step, Search | Ingest) else {}
         op = api.Op(id="op", kind=step.kind, context="op", inputs={**inputs, **tenant})
         results = backend.compute(step.kind, [item.payload for item in backend.items(op)])
-        return result_of(step, given, backend.finish(op, results))
+        return KINDS.of(step).result(step, given, backend.finish(op, results))

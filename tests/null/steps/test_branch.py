@@ -22,9 +22,9 @@ from weftline_engine.retrieval.local import LocalItems
 from weftline_engine.retrieval.memory import MemoryTable, WordBackend
 from weftline_engine.retrieval.stores import StoreBackend
 from weftline_server.config import ServerConfig
-from weftline_server.lowering.call import lower_call
 from weftline_server.lowering.control.sides import gated
-from weftline_server.lowering.step import lower_step
+from weftline_server.lowering.kinds import KINDS
+from weftline_server.lowering.kinds.prompt import lower_call
 from weftline_server.observe.view import value_view
 from weftline_server.session.task import RunState
 
@@ -543,7 +543,7 @@ def test_only_what_serves_undecided_sides_alone_waits() -> None:
     route = Branch(
         on=Source(var="kind"), cases=(Case(when=NUMBER, take="a"),), default="b", out="answer"
     )
-    tasks.append(lower_step(route, "", "route"))
+    tasks.append(KINDS.lower_step(route, "", "route"))
     after = {task.id: task.primitives[0].after for task in gated(tasks)}
     assert {name for name, waits in after.items() if waits} == {"a", "b", "both"}
     assert after["both"] == ("route/0",)

@@ -14,8 +14,8 @@ from tests.null.test_switches import step
 from weftline.protocol import Segment
 from weftline.steps import Body, Each, Loop, Source, Step, Until
 from weftline_server.config import ServerConfig
-from weftline_server.lowering.call import lower_call
-from weftline_server.lowering.step import lower_step
+from weftline_server.lowering.kinds import KINDS
+from weftline_server.lowering.kinds.prompt import lower_call
 from weftline_server.runtime.registry import RegistryConfig
 from weftline_server.session.budget import Budget
 
@@ -267,7 +267,7 @@ def test_the_work_of_a_body_counts_before_its_items_are_there() -> None:
                  until=Until(on="said", when={"op": "truthy"}))  # fmt: skip
 
     def work(made: Step) -> int:
-        return sum(one.work for one in lower_step(made, "", "s").primitives)
+        return sum(one.work for one in KINDS.lower_step(made, "", "s").primitives)
 
     assert item.work >= 30
     assert work(unknown) == 2 + 4 * item.work

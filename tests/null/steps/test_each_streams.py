@@ -14,8 +14,8 @@ from weftline_engine.api import FinishReason
 from weftline_engine.null import LatencyProfile, NullConfig
 from weftline_server.config import ServerConfig
 from weftline_server.graph.primitive import Flow, Task
-from weftline_server.lowering.call import lower_call
-from weftline_server.lowering.step import lower_step
+from weftline_server.lowering.kinds import KINDS
+from weftline_server.lowering.kinds.prompt import lower_call
 from weftline_server.passes import PASSES
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
@@ -65,7 +65,7 @@ def step(*steps: Step) -> Each:
 
 
 def lower(step: Step, resource: str = "", id: str = "e") -> Task:
-    return lower_step(step, resource, id)
+    return KINDS.lower_step(step, resource, id)
 
 
 class Story:

@@ -477,7 +477,7 @@ async def outcomes(
             await asyncio.sleep(0.0005)
         return session
     finally:
-        await driver._kinds.workers.close()  # the session itself stays as it is
+        await driver._runners.workers.close()  # the session itself stays as it is
         await dispatcher.close()
 
 

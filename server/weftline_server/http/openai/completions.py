@@ -34,7 +34,7 @@ from weftline_server.http.openai.runs import Runs
 from weftline_server.http.openai.surface import Endpoint, check
 from weftline_server.http.state import asking, state_of
 from weftline_server.http.wire import or_disconnect, read, schema
-from weftline_server.lowering.call import call_of
+from weftline_server.lowering.kinds.prompt import call_of
 from weftline_server.observe.cost import Prices
 from weftline_server.observe.view import output_step
 from weftline_server.prompt.tool_parser import ToolParser, parser_of

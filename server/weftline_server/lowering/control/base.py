@@ -11,7 +11,16 @@ from weftline import predicates, transforms
 from weftline.errors import InvalidRequest
 from weftline.steps import Source, StepBase
 from weftline_engine.api import FinishReason
-from weftline_server.graph.primitive import Flow, Primitive, Read, Specs, Task
+from weftline_server.graph.primitive import (
+    Body,
+    Flow,
+    Primitive,
+    Read,
+    Specs,
+    Task,
+    Traits,
+    Where,
+)
 from weftline_server.lowering.bounds import is_large, is_slow
 from weftline_server.session.budget import value_bytes
 from weftline_server.session.variable import Variable
@@ -43,7 +52,7 @@ class Question:
         return found if self.cases is None else predicates.first(self.cases, found)
 
 
-class ControlBody(ABC):
+class ControlBody(Body, ABC):
     """The body of a primitive that the server computes from the session's variables."""
 
     def asks(self, variables: Variables) -> Question | None:
@@ -62,21 +71,20 @@ class ControlBody(ABC):
         Raises TransformFailed or InvalidRequest.
         """
 
-    def boundaries(self) -> tuple[str, ...]:
-        return ()
 
-    def streams_out(self, variable: str) -> bool:
-        return False
-
-    def streams_in(self, variable: str) -> bool:
-        return False
-
-    def joins(self, variable: str) -> Specs | None:
-        return None
+BY_SERVER = Traits(where=Where.SERVER)
+GROWS = Traits(where=Where.SERVER, anywhere=True)  # what it adds may change any place
+ENDS = Traits(where=Where.SERVER, has_order=False)  # it waits for all of a body
 
 
 def primitive(
-    task: str, number: int, kind: str, writes: str, body: ControlBody, reads: Iterable[Read] = ()
+    task: str,
+    number: int,
+    kind: str,
+    writes: str,
+    body: ControlBody,
+    reads: Iterable[Read] = (),
+    traits: Traits = BY_SERVER,
 ) -> Primitive:
     """Primitive `number` of a task; all but the first come after the first."""
     return Primitive(
@@ -89,6 +97,7 @@ def primitive(
         after=(f"{task}/0",) if number else (),
         work=1,
         body=body,
+        traits=traits,
     )
 
 

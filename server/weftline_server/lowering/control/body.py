@@ -3,78 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weftline.errors import InvalidRequest
 from weftline.protocol import Call, InOut
-from weftline.steps import (
-    MAX_NAME,
-    Body,
-    Branch,
-    Each,
-    Embed,
-    FunctionStep,
-    Loop,
-    Mean,
-    Rerank,
-    Source,
-    Step,
-    Text,
-)
+from weftline.steps import MAX_NAME, Body, StepBase
 from weftline_server.graph.addition import Addition
 from weftline_server.graph.primitive import Task
-from weftline_server.lowering.call import lower_call
 from weftline_server.lowering.control.sides import gated, given, read_by_sides
-
-Rename = Callable[[str], str]
-LowerStep = Callable[[Step, str, str], Task]  # a step, what runs it, the id of its task
+from weftline_server.lowering.step import Kinds, Rename, kind_name, repeated_body
 
 
-def resolved(body: Body, prepare: Callable[[Call], Call], resource: Callable[[Step], str]) -> Body:
-    """The body with the models of its calls and the engines of its steps named.
-
-    Raises UnknownModel, UnknownStore.
+def resolved(
+    step: Any, prepare: Callable[[Call], Call], resource: Callable[[StepBase], str]
+) -> Any:
+    """A step of a body, or one with a body: the models of the calls in it, and the engines of the
+    steps, are named. Raises UnknownModel, UnknownStore.
     """
-
-    def step_of(step: Step) -> Step:
-        if isinstance(step, Each | Loop):
-            return replace(step, body=resolved(step.body, prepare, resource))
-        found = resource(step)
-        return replace(step, engine=found) if isinstance(step, Embed | Rerank) else step
-
-    return Body(
-        calls=tuple(prepare(call) for call in body.calls), steps=tuple(map(step_of, body.steps))
-    )
+    if (body := repeated_body(step)) is not None:
+        calls = tuple(prepare(call) for call in body.calls)
+        steps = tuple(resolved(one, prepare, resource) for one in body.steps)
+        return replace(step, body=Body(calls=calls, steps=steps))
+    found = resource(step)
+    return replace(step, engine=found) if hasattr(step, "engine") else step
 
 
-def resource_of(step: Step) -> str:
-    """What runs a step of a resolved body; "" for the server itself."""
-    if isinstance(step, FunctionStep):
-        return step.function
-    return getattr(step, "store", None) or getattr(step, "engine", None) or ""
+def resource_of(step: StepBase) -> str:
+    """What the step says that runs it; "" if it says nothing. A resolved one names an engine."""
+    said = (getattr(step, name, None) for name in ("function", "store", "engine"))
+    return next(filter(None, said), "")
 
 
-def is_free(body: Body) -> bool:
-    """Whether it can run for nothing: it changes nothing outside the graph."""
-    return not any(
-        step.kind in ("ingest", "delete")
-        or (isinstance(step, FunctionStep) and step.effects != "none")
-        or (isinstance(step, Each | Loop) and not is_free(step.body))
-        for step in body.steps
-    )
+def inside(body: Body) -> Iterator[Body]:
+    """The bodies of its steps."""
+    return filter(None, map(repeated_body, body.steps))
 
 
 def has_calls(body: Body) -> bool:
     """Whether it or a body in it has a call."""
-    inner = (step.body for step in body.steps if isinstance(step, Each | Loop))
-    return bool(body.calls) or any(map(has_calls, inner))
+    return bool(body.calls) or any(map(has_calls, inside(body)))
 
 
 def size_of(body: Body) -> int:
     """The calls and steps of one instance. Those of a body inside it count once."""
-    inner = (size_of(step.body) for step in body.steps if isinstance(step, Each | Loop))
-    return len(body.calls) + len(body.steps) + sum(inner)
+    return len(body.calls) + len(body.steps) + sum(map(size_of, inside(body)))
 
 
 def written(body: Body) -> frozenset[str]:
@@ -86,20 +59,21 @@ def written(body: Body) -> frozenset[str]:
         if holder.in_out is InOut.OUT and holder.semantic_var_id is not None
     }
     for step in body.steps:
-        found.update(_outs(step))
+        found.update(step.outputs)
     return frozenset(found)
 
 
-def read_outside(body: Body, own: frozenset[str]) -> tuple[str, ...]:
+def read_outside(body: Body, own: frozenset[str], kinds: Kinds) -> tuple[str, ...]:
     """The variables that the body reads and that neither it nor `own` gives."""
-    inside = written(body) | own
+    within = written(body) | own
     found: dict[str, None] = {}
     for call in body.calls:
         holders = (one for one in call.placeholders if one.in_out is InOut.IN)
         found.update(dict.fromkeys(one.semantic_var_id for one in holders if one.semantic_var_id))
     for step in body.steps:
-        found.update(dict.fromkeys(_reads(step)))
-    return tuple(var for var in found if var not in inside)
+        later = kinds.of(step).later(step, kinds)
+        found.update(dict.fromkeys((*step.variables, *step.after, *later)))
+    return tuple(var for var in found if var not in within)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +89,7 @@ class Instance:
     names: Mapping[str, str]
 
 
-def instance(body: Body, made: Instance, lower: LowerStep) -> tuple[Task, ...]:
+def instance(body: Body, made: Instance, kinds: Kinds) -> tuple[Task, ...]:
     """The tasks of one item or round. Variables of the body get the prefix, others keep their name.
 
     Raises the errors of lowering.
@@ -130,12 +104,12 @@ def instance(body: Body, made: Instance, lower: LowerStep) -> tuple[Task, ...]:
     def tasks() -> Iterator[Task]:
         for number, call in enumerate(body.calls):
             id = f"{made.id}.c{number}"
-            task = lower_call(_renamed_call(call, rename), call.model or "", id)
+            task = kinds.lower_call(_renamed_call(call, rename), call.model or "", id)
             yield replace(task, name=f"{made.label}.{task.name}")
         for number, step in enumerate(body.steps):
-            name = f"{made.label}.{step.name or step.kind}"[-MAX_NAME:]
-            named = replace(renamed(step, rename), name=name)
-            yield lower(named, resource_of(step), f"{made.id}.s{number}")
+            name = f"{made.label}.{step.name or kind_name(step)}"[-MAX_NAME:]
+            named = replace(kinds.of(step).renamed(step, rename, kinds), name=name)
+            yield kinds.lower_step(named, resource_of(step), f"{made.id}.s{number}")
 
     return tuple(replace(task, owner=made.owner) for task in gated(list(tasks())))
 
@@ -154,12 +128,12 @@ class Tried:
     work: int
 
 
-def tried(body: Body, made: Instance, lower: LowerStep, asked: Iterable[str]) -> Tried:
+def tried(body: Body, made: Instance, kinds: Kinds, asked: Iterable[str]) -> Tried:
     """Make an instance, of which the step asks for the variables `asked`.
 
     Raises what can be refused: the errors of lowering and of a graph.
     """
-    tasks = instance(body, made, lower)
+    tasks = instance(body, made, kinds)
     Addition.of(tasks)
     read = {variable for task in tasks for variable in task.reads}
     start = len(made.id) + 1
@@ -175,59 +149,31 @@ def check_writes(
     body: Body, name: str, wanted: Iterable[str], param: str, given: Collection[str]
 ) -> None:
     """Raise InvalidRequest unless the body writes what is wanted, and not what it is given."""
-    inside = written(body)
+    own = written(body)
     for variable in wanted:
-        if variable not in inside:
+        if variable not in own:
             raise InvalidRequest(
                 f"the body of {name!r} does not write {variable!r}: name a variable that it writes",
                 param=param,
             )
     for variable in given:
-        if variable in inside:
+        if variable in own:
             raise InvalidRequest(
                 f"the body of {name!r} writes {variable!r}, which it is given: rename one",
                 param=variable,
             )
 
 
-def renamed(step: Step, rename: Rename) -> Step:
-    """The step with other names of its variables."""
-    changes: dict[str, Any] = {
-        field.name: _renamed_source(value, rename)
-        for field in fields(step)
-        if isinstance(value := getattr(step, field.name), Source)
-    }
-    changes["after"] = tuple(map(rename, step.after))
-    if step.out is not None:
-        changes["out"] = rename(step.out)
-    match step:
-        case FunctionStep():
-            arguments = step.args.items()
-            changes["args"] = {name: _renamed_source(one, rename) for name, one in arguments}
-        case Text() | Mean():
-            changes["parts"] = tuple(_renamed_source(one, rename) for one in step.parts)
-        case Branch():
-            changes["cases"] = tuple(replace(one, take=rename(one.take)) for one in step.cases)
-            changes["default"] = rename(step.default)
-        case Each():
-            changes["collect"] = {name: rename(out) for name, out in step.collect.items()}
-            changes["body"] = _renamed_body(step.body, frozenset({step.item}), rename)
-        case Loop():
-            changes["carry"] = {name: rename(first) for name, first in step.carry.items()}
-            changes["body"] = _renamed_body(step.body, frozenset(step.carry), rename)
-    return replace(step, **changes)
-
-
-def _renamed_body(body: Body, own: frozenset[str], rename: Rename) -> Body:
+def renamed_body(body: Body, own: frozenset[str], rename: Rename, kinds: Kinds) -> Body:
     """The body with other names of the variables that it reads from outside."""
-    inside = written(body) | own
+    within = written(body) | own
 
     def outside(variable: str) -> str:
-        return variable if variable in inside else rename(variable)
+        return variable if variable in within else rename(variable)
 
     return Body(
         calls=tuple(_renamed_call(call, outside) for call in body.calls),
-        steps=tuple(renamed(step, outside) for step in body.steps),
+        steps=tuple(kinds.of(step).renamed(step, outside, kinds) for step in body.steps),
     )
 
 
@@ -239,26 +185,3 @@ def _renamed_call(call: Call, rename: Rename) -> Call:
         for one in call.placeholders
     )
     return replace(call, placeholders=tuple(holders))
-
-
-def _renamed_source(source: Source, rename: Rename) -> Source:
-    return source if source.var is None else replace(source, var=rename(source.var))
-
-
-def _outs(step: Step) -> tuple[str, ...]:
-    if isinstance(step, Each):
-        return tuple(step.collect.values())
-    return () if step.out is None else (step.out,)
-
-
-def _reads(step: Step) -> tuple[str, ...]:
-    """All variables that the step, and the bodies inside it, read from around them."""
-    found = (*step.variables, *step.after)
-    match step:
-        case Branch():
-            return (*found, *step.sides)
-        case Each():
-            return (*found, *read_outside(step.body, frozenset({step.item})))
-        case Loop():
-            return (*found, *step.carry.values(), *read_outside(step.body, frozenset(step.carry)))
-    return found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weftline.steps import Branch
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.growth import Growing, Growth
-from weftline_server.graph.primitive import Read, Task
+from weftline_server.graph.primitive import Read, Task, Traits, Where
 from weftline_server.lowering.control.base import (
     ControlBody,
     Question,
@@ -20,17 +21,34 @@ from weftline_server.lowering.control.base import (
     task_of,
     waits_for,
 )
+from weftline_server.lowering.step import Kinds, Rename, StepKind
 
 
-def lower_branch(step: Branch, id: str) -> Task:
-    """The task of a branch: `branch` decides, and `take` has the value of the side."""
-    out = step.out or f"{id}.out"
-    decide = DecideBody(step, f"{id}/1")
-    primitives = (
-        primitive(id, 0, "branch", f"{id}.taken", decide, reads_of(waits_for(step), ())),
-        primitive(id, 1, "take", out, TakeBody(), reads_of((), step.sides, step.sides)),
-    )
-    return task_of(step, id, primitives, step.sides)
+class BranchKind(StepKind[Branch]):
+    """Kind `branch` decides, and the value of the side stands behind kind `take`."""
+
+    traits = Traits(where=Where.SERVER, chooses=True)
+
+    def later(self, step: Branch, kinds: Kinds) -> tuple[str, ...]:
+        return step.sides
+
+    def predicates(self, step: Branch) -> Iterator[Mapping[str, Any]]:
+        return (case.when for case in step.cases)
+
+    def renamed(self, step: Branch, rename: Rename, kinds: Kinds) -> Branch:
+        step = super().renamed(step, rename, kinds)
+        cases = tuple(replace(one, take=rename(one.take)) for one in step.cases)
+        return replace(step, cases=cases, default=rename(step.default))
+
+    def lower(self, step: Branch, resource: str, id: str, batch: int | None, kinds: Kinds) -> Task:
+        out = step.out or f"{id}.out"
+        reads = reads_of(waits_for(step), ())
+        body = DecideBody(step, f"{id}/1")
+        primitives = (
+            primitive(id, 0, "branch", f"{id}.taken", body, reads, self.traits),
+            primitive(id, 1, "take", out, TakeBody(), reads_of((), step.sides, step.sides)),
+        )
+        return task_of(step, id, primitives, step.sides)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from weftline_server.graph.graph import Graph
 from weftline_server.graph.growth import Growth, TakesItems
 from weftline_server.graph.primitive import Flow, ItemFlow, Primitive, Read, Task
 from weftline_server.lowering.control.base import (
+    ENDS,
+    GROWS,
     ControlBody,
     Question,
     Variables,
@@ -25,15 +27,15 @@ from weftline_server.lowering.control.base import (
 )
 from weftline_server.lowering.control.body import (
     Instance,
-    LowerStep,
     check_writes,
     has_calls,
     instance,
-    is_free,
     read_outside,
+    renamed_body,
     size_of,
     tried,
 )
+from weftline_server.lowering.step import Kinds, Rename, StepKind
 from weftline_server.session.variable import VariableState
 
 # Items of a list that does not exist yet, for the work that an application has left. An application
@@ -42,21 +44,34 @@ GUESSED_ITEMS = 4
 MAX_TASKS = 100_000  # of one list, as many as a session's budget has calls
 
 
-def lower_each(step: Each, id: str, lower: LowerStep) -> Task:
-    """The task of an each: `each` has the list, and a `gather` for each collected variable."""
-    name = step.name or "each"
-    check_writes(step.body, name, step.collect, "collect", given={step.item})
-    last = Instance(f"{id}.{step.max_items - 1}", id, name, {step.item: f"{id}.{step.item}"})
-    made = tried(step.body, last, lower, step.collect)
-    outside = read_outside(step.body, frozenset({step.item}))
-    reads = reads_of(waits_for(step), outside, made.sides)
-    body = EachBody(step, id, made.watched, lower)
-    first = primitive(id, 0, "each", f"{id}.items", body, reads)
-    primitives = [replace(first, items=_item_flow(step), work=1 + made.work * _expected(step))]
-    for number, (own, out) in enumerate(step.collect.items(), 1):
-        gather = primitive(id, number, "gather", out, GatherBody(step, own, ()))
-        primitives.append(replace(gather, items=ItemFlow(streams=True, ordered=True)))
-    return task_of(step, id, primitives, outside)
+class EachKind(StepKind[Each]):
+    """Kind `each` has the list; behind it a kind `gather` has each of the collected lists."""
+
+    traits = GROWS
+
+    def later(self, step: Each, kinds: Kinds) -> tuple[str, ...]:
+        return read_outside(step.body, frozenset({step.item}), kinds)
+
+    def renamed(self, step: Each, rename: Rename, kinds: Kinds) -> Each:
+        collect = {name: rename(out) for name, out in step.collect.items()}
+        body = renamed_body(step.body, frozenset({step.item}), rename, kinds)
+        return replace(super().renamed(step, rename, kinds), collect=collect, body=body)
+
+    def lower(self, step: Each, resource: str, id: str, batch: int | None, kinds: Kinds) -> Task:
+        name = step.name or "each"
+        check_writes(step.body, name, step.collect, "collect", given={step.item})
+        last = Instance(f"{id}.{step.max_items - 1}", id, name, {step.item: f"{id}.{step.item}"})
+        made = tried(step.body, last, kinds, step.collect)
+        outside = self.later(step, kinds)
+        reads = reads_of(waits_for(step), outside, made.sides)
+        body = EachBody(step, id, made.watched, kinds)
+        first = primitive(id, 0, "each", f"{id}.items", body, reads, self.traits)
+        items = None if self.changes(step, kinds) else _item_flow(step)
+        primitives = [replace(first, items=items, work=1 + made.work * _expected(step))]
+        for number, (own, out) in enumerate(step.collect.items(), 1):
+            gather = primitive(id, number, "gather", out, GatherBody(step, own, ()), traits=ENDS)
+            primitives.append(replace(gather, items=ItemFlow(streams=True, ordered=True)))
+        return task_of(step, id, primitives, outside)
 
 
 def _expected(step: Each) -> int:
@@ -69,7 +84,7 @@ def _expected(step: Each) -> int:
 def _item_flow(step: Each) -> ItemFlow | None:
     """How items come in. An item that is not in the list in the end may only have cost time."""
     source = step.over
-    if source.var is None or source.var in step.after or not is_free(step.body):
+    if source.var is None or source.var in step.after:
         return None
     return ItemFlow(takes=source.var, through=source.transforms)
 
@@ -85,7 +100,7 @@ class EachBody(ControlBody, TakesItems):
     step: Each
     id: str
     watched: tuple[str, ...]
-    lower: LowerStep
+    kinds: Kinds
     taken: tuple[Any, ...] = ()
     prefixes: tuple[str, ...] = ()
     thrown: int = 0
@@ -96,7 +111,7 @@ class EachBody(ControlBody, TakesItems):
     @property
     def changes(self) -> bool:
         """Whether its body does."""
-        return not is_free(self.step.body)
+        return not self.kinds.is_free(self.step.body)
 
     @property
     def generates(self) -> bool:
@@ -162,7 +177,7 @@ class EachBody(ControlBody, TakesItems):
             prefix = f"{self.id}.{number}{mark}"
             own = f"{prefix}.{self.step.item}"
             made = Instance(prefix, self.id, f"{name}[{number}]", {self.step.item: own})
-            tasks += instance(self.step.body, made, self.lower)
+            tasks += instance(self.step.body, made, self.kinds)
             values[own] = item
             prefixes.append(prefix)
         body = replace(self, taken=(*self.taken, *items), prefixes=(*self.prefixes, *prefixes))

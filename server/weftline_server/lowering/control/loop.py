@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,8 @@ from weftline_server.graph.graph import Graph
 from weftline_server.graph.growth import Growing, Growth
 from weftline_server.graph.primitive import Primitive, Read, Task
 from weftline_server.lowering.control.base import (
+    ENDS,
+    GROWS,
     ControlBody,
     Question,
     Variables,
@@ -23,39 +26,57 @@ from weftline_server.lowering.control.base import (
 )
 from weftline_server.lowering.control.body import (
     Instance,
-    LowerStep,
     check_writes,
     has_calls,
     instance,
-    is_free,
     read_outside,
+    renamed_body,
     tried,
 )
+from weftline_server.lowering.step import Kinds, Rename, StepKind
 
 
-def lower_loop(step: Loop, id: str, lower: LowerStep) -> Task:
-    """The task of a loop: `loop` begins the first round, and `last` has the last carry.
+class LoopKind(StepKind[Loop]):
+    """Kind `loop` begins the first round, and the last carry stands behind kind `last`.
 
     Each round ends with a primitive `until`, which ends the loop or adds the next round.
     """
-    name = step.name or "loop"
-    for spec in step.until.transforms:
-        transforms.read(spec)
-    check_writes(step.body, name, step.next.values(), "next", given=step.carry)
-    check_writes(step.body, name, [step.until.on], "on", given=step.carry)
-    last = Instance(f"{id}.{step.most - 1}", id, name, dict(step.carry))
-    made = tried(step.body, last, lower, (step.until.on, *step.next.values()))
-    later = (*step.carry.values(), *read_outside(step.body, frozenset(step.carry)))
-    waits = waits_for(step)
-    sides = tuple(one for one in dict.fromkeys(later) if one in made.sides and one not in waits)
-    rounds = Rounds(step, id, made.watched, sides, lower)
-    reads = reads_of(waits, [one for one in dict.fromkeys(later) if one not in sides])
-    begin = primitive(id, 0, "loop", f"{id}.rounds", BeginBody(rounds), reads)
-    primitives = (
-        replace(begin, work=1 + made.work),  # one round is certain
-        primitive(id, 1, "last", step.out or f"{id}.out", LastBody(), rounds.side_reads),
-    )
-    return task_of(step, id, primitives, later)
+
+    traits = GROWS
+
+    def later(self, step: Loop, kinds: Kinds) -> tuple[str, ...]:
+        inside = read_outside(step.body, frozenset(step.carry), kinds)
+        return (*step.carry.values(), *inside)
+
+    def transforms(self, step: Loop) -> Iterator[Sequence[Mapping[str, Any]]]:
+        return iter([step.until.transforms])
+
+    def predicates(self, step: Loop) -> Iterator[Mapping[str, Any]]:
+        return iter([step.until.when])
+
+    def renamed(self, step: Loop, rename: Rename, kinds: Kinds) -> Loop:
+        carry = {name: rename(first) for name, first in step.carry.items()}
+        body = renamed_body(step.body, frozenset(step.carry), rename, kinds)
+        return replace(super().renamed(step, rename, kinds), carry=carry, body=body)
+
+    def lower(self, step: Loop, resource: str, id: str, batch: int | None, kinds: Kinds) -> Task:
+        name = step.name or "loop"
+        for spec in step.until.transforms:
+            transforms.read(spec)
+        check_writes(step.body, name, step.next.values(), "next", given=step.carry)
+        check_writes(step.body, name, [step.until.on], "on", given=step.carry)
+        last = Instance(f"{id}.{step.most - 1}", id, name, dict(step.carry))
+        made = tried(step.body, last, kinds, (step.until.on, *step.next.values()))
+        later, waits = dict.fromkeys(self.later(step, kinds)), waits_for(step)
+        sides = tuple(one for one in later if one in made.sides and one not in waits)
+        rounds = Rounds(step, id, made.watched, sides, kinds)
+        reads = reads_of(waits, [one for one in later if one not in sides])
+        begin = primitive(id, 0, "loop", f"{id}.rounds", BeginBody(rounds), reads, self.traits)
+        primitives = (
+            replace(begin, work=1 + made.work),  # one round is certain
+            primitive(id, 1, "last", step.out or f"{id}.out", LastBody(), rounds.side_reads),
+        )
+        return task_of(step, id, primitives, later)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +89,7 @@ class Rounds:
     id: str
     watched: tuple[str, ...]
     sides: tuple[str, ...]
-    lower: LowerStep
+    kinds: Kinds
 
     @property
     def side_reads(self) -> tuple[Read, ...]:
@@ -83,7 +104,7 @@ class Rounds:
             for name, first in step.carry.items()
         }
         label = f"{step.name or 'loop'}[{number}]"
-        tasks = instance(step.body, Instance(prefix, self.id, label, names), self.lower)
+        tasks = instance(step.body, Instance(prefix, self.id, label, names), self.kinds)
         until = f"{prefix}.until"
         reads = tuple(Read(f"{prefix}.{variable}") for variable in self.watched)
         body = UntilBody(self, number)
@@ -91,7 +112,7 @@ class Rounds:
             id=until,
             name=f"{label}.until",
             resource="",
-            primitives=(primitive(until, 0, "until", f"{until}.holds", body, reads),),
+            primitives=(primitive(until, 0, "until", f"{until}.holds", body, reads, ENDS),),
             reads=tuple(one.variable for one in reads),
             owner=self.id,
         )
@@ -118,7 +139,7 @@ class BeginBody(ControlBody, Growing):
     @property
     def changes(self) -> bool:
         """Whether its body does."""
-        return not is_free(self.rounds.step.body)
+        return not self.rounds.kinds.is_free(self.rounds.step.body)
 
     @property
     def generates(self) -> bool:

@@ -1,4 +1,4 @@
-"""A submitted call becomes a task: one `generate` primitive for each of its outputs."""
+"""Kind `generate`: a submitted call becomes a task with one such primitive for each output."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from weftline.protocol import MAX_ITEMS, Call, InOut, Message, Placeholder, Prom
 from weftline.template import check_placeholders, parse
 from weftline_engine import api
 from weftline_engine.api.record import record
-from weftline_server.graph.primitive import ItemFlow, Primitive, Read, Specs, Task
+from weftline_server.graph.primitive import Body, ItemFlow, Primitive, Read, Specs, Task, Traits
 from weftline_server.lowering.bounds import check_size
 from weftline_server.prompt.render import value_text
 from weftline_server.session.budget import value_bytes
 
 CHARS_PER_TOKEN = 4  # of English, under the tokenizers in use
+TRAITS = Traits(has_prompt=True, has_order=False)
 GUESSED_OUTPUT = 128  # tokens of an output, where the client states no limit
 _PLAIN_TEXT = ItemFlow()  # of every output without transforms; making one takes 2 µs
 
 
 @record
-class PromptBody:
+class PromptBody(Body):
     """Output number `index` of a call, and the part of the prompt that stands before it."""
 
     call: Call
@@ -174,6 +175,7 @@ def _primitive(task: str, body: PromptBody, chars: int, before: list[Primitive])
         work=chars // CHARS_PER_TOKEN + (asked or GUESSED_OUTPUT),
         body=body,
         items=_items(body),
+        traits=TRAITS,
     )
 
 

@@ -1,0 +1,37 @@
+"""Kind `embed`: an embedder makes a vector of each text."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from weftline.steps import Embed
+from weftline_server.graph.primitive import Traits
+from weftline_server.lowering.items import ItemKind, items_of, texts_of
+
+
+class EmbedKind(ItemKind[Embed]):
+    """The value holds the items with their vectors; `single` says that it is of one text."""
+
+    traits = Traits(operation="embeddings")
+    engine = "embedder"
+
+    def inputs(self, step: Embed, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {"texts": texts_of(step, given["in"])}
+
+    def result(self, step: Embed, given: Mapping[str, Any], result: Any) -> object:
+        items = items_of(step, given["in"])
+        return {"items": items, "single": isinstance(given["in"], str), **result}
+
+    def whole(self, results: Sequence[Any]) -> dict[str, Any]:
+        if not results:
+            return {"vectors": "", "dimensions": 1}
+        raw = b"".join(base64.b64decode(one["vectors"]) for one in results)
+        return {
+            "vectors": base64.b64encode(raw).decode(),
+            "dimensions": results[0]["dimensions"],
+        }
+
+    def passed_on(self, items: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple({"item": i, **r} for i, r in zip(items, results, strict=True))

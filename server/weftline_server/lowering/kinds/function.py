@@ -1,0 +1,23 @@
+"""Kind `function`: the server calls a function that its operator has configured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from weftline.steps import FunctionStep
+from weftline_server.graph.primitive import Effects, Traits
+from weftline_server.lowering.step import StepKind
+
+
+class FunctionKind(StepKind[FunctionStep]):
+    """The client says what a repetition would do; what the function changes is not known."""
+
+    traits = Traits(anywhere=True, operation="execute_tool")
+    engine = "function"
+
+    def effects(self, step: FunctionStep) -> Effects:
+        return Effects(step.effects)
+
+    def inputs(self, step: FunctionStep, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {"arguments": dict(given)}

@@ -1,0 +1,48 @@
+"""Kind `search`: a store finds the documents that are nearest to each embedded text."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from weftline.errors import InvalidRequest
+from weftline.steps import Search
+from weftline_server.graph.primitive import Traits
+from weftline_server.lowering.items import FLOAT_BYTES, ItemKind, embedded_of
+
+
+class SearchKind(ItemKind[Search]):
+    """The value is a list of hits, or one list for each of several texts."""
+
+    traits = Traits(operation="retrieval")
+    ordered = True
+    whole_inputs = frozenset({"vectors", "dimensions"})
+
+    def inputs(self, step: Search, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {**_vectors(embedded_of(step, given["in"])), **self.rest(step, {})}
+
+    def rest(self, step: Search, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {"k": step.k, "filter": step.filter}
+
+    def result(self, step: Search, given: Mapping[str, Any], result: Any) -> object:
+        hits = result["hits"]
+        return hits[0] if embedded_of(step, given["in"]).get("single") and hits else hits
+
+    def fed_item(self, step: Search, item: Any) -> list[Any]:
+        if not isinstance(item, dict) or not self.whole_inputs <= item.keys():
+            raise InvalidRequest("a search takes embedded texts", param="in")
+        return [_vectors(item)]
+
+    def wanted(self, inputs: Mapping[str, Any]) -> list[Any]:
+        width = inputs["dimensions"]
+        raw = base64.b64decode(inputs["vectors"])
+        size = width * FLOAT_BYTES
+        return [
+            {"vectors": base64.b64encode(raw[at : at + size]).decode(), "dimensions": width}
+            for at in range(0, len(raw), size)
+        ]
+
+
+def _vectors(embedded: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: embedded[name] for name in ("vectors", "dimensions")}

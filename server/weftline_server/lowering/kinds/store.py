@@ -1,0 +1,62 @@
+"""Kinds `ingest`, `delete` and `fetch`: a store gets, loses and gives documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from weftline.errors import InvalidRequest
+from weftline.steps import Delete, Fetch, Ingest
+from weftline_server.graph.primitive import Effects, Traits
+from weftline_server.lowering.items import embedded_of, items_of
+from weftline_server.lowering.step import StepKind, named
+
+
+class IngestKind(StepKind[Ingest]):
+    """A repetition has no further effect, because items have ids."""
+
+    def effects(self, step: Ingest) -> Effects:
+        return Effects.IDEMPOTENT
+
+    def inputs(self, step: Ingest, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Vectors, and the items that are stored with them."""
+        embedded = embedded_of(step, given["in"])
+        found = {name: embedded[name] for name in ("items", "vectors", "dimensions")}
+        if "items" in given:
+            found["items"] = items_of(step, given["items"])
+            if len(found["items"]) != len(embedded["items"]):
+                raise InvalidRequest(
+                    f"{named(step)} has {len(found['items'])} items for {len(embedded['items'])} "
+                    "vectors: give one for each",
+                    param="items",
+                )
+        return found
+
+
+class DeleteKind(StepKind[Delete]):
+    """The value counts what was deleted."""
+
+    def effects(self, step: Delete) -> Effects:
+        return Effects.IDEMPOTENT
+
+    def inputs(self, step: Delete, given: Mapping[str, Any]) -> dict[str, Any]:
+        return _ids(step, given)
+
+
+class FetchKind(StepKind[Fetch]):
+    """The value is the documents."""
+
+    traits = Traits(operation="retrieval")
+
+    def inputs(self, step: Fetch, given: Mapping[str, Any]) -> dict[str, Any]:
+        return _ids(step, given)
+
+    def result(self, step: Fetch, given: Mapping[str, Any], result: Any) -> object:
+        return result["items"]
+
+
+def _ids(step: Delete | Fetch, given: Mapping[str, Any]) -> dict[str, Any]:
+    ids = given["in"]
+    if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
+        raise InvalidRequest(f"{named(step)} takes a list of ids", param="in")
+    return {"ids": ids, "filter": step.filter}

@@ -1,0 +1,31 @@
+"""Kind `text`: the server writes one text of several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from weftline.errors import InvalidRequest
+from weftline.steps import Text
+from weftline_server.graph.primitive import Traits, Where
+from weftline_server.lowering.step import StepKind, named
+
+
+class TextKind(StepKind[Text]):
+    """The value is the parts, one after the other."""
+
+    traits = Traits(where=Where.SERVER)
+
+    def inputs(self, step: Text, given: Mapping[str, Any]) -> dict[str, Any]:
+        self.result(step, given, None)
+        return {}
+
+    def result(self, step: Text, given: Mapping[str, Any], result: Any) -> object:
+        for number in range(len(step.parts)):
+            if not isinstance(part := given[str(number)], str):
+                raise InvalidRequest(
+                    f"{named(step)} takes parts that are text, and part {number} is a "
+                    f"{type(part).__name__}",
+                    param="parts",
+                )
+        return "".join(given[str(number)] for number in range(len(step.parts)))

@@ -1,0 +1,100 @@
+"""An attempt to run a primitive: what makes its op and its value, and what engines are advised."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+
+from weftline_engine import api
+from weftline_server.graph.primitive import Effects, Primitive, PrimitiveId
+from weftline_server.lowering.results import Transformed
+from weftline_server.prompt.prompter import Payload
+from weftline_server.runtime.workers import Workers
+from weftline_server.schedule.engines.member import Work
+from weftline_server.session.origin import handed_on
+from weftline_server.session.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt to run a primitive. One that `is_open` has only the beginning of its prompt."""
+
+    number: int = 0
+    is_open: bool = False
+
+
+class Runner(ABC):
+    """The server's side of some kinds of primitives, whose inputs are all ready when it is asked.
+
+    The defaults are those of a kind without a prompt: JSON values go out, and one comes back.
+    """
+
+    def __init__(self, salt: Callable[[str], str], workers: Workers) -> None:
+        self._salt = salt
+        self._workers = workers
+
+    async def prepare(self, session: Session, primitive: Primitive) -> Payload:
+        """Make the payload from the session's values. Raises a WeftlineError for a bad value."""
+        return Payload(None, None)
+
+    def charge(self, primitive: Primitive, payload: Payload) -> int:
+        """The most tokens that a run of the payload takes from the session's budget."""
+        return primitive.work
+
+    def work(
+        self, session: Session, primitive: Primitive, payload: Payload, attempt: Attempt, now: float
+    ) -> Work:
+        """The op for an engine, with what the scheduler needs to know of it."""
+        id = PrimitiveId(session.id, primitive.id)
+        op = api.Op(
+            id=str(id),
+            attempt=attempt.number,
+            kind=primitive.kind,
+            context=str(id),
+            inputs=payload.inputs,
+            salt=self._salt(session.tenant),
+            hints=hints(session, primitive),
+        )
+        return Work(
+            id,
+            primitive.resource,
+            op,
+            queued_at(session, primitive, attempt, now),
+            primitive.work,
+            stays=session.stays,
+            once=primitive.effects is Effects.ONCE,
+        )
+
+    @abstractmethod
+    def result(
+        self, session: Session, primitive: Primitive, finished: api.Finished
+    ) -> Transformed | Coroutine[object, object, Transformed]:
+        """The value, or a coroutine that makes it elsewhere because that may take long."""
+
+    def failed(self, primitive: Primitive, failed: api.Failed) -> api.Finished | None:
+        """The end of a primitive whose failure is a value; None where it is a failure."""
+        return None
+
+
+def hints(session: Session, primitive: Primitive) -> api.Hints:
+    """Findings of the passes about a primitive, as advice for the policy and the engine."""
+    depth, objective, group = session.plan.advice(primitive.id)
+    reads_tokens = map(session.watch.reads_tokens, primitive.writes)
+    return api.Hints(
+        application=session.id,
+        group=group,
+        depth=depth,
+        arrival=session.opened,
+        work_left=session.execution.work_left,
+        criterion=objective,
+        priority=session.graph.tasks[primitive.task].priority,
+        traceparent=handed_on(session.tasks[primitive.task].origin, session.id, primitive.task),
+        unread=not any(reads_tokens),
+    )
+
+
+def queued_at(session: Session, primitive: Primitive, attempt: Attempt, now: float) -> float:
+    """When the primitive was queued, in seconds; an early fill is queued now."""
+    step = session.primitives[primitive.id].step
+    return now if step is None or attempt.is_open else step.queued

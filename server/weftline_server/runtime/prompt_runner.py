@@ -1,0 +1,183 @@
+"""How the server runs kinds `fill` and `generate`: a rendered prompt goes out, text comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from array import array
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+
+from weftline.errors import WeftlineError
+from weftline_engine import api
+from weftline_server.graph.primitive import Primitive, PrimitiveId
+from weftline_server.lowering.bounds import is_large, is_small
+from weftline_server.lowering.kinds.prompt import CHARS_PER_TOKEN, PromptBody, template_of
+from weftline_server.lowering.results import Transformed, said, token_logprobs, transformed
+from weftline_server.lowering.sampling import asked, is_free, sampling_params
+from weftline_server.prompt.prompter import Payload, Prompter
+from weftline_server.prompt.tool_format import ToolFormat, triggers
+from weftline_server.runtime.attempts import Attempt, Runner, hints, queued_at
+from weftline_server.runtime.prompting import body_of, parts_before, tokenised
+from weftline_server.runtime.workers import Workers
+from weftline_server.schedule.engines.member import Work
+from weftline_server.schedule.memory.lengths import Lengths
+from weftline_server.session import events as ev
+from weftline_server.session.session import Session
+
+# The prefixes of a prompt with these lengths, in tokens, are compared with those of other prompts:
+# a KV block first, then steps of a third to a half. With steps of two from 32 on, prefixes of 20
+# and 60 tokens counted as 0 and 32.
+PREFIX_TOKENS = (16, *(step << n for n in range(4, 14) for step in (2, 3)))
+EXPECTED_TOKENS = 128  # of a variable that is still empty
+
+
+class PromptRunner(Runner):
+    """Kinds `fill` and `generate`: a rendered prompt goes out, text comes back."""
+
+    def __init__(
+        self,
+        prompter: Callable[[str], Prompter],
+        salt: Callable[[str], str],
+        without: frozenset[str],
+        workers: Workers,
+        lengths: Lengths | None = None,
+    ) -> None:
+        super().__init__(salt, workers)
+        self.prompter = prompter
+        self._lengths = lengths
+        self._affinity = "affinity" not in without
+
+    async def prepare(self, session: Session, primitive: Primitive) -> Payload:
+        parts = parts_before(session, body_of(primitive))
+        prompter = self.prompter(primitive.resource)
+        return await tokenised(prompter, parts, self._workers, session.tenant)
+
+    def charge(self, primitive: Primitive, payload: Payload) -> int:
+        return payload.size + asked(body_of(primitive).output)
+
+    def work(
+        self, session: Session, primitive: Primitive, payload: Payload, attempt: Attempt, now: float
+    ) -> Work:
+        id = PrimitiveId(session.id, primitive.id)
+        prompter, size = self.prompter(primitive.resource), payload.size
+        prompt_tokens = 0 if attempt.is_open else size
+        sampling = sampling_params(body_of(primitive), prompt_tokens, prompter)
+        if session.stays and body_of(primitive).call.offered_tools:
+            # The session may come back with the tool's answer and continue this context.
+            sampling = replace(sampling, pause_on=triggers(prompter.tool_format))
+        salt = self._salt(session.tenant)
+        op = api.Op(
+            id=str(id),
+            attempt=attempt.number,
+            kind=primitive.kind,
+            context=str(id),
+            tokens=payload.tokens,
+            text=payload.text,
+            messages=payload.messages,
+            sampling=sampling,
+            salt=salt,
+            open=attempt.is_open,
+            references=references(session, primitive) if prompter.description.drafts else (),
+            hints=hints(session, primitive),
+        )
+        queued = queued_at(session, primitive, attempt, now)
+        template, expected = "", None
+        if self._lengths is not None and is_free(body_of(primitive).output):
+            template = template_of(body_of(primitive))
+            expected = self._lengths.expect(salt, template, sampling.max_tokens)
+        most = sampling.max_tokens if expected is None else expected.most
+        shared = prefixes(payload.tokens, salt) if self._affinity else ()
+        means = meanings(session, primitive) if self._affinity else ()
+        return Work(
+            id,
+            primitive.resource,
+            op,
+            queued,
+            size + most,
+            shared,
+            means,
+            session.stays,
+            template=template,
+            expected=None if expected is None else expected.most,
+        )
+
+    def part(self, primitive: Primitive, part: api.Part, now: float) -> ev.TextGenerated:
+        """The event of a generated part of an output."""
+        logprobs = token_logprobs(part, self.prompter(primitive.resource))
+        return ev.TextGenerated(now=now, primitive=primitive.id, text=part.text, logprobs=logprobs)
+
+    def result(
+        self, session: Session, primitive: Primitive, finished: api.Finished
+    ) -> Transformed | Coroutine[object, object, Transformed]:
+        body = body_of(primitive)
+        text = session.variables[primitive.writes[0]].text
+        format = self.prompter(primitive.resource).tool_format
+        specs = body.output.transforms
+        if is_large(specs, text) or (body.call.offered_tools and not is_small(text)):
+            return self._result(session.tenant, body, (primitive.id, text, format))
+        return transformed(body, said(body, primitive.id, text, format))
+
+    async def _result(
+        self, tenant: str, body: PromptBody, output: tuple[str, str, ToolFormat]
+    ) -> Transformed:
+        """The value of a long output, or of one whose transforms may take long."""
+        began = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        try:
+            value = await loop.run_in_executor(None, said, body, *output)
+            value = await self._workers.apply(tenant, body.output.transforms, value)
+        except WeftlineError as error:
+            return Transformed(None, error, time.perf_counter() - began)
+        return Transformed(value, None, time.perf_counter() - began)
+
+
+def references(session: Session, primitive: Primitive) -> tuple[str, ...]:
+    """The contexts of what the session ran last, the newest first: outputs of other variables that
+    the prompt need not contain, such as those of siblings."""
+    recent = (id for id in reversed(session.execution.recent) if id != primitive.id)
+    return tuple(str(PrimitiveId(session.id, id)) for id in recent)
+
+
+def meanings(session: Session, primitive: Primitive) -> tuple[tuple[str, int], ...]:
+    """(hash, estimated length) of the beginnings of a prompt that hold a variable of the session.
+
+    The value need not exist. So calls that will share it go to one engine before it does.
+    """
+    body = body_of(primitive)
+    hashes = session.plan.prefixes.get(primitive.id, ())
+    if body.is_constant or not hashes:
+        return ()
+    holders = {holder.name: holder for holder in body.holders}
+    found: list[tuple[str, int]] = []
+    chars, begun = 0, False
+    for segment, hash in zip(body.before, hashes, strict=False):
+        holder = holders.get(segment.input or segment.output or "")
+        if holder is None:
+            chars += len(segment.text or "")
+        elif holder.semantic_var_id is None:
+            chars += len(str(holder.value))
+        else:
+            begun = True
+            text = session.variables[holder.semantic_var_id].text
+            chars += len(text) or CHARS_PER_TOKEN * EXPECTED_TOKENS
+        if begun:
+            key = hashlib.blake2b(f"{session.id}/{hash}".encode(), digest_size=8)
+            found.append((key.hexdigest(), chars // CHARS_PER_TOKEN))
+    return tuple(found)
+
+
+def prefixes(tokens: tuple[int, ...] | None, salt: str) -> tuple[tuple[str, int], ...]:
+    """(hash, length) of the prefixes of `tokens`; equal where the KV cache can be shared."""
+    if tokens is None:
+        return ()
+    digest = hashlib.blake2b(salt.encode(), digest_size=8)
+    found, start = [], 0
+    for length in PREFIX_TOKENS:
+        if length > len(tokens):
+            break
+        digest.update(array("q", tokens[start:length]).tobytes())
+        found.append((digest.hexdigest(), length))
+        start = length
+    return tuple(found)
