@@ -34,7 +34,8 @@ FILES = sorted(
 
 def kinds_tested(source: str) -> list[int]:
     """The lines in which `source` tests what kind something is by its name or by its class."""
-    return sorted({node.lineno for node in ast.walk(ast.parse(source)) if _tests(node)})
+    nodes: list[Any] = list(filter(_tests, ast.walk(ast.parse(source))))
+    return sorted({node.lineno for node in nodes})
 
 
 def _tests(node: Any) -> bool:
@@ -90,9 +91,10 @@ def _is_class(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id in CLASSES
 
 
-def _names(found: Iterable[ast.expr | None]) -> set[object]:
+def _names(found: Iterable[ast.expr | None]) -> set[str]:
     """The kinds that some expressions name."""
-    return {one.value for one in found if isinstance(one, ast.Constant)} & NAMES
+    values = {one.value for one in found if isinstance(one, ast.Constant)}
+    return {name for name in NAMES if name in values}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SERVER)))
