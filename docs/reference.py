@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import weftline
-from weftline import errors
-from weftline.client import Session
+from weftline.contract import errors
+from weftline.sdk.client import Session
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
 from weftline_server.http.reference import markdown

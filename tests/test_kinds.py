@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from weftline.steps import STEPS
+from weftline.contract.steps import STEPS
 from weftline_server.lowering.kinds import KINDS
 
 ROOT = Path(__file__).parents[1]

@@ -1,7 +1,7 @@
 """The import rules of the tree: which layer may import which, and what the core may need.
 
     adapter → SDK → HTTP → http → observe → runtime → journal → lowering → session → schedule
-    → passes → prompt → graph → weftline.protocol
+    → passes → prompt → graph → weftline.contract
 
 Each layer of the server imports those to its right, and the modules of the client that hold the
 contract. Engines are reached by weftline_engine.api; only the composition root, which decides
@@ -28,20 +28,7 @@ FOLDERS = (
     "integrations/llamaindex",
 )
 
-CONTRACT = (
-    "weftline.arguments",
-    "weftline.children",
-    "weftline.constraints",
-    "weftline.errors",
-    "weftline.ids",
-    "weftline.predicates",
-    "weftline.protocol",
-    "weftline.sampling",
-    "weftline.steps",
-    "weftline.template",
-    "weftline.tools",
-    "weftline.transforms",
-)
+CONTRACT = ("weftline.contract",)
 _CLIENT = ("weftline",)
 _ADAPTER = ("weftline",)
 
@@ -91,6 +78,9 @@ for _layer in ("observe", "http"):
 # the server's layers is the order of these lines.
 ALLOWED: Mapping[str, tuple[str, ...]] = {
     "weftline": (),
+    "weftline.contract": (),
+    "weftline.sdk": CONTRACT,
+    "weftline.adapters": (*CONTRACT, "weftline.sdk"),
     "langchain_weftline": _ADAPTER,
     "llama_index.llms.weftline": _ADAPTER,
     "llama_index.embeddings.weftline": _ADAPTER,
@@ -112,7 +102,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "weftline_engine": (*CONTRACT, "weftline_engine"),
     "weftline_engine.api": (),
     # Runs what authors of tools write with the client's toolkit.
-    "weftline_engine.tools": (*CONTRACT, "weftline.toolkit", "weftline_engine"),
+    "weftline_engine.tools": (*CONTRACT, "weftline.sdk.toolkit", "weftline_engine"),
     "weftline_engine.models": (),
     "weftline_engine.transport.wire": ("weftline_engine.api",),
     "weftline_engine.transport.tcp": (
@@ -211,8 +201,8 @@ def test_imports_go_one_way(path: Path) -> None:
         ("weftline_server.http.x", "from weftline_server.runtime.driver import Driver", False),
         ("weftline_server.observe.x", "from weftline_server.runtime import driver", False),
         ("weftline_server.commands.x", "from weftline_engine.null import NullEngine", True),
-        ("weftline_server.session.x", "from weftline.client import Client", False),
-        ("weftline_server.session.x", "from weftline.protocol import Call", True),
+        ("weftline_server.session.x", "from weftline.sdk.client import Client", False),
+        ("weftline_server.session.x", "from weftline.contract.protocol import Call", True),
         ("weftline_engine.api", "from weftline_engine.null import NullEngine", False),
         ("weftline_engine.embedded.x", "from weftline_kernels.rope import rope", True),
         ("weftline_engine.embedded.x", "from weftline_server.graph.graph import Graph", False),
@@ -220,7 +210,10 @@ def test_imports_go_one_way(path: Path) -> None:
         ("weftline_engine.bookkeeping.kv.x", "import weftline_engine.bookkeeping.schedule", False),
         ("weftline_engine.null", "from weftline_server.session.call import Call", False),
         ("weftline_kernels.x", "from weftline_engine.api import Op", False),
-        ("weftline.client", "from weftline_server.app import create_app", False),
+        ("weftline.sdk.client", "from weftline_server.app import create_app", False),
+        ("weftline.contract.x", "from weftline.sdk.session import SessionBase", False),
+        ("weftline.sdk.x", "from weftline.adapters.feed import Feed", False),
+        ("weftline_server.session.x", "from weftline.errors import Timeout", False),
         ("langchain_weftline.x", "from weftline_server.app import create_app", False),
         ("langchain_weftline.x", "from weftline import Client", True),
     ],

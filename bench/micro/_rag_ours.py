@@ -11,9 +11,9 @@ import httpx
 
 from bench.micro import _rag_apps as apps
 from bench.micro._rag_apps import App, Task
-from weftline.protocol import Call, InOut, Message, Placeholder, Segment, Submit, to_wire
-from weftline.sampling import Sampling
-from weftline.steps import (
+from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment, Submit, to_wire
+from weftline.contract.sampling import Sampling
+from weftline.contract.steps import (
     Body,
     Branch,
     Case,
@@ -26,7 +26,7 @@ from weftline.steps import (
     Source,
     Step,
 )
-from weftline.steps import Merge as MergeStep
+from weftline.contract.steps import Merge as MergeStep
 
 STORE = "docs"
 FIXED = Sampling(temperature=0, max_tokens=apps.OUTPUT, ignore_eos=True)

@@ -35,8 +35,8 @@ from bench.harness.metrics import spread
 from bench.harness.results import dated, stamp, write
 from bench.simulator.world import world
 from weftline import AsyncClient
+from weftline.contract.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
 from weftline.local import local_server
-from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine.simulated import SimulatedConfig
 from weftline_engine.virtual_time import VirtualLoop, run
 from weftline_server.observe.view import graph_view

@@ -37,8 +37,8 @@ from bench.harness.servers import session_cpu_seconds
 from bench.simulator.agents import Agents, simulate
 from bench.workloads._load import arriving, poisson
 from weftline import AsyncClient
+from weftline.contract.protocol import Call, InOut, Placeholder, Segment, Submit, to_wire
 from weftline.local import local_server
-from weftline.protocol import Call, InOut, Placeholder, Segment, Submit, to_wire
 from weftline_engine.api import FinishReason, Hints, Usage
 from weftline_engine.simulated import SimulatedConfig
 from weftline_server.lowering.kinds.prompt import task_of

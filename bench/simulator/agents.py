@@ -12,7 +12,7 @@ import random
 import statistics
 from dataclasses import dataclass, field
 
-from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
+from weftline.contract.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine.simulated import SimulatedConfig
 from weftline_engine.virtual_time import VirtualLoop, run
 

@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from weftline.protocol import Call, Criterion, InOut, Placeholder, Sampling, Segment, Submit
+from weftline.contract.protocol import (
+    Call,
+    Criterion,
+    InOut,
+    Placeholder,
+    Sampling,
+    Segment,
+    Submit,
+)
 
 from .world import World
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weftline.aclient import AsyncClient
-    from weftline.client import Client
-    from weftline.client_function import client_step
-    from weftline.function import Input, Output, semantic_function
-    from weftline.protocol import Criterion, Sampling
+    from weftline.contract.protocol import Criterion, Sampling
+    from weftline.sdk.aclient import AsyncClient
+    from weftline.sdk.client import Client
+    from weftline.sdk.client_function import client_step
+    from weftline.sdk.function import Input, Output, semantic_function
 
 __all__ = [
     "AsyncClient",
@@ -23,14 +23,14 @@ __all__ = [
 ]
 
 _HOME = {
-    "AsyncClient": "weftline.aclient",
-    "Client": "weftline.client",
-    "Criterion": "weftline.protocol",
-    "Input": "weftline.function",
-    "Output": "weftline.function",
-    "Sampling": "weftline.protocol",
-    "client_step": "weftline.client_function",
-    "semantic_function": "weftline.function",
+    "AsyncClient": "weftline.sdk.aclient",
+    "Client": "weftline.sdk.client",
+    "Criterion": "weftline.contract.protocol",
+    "Input": "weftline.sdk.function",
+    "Output": "weftline.sdk.function",
+    "Sampling": "weftline.contract.protocol",
+    "client_step": "weftline.sdk.client_function",
+    "semantic_function": "weftline.sdk.function",
 }
 
 
@@ -39,7 +39,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy, because the server's session imports weftline.protocol where httpx is not installed.
+    # Lazy, because the server's session imports weftline.contract where httpx is not installed.
     if name not in _HOME:
         raise AttributeError(f"module 'weftline' has no attribute {name!r}")
     from importlib import import_module

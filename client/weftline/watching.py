@@ -1,92 +1,25 @@
-"""The events that the server pushes for a submit with `watch`, as plain data."""
+"""The public name of the events that the server pushes for a submit with `watch`."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from weftline.sdk.watching import (
+    Due,
+    Event,
+    Failed,
+    Graph,
+    Part,
+    Submitted,
+    Value,
+    event_of,
+)
 
-from httpx_sse import ServerSentEvent
-
-from weftline.errors import WeftlineError
-
-
-@dataclass(frozen=True, slots=True)
-class Submitted:
-    """The server has accepted the calls into this session."""
-
-    session_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """More text of a variable."""
-
-    variable: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A variable is ready.
-
-    `facts` are its call's `model`, `prompt_tokens`, `cached_tokens`, `output_tokens` and
-    `finish_reason`.
-    """
-
-    variable: str
-    value: Any
-    facts: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """The client step that writes the variable may run, once the client has the step's inputs."""
-
-    variable: str
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A variable has failed."""
-
-    variable: str
-    error: WeftlineError
-
-
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """The session's graph. If the submit asked for it, it is the last event."""
-
-    graph: Mapping[str, Any]
-
-
-Event = Submitted | Part | Value | Due | Failed | Graph
-
-
-def event_of(event: ServerSentEvent) -> Event | None:
-    """The event that a server-sent event carries; None for a ping.
-
-    Raises the error of an `error` event.
-    """
-    if not event.data:
-        return None
-    data = json.loads(event.data)
-    match event.event:
-        case "submitted":
-            return Submitted(data["session_id"])
-        case "part":
-            return Part(data["semantic_var_id"], data["text"])
-        case "value":
-            variable = data.pop("semantic_var_id")
-            return Value(variable, data.pop("value"), data)
-        case "due":
-            return Due(data["semantic_var_id"])
-        case "failed":
-            return Failed(data["semantic_var_id"], WeftlineError.from_body(data, 0))
-        case "graph":
-            return Graph(data)
-        case "error":
-            raise WeftlineError.from_body(data, 0)
-    return None
+__all__ = [
+    "Due",
+    "Event",
+    "Failed",
+    "Graph",
+    "Part",
+    "Submitted",
+    "Value",
+    "event_of",
+]

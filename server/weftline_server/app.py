@@ -16,8 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 
-from weftline.errors import InvalidRequest, WeftlineError
-from weftline.protocol import PROTOCOL_VERSION
+from weftline.contract.errors import InvalidRequest, WeftlineError
+from weftline.contract.protocol import PROTOCOL_VERSION
 from weftline_engine.api import Engine
 from weftline_server.config import ServerConfig
 from weftline_server.extras import install

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from weftline.errors import WeftlineError
+from weftline.contract.errors import WeftlineError
 from weftline_engine.models import ModelUnavailable
 from weftline_server.extras import extra_of, install
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from weftline.errors import InvalidRequest
+from weftline.contract.errors import InvalidRequest
 from weftline_server.http.responses import ResponsesConfig
 from weftline_server.journal.store import StoreConfig
 from weftline_server.observe.cost import Price

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from weftline import AsyncClient, Client, semantic_function
+from weftline.contract.protocol import Call, InOut, Placeholder, Segment
 from weftline.errors import ConnectionFailed
-from weftline.protocol import Call, InOut, Placeholder, Segment
 
 TEXT = "one two three four five six seven eight nine ten eleven twelve"
 

@@ -14,9 +14,9 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_weftline import ChatWeftline, compile_chain
 from tests.faults.killed import Killed
 from weftline import AsyncClient, Client
+from weftline.contract.protocol import Call, InOut, Placeholder, Segment, Submit
 from weftline.errors import ConnectionFailed
-from weftline.http import get_body
-from weftline.protocol import Call, InOut, Placeholder, Segment, Submit
+from weftline.sdk.http import get_body
 from weftline.watching import Part, Value
 
 WORDS = " ".join(f"word{number}" for number in range(20)) + " "

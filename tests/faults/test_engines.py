@@ -120,7 +120,7 @@ PARENT = """
 import os, signal, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", '''
 import os, sys, time
-from weftline.children import die_with
+from weftline.contract.children import die_with
 die_with(os.getppid())
 print("here", flush=True)
 time.sleep(600)

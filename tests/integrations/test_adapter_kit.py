@@ -35,8 +35,8 @@ from weftline.adapters import (
 from weftline.adapters.background import MAX_CLIENTS
 from weftline.adapters.openai import finish_reason, message, whole_delta
 from weftline.adapters.pieces import as_name, by_search, to_wire
+from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment
 from weftline.errors import Cancelled, ConnectionFailed, WeftlineError
-from weftline.protocol import Call, InOut, Message, Placeholder, Segment
 from weftline.watching import Value
 
 FRAMEWORKS = (

@@ -10,7 +10,7 @@ import jiter
 import pytest
 
 from tests.null.test_tool_stream import random_value
-from weftline.arguments import ArgumentReader, Member, MemberText
+from weftline.contract.arguments import ArgumentReader, Member, MemberText
 
 
 def read(pieces: list[str]) -> tuple[dict[str, object], dict[str, str], bool]:

@@ -18,7 +18,7 @@ from bench.micro._rag_apps import App
 from bench.micro.rag_graph import Texts
 from tests.integrations.conftest import served
 from tests.integrations.recording import recorded
-from weftline.protocol import to_wire
+from weftline.contract.protocol import to_wire
 
 TABLES = (
     '[[embedder]]\nname = "minilm"\nmodel = "null"\n[[store]]\nname = "docs"\nstore = "memory"\n'

@@ -23,9 +23,10 @@ from tests.integrations.compiled import SUBMIT, Heard, ask, both, run
 from tests.integrations.conftest import StartServer
 from tests.integrations.recording import Recording
 from tests.integrations.tiers import outcome
-from weftline import predicates, transforms
+from weftline import predicates
+from weftline.contract import transforms
+from weftline.contract.transforms import run as transformed
 from weftline.errors import TransformFailed
-from weftline.transforms import run as transformed
 
 JSON = st.recursive(
     st.none()

@@ -30,8 +30,8 @@ from langchain_weftline.lower.parsers import lowered_parser
 from tests.integrations.conftest import StartServer
 from tests.integrations.differential import mutated
 from tests.integrations.recording import Recording, recorded
+from weftline.contract.transforms import run
 from weftline.errors import TransformFailed
-from weftline.transforms import run
 
 Chain = Runnable[Any, Any]
 

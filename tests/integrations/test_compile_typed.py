@@ -23,7 +23,7 @@ from tests.integrations.compiled import SUBMIT, TEXT, Heard, ask, both, run
 from tests.integrations.conftest import StartServer
 from tests.integrations.recording import Recording
 from tests.integrations.tiers import outcome
-from weftline import transforms
+from weftline.contract import transforms
 
 
 class Author(BaseModel):

@@ -17,8 +17,8 @@ from langchain_weftline.model.transport import httpx as chat_openai_http
 from tests.integrations.tiers import AGAIN, ASK, GIVEN, TEXT, TIERS, Chain, chat_weftline
 from weftline import AsyncClient
 from weftline.adapters import BACKGROUND, Feed, Server
+from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment
 from weftline.errors import ClientFailed
-from weftline.protocol import Call, InOut, Message, Placeholder, Segment
 
 pytest.importorskip("llama_index.llms.weftline")
 TEXT_OF_CAUSE = "send() got an unexpected keyword argument 'trace'"

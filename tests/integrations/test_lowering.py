@@ -24,7 +24,7 @@ from langchain_weftline.lower.lowered import Constant, Listed, Lowered, Mapped, 
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.program import Outcome, Program
 from langchain_weftline.lower.steps import Step
-from weftline.protocol import Call, Message, Placeholder, Sampling, to_wire
+from weftline.contract.protocol import Call, Message, Placeholder, Sampling, to_wire
 from weftline.watching import Value
 
 LLM = ChatWeftline(base_url="http://there:1", temperature=0)

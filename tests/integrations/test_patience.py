@@ -32,7 +32,7 @@ from tests.integrations.tiers import (
     plainly,
     tiers,
 )
-from weftline.protocol import Call, InOut, Placeholder
+from weftline.contract.protocol import Call, InOut, Placeholder
 
 
 def stalls(make: Callable[..., Any], way: Way, options: dict[str, Any], url: str) -> Any:

@@ -26,7 +26,7 @@ from langchain_weftline.lower.symbols import (
     settled,
     shown,
 )
-from weftline import transforms
+from weftline.contract import transforms
 
 SEPARATOR = " / "
 WORDS = ["a", "b"]

@@ -12,7 +12,7 @@ from langchain_core.exceptions import OutputParserException
 from langchain_core.output_parsers import BaseOutputParser, XMLOutputParser
 
 from tests.integrations.differential import mutated, named, outcomes, without_link
-from weftline.transforms import run
+from weftline.contract.transforms import run
 
 classic = pytest.importorskip("langchain_classic.output_parsers")
 structured = pytest.importorskip("langchain_classic.output_parsers.structured")

@@ -21,7 +21,7 @@ from langchain_core.output_parsers import (
 )
 
 from tests.integrations.differential import mutated, outcomes, without_link
-from weftline.transforms import run
+from weftline.contract.transforms import run
 
 PARSERS: dict[str, BaseOutputParser[Any]] = {
     "string": StrOutputParser(),

@@ -18,10 +18,10 @@ from llama_index.core.vector_stores.utils import node_to_metadata_dict
 from pydantic import BaseModel, ConfigDict, RootModel, ValidationError
 
 from tests.integrations.differential import mutated, named, outcomes
+from weftline.contract.transforms import parse, run
+from weftline.contract.transforms.base import NO_JSON
+from weftline.contract.transforms.yaml_text import MAX_YAML_CHARS, NO_YAML
 from weftline.errors import InvalidRequest, TransformFailed
-from weftline.transforms import parse, run
-from weftline.transforms.base import NO_JSON
-from weftline.transforms.yaml_text import MAX_YAML_CHARS, NO_YAML
 
 SEEDS = (
     'Here it is:\n```json\n{"items": [{"sub_question": "Where?", "tool_name": "rivers"}]}\n```\n',

@@ -11,9 +11,9 @@ from langchain_core.exceptions import OutputParserException
 from pydantic import BaseModel, RootModel
 
 from tests.integrations.differential import mutated, named, outcomes, without_link
+from weftline.contract.transforms import parse, run
+from weftline.contract.transforms.yaml_text import MAX_YAML_CHARS, NO_YAML, TOO_MUCH
 from weftline.errors import InvalidRequest, TransformFailed
-from weftline.transforms import parse, run
-from weftline.transforms.yaml_text import MAX_YAML_CHARS, NO_YAML, TOO_MUCH
 
 classic = pytest.importorskip("langchain_classic.output_parsers")
 

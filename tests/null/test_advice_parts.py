@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.faults.pace import FAIR_S, fixed_work
-from weftline.protocol import Call, InOut, Message, Placeholder, Segment
+from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment
 from weftline_engine.api import Usage
 from weftline_server.lowering.kinds.prompt import lower_call
 from weftline_server.observe.advice.advisor import Advisor

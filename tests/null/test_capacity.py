@@ -9,7 +9,15 @@ import pytest
 
 from bench.simulator.world import World, world
 from tests.null.test_switches import step, words
-from weftline.protocol import Call, Criterion, InOut, Placeholder, Sampling, Segment, Submit
+from weftline.contract.protocol import (
+    Call,
+    Criterion,
+    InOut,
+    Placeholder,
+    Sampling,
+    Segment,
+    Submit,
+)
 from weftline_engine.simulated import SimulatedConfig, StepCost
 from weftline_engine.virtual_time import VirtualLoop, run
 from weftline_server.schedule.engines.capacity import TOKEN_S

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.null.asgi import Serve
-from weftline import errors
+from weftline.contract import errors
 from weftline_engine.api import Capability
 from weftline_engine.vllm.engine import capabilities
 from weftline_server import cli

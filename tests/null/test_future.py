@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import pytest
 
-from weftline.protocol import Call, InOut, Placeholder, Segment
+from weftline.contract.protocol import Call, InOut, Placeholder, Segment
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Task

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weftline.contract.protocol import Call, InOut, Placeholder, Segment
 from weftline.errors import AlreadySet, CyclicGraph, DuplicateProducer, InvalidRequest
-from weftline.protocol import Call, InOut, Placeholder, Segment
 from weftline_server.graph.addition import Addition
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Task

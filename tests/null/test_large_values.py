@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.null.asgi import Serve, call
-from weftline import transforms
+from weftline.contract import transforms
 from weftline_engine.null import NullConfig, NullMode
 from weftline_server.lowering.bounds import is_large
 from weftline_server.runtime.workers import Workers
@@ -33,7 +33,7 @@ def places(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
 
         return noted
 
-    monkeypatch.setattr("weftline.transforms.run", watched(transforms.run, True))
+    monkeypatch.setattr("weftline.contract.transforms.run", watched(transforms.run, True))
     monkeypatch.setattr(Workers, "run", watched(Workers.run, False))
     return seen
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bench.simulator.world import world
 from tests.null.test_switches import step, words
-from weftline.protocol import Call, Criterion, Segment, Submit
+from weftline.contract.protocol import Call, Criterion, Segment, Submit
 from weftline_engine.simulated import SimulatedConfig, StepCost
 from weftline_engine.virtual_time import VirtualLoop, run
 

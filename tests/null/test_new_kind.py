@@ -17,10 +17,10 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from tests.null.asgi import Serve
-from weftline import steps
+from weftline.contract import steps
+from weftline.contract.protocol import Call, Criterion, InOut, Placeholder, Segment, Submit
+from weftline.contract.steps import Body, Each, Reading, Source, Step
 from weftline.errors import EngineFailed, InvalidRequest, WeftlineError
-from weftline.protocol import Call, Criterion, InOut, Placeholder, Segment, Submit
-from weftline.steps import Body, Each, Reading, Source, Step
 from weftline_engine import api
 from weftline_engine.null import NullConfig, NullEngine
 from weftline_server.graph.primitive import Effects, Task, Traits

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weftline.contract.protocol import Call, Criterion, InOut, Message, Placeholder, Segment
 from weftline.errors import CyclicGraph
-from weftline.protocol import Call, Criterion, InOut, Message, Placeholder, Segment
 from weftline_server import passes
 from weftline_server.graph.addition import Addition
 from weftline_server.graph.graph import Graph

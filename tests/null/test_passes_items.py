@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from tests.null.test_passes import analyse, call, graph
-from weftline.errors import InvalidRequest
-from weftline.protocol import Placeholder
-from weftline.steps import (
+from weftline.contract.protocol import Placeholder
+from weftline.contract.steps import (
     Body,
     ClientStep,
     Each,
@@ -29,6 +28,7 @@ from weftline.steps import (
     Text,
     Until,
 )
+from weftline.errors import InvalidRequest
 from weftline_server import passes
 from weftline_server.app import create_app
 from weftline_server.commands import settings

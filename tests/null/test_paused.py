@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from weftline.protocol import Call, InOut, Message, Placeholder, Segment, Submit
-from weftline.tools import Function, Tool
+from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment, Submit
+from weftline.contract.tools import Function, Tool
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.runtime.driver import Driver

@@ -6,8 +6,8 @@ import asyncio
 import random
 
 from bench.simulator.world import World, world
-from weftline.protocol import Call, InOut, Message, Placeholder, Sampling, Segment, Submit
-from weftline.tools import Function, Tool
+from weftline.contract.protocol import Call, InOut, Message, Placeholder, Sampling, Segment, Submit
+from weftline.contract.tools import Function, Tool
 from weftline_engine import api
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost, asking
 from weftline_engine.virtual_time import VirtualLoop, run

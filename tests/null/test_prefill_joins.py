@@ -14,10 +14,10 @@ from bench.simulator.world import world
 from tests.null.test_passes import analyse, graph
 from tests.null.test_passes_items import embed, lower, search, var
 from tests.null.test_switches import CONFIG, step, words
-from weftline.protocol import Call, InOut, Message, Placeholder, Segment, Submit
-from weftline.steps import Body, Each, Merge, Source
-from weftline.transforms import joined_items, joins_items
-from weftline.transforms import run as transformed
+from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment, Submit
+from weftline.contract.steps import Body, Each, Merge, Source
+from weftline.contract.transforms import joined_items, joins_items
+from weftline.contract.transforms import run as transformed
 from weftline_engine.virtual_time import VirtualLoop, run
 from weftline_server.graph.primitive import Flow, Task
 from weftline_server.lowering.kinds import KINDS

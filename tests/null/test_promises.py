@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from bench.simulator.programs import Step, map_reduce, perform
 from bench.simulator.world import TWO_CORES, world
 from tests.null.traffic import Traffic, beside
-from weftline.protocol import Call, Criterion, InOut, Placeholder, Sampling, Segment, Submit
+from weftline.contract.protocol import (
+    Call,
+    Criterion,
+    InOut,
+    Placeholder,
+    Sampling,
+    Segment,
+    Submit,
+)
 from weftline_engine import api
 from weftline_engine.api import MOST_OVERTAKEN_S, Hints
 from weftline_engine.bookkeeping import SchedulerConfig

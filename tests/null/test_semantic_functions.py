@@ -10,7 +10,6 @@ import pytest
 
 from tests.null.asgi import Serve
 from weftline import AsyncClient, Input, Output, semantic_function
-from weftline.aclient import AsyncSession
 from weftline.errors import (
     DuplicateProducer,
     InvalidRequest,
@@ -18,6 +17,7 @@ from weftline.errors import (
     TransformFailed,
     UnknownPlaceholder,
 )
+from weftline.sdk.aclient import AsyncSession
 from weftline_engine.null import NullConfig, NullMode
 
 

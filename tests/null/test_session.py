@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from weftline.contract.protocol import Call, Criterion, InOut, Placeholder, Segment
 from weftline.errors import (
     AlreadySet,
     Cancelled,
@@ -14,7 +15,6 @@ from weftline.errors import (
     NoProducer,
     UnknownVariable,
 )
-from weftline.protocol import Call, Criterion, InOut, Placeholder, Segment
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.kinds.prompt import task_of

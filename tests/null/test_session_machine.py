@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from weftline.contract.protocol import Call, InOut, Placeholder, Segment
 from weftline.errors import EngineFailed, WeftlineError
-from weftline.protocol import Call, InOut, Placeholder, Segment
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.lowering.kinds.prompt import task_of
 from weftline_server.session import events as ev

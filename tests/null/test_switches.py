@@ -10,8 +10,8 @@ import pytest
 
 from bench.simulator.world import World, world
 from tests.null.asgi import Serve
+from weftline.contract.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
 from weftline.errors import InvalidRequest
-from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine.null import NullConfig
 from weftline_engine.simulated import SimulatedConfig, StepCost
 from weftline_engine.virtual_time import VirtualLoop, run

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from weftline.contract.protocol import InOut, Placeholder, Segment
+from weftline.contract.template import check_placeholders, from_docstring, parse
 from weftline.errors import UnknownPlaceholder
-from weftline.protocol import InOut, Placeholder, Segment
-from weftline.template import check_placeholders, from_docstring, parse
 
 
 def test_text_inputs_and_outputs_in_their_order() -> None:

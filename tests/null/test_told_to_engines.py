@@ -12,7 +12,15 @@ import pytest
 from bench.simulator.world import World, world
 from tests.null.asgi import Serve, call, running
 from tests.null.test_switches import step, words
-from weftline.protocol import Call, Criterion, InOut, Placeholder, Sampling, Segment, Submit
+from weftline.contract.protocol import (
+    Call,
+    Criterion,
+    InOut,
+    Placeholder,
+    Sampling,
+    Segment,
+    Submit,
+)
 from weftline_engine.api import Description, Hints, Op, Retention
 from weftline_engine.null import NullConfig, NullEngine
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from weftline.contract.transforms import OPS, Flow, parse, run
 from weftline.errors import InvalidRequest, TransformFailed
-from weftline.transforms import OPS, Flow, parse, run
 
 
 @pytest.mark.parametrize(

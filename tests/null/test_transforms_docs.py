@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from weftline.contract.transforms import OPS, run
+from weftline.contract.transforms.patterns import translate
 from weftline.errors import InvalidRequest
-from weftline.transforms import OPS, run
-from weftline.transforms.patterns import translate
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "transforms.md").read_text()
 _CODE = r"`(.+?)` \| "

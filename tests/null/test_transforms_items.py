@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weftline.contract.transforms import closed_items, gives_items, run
 from weftline.errors import TransformFailed
-from weftline.transforms import closed_items, gives_items, run
 
 LISTS = ("comma_list", "numbered_list", "markdown_list", "line_list", "json")
 

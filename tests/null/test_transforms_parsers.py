@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from weftline.contract.transforms import parse, run
+from weftline.contract.transforms.base import MAX_PARSED_CHARS
 from weftline.errors import InvalidRequest, TransformFailed
-from weftline.transforms import parse, run
-from weftline.transforms.base import MAX_PARSED_CHARS
 
 REGEX = {"op": "regex", "regex": r"Score: (\d+)(?: of (\d+))?", "output_keys": ["score", "of"]}
 LABELS = {"op": "regex_dict", "output_key_to_format": {"who": "Name", "what": "Deed"}}

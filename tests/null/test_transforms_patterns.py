@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from weftline.contract.transforms.patterns import MAX_READ_CHARS, Search, translate
 from weftline.errors import InvalidRequest
-from weftline.transforms.patterns import MAX_READ_CHARS, Search, translate
 
 ATOMS = [
     *"aab1 .^$\n-_é٣\x85\u2028ſ{}]",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from weftline.protocol import Call, InOut, Placeholder
-from weftline.tools import Function, NamedFunction, NamedTool, Tool, ToolChoice
+from weftline.contract.protocol import Call, InOut, Placeholder
+from weftline.contract.tools import Function, NamedFunction, NamedTool, Tool, ToolChoice
 from weftline_engine.api import Constraint
 from weftline_engine.openai.constraints import fields, kinds, structured_outputs
 from weftline_engine.openai.endpoint import EndpointError

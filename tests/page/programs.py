@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from weftline import Client, Input, Output, semantic_function
-from weftline.client import Session
-from weftline.protocol import Call, InOut, Placeholder, Sampling
+from weftline.contract.protocol import Call, InOut, Placeholder, Sampling
+from weftline.sdk.client import Session
 
 
 def ask(name: str, prompt: str, out: str, *reads: str, tokens: int = 20) -> Call:

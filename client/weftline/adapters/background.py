@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from threading import Lock, Thread
 from typing import Any, Generic, TypeVar
 
-from weftline.aclient import AsyncClient
 from weftline.adapters.server import Server
+from weftline.sdk.aclient import AsyncClient
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weftline.protocol import Placeholder
+from weftline.contract.protocol import Placeholder
 
 OUTPUT = "out"
 """The output placeholder of every call."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from threading import BoundedSemaphore, Lock, Thread
 from typing import Any, Generic, TypeVar
 
-from weftline.arguments import ArgumentReader
+from weftline.contract.arguments import ArgumentReader
 
 log = logging.getLogger(__name__)
 

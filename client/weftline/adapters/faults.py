@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from weftline.errors import Cancelled, ClientFailed, WeftlineError
+from weftline.contract.errors import Cancelled, ClientFailed, WeftlineError
 
 # An error of ours is one of these, too. Cancelling a submit raises none of them.
 FOREIGN = (Exception, KeyboardInterrupt, SystemExit)

@@ -13,16 +13,16 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from weftline.aclient import AsyncSession
 from weftline.adapters.background import BACKGROUND, Chain, awaited
 from weftline.adapters.faults import FOREIGN, as_ours
 from weftline.adapters.server import Server
-from weftline.computations import outcome_of
-from weftline.errors import Cancelled, ClientStepFailed, Timeout, WeftlineError
-from weftline.http import MAX_RETRIES, OnGraph
-from weftline.protocol import Call, InOut, Submit
-from weftline.steps import Branch, Step
-from weftline.watching import Event, Failed, Graph, Part, Submitted, Value
+from weftline.contract.errors import Cancelled, ClientStepFailed, Timeout, WeftlineError
+from weftline.contract.protocol import Call, InOut, Submit
+from weftline.contract.steps import Branch, Step
+from weftline.sdk.aclient import AsyncSession
+from weftline.sdk.computations import outcome_of
+from weftline.sdk.http import MAX_RETRIES, OnGraph
+from weftline.sdk.watching import Event, Failed, Graph, Part, Submitted, Value
 
 log = logging.getLogger(__name__)
 

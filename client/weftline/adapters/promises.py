@@ -13,9 +13,9 @@ from typing import Any
 from weftline.adapters.background import BACKGROUND, awaited
 from weftline.adapters.faults import raising_ours
 from weftline.adapters.feed import Feed
-from weftline.computations import outcome_of
-from weftline.protocol import Call, InOut, SetVariable
-from weftline.steps import MAX_NAME, Branch, ClientStep, Step
+from weftline.contract.protocol import Call, InOut, SetVariable
+from weftline.contract.steps import MAX_NAME, Branch, ClientStep, Step
+from weftline.sdk.computations import outcome_of
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from weftline.adapters.background import BACKGROUND, awaited
 from weftline.adapters.faults import raising_ours
 from weftline.adapters.server import Server
-from weftline.errors import InvalidRequest
-from weftline.steps import Delete, Embed, Fetch, Ingest, Rerank, Search, Source, Step
+from weftline.contract.errors import InvalidRequest
+from weftline.contract.steps import Delete, Embed, Fetch, Ingest, Rerank, Search, Source, Step
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from weftline.http import DEFAULT_BASE_URL, MAX_RETRIES, without_v1
+from weftline.sdk.http import DEFAULT_BASE_URL, MAX_RETRIES, without_v1
 
 __all__ = ["NO_KEY", "Server", "default_api_key", "default_base_url", "is_on", "without_v1"]
 

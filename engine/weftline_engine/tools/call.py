@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from weftline.toolkit import Found, Reject, StreamingTool
+from weftline.sdk.toolkit import Found, Reject, StreamingTool
 from weftline_engine.tools import frames
 from weftline_engine.tools.statements import Statements
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from weftline.arguments import ArgumentReader, Member, MemberText
+from weftline.contract.arguments import ArgumentReader, Member, MemberText
 from weftline_engine import api
 from weftline_engine.tools import frames
 from weftline_engine.tools.calls import Begun, Observation, failed

@@ -14,7 +14,7 @@ import socket
 import sys
 from pathlib import Path
 
-from weftline.toolkit import Found, tools_in
+from weftline.sdk.toolkit import Found, tools_in
 from weftline_engine.functions import worker
 from weftline_engine.tools import rlimits
 from weftline_engine.tools.call import serve_call

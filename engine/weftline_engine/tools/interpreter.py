@@ -12,7 +12,7 @@ import traceback
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, ClassVar
 
-from weftline.toolkit import Reject, StreamingTool
+from weftline.sdk.toolkit import Reject, StreamingTool
 
 NEEDS_SANDBOX = True  # the code is the model's
 MOST_CHARS = 20_000  # of the output that the model gets; the middle of a longer one is left out

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from weftline.toolkit import Found, tools_in
+from weftline.sdk.toolkit import Found, tools_in
 from weftline_engine.tools import rlimits
 from weftline_engine.tools.call import serve_call
 from weftline_engine.tools.config import IDLE, ToolsConfig, from_environment

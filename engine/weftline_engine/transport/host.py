@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from weftline.children import die_with
+from weftline.contract.children import die_with
 from weftline_engine import api, garbage
 from weftline_engine.transport import wire
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from weftline.errors import InvalidRequest
+from weftline.contract.errors import InvalidRequest
 
 # Names that the harness takes beside its workloads: run all workloads, and draw the results.
 HARNESS = ("all", "report", "summarise", "table")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from weftline.errors import InvalidRequest
+from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Description, KvCosts
 from weftline_engine.embedded.config import EmbeddedConfig
 from weftline_engine.models import cached

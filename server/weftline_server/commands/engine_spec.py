@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weftline.errors import InvalidRequest
+from weftline.contract.errors import InvalidRequest
 from weftline_engine.null import NullMode
 
 KINDS = ("torch", "vllm", "openai", "null")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from weftline.errors import InvalidRequest
+from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Engine
 from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
 from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode

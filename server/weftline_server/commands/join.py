@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 
-from weftline.errors import InvalidRequest
+from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import EngineDied
 from weftline_engine.models import DEFAULT_MODEL
 from weftline_engine.transport.tcp.handshake import Rejected

@@ -18,7 +18,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from weftline.errors import InvalidRequest
+from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Engine
 from weftline_engine.models import DEFAULT_MODEL
 from weftline_engine.transport.tcp.joined import Gate

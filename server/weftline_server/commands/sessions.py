@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from weftline import Client
-from weftline.errors import InvalidRequest
+from weftline.contract.errors import InvalidRequest
 from weftline_server.commands.tables import aligned, printable
 from weftline_server.journal.cipher import Cipher
 from weftline_server.journal.store import Store, StoreConfig

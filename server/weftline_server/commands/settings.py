@@ -13,7 +13,7 @@ from typing import Any, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from weftline.errors import InvalidRequest
+from weftline.contract.errors import InvalidRequest
 from weftline_server.config import ServerConfig
 from weftline_server.observe.cost import Price
 from weftline_server.observe.logs import LogFormat

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, Literal
 
-from weftline.errors import InvalidRequest
+from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Engine
 from weftline_engine.tools.config import Limits, ToolsConfig
 from weftline_server.commands.settings import make

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from weftline import Client, timeline
-from weftline.client import Session
-from weftline.errors import UnknownSession
+from weftline import Client
+from weftline.contract.errors import UnknownSession
+from weftline.sdk import timeline
+from weftline.sdk.client import Session
 from weftline_server.commands.tables import aligned, printable
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from weftline.errors import CyclicGraph, DuplicateProducer, InvalidRequest
+from weftline.contract.errors import CyclicGraph, DuplicateProducer, InvalidRequest
 from weftline_server.graph.primitive import Primitive, Task
 from weftline_server.graph.wiring import Wiring
 

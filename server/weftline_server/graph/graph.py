@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from weftline.errors import AlreadySet, CyclicGraph
+from weftline.contract.errors import AlreadySet, CyclicGraph
 from weftline_server.graph.addition import Addition, cyclic, duplicate
 from weftline_server.graph.primitive import DISTANT, Flow, Primitive
 from weftline_server.graph.wiring import Wiring

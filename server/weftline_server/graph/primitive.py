@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from weftline.protocol import Call, Criterion
-from weftline.steps import Step
+from weftline.contract.protocol import Call, Criterion
+from weftline.contract.steps import Step
 from weftline_engine.api.record import record
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from weftline.errors import EngineUnavailable, InvalidRequest, WeftlineError
-from weftline.protocol import Get, Submit
+from weftline.contract.errors import EngineUnavailable, InvalidRequest, WeftlineError
+from weftline.contract.protocol import Get, Submit
 from weftline_server.graph.primitive import Task
 from weftline_server.http.direct import Direct
 from weftline_server.http.event_stream import EventStream, sse, sse_or_error

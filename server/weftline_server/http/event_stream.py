@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from weftline.errors import WeftlineError
+from weftline.contract.errors import WeftlineError
 from weftline_server.http.wire import disconnect
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from weftline.errors import Forbidden, Overloaded, WeftlineError
+from weftline.contract.errors import Forbidden, Overloaded, WeftlineError
 from weftline_server.config import LOOPBACK
 from weftline_server.http.state import tenant_of
 from weftline_server.http.wire import error_response

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from weftline.errors import Forbidden
+from weftline.contract.errors import Forbidden
 from weftline_server.http.state import ServiceDep, Tenant, sees_all, state_of
 from weftline_server.observe import engine_metrics
 from weftline_server.schedule.engines.member import EngineState

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from weftline.errors import InvalidRequest, KeyReused, WeftlineError
+from weftline.contract.errors import InvalidRequest, KeyReused, WeftlineError
 from weftline_server.http.responses import Entry, Responses, ResponsesConfig
 from weftline_server.http.state import tenant_of
 from weftline_server.http.wire import disconnect, error_response

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from weftline.errors import KeyReused, Overloaded
+from weftline.contract.errors import KeyReused, Overloaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

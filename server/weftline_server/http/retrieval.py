@@ -13,9 +13,9 @@ from fastapi import APIRouter, Request
 from pydantic import BeforeValidator
 from starlette.responses import JSONResponse, Response
 
-from weftline.errors import InvalidRequest
-from weftline.protocol import Submit
-from weftline.steps import Embed, Rerank, Source, Step
+from weftline.contract.errors import InvalidRequest
+from weftline.contract.protocol import Submit
+from weftline.contract.steps import Embed, Rerank, Source, Step
 from weftline_server.http.direct import Direct
 from weftline_server.http.state import asking
 from weftline_server.http.wire import or_disconnect, read, schema

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from weftline.protocol import PROTOCOL_VERSION, SetVariable, check_id
+from weftline.contract.protocol import PROTOCOL_VERSION, SetVariable, check_id
 from weftline_server.http.calls import durability
 from weftline_server.http.event_stream import EventStream, JsonStream, sse
 from weftline_server.http.state import ACCEPTING, PricesDep, ServiceDep, Tenant, sees_all, state_of

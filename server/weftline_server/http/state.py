@@ -10,7 +10,7 @@ from fastapi import Depends, Request
 from starlette.applications import Starlette
 from starlette.datastructures import State
 
-from weftline.errors import EngineUnavailable, Unauthorized
+from weftline.contract.errors import EngineUnavailable, Unauthorized
 from weftline_server.config import ServerConfig
 from weftline_server.http.openai.conversations import Conversations
 from weftline_server.http.openai.runs import Runs

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
-from weftline.errors import BodyTooLarge, Cancelled, InvalidRequest, WeftlineError
+from weftline.contract.errors import BodyTooLarge, Cancelled, InvalidRequest, WeftlineError
 from weftline_server.http.state import state_of
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from weftline.errors import InvalidRequest
+from weftline.contract.errors import InvalidRequest
 
 KEY_BYTES = 32
 NONCE_BYTES = 12

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from weftline.errors import EngineUnavailable, KeyReused, StorageFull
+from weftline.contract.errors import EngineUnavailable, KeyReused, StorageFull
 from weftline_server.journal.cipher import Cipher
 from weftline_server.journal.records import Clock, Noted, noted
 from weftline_server.journal.replay import Opened, Unreadable, replay, resumed

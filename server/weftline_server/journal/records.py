@@ -15,9 +15,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from weftline.errors import WeftlineError
-from weftline.protocol import Call
-from weftline.steps import Step
+from weftline.contract.errors import WeftlineError
+from weftline.contract.protocol import Call
+from weftline.contract.steps import Step
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.graph.primitive import Effects, Task
 from weftline_server.lowering.control.sides import after

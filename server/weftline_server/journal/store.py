@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from weftline.errors import InvalidRequest
+from weftline.contract.errors import InvalidRequest
 from weftline_server.journal.cipher import Cipher
 from weftline_server.journal.replay import Opened
 

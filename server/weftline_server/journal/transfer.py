@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from weftline.errors import InvalidRequest
+from weftline.contract.errors import InvalidRequest
 from weftline_server.journal.replay import Opened
 from weftline_server.journal.store import Append, Change, Close, Open, Store
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from weftline import predicates
-from weftline.errors import InvalidRequest
-from weftline.protocol import Call, InOut, Submit
-from weftline.steps import StepBase
-from weftline.transforms import MAX_SPECS, OPS
+from weftline.contract import predicates
+from weftline.contract.errors import InvalidRequest
+from weftline.contract.protocol import Call, InOut, Submit
+from weftline.contract.steps import StepBase
+from weftline.contract.transforms import MAX_SPECS, OPS
 from weftline_server.lowering.step import Kinds, repeated_body
 
 Spec = Mapping[str, Any]

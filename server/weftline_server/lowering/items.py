@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from weftline.errors import InvalidRequest, WeftlineError
-from weftline.steps import Reading, StepBase
+from weftline.contract.errors import InvalidRequest, WeftlineError
+from weftline.contract.steps import Reading, StepBase
 from weftline_server.graph.primitive import ItemFlow, Where
 from weftline_server.lowering.step import StepKind, named
 

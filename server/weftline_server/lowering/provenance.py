@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
-from weftline.protocol import Call, Message, Prompt, Segment
+from weftline.contract.protocol import Call, Message, Prompt, Segment
 from weftline_server.lowering.bounds import is_small
 from weftline_server.prompt.render import value_text
 from weftline_server.session.session import Session

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from weftline import transforms
-from weftline.errors import WeftlineError
+from weftline.contract import transforms
+from weftline.contract.errors import WeftlineError
 from weftline_engine import api
 from weftline_server.lowering.kinds.prompt import PromptBody
 from weftline_server.prompt.prompter import Prompter

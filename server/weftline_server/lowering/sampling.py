@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from weftline.errors import InvalidRequest
-from weftline.protocol import Call, Placeholder, Sampling
+from weftline.contract.errors import InvalidRequest
+from weftline.contract.protocol import Call, Placeholder, Sampling
 from weftline_engine import api
 from weftline_server.lowering.kinds.prompt import PromptBody
 from weftline_server.prompt.prompter import Prompter

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
-from weftline import transforms
-from weftline.errors import InvalidRequest
-from weftline.protocol import Call
-from weftline.steps import Body, Source, StepBase
+from weftline.contract import transforms
+from weftline.contract.errors import InvalidRequest
+from weftline.contract.protocol import Call
+from weftline.contract.steps import Body, Source, StepBase
 from weftline_server.graph.primitive import (
     PLAIN,
     Effects,

@@ -16,9 +16,9 @@ import socket
 import sys
 from typing import Any, Protocol
 
-from weftline import predicates, transforms
-from weftline.children import die_with
-from weftline.errors import TransformFailed, WeftlineError
+from weftline.contract import predicates, transforms
+from weftline.contract.children import die_with
+from weftline.contract.errors import TransformFailed, WeftlineError
 
 HEADER_BYTES = 4
 # Of address space: a value of 2^24 characters, its copies and what PyYAML makes of it need less.

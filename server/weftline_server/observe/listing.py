@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from weftline.protocol import Message, Segment
+from weftline.contract.protocol import Message, Segment
 from weftline_server.graph.primitive import Task
 from weftline_server.observe.cost import Prices
 from weftline_server.session.session import Session

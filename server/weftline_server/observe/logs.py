@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from weftline.errors import WeftlineError
+from weftline.contract.errors import WeftlineError
 from weftline_server.lowering.kinds.prompt import outputs_of
 from weftline_server.runtime.prompting import body_of, parts_before
 from weftline_server.session.origin import ORIGIN

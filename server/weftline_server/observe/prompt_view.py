@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from weftline.errors import UnknownCall
-from weftline.protocol import Call, InOut, Message, Placeholder, Segment
+from weftline.contract.errors import UnknownCall
+from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment
 from weftline_server.observe.cost import Prices
 from weftline_server.observe.placed import placement_view
 from weftline_server.observe.view import task_view

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 
-from weftline.protocol import Call
+from weftline.contract.protocol import Call
 from weftline_server.lowering.bounds import is_small
 from weftline_server.prompt.render import value_text
 from weftline_server.session.session import Session

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from weftline.protocol import Message, Segment
+from weftline.contract.protocol import Message, Segment
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.control.branch import TakeBody
 from weftline_server.lowering.control.each import GatherBody

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from weftline.transforms import gives_items
+from weftline.contract.transforms import gives_items
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Flow, ItemFlow, Primitive, Read
 from weftline_server.passes.plan import Changed, Findings, Plan, readers_of

@@ -6,7 +6,7 @@ known up to the last item that is there (prefill split over a join, Teola's thir
 
 from __future__ import annotations
 
-from weftline.transforms import gives_items
+from weftline.contract.transforms import gives_items
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Flow, ItemFlow, Primitive, Read, Specs
 from weftline_server.passes.flows import has_reads

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 
-from weftline.protocol import Criterion
+from weftline.contract.protocol import Criterion
 from weftline_server.graph.graph import Graph
 from weftline_server.passes.plan import Changed, Findings, Plan
 from weftline_server.passes.upward import upward

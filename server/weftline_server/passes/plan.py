@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from weftline.protocol import Criterion
+from weftline.contract.protocol import Criterion
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Flow, Primitive
 

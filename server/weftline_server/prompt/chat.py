@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from weftline.tools import Tool, ToolCall
+from weftline.contract.tools import Tool, ToolCall
 from weftline_server.prompt.render import Turn
 from weftline_server.prompt.tool_format import ToolFormat
 

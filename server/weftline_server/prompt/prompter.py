@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weftline.errors import ContextTooLong, InvalidRequest
+from weftline.contract.errors import ContextTooLong, InvalidRequest
 from weftline_engine.api import WORDS, Description
 from weftline_server.prompt.chat import for_template, in_words
 from weftline_server.prompt.memo import Memo

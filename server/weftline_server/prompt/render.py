@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weftline.errors import InvalidRequest
-from weftline.protocol import Call, Message, Placeholder, Segment
-from weftline.tools import CalledFunction, Tool, ToolCall
+from weftline.contract.errors import InvalidRequest
+from weftline.contract.protocol import Call, Message, Placeholder, Segment
+from weftline.contract.tools import CalledFunction, Tool, ToolCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-from weftline.constraints import tag_format
-from weftline.protocol import Call
-from weftline.tools import NamedTool, Tool
+from weftline.contract.constraints import tag_format
+from weftline.contract.protocol import Call
+from weftline.contract.tools import NamedTool, Tool
 
 
 class ToolFormat(StrEnum):

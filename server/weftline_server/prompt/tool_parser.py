@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from weftline.arguments import ArgumentReader, Member, MemberText, ReaderEvent
-from weftline.protocol import Call
+from weftline.contract.arguments import ArgumentReader, Member, MemberText, ReaderEvent
+from weftline.contract.protocol import Call
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.prompt.tool_xml import XmlCall, kept_back, name_in
 

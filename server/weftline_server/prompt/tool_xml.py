@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum, auto
 from typing import Any
 
-from weftline.arguments import Member, MemberText, ReaderEvent, strict_json
+from weftline.contract.arguments import Member, MemberText, ReaderEvent, strict_json
 
 BEGIN = "<function="
 _PARAMETER_BEGIN = "<parameter="

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from weftline.errors import ClientStepFailed, EngineFailed, StorageFull, WeftlineError
-from weftline.errors import from_name as error_named
-from weftline.protocol import SetVariable, Submit
+from weftline.contract.errors import ClientStepFailed, EngineFailed, StorageFull, WeftlineError
+from weftline.contract.errors import from_name as error_named
+from weftline.contract.protocol import SetVariable, Submit
 from weftline_engine import api
 from weftline_server.graph.growth import TakesItems
 from weftline_server.graph.primitive import Primitive, PrimitiveId, Task, Where

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
-from weftline.errors import WeftlineError
+from weftline.contract.errors import WeftlineError
 from weftline_engine import api
 from weftline_server.graph.growth import TakesItems
 from weftline_server.graph.primitive import DISTANT, Flow, Primitive, PrimitiveId, Where

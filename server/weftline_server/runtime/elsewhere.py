@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from weftline.errors import ClientGone
+from weftline.contract.errors import ClientGone
 from weftline_engine import api
 from weftline_server.graph.primitive import Primitive, PrimitiveId, Where
 from weftline_server.lowering.kinds.client import lease_of

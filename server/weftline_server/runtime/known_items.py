@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weftline.transforms import closed_items
+from weftline.contract.transforms import closed_items
 from weftline_server.lowering.control.each import GatherBody
 from weftline_server.session.session import Session
 from weftline_server.session.variable import VariableState

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from weftline.errors import WeftlineError
-from weftline.protocol import Call, Submit
-from weftline.steps import Step, StepBase
+from weftline.contract.errors import WeftlineError
+from weftline.contract.protocol import Call, Submit
+from weftline.contract.steps import Step, StepBase
 from weftline_server.graph.primitive import Task, Where
 from weftline_server.lowering.control.body import resolved, resource_of
 from weftline_server.lowering.kinds import KINDS

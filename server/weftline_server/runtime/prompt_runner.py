@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 
-from weftline.errors import WeftlineError
+from weftline.contract.errors import WeftlineError
 from weftline_engine import api
 from weftline_server.graph.primitive import Primitive, PrimitiveId
 from weftline_server.lowering.bounds import is_large, is_small

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from weftline import transforms
-from weftline.errors import WeftlineError
-from weftline.protocol import InOut, Placeholder
+from weftline.contract import transforms
+from weftline.contract.errors import WeftlineError
+from weftline.contract.protocol import InOut, Placeholder
 from weftline_server.graph.primitive import Flow, Primitive
 from weftline_server.lowering.bounds import is_large, is_small
 from weftline_server.lowering.kinds.prompt import PromptBody

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from weftline.errors import Timeout
-from weftline.protocol import Criterion
+from weftline.contract.errors import Timeout
+from weftline.contract.protocol import Criterion
 from weftline_server.session import events as ev
 from weftline_server.session.given import client_step
 from weftline_server.session.session import Session

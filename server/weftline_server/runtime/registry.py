@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 
-from weftline.errors import Overloaded, ServerRestarted, StorageFull, UnknownSession
+from weftline.contract.errors import Overloaded, ServerRestarted, StorageFull, UnknownSession
 from weftline_server.journal.journal import Journal
 from weftline_server.passes import Plugin
 from weftline_server.runtime.closed import ClosedConfig, ClosedSessions

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
-from weftline.errors import WeftlineError
-from weftline.steps import Source, StepBase
+from weftline.contract.errors import WeftlineError
+from weftline.contract.steps import Source, StepBase
 from weftline_engine import api
 from weftline_server.graph.primitive import (
     Primitive,

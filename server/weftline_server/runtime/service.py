@@ -7,8 +7,8 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from weftline.errors import StorageFull, WeftlineError
-from weftline.protocol import Criterion, SetVariable, Submit
+from weftline.contract.errors import StorageFull, WeftlineError
+from weftline.contract.protocol import Criterion, SetVariable, Submit
 from weftline_engine import api
 from weftline_server.graph.primitive import Task
 from weftline_server.journal.journal import Key

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from weftline.arguments import ArgumentReader
-from weftline.errors import Cancelled, EngineFailed, InvalidRequest, WeftlineError
-from weftline.protocol import Call, InOut, Message, Placeholder, Segment, Submit
-from weftline.tools import CalledFunction, ClientTool, ToolCall
+from weftline.contract.arguments import ArgumentReader
+from weftline.contract.errors import Cancelled, EngineFailed, InvalidRequest, WeftlineError
+from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment, Submit
+from weftline.contract.tools import CalledFunction, ClientTool, ToolCall
 from weftline_engine.api import FinishReason
 from weftline_server.graph.primitive import PrimitiveId, Task
 from weftline_server.lowering.kinds.prompt import call_of

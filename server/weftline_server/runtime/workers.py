@@ -18,8 +18,8 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weftline import transforms
-from weftline.errors import InvalidRequest, Overloaded, TransformFailed, WeftlineError
+from weftline.contract import transforms
+from weftline.contract.errors import InvalidRequest, Overloaded, TransformFailed, WeftlineError
 from weftline_server.lowering.bounds import is_large
 from weftline_server.lowering.transform_host import HEADER_BYTES, frame
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from weftline.errors import EngineFailed
+from weftline.contract.errors import EngineFailed
 from weftline_engine import api
 from weftline_server.schedule.engines.fleet import Fleet
 from weftline_server.schedule.engines.member import Member, Work

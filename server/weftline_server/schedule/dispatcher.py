@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from weftline.errors import EngineUnavailable, UnknownModel, UnknownStore, WeftlineError
+from weftline.contract.errors import EngineUnavailable, UnknownModel, UnknownStore, WeftlineError
 from weftline_engine import api
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.schedule import model_names

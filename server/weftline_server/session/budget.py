@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weftline.errors import BudgetExceeded
+from weftline.contract.errors import BudgetExceeded
 from weftline_server.graph.primitive import Task
 
 

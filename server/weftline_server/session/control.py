@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weftline.errors import AlreadySet, WeftlineError
+from weftline.contract.errors import AlreadySet, WeftlineError
 from weftline_server.graph.growth import Growing, Growth, TakesItems
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Spent

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from weftline.protocol import Criterion
+from weftline.contract.protocol import Criterion
 from weftline_server.graph.addition import Addition
 from weftline_server.graph.primitive import Task
 from weftline_server.passes import consumers_first

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from weftline.errors import WeftlineError
-from weftline.protocol import Criterion
+from weftline.contract.errors import WeftlineError
+from weftline.contract.protocol import Criterion
 from weftline_engine.api import FinishReason, Usage
 from weftline_engine.api.record import record
 from weftline_server.graph.considered import Considered

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from weftline.errors import BudgetExceeded, Cancelled, WeftlineError
+from weftline.contract.errors import BudgetExceeded, Cancelled, WeftlineError
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Flow
 from weftline_server.passes import Plugin

@@ -6,7 +6,7 @@ once the step's inputs are ready.
 
 from __future__ import annotations
 
-from weftline.errors import AlreadySet, InvalidRequest
+from weftline.contract.errors import AlreadySet, InvalidRequest
 from weftline_engine.api import FinishReason
 from weftline_server.graph.primitive import Where
 from weftline_server.session import events as ev

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from weftline.protocol import Criterion
+from weftline.contract.protocol import Criterion
 from weftline_server.graph.graph import Graph
 from weftline_server.passes import Plan, Plugin, analyse, stricter
 from weftline_server.session.reuse import Reuse

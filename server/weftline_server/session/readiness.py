@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from weftline.errors import WeftlineError
+from weftline.contract.errors import WeftlineError
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import DISTANT, Flow, Primitive, Task
 from weftline_server.session.events import Fill

@@ -5,7 +5,7 @@ The journal has put the session back into its state at its last event. Nothing o
 
 from __future__ import annotations
 
-from weftline.errors import Cancelled, Interrupted
+from weftline.contract.errors import Cancelled, Interrupted
 from weftline_server.graph.primitive import Effects
 from weftline_server.session import events as ev
 from weftline_server.session.execution import Execution

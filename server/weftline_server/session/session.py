@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from weftline.errors import Cancelled, UnknownCall, UnknownSession, UnknownVariable
+from weftline.contract.errors import Cancelled, UnknownCall, UnknownSession, UnknownVariable
 from weftline_server.graph.graph import Graph
 from weftline_server.passes import Plan, Plugin
 from weftline_server.session import events as ev

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-from weftline.errors import WeftlineError
+from weftline.contract.errors import WeftlineError
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.graph.considered import Considered
 from weftline_server.graph.primitive import Primitive, Task

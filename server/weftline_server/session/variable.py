@@ -8,7 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from weftline.errors import Skipped, WeftlineError
+from weftline.contract.errors import Skipped, WeftlineError
 
 
 class VariableState(StrEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from weftline.errors import Cancelled, NoProducer, UnknownVariable
+from weftline.contract.errors import Cancelled, NoProducer, UnknownVariable
 from weftline_server.graph.primitive import Flow
 from weftline_server.passes.plan import MOST_EDGES
 from weftline_server.session import events as ev

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import rule
 
 from tests.null.test_session_machine import NAMES, SessionMachine
-from weftline.protocol import Call, InOut, Placeholder, Segment
+from weftline.contract.protocol import Call, InOut, Placeholder, Segment
 from weftline_server.graph.primitive import Effects, Traits, Where
 from weftline_server.journal.records import Clock, decode, encode, noted
 from weftline_server.journal.replay import Opened, replay, resumed

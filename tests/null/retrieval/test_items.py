@@ -11,7 +11,7 @@ import pytest
 
 from tests.null.asgi import Serve, Server, call
 from tests.null.retrieval.test_steps import TEXTS, filled, run, step, text
-from weftline.transforms.regexes import Regex
+from weftline.contract.transforms.regexes import Regex
 from weftline_engine import api
 from weftline_engine.null import LatencyProfile, NullConfig, NullMode
 from weftline_engine.retrieval.local import LocalItems

@@ -10,9 +10,9 @@ import pytest
 from tests.null.asgi import Serve
 from tests.null.retrieval.test_steps import TEXTS, engines
 from weftline import AsyncClient, Input, Output, semantic_function
+from weftline.contract.steps import Source
+from weftline.contract.transforms import run
 from weftline.errors import InvalidRequest, TransformFailed
-from weftline.steps import Source
-from weftline.transforms import run
 
 
 @semantic_function

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from weftline.protocol import Call, InOut, Placeholder, Segment, Submit
-from weftline.steps import Embed, Ingest, Merge, Rerank, Search, Source, Step
+from weftline.contract.protocol import Call, InOut, Placeholder, Segment, Submit
+from weftline.contract.steps import Embed, Ingest, Merge, Rerank, Search, Source, Step
 from weftline_engine import api
 from weftline_engine.null import NullConfig, NullEngine
 from weftline_engine.retrieval.local import LocalItems

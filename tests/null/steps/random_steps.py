@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from weftline.steps import Embed, Ingest, Merge, Rerank, Search, Source, Step
+from weftline.contract.steps import Embed, Ingest, Merge, Rerank, Search, Source, Step
 from weftline_engine import api
 from weftline_engine.retrieval.core import Item
 from weftline_engine.retrieval.local import LocalItems

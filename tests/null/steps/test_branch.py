@@ -13,10 +13,10 @@ from bench.simulator.world import World
 from tests.null.asgi import Serve, call
 from tests.null.steps.wire import branch, each, loop, run, states
 from tests.null.test_switches import measured, step, words
+from weftline.contract.protocol import Call, InOut, Placeholder, Segment, Submit
+from weftline.contract.steps import Body, Branch, Case, Each, Source
 from weftline.errors import InvalidRequest, TransformFailed
 from weftline.predicates import MAX_DEPTH, check, holds
-from weftline.protocol import Call, InOut, Placeholder, Segment, Submit
-from weftline.steps import Body, Branch, Case, Each, Source
 from weftline_engine.null import LatencyProfile, NullConfig
 from weftline_engine.retrieval.local import LocalItems
 from weftline_engine.retrieval.memory import MemoryTable, WordBackend

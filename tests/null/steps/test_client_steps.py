@@ -12,9 +12,9 @@ import pytest
 from tests.null.asgi import Serve, Server, call
 from tests.null.steps.conftest import Listen
 from weftline import Output, client_step, semantic_function
-from weftline.computations import Waiting
 from weftline.errors import ClientGone, ClientStepFailed, ConnectionFailed, InvalidRequest
-from weftline.step_tasks import StepTasks
+from weftline.sdk.computations import Waiting
+from weftline.sdk.step_tasks import StepTasks
 from weftline_server.session.variable import VariableState
 
 

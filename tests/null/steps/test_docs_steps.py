@@ -13,7 +13,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from tests.null.steps.conftest import Listen
-from weftline.protocol import Submit
+from weftline.contract.protocol import Submit
 from weftline_server.commands.retrieval import factories, from_tables
 
 SUBMIT: TypeAdapter[Submit] = TypeAdapter(Submit)
@@ -34,7 +34,7 @@ async def test_a_program_prints_what_it_should(
     """The programs of docs/steps.md run as they stand, on a server of this test."""
     socket = await listen()
     [program] = [one for one in PROGRAMS if said in one]
-    monkeypatch.setattr("weftline.client.Client", socket.client)
+    monkeypatch.setattr("weftline.sdk.client.Client", socket.client)
     out = StringIO()
 
     def run() -> None:

@@ -11,8 +11,8 @@ import pytest
 from tests.null.asgi import Serve, call
 from tests.null.steps.wire import branch, each, loop, run, states
 from tests.null.test_switches import step
-from weftline.protocol import Segment
-from weftline.steps import Body, Each, Loop, Source, Step, Until
+from weftline.contract.protocol import Segment
+from weftline.contract.steps import Body, Each, Loop, Source, Step, Until
 from weftline_server.config import ServerConfig
 from weftline_server.lowering.kinds import KINDS
 from weftline_server.lowering.kinds.prompt import lower_call

@@ -8,8 +8,8 @@ import pytest
 
 from tests.null.asgi import Serve, call
 from tests.null.steps.wire import each, run
-from weftline.protocol import Call, InOut, Placeholder, Segment
-from weftline.steps import Body, Each, FunctionStep, Source, Step
+from weftline.contract.protocol import Call, InOut, Placeholder, Segment
+from weftline.contract.steps import Body, Each, FunctionStep, Source, Step
 from weftline_engine.api import FinishReason
 from weftline_engine.null import LatencyProfile, NullConfig
 from weftline_server.config import ServerConfig

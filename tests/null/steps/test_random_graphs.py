@@ -26,9 +26,9 @@ from tests.null.steps.random_steps import TENANT, Retrieval, joined
 from tests.null.steps.wire import branch, each, loop
 from tests.null.test_session_machine import state_of
 from weftline import predicates
+from weftline.contract.protocol import SetVariable, Submit
+from weftline.contract.steps import Embed, Ingest, Merge, Rerank, Search, Source
 from weftline.errors import InvalidRequest, WeftlineError
-from weftline.protocol import SetVariable, Submit
-from weftline.steps import Embed, Ingest, Merge, Rerank, Search, Source
 from weftline_engine.null import LatencyProfile, NullConfig, NullEngine
 from weftline_engine.retrieval.core import Refused
 from weftline_server.config import OPTIMISATIONS

@@ -10,8 +10,8 @@ import pytest
 
 from tests.null.asgi import Serve
 from weftline import AsyncClient, Output, client_step, semantic_function
-from weftline.aclient import AsyncSession
 from weftline.errors import InvalidRequest, Skipped
+from weftline.sdk.aclient import AsyncSession
 from weftline_server.commands.retrieval import factories, from_tables
 
 

@@ -13,13 +13,13 @@ import pytest
 from tests.null.steps.conftest import Listen, Socket, listen  # noqa: F401 - a fixture
 from tests.null.steps.test_client_steps import answer, draft
 from tests.null.tools.test_agent import served  # noqa: F401 - a fixture
-from weftline.aclient import AsyncClient
-from weftline.client import Client
-from weftline.client_function import client_step
-from weftline.computations import Waiting
+from weftline.contract.protocol import Call, InOut, Placeholder, Segment
 from weftline.errors import ClientStepFailed, WeftlineError
-from weftline.protocol import Call, InOut, Placeholder, Segment
-from weftline.step_tasks import StepTasks
+from weftline.sdk.aclient import AsyncClient
+from weftline.sdk.client import Client
+from weftline.sdk.client_function import client_step
+from weftline.sdk.computations import Waiting
+from weftline.sdk.step_tasks import StepTasks
 from weftline.toolkit import tool
 
 OUT = Placeholder(name="out", in_out=InOut.OUT, semantic_var_id="v")

@@ -25,9 +25,9 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, CallToolResult, TextContent, Tool
 
-from weftline.arguments import ArgumentReader
-from weftline.children import die_with
-from weftline.errors import InvalidRequest
+from weftline.contract.arguments import ArgumentReader
+from weftline.contract.children import die_with
+from weftline.contract.errors import InvalidRequest
 from weftline_engine import api
 from weftline_engine.tools.calls import Begun, Observation, failed
 from weftline_engine.tools.frames import MOST_BYTES

@@ -8,8 +8,8 @@ from typing import cast
 from mcp.client import Client
 from mcp_types import Tool
 
-from weftline.toolkit import Effects, ToolSpec
-from weftline.tools import Function
+from weftline.contract.tools import Function
+from weftline.sdk.toolkit import Effects, ToolSpec
 from weftline_engine.tools.mcp.config import McpConfig
 
 MOST_PARTS = 100  # of the list of tools

@@ -18,7 +18,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
-from weftline.children import die_with
+from weftline.contract.children import die_with
 from weftline_engine.tools.frames import MOST_BYTES
 
 LEAVE_S = 1.0  # to end by itself when its input is closed

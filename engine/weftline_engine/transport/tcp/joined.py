@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from weftline.errors import EngineUnavailable
+from weftline.contract.errors import EngineUnavailable
 from weftline_engine import api
 from weftline_engine.transport import wire
 from weftline_engine.transport.tcp import handshake

@@ -18,7 +18,7 @@ from langchain_weftline.lower.symbols import (
     string_pieces,
 )
 from langchain_weftline.lower.texts import can_be_sent, is_exact
-from weftline import steps
+from weftline.contract import steps
 
 BRANCHES = "a branch, whose conditions are data"
 MIXED = "its sides give values of different kinds"

@@ -28,12 +28,20 @@ from langchain_weftline.lower.symbols import (
 from langchain_weftline.model.answers import message_of
 from langchain_weftline.model.forms import Form
 from langchain_weftline.model.tools import Toolbox
-from weftline import transforms
 from weftline.adapters import OUTPUT, Inputs, Server
+from weftline.contract import transforms
+from weftline.contract.protocol import (
+    Call,
+    Criterion,
+    InOut,
+    Message,
+    Placeholder,
+    Sampling,
+    Segment,
+)
+from weftline.contract.transforms.base import NO_JSON
+from weftline.contract.transforms.partial_json import parse_json_text
 from weftline.errors import TransformFailed
-from weftline.protocol import Call, Criterion, InOut, Message, Placeholder, Sampling, Segment
-from weftline.transforms.base import NO_JSON
-from weftline.transforms.partial_json import parse_json_text
 from weftline.watching import Value
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")

@@ -25,9 +25,9 @@ from langchain_weftline.lower.symbols import (
     is_list_of_texts,
     is_symbolic,
 )
-from weftline import steps
-from weftline.protocol import Call
-from weftline.transforms.methods import FACTS, LISTS
+from weftline.contract import steps
+from weftline.contract.protocol import Call
+from weftline.contract.transforms.methods import FACTS, LISTS
 
 # The transforms of a text that never fail. Others could fail for an item.
 _SURE = frozenset({"strip", "comma_list", "line_list", "numbered_list", "markdown_list"})

@@ -1,9 +1,9 @@
 """The transform that replaces a LangChain parser, and how the client builds an object of its value.
 
-This module adds two kinds of parsers to the table of `weftline.parsers`. The value of some is not
-JSON (an object, a member of an enum, a date, a tuple). For them the server finds the parts, and the
-client builds the object. The others read a message's tool calls. Only exact classes count, because
-a subclass may override anything.
+This module adds two kinds of parsers to the table of `weftline.adapters.parsers`. The value of some
+is not JSON (an object, a member of an enum, a date, a tuple). For them the server finds the parts,
+and the client builds the object. The others read a message's tool calls. Only exact classes
+count, because a subclass may override anything.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from langchain_core.outputs import ChatGeneration
 
 from langchain_weftline.lower.shapes import ObjectShape, shape_of
 from langchain_weftline.lower.symbols import Answer, CannotCompile, Make, Ref, Spec
-from weftline import parsers, transforms
+from weftline.adapters import parsers
+from weftline.contract import transforms
 from weftline.errors import InvalidRequest
 
 Parser = BaseOutputParser[Any]

@@ -20,7 +20,7 @@ from langchain_weftline.lower.symbols import Local, Make, name_of
 from langchain_weftline.model.answers import completion_of, new_variable
 from langchain_weftline.model.failures import own_failures
 from langchain_weftline.model.forms import Form
-from weftline.protocol import Call
+from weftline.contract.protocol import Call
 from weftline.watching import Failed, Value
 
 

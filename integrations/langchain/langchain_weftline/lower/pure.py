@@ -44,7 +44,7 @@ from langchain_weftline.lower.texts import (
     said,
 )
 from langchain_weftline.retrieval.vectorstore import documents_of, unique_documents_of
-from weftline.transforms.base import MAX_OPTION_CHARS
+from weftline.contract.transforms.base import MAX_OPTION_CHARS
 
 _DOCUMENTS = (documents_of, unique_documents_of)
 _BUILTINS = (dict, enumerate, len, list, range, str, tuple, zip)

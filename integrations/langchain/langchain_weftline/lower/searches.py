@@ -20,8 +20,8 @@ from langchain_weftline.retrieval.vectorstore import (
     in_server,
 )
 from langchain_weftline.trace.audience import hears_retrievers
-from weftline import steps
 from weftline.adapters import Server
+from weftline.contract import steps
 from weftline.errors import WeftlineError
 
 _DEFAULT_K = 4  # of LangChain's vector stores

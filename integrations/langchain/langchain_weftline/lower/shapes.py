@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from langchain_weftline.lower.symbols import CannotCompile, Ref, Spec
-from weftline import transforms
+from weftline.contract import transforms
 from weftline.errors import InvalidRequest
 
 Schema = Mapping[str, Any]

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 from langchain_core.prompts import BasePromptTemplate
 
 from langchain_weftline.model.forms import Form
-from weftline.transforms.methods import FACTS, LISTS
+from weftline.contract.transforms.methods import FACTS, LISTS
 
 Spec = dict[str, Any]
-"""A transform as data (weftline.transforms)."""
+"""A transform as data (weftline.contract.transforms)."""
 
 
 Make = Callable[[Any], Any]

@@ -22,9 +22,9 @@ from langchain_weftline.lower.symbols import (
     shown,
     string_pieces,
 )
+from weftline.contract.transforms import parse
+from weftline.contract.transforms.methods import FACTS, LISTS, METHODS
 from weftline.errors import InvalidRequest
-from weftline.transforms import parse
-from weftline.transforms.methods import FACTS, LISTS, METHODS
 
 MESSAGES = (HumanMessage, AIMessage, SystemMessage)
 

@@ -19,7 +19,9 @@ from langchain_weftline.lower.lowered import Tree, specs_of
 from langchain_weftline.lower.searches import is_of_search
 from langchain_weftline.lower.symbols import Spec
 from langchain_weftline.model.transport import Answering, httpx
-from weftline import transforms
+from weftline.contract import transforms
+from weftline.contract.protocol import Call
+from weftline.contract.transforms.yaml_text import Yaml
 from weftline.errors import (
     ClientFailed,
     ConnectionFailed,
@@ -28,8 +30,6 @@ from weftline.errors import (
     TransformFailed,
     WeftlineError,
 )
-from weftline.protocol import Call
-from weftline.transforms.yaml_text import Yaml
 
 CHAT = "chat"  # the server's name for the call of a chat, which no model of this adapter changes
 _INVALID_JSON = "Invalid json output: "

@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 
-from weftline.protocol import Call, InOut
+from weftline.contract.protocol import Call, InOut
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from langchain_weftline.lower.symbols import CannotCompile
 from langchain_weftline.model.failures import as_model
 from langchain_weftline.model.forms import Form
 from langchain_weftline.model.tools import FIELDS, Toolbox
+from weftline.contract.protocol import Criterion, Sampling
 from weftline.errors import InvalidRequest
-from weftline.protocol import Criterion, Sampling
 
 if TYPE_CHECKING:
     from langchain_weftline.chat_models import ChatWeftline

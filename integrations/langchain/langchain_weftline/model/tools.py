@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from weftline.tools import Tool, ToolChoice
+from weftline.contract.tools import Tool, ToolChoice
 
 FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 _TOOLS: TypeAdapter[tuple[Tool, ...]] = TypeAdapter(tuple[Tool, ...])

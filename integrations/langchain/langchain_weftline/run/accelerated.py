@@ -25,7 +25,7 @@ from langchain_weftline.run.explanation import Explanation, explain
 from langchain_weftline.run.nodes import Combined, Nodes
 from langchain_weftline.trace.provenance import application_of, running
 from langchain_weftline.trace.threads import Threads
-from weftline.http import OnGraph
+from weftline.sdk.http import OnGraph
 
 if TYPE_CHECKING:
     from langgraph.pregel import Pregel

@@ -31,12 +31,12 @@ from langchain_weftline.model.failures import as_model
 from langchain_weftline.model.forms import Form
 from langchain_weftline.model.sampling import call_options
 from langchain_weftline.trace.provenance import running
-from weftline import transforms
 from weftline.adapters import Claims, Feed, Piece, Planned, Result, RunSession, Server, awaited
 from weftline.adapters.openai import finish_reason, usage, whole_delta
+from weftline.contract import transforms
+from weftline.contract.protocol import Call
 from weftline.errors import ClientFailed, Timeout, WeftlineError
-from weftline.http import OnGraph
-from weftline.protocol import Call
+from weftline.sdk.http import OnGraph
 from weftline.watching import Failed, Value
 
 log = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from langchain_weftline.run.explanation import Explanation, explain
 from langchain_weftline.run.runner import Execution
 from langchain_weftline.trace.audience import hears_models
 from langchain_weftline.trace.provenance import application_of
-from weftline.http import OnGraph
+from weftline.sdk.http import OnGraph
 
 if TYPE_CHECKING:
     from langchain_weftline.chat_models import ChatWeftline

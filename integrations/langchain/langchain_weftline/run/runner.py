@@ -26,7 +26,7 @@ from langchain_weftline.run.submits import Message, OnMessage, Submits
 from langchain_weftline.run.telling import Telling
 from langchain_weftline.run.workers import Tasks, Threads
 from weftline.adapters import Result, awaited
-from weftline.http import OnGraph
+from weftline.sdk.http import OnGraph
 
 # Seconds for which known calls wait while steps of the client still run, so that one request can
 # submit several calls.

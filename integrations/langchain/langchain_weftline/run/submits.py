@@ -17,9 +17,9 @@ from langchain_weftline.model.patience import Deadlines
 from langchain_weftline.run.telling import Telling
 from weftline.adapters import Feed, Promises, Result
 from weftline.adapters.promises import fail, keep, own_inputs
+from weftline.contract.protocol import Call
 from weftline.errors import AlreadySet
-from weftline.http import MAX_RETRIES
-from weftline.protocol import Call
+from weftline.sdk.http import MAX_RETRIES
 from weftline.watching import Value
 
 Message = Event | tuple[Job, Outcome]

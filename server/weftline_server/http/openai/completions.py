@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from weftline.errors import WeftlineError
-from weftline.protocol import Submit
+from weftline.contract.errors import WeftlineError
+from weftline.contract.protocol import Submit
 from weftline_server.graph.primitive import Task
 from weftline_server.http.direct import Direct
 from weftline_server.http.event_stream import EventStream, sse

@@ -9,8 +9,8 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from weftline.constraints import check_constraint
-from weftline.errors import InvalidRequest
+from weftline.contract.constraints import check_constraint
+from weftline.contract.errors import InvalidRequest
 
 _LOOSE = {"extra": "ignore", "allow_inf_nan": False}
 _ANY_OBJECT = {"type": "object"}

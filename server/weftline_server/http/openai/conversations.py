@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from weftline.errors import Overloaded
+from weftline.contract.errors import Overloaded
 from weftline_server.http.openai.requests import ChatMessage, ChatRequest, CompletionRequest
 from weftline_server.runtime.service import Service
 from weftline_server.session.session import Session

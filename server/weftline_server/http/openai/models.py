@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from weftline.errors import InvalidRequest
+from weftline.contract.errors import InvalidRequest
 from weftline_server.http.openai.requests import ChatMessage
 from weftline_server.http.state import ServiceDep, Tenant
 from weftline_server.http.wire import read, schema

@@ -9,9 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from weftline.errors import InvalidRequest
-from weftline.protocol import MAX_ITEMS, InOut, Placeholder, Segment, check_id, check_run_name
-from weftline.tools import ClientTool
+from weftline.contract.errors import InvalidRequest
+from weftline.contract.protocol import (
+    MAX_ITEMS,
+    InOut,
+    Placeholder,
+    Segment,
+    check_id,
+    check_run_name,
+)
+from weftline.contract.tools import ClientTool
 from weftline_server.lowering.provenance import Sources
 from weftline_server.session.session import Session
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from weftline.errors import InvalidRequest
-from weftline.protocol import (
+from weftline.contract.errors import InvalidRequest
+from weftline.contract.protocol import (
     MAX_ITEMS,
     MAX_PRIORITY,
     Call,
@@ -21,7 +21,7 @@ from weftline.protocol import (
     Sampling,
     Segment,
 )
-from weftline.tools import ToolCall, ToolChoice
+from weftline.contract.tools import ToolCall, ToolChoice
 from weftline_server.http.openai.constraints import ConstraintFields
 from weftline_server.http.openai.provenance import Inputs, Provenance
 from weftline_server.http.openai.tool_types import AnyChatTool, ChatChoice, chosen, offered

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
-from weftline.errors import InvalidRequest
-from weftline.tools import CalledFunction, Tool, ToolCall
+from weftline.contract.errors import InvalidRequest
+from weftline.contract.tools import CalledFunction, Tool, ToolCall
 from weftline_server.http.openai.requests import ChatMessage
 from weftline_server.http.openai.tool_types import AnyResponseTool, offered, type_of
 

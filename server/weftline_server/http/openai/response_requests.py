@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from weftline.errors import InvalidRequest
+from weftline.contract.errors import InvalidRequest
 from weftline_server.http.openai.constraints import JsonSchema, ResponseFormat
 from weftline_server.http.openai.provenance import Provenance
 from weftline_server.http.openai.requests import (

@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from weftline.errors import InvalidRequest, Overloaded, WeftlineError
+from weftline.contract.errors import InvalidRequest, Overloaded, WeftlineError
 from weftline_engine.api import FinishReason
 from weftline_server.http.direct import Direct
 from weftline_server.http.event_stream import EventStream, sse

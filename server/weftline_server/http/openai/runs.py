@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from weftline.errors import UnknownSession
+from weftline.contract.errors import UnknownSession
 from weftline_server.runtime.service import Service
 from weftline_server.session.session import Session
 

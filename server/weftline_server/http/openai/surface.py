@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from weftline.errors import InvalidRequest
+from weftline.contract.errors import InvalidRequest
 from weftline_server.http.openai.requests import ChatRequest, CompletionRequest
 from weftline_server.http.openai.response_requests import ResponsesRequest
 

@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
-from weftline.errors import InvalidRequest, WeftlineError
+from weftline.contract.errors import InvalidRequest, WeftlineError
 from weftline_engine.api import FinishReason
 from weftline_server.http.event_stream import EventStream, sse
 from weftline_server.http.openai.provenance import Provenance

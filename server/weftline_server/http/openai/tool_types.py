@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import Discriminator, Tag
 
-from weftline.errors import InvalidRequest
-from weftline.tools import Function, NamedFunction, NamedTool, Tool, ToolChoice
+from weftline.contract.errors import InvalidRequest
+from weftline.contract.tools import Function, NamedFunction, NamedTool, Tool, ToolChoice
 
 _LOOSE = {"extra": "ignore", "allow_inf_nan": False}
 Mode = Literal["auto", "none", "required"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from weftline import errors
+from weftline.contract import errors
 from weftline_server.http.reference.fields import field_of
 from weftline_server.http.reference.meanings import MEANINGS
 from weftline_server.http.reference.routes import ANSWERS, EVERY, JSON, REQUESTS, Answer

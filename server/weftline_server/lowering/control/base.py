@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from weftline import predicates, transforms
-from weftline.errors import InvalidRequest
-from weftline.steps import Source, StepBase
+from weftline.contract import predicates, transforms
+from weftline.contract.errors import InvalidRequest
+from weftline.contract.steps import Source, StepBase
 from weftline_engine.api import FinishReason
 from weftline_server.graph.primitive import (
     Body,

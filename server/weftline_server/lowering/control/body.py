@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from weftline.errors import InvalidRequest
-from weftline.protocol import Call, InOut
-from weftline.steps import MAX_NAME, Body, StepBase
+from weftline.contract.errors import InvalidRequest
+from weftline.contract.protocol import Call, InOut
+from weftline.contract.steps import MAX_NAME, Body, StepBase
 from weftline_server.graph.addition import Addition
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.control.sides import gated, given, read_by_sides

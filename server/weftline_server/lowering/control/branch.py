@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from weftline.steps import Branch
+from weftline.contract.steps import Branch
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.growth import Growing, Growth
 from weftline_server.graph.primitive import Read, Task, Traits, Where

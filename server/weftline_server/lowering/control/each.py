@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
-from weftline.errors import InvalidRequest, TransformFailed
-from weftline.steps import Each
+from weftline.contract.errors import InvalidRequest, TransformFailed
+from weftline.contract.steps import Each
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.growth import Growth, TakesItems
 from weftline_server.graph.primitive import Flow, ItemFlow, Primitive, Read, Task

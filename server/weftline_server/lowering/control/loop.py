@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from weftline import transforms
-from weftline.steps import Loop
+from weftline.contract import transforms
+from weftline.contract.steps import Loop
 from weftline_engine.api import FinishReason
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.growth import Growing, Growth

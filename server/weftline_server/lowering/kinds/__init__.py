@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weftline.steps import StepBase
+from weftline.contract.steps import StepBase
 from weftline_server.lowering.control.branch import BranchKind
 from weftline_server.lowering.control.each import EachKind
 from weftline_server.lowering.control.loop import LoopKind

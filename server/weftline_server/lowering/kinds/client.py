@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weftline.steps import ClientStep
+from weftline.contract.steps import ClientStep
 from weftline_server.graph.primitive import Effects, Primitive, Traits, Where
 from weftline_server.lowering.step import StepKind, step_of
 

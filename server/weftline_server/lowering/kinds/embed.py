@@ -6,7 +6,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weftline.steps import Embed
+from weftline.contract.steps import Embed
 from weftline_server.graph.primitive import Traits
 from weftline_server.lowering.items import ItemKind, items_of, texts_of
 

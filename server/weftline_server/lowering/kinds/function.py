@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from weftline.steps import FunctionStep
+from weftline.contract.steps import FunctionStep
 from weftline_server.graph.primitive import Effects, Traits
 from weftline_server.lowering.step import StepKind
 

@@ -7,8 +7,8 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
-from weftline.errors import InvalidRequest
-from weftline.steps import Mean
+from weftline.contract.errors import InvalidRequest
+from weftline.contract.steps import Mean
 from weftline_server.graph.primitive import Traits, Where
 from weftline_server.lowering.items import FLOAT_BYTES, embedded_of
 from weftline_server.lowering.step import StepKind, named

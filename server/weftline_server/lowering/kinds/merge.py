@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weftline.errors import WeftlineError
-from weftline.steps import Merge
+from weftline.contract.errors import WeftlineError
+from weftline.contract.steps import Merge
 from weftline_server.graph.primitive import Traits, Where
 from weftline_server.lowering.items import ItemKind, hits_of, key_of
 

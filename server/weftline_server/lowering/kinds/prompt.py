@@ -7,10 +7,10 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from weftline import transforms
-from weftline.errors import InvalidRequest, MissingInput
-from weftline.protocol import MAX_ITEMS, Call, InOut, Message, Placeholder, Prompt, Segment
-from weftline.template import check_placeholders, parse
+from weftline.contract import transforms
+from weftline.contract.errors import InvalidRequest, MissingInput
+from weftline.contract.protocol import MAX_ITEMS, Call, InOut, Message, Placeholder, Prompt, Segment
+from weftline.contract.template import check_placeholders, parse
 from weftline_engine import api
 from weftline_engine.api.record import record
 from weftline_server.graph.primitive import Body, ItemFlow, Primitive, Read, Specs, Task, Traits

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weftline.errors import InvalidRequest
-from weftline.steps import Rerank
+from weftline.contract.errors import InvalidRequest
+from weftline.contract.steps import Rerank
 from weftline_server.graph.primitive import Traits
 from weftline_server.lowering.items import ItemKind, items_of, texts_of
 from weftline_server.lowering.step import named

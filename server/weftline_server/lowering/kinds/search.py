@@ -6,8 +6,8 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-from weftline.errors import InvalidRequest
-from weftline.steps import Search
+from weftline.contract.errors import InvalidRequest
+from weftline.contract.steps import Search
 from weftline_server.graph.primitive import Traits
 from weftline_server.lowering.items import FLOAT_BYTES, ItemKind, embedded_of
 

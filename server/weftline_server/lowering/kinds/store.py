@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from weftline.errors import InvalidRequest
-from weftline.steps import Delete, Fetch, Ingest
+from weftline.contract.errors import InvalidRequest
+from weftline.contract.steps import Delete, Fetch, Ingest
 from weftline_server.graph.primitive import Effects, Traits
 from weftline_server.lowering.items import embedded_of, items_of
 from weftline_server.lowering.step import StepKind, named

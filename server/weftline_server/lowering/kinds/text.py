@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from weftline.errors import InvalidRequest
-from weftline.steps import Text
+from weftline.contract.errors import InvalidRequest
+from weftline.contract.steps import Text
 from weftline_server.graph.primitive import Traits, Where
 from weftline_server.lowering.step import StepKind, named
 

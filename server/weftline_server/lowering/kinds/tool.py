@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from weftline.steps import ClientStep
-from weftline.tools import ClientTool, Function, Tool
+from weftline.contract.steps import ClientStep
+from weftline.contract.tools import ClientTool, Function, Tool
 from weftline_engine import api
 from weftline_server.graph.primitive import Body, Effects, Primitive, Task, Traits
 from weftline_server.lowering.kinds import KINDS

@@ -12,7 +12,7 @@ from enum import StrEnum
 from itertools import compress, count
 from operator import ne
 
-from weftline.tools import Tool
+from weftline.contract.tools import Tool
 from weftline_server.observe.advice.prompt import Place, Prompt
 
 SYSTEM = ("system", "developer")  # the roles of messages that stay at the head of a prompt

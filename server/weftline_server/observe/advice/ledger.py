@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from weftline.protocol import Call
+from weftline.contract.protocol import Call
 from weftline_engine.api import Usage
 from weftline_server.observe.advice.difference import (
     differences,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weftline.protocol import Call, InOut, Message, Placeholder, Segment
-from weftline.tools import Tool, ToolCall
+from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment
+from weftline.contract.tools import Tool, ToolCall
 from weftline_server.prompt.render import turns_of, value_text
 from weftline_server.session.variable import Variable
 

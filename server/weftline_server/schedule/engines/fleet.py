@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from weftline.errors import EngineUnavailable, InvalidRequest
+from weftline.contract.errors import EngineUnavailable, InvalidRequest
 from weftline_engine import api
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.schedule.engines.member import EngineState, Member

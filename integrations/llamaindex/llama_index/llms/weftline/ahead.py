@@ -13,10 +13,18 @@ from llama_index.llms.weftline.retrieving import Finding, Found, embedded_in, fo
 from llama_index.llms.weftline.symbols import Answer, Given, Index, Symbols, filled, reads
 
 from weftline.adapters import OUTPUT, Claims, Feed, Inputs, Piece, Planned, Result
+from weftline.contract.protocol import (
+    Call,
+    Criterion,
+    InOut,
+    Message,
+    Placeholder,
+    Sampling,
+    Segment,
+)
+from weftline.contract.tools import Function, Tool
 from weftline.errors import TransformFailed
-from weftline.http import OnGraph
-from weftline.protocol import Call, Criterion, InOut, Message, Placeholder, Sampling, Segment
-from weftline.tools import Function, Tool
+from weftline.sdk.http import OnGraph
 from weftline.watching import Failed
 from weftline.watching import Value as ValueEvent
 

@@ -41,8 +41,8 @@ from llama_index.llms.weftline.wire import (
 
 from weftline.adapters.fields import api_key_of_environment
 from weftline.adapters.server import Server, default_base_url, is_on, without_v1
-from weftline.http import MAX_RETRIES, OnGraph
-from weftline.protocol import Criterion
+from weftline.contract.protocol import Criterion
+from weftline.sdk.http import MAX_RETRIES, OnGraph
 
 
 class Weftline(StructuredLLM):

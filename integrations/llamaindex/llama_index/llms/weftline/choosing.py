@@ -19,8 +19,8 @@ from llama_index.llms.weftline.retrieving import Finding, finding_of
 from llama_index.llms.weftline.symbols import Given, Index, Symbols
 
 from weftline.adapters import Server
-from weftline.protocol import Call
-from weftline.steps import Branch, Case, Source, Step
+from weftline.contract.protocol import Call
+from weftline.contract.steps import Branch, Case, Source, Step
 
 
 @dataclass(frozen=True, slots=True)

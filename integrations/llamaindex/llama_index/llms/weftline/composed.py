@@ -20,13 +20,13 @@ from llama_index.llms.weftline.provenance import Run
 from llama_index.llms.weftline.retrieving import Found
 from llama_index.llms.weftline.symbols import Given, Index
 
-from weftline import transforms
 from weftline.adapters import Claims, Feed, Planned, Result, Server
 from weftline.adapters.faults import error_of
 from weftline.adapters.retrieval import Asked
+from weftline.contract import transforms
+from weftline.contract.protocol import Call
+from weftline.contract.steps import Step
 from weftline.errors import Cancelled, WeftlineError
-from weftline.protocol import Call
-from weftline.steps import Step
 from weftline.watching import Failed, Value
 
 LOST = False  # stands in lists for the results of an item that failed

@@ -24,7 +24,7 @@ from llama_index.llms.weftline.retrieving import is_served
 from weftline.adapters import Feed, Result, Server
 from weftline.adapters.faults import error_of
 from weftline.adapters.retrieval import MAX_CHARS, Asked, portions, vectors_of
-from weftline.steps import Branch, Case, Embed, Ingest, Source, Step
+from weftline.contract.steps import Branch, Case, Embed, Ingest, Source, Step
 from weftline.watching import Failed, Value
 
 FLOAT_BYTES = 4

@@ -35,7 +35,7 @@ from llama_index.llms.weftline.symbols import Answer, Given, Spec, Symbols
 from llama_index.llms.weftline.wire import message_body, strip_to_text
 
 from weftline.adapters import Pieces
-from weftline.parsers import NoTransform
+from weftline.adapters.parsers import NoTransform
 
 # LlamaIndex counts tokens with another tokenizer than the model's, so it may count more than
 # max_tokens tokens in an answer: a tenth more for English, a fifth more for code.

@@ -22,10 +22,10 @@ from llama_index.core.prompts.base import (
     SelectorPromptTemplate,
 )
 
-from weftline.aclient import AsyncSession
 from weftline.adapters import BACKGROUND, Closer, Closers, Piece, Pieces, RunSession, Server
 from weftline.adapters.pieces import as_name, text_of
-from weftline.http import OnGraph
+from weftline.sdk.aclient import AsyncSession
+from weftline.sdk.http import OnGraph
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from llama_index.llms.weftline.provenance import Run
 from weftline.adapters import Feed, Result, Server
 from weftline.adapters.fields import ServerFields
 from weftline.adapters.retrieval import Asked, vectors_of
+from weftline.contract.steps import Embed, Mean, Search, Source, Step
 from weftline.errors import InvalidRequest
-from weftline.steps import Embed, Mean, Search, Source, Step
 
 DEFAULT_NODE_TOKENS = 1024  # LlamaIndex's, for a splitter that does not say it
 MAX_TEXTS = 16  # that are embedded for one query

@@ -36,10 +36,10 @@ from llama_index.llms.weftline.provenance import Run
 from llama_index.llms.weftline.retrieving import embedded_in, found_in
 from llama_index.llms.weftline.symbols import Answer, Given, Index, Spec, Symbols
 
-from weftline import transforms
 from weftline.adapters import Result, Server
-from weftline.protocol import Call
-from weftline.steps import Branch, Case, Source, Step
+from weftline.contract import transforms
+from weftline.contract.protocol import Call
+from weftline.contract.steps import Branch, Case, Source, Step
 
 LOWER: Spec = {"op": "text", "method": "lower"}
 # The query in the first tag of a text, such as "[Search(Who?)]" (QueryTaskOutputParser).

@@ -28,8 +28,8 @@ from llama_index.llms.weftline.provenance import Run
 from llama_index.llms.weftline.symbols import Answer, Given, Index, Spec, Symbols
 
 from weftline.adapters import Result, Server
-from weftline.protocol import Call
-from weftline.steps import Body, Each, Source, Text
+from weftline.contract.protocol import Call
+from weftline.contract.steps import Body, Each, Source, Text
 
 ITEM = "part"  # the variable of a part in the body that runs for it
 QUESTION: Spec = {"op": "path", "keys": ["sub_question"]}

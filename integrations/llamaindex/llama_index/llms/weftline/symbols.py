@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from weftline import transforms
+from weftline.contract import transforms
 
 Spec = Mapping[str, Any]
-"""A transform as data (weftline.transforms)."""
+"""A transform as data (weftline.contract.transforms)."""
 
 
 class Given(Enum):

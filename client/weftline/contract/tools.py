@@ -1,0 +1,159 @@
+"""Tools in OpenAI's JSON shape: those that a call may use, and those that an assistant called."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from weftline.contract.constraints import check_schema
+from weftline.contract.errors import InvalidRequest
+from weftline.contract.steps import MAX_LEASE_S
+
+MAX_TOOLS = 128
+MAX_NAME_CHARS = 1024
+_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
+_LOOSE = {"extra": "ignore", "allow_inf_nan": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """A function that the model may call. `parameters` is a JSON schema of its arguments.
+
+    `strict` constrains the arguments to the schema, also where the model may choose not to call.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    __pydantic_config__ = _LOOSE
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise InvalidRequest(
+                f"{self.name[:40]!r} is not a function's name: use 1 to 128 letters, digits or "
+                "'_-.'",
+                param="tools",
+            )
+        check_schema(self.parameters, "tools")
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The schema of the arguments. A function without parameters takes an empty object."""
+        return self.parameters or {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A tool, which is a function."""
+
+    function: Function
+    type: Literal["function"] = "function"
+
+    __pydantic_config__ = _LOOSE
+
+    def to_template(self) -> dict[str, Any]:
+        """The tool in the form that chat templates expect."""
+        function: dict[str, Any] = {"name": self.function.name}
+        if self.function.description is not None:
+            function["description"] = self.function.description
+        return {"type": "function", "function": {**function, "parameters": self.function.schema}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTool:
+    """A tool of an agent's run that the client computes.
+
+    `effects` says what running it twice would do. The run fails when a call of the tool is due and
+    the client has had no request open for `lease_s` seconds.
+    """
+
+    name: str
+    effects: Literal["none", "idempotent", "once"] = "once"
+    lease_s: float = 60.0
+
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}  # noqa: RUF012
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise InvalidRequest(
+                f"{self.name[:40]!r} is not a function's name", param="client_tools"
+            )
+        if not 0 < self.lease_s <= MAX_LEASE_S:
+            raise InvalidRequest(
+                f"lease_s must be above 0 and at most {MAX_LEASE_S:,}", param="client_tools"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalledFunction:
+    """The function of a tool call, and its arguments as JSON text."""
+
+    name: str
+    arguments: str = "{}"
+
+    __pydantic_config__ = _LOOSE
+
+    def __post_init__(self) -> None:
+        if len(self.name) > MAX_NAME_CHARS:
+            raise InvalidRequest(
+                f"a called function's name has at most {MAX_NAME_CHARS} characters",
+                param="tool_calls",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A tool call in an assistant's message."""
+
+    function: CalledFunction
+    id: str = ""
+    type: Literal["function"] = "function"
+
+    __pydantic_config__ = _LOOSE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedFunction:
+    """The name of a function that the model must call."""
+
+    name: str
+
+    __pydantic_config__ = _LOOSE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedTool:
+    """The tool that the model must call."""
+
+    function: NamedFunction
+    type: Literal["function"] = field(default="function")
+
+    __pydantic_config__ = _LOOSE
+
+
+ToolChoice = Literal["auto", "none", "required"] | NamedTool | None
+
+
+def check_tools(tools: tuple[Tool, ...]) -> None:
+    """Raise InvalidRequest for too many tools, or two with the same name."""
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"a call may have at most {MAX_TOOLS} tools", param="tools")
+    names = [tool.function.name for tool in tools]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidRequest(f"tool {name!r} is declared twice", param="tools")
+
+
+def check_choice(choice: ToolChoice, tools: tuple[Tool, ...]) -> None:
+    """Raise InvalidRequest if `choice` needs a tool that is not among `tools`."""
+    if isinstance(choice, NamedTool):
+        if choice.function.name not in {tool.function.name for tool in tools}:
+            raise InvalidRequest(
+                f"tool_choice names {choice.function.name[:40]!r}, which is not among the tools",
+                param="tool_choice",
+            )
+    elif choice == "required" and not tools:
+        raise InvalidRequest("tool_choice 'required' needs tools: give some", param="tool_choice")

@@ -1,0 +1,1 @@
+"""The SDK: the clients and their sessions, variables, functions, agents and tools."""

@@ -1,0 +1,362 @@
+"""The synchronous client: sessions with their variables and calls, over an HTTP connection pool."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from itertools import count
+from time import sleep
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+from httpx_sse import ServerSentEvent, connect_sse
+
+from weftline.contract.protocol import Call, Criterion, Get, SetVariable, Submit, to_wire
+from weftline.contract.steps import Step
+from weftline.sdk.abandoned import TextStream
+from weftline.sdk.agent import Agent, AgentTool, Prompt
+from weftline.sdk.agent_run import AgentRun
+from weftline.sdk.http import (
+    TIMEOUT,
+    Endpoint,
+    Known,
+    OnGraph,
+    body_of,
+    certificates,
+    get_body,
+    idempotency,
+    pause,
+    sessions_path,
+    text_of_event,
+)
+from weftline.sdk.resume import StreamedRequest
+from weftline.sdk.session import Answer, SessionBase, SubmittedCall
+from weftline.sdk.step_threads import StepThreads
+from weftline.sdk.variable import VariableBase
+
+
+class Client:
+    """A connection to one weftline server. Use it as a context manager, or call `close`.
+
+    `base_url` is the server's address. It defaults to the environment variable WEFTLINE_BASE_URL,
+    and without that to http://127.0.0.1:8600. `api_key` defaults to WEFTLINE_API_KEY; without a
+    key, none is sent. `transport` replaces httpx's transport, for example in tests.
+
+    Any method that sends a request may raise ConnectionFailed, Unauthorized and Overloaded. All
+    errors are in `weftline.errors`.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._endpoint = Endpoint.find(base_url, api_key)
+        self._known = Known()
+        self._http = httpx.Client(
+            base_url=self._endpoint.base_url,
+            headers=self._endpoint.headers,
+            timeout=TIMEOUT,
+            transport=transport,
+            verify=certificates(),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections. Sessions stay on the server until they are closed or expire."""
+        self._http.close()
+
+    def session(self) -> Session:
+        """Open a session for one run of an application. A `with` block closes it at its end."""
+        return Session(self, self._request("POST", "/v1/session")["session_id"])
+
+    def run(
+        self,
+        calls: Sequence[Call],
+        get: Sequence[str],
+        *,
+        steps: Sequence[Step] = (),
+        graph: bool = False,
+    ) -> Answer:
+        """Run a whole application with one request, and return the values of some variables.
+
+        `calls` and `steps` are the application, and `get` names the variables to return. With
+        `graph`, the answer also has the session's graph. The server opens a session for the
+        request and closes it at the end. Raises the error of the call that failed first, and
+        GraphError if the calls do not make a graph.
+        """
+        body = Submit(
+            calls=tuple(calls), steps=tuple(steps), get=tuple(get), graph=graph, close=True
+        )
+        return Answer.of(self._request("POST", "/v1/submit", body))
+
+    def stream(
+        self, calls: Sequence[Call], variable: str, *, on_graph: OnGraph | None = None
+    ) -> Generator[str, None, None]:
+        """Run a whole application with one request, and stream the text of one variable.
+
+        `on_graph` is a function. It is called with the session's graph when the text has ended.
+        Raises the error of the call that failed first.
+        """
+        graph = on_graph is not None
+        body = Submit(calls=tuple(calls), stream=variable, graph=graph, close=True)
+        return self._texts("/v1/submit", body, on_graph)
+
+    def models(self) -> list[str]:
+        """The names of the served models. The default model comes first."""
+        return [model["id"] for model in self._request("GET", "/v1/models")["data"]]
+
+    def sessions(self, *, limit: int = 100, text: str = "") -> list[dict[str, Any]]:
+        """The sessions of your API key: open ones, and those closed a short time ago.
+
+        The session that was opened last comes first. There are at most `limit` rows. A row has the
+        session's id, its name, its state, how many calls are in each state, and its tokens so far.
+        With `text` only sessions whose prompts or values contain it are listed.
+        """
+        answer = self._request("GET", sessions_path(limit, text))
+        found: list[dict[str, Any]] = answer["sessions"]
+        return found
+
+    def advice(self, *, limit: int = 100, lengths: bool = False) -> list[dict[str, Any]]:
+        """Where prompts of your programs part although equal text follows, which is computed anew.
+
+        The finding that has cost most tokens comes first. There are at most `limit` rows. A row has
+        a sentence with what to do in `says`, and in `lost_tokens` what was computed anew so far.
+        `before` and `after` are the two texts at their first difference, or None if the server does
+        not log prompts. With `lengths` a row has the lengths of recorded calls, before and after
+        the change, for a simulation.
+        """
+        query = f"limit={limit}" + ("&lengths=true" if lengths else "")
+        answer = self._request("GET", f"/v1/advice?{query}")
+        rows: list[dict[str, Any]] = answer["advice"]
+        return rows
+
+    def _request(self, method: str, path: str, body: object = None) -> Any:
+        content = None if body is None else to_wire(body)
+        headers = idempotency(method, path)
+        for attempt in count():
+            try:
+                answer = self._http.request(method, path, json=content, headers=headers)
+            except httpx.TransportError as error:
+                wait = pause(attempt, method, path, error, known=self._known)
+                if wait is None:
+                    raise self._endpoint.unreachable(error) from error
+            else:
+                self._known.hear(answer)
+                wait = pause(attempt, method, path, answer, known=self._known)
+                if wait is None:
+                    return body_of(answer)
+            sleep(wait)
+
+    def _texts(
+        self, path: str, body: Get | Submit, on_graph: OnGraph | None = None
+    ) -> Generator[str, None, None]:
+        return TextStream(self._read_texts(path, body, on_graph))
+
+    def _read_texts(
+        self, path: str, body: Get | Submit, on_graph: OnGraph | None
+    ) -> Generator[str, None, None]:
+        with closing(self._events(path, body)) as events:
+            for event in events:
+                if text := text_of_event(event, on_graph):
+                    yield text
+
+    def _events(
+        self, path: str, body: Get | Submit | Mapping[str, Any]
+    ) -> Generator[ServerSentEvent, None, None]:
+        request = StreamedRequest(path, body, known=self._known)
+        while True:
+            try:
+                with connect_sse(
+                    self._http, "POST", path, json=request.content, headers=request.headers
+                ) as source:
+                    if request.goes_on(source.response):
+                        for event in source.iter_sse():
+                            if (new := request.new(event)) is not None:
+                                yield new
+                        request.check_whole()
+                        return
+                    wait = request.pause(source.response)
+                    if wait is None:
+                        source.response.read()
+                        body_of(source.response)
+            except httpx.TransportError as error:
+                wait = request.pause(error)
+                if wait is None:
+                    raise self._endpoint.unreachable(error, began=request.began) from error
+            assert wait is not None, "an answer without success raises its error"
+            sleep(wait)
+
+
+class Variable(VariableBase):
+    """A variable of the synchronous client."""
+
+    _owner: Session
+
+    def get(self, criteria: Criterion | str | None = None, timeout_s: float | None = None) -> Any:
+        """Wait until the variable is ready, and return its value.
+
+        `criteria` says what matters to you: "latency", "throughput", "ttft" or "tpot". None means
+        latency. `timeout_s` is the longest wait in seconds, and None means no limit. Raises the
+        error of the call that failed first, or Timeout.
+        """
+        return self._owner.get(self.id, criteria, timeout_s)
+
+    def stream(self, criteria: Criterion | str | None = None) -> Generator[str, None, None]:
+        """The text, in parts, while the model generates it. `criteria` is as in `get`."""
+        return self._owner.stream(self.id, criteria)
+
+    def set(self, value: Any) -> None:
+        """Set the value. The calls that wait for it start. Raises AlreadySet."""
+        self._owner.set(self.id, value)
+
+    def cancel(self) -> None:
+        """Cancel the call that generates the variable, and all calls that depend on it."""
+        self._owner.cancel(self.id)
+
+
+class Session(SessionBase[Variable]):
+    """One run of an application.
+
+    Inside its `with` block, each semantic function that you call adds a call to this session.
+    """
+
+    def __init__(self, client: Client, id: str) -> None:
+        super().__init__(id)
+        self._client = client
+
+    def __enter__(self) -> Self:
+        self._enter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._exit()
+        self.close()
+
+    def _variable(self, id: str) -> Variable:
+        return Variable(self, id)
+
+    def flush(self) -> None:
+        """Send the calls that were added since the last submit. `get` and `stream` also do this."""
+        submit, computations = self._take_pending(), self._take_computations()
+        if submit is not None and computations is not None:
+            StepThreads(self, computations).start(submit)
+        elif submit is not None:
+            self._client._request("POST", "/v1/submit", submit)
+
+    def submit(self, calls: Sequence[Call], *, detach: bool = False) -> list[SubmittedCall]:
+        """Send `calls` now. The server accepts all of them or none.
+
+        With `detach` the calls run to their end although nobody reads their outputs. Raises
+        GraphError if the calls do not make a graph.
+        """
+        self.flush()
+        body = Submit(session_id=self.id, calls=tuple(calls), detach=detach)
+        answer = self._client._request("POST", "/v1/submit", body)
+        return [SubmittedCall.of(call) for call in answer["calls"]]
+
+    def set(self, variable: str, value: Any) -> None:
+        """Set the value of the variable with this id. Raises AlreadySet.
+
+        A value is a text or any other JSON value except None.
+        """
+        path = f"/v1/session/{self.id}/variable/{variable}"
+        self._client._request("PUT", path, SetVariable(value=value))
+
+    def cancel(self, variable: str) -> None:
+        """Cancel the call that generates a variable. A variable that is ready keeps its value."""
+        self.flush()
+        self._client._request("DELETE", f"/v1/session/{self.id}/variable/{variable}")
+
+    def get(
+        self,
+        variable: str,
+        criteria: Criterion | str | None = None,
+        timeout_s: float | None = None,
+        wait: bool = False,
+    ) -> Any:
+        """Wait until the variable with this id is ready, and return its value.
+
+        `criteria` says what matters to you: "latency", "throughput", "ttft" or "tpot". None means
+        latency. `timeout_s` is the longest wait in seconds, and None means no limit. With `wait`
+        the variable may be one that no call writes yet. Raises the error of the call that failed
+        first, NoProducer or Timeout.
+        """
+        if criteria is None and timeout_s is None and not wait and not self._computations:
+            submit = self._take_pending(get=(variable,))
+            if submit is not None:  # the calls go, and the value comes, in one round trip
+                answer = self._client._request("POST", "/v1/submit", submit)
+                return answer["values"][variable]
+        self.flush()
+        body = get_body(self.id, variable, criteria, timeout_s, wait)
+        with self._own_failures():
+            return self._client._request("POST", "/v1/get", body)["value"]
+
+    def stream(
+        self, variable: str, criteria: Criterion | str | None = None, wait: bool = False
+    ) -> Generator[str, None, None]:
+        """The text of a variable, in parts, while the model generates it.
+
+        The parameters are those of `get`.
+        """
+        self.flush()
+        return self._client._texts(
+            "/v1/get", get_body(self.id, variable, criteria, None, wait, stream=True)
+        )
+
+    def agent(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[AgentTool] | None = None,
+        system: str | None = None,
+        **options: Any,
+    ) -> AgentRun:
+        """Run an agent: the model answers and calls tools in turns, until it calls none.
+
+        `prompt` is the user's message, or a list of messages of OpenAI's API. `system` is the text
+        of a system message before them. `tools` has functions, which run in this process, and
+        names of tools that run in the server. None offers the model all tools of the server. A
+        function with `@tool(effects="none")` of `weftline.toolkit` starts as soon as its arguments
+        are complete, while the model still writes. `options` are further fields of a chat
+        completion, such as `model` and `max_tokens`.
+        """
+        return AgentRun(self, Agent(self.id, prompt, tools, system, options))
+
+    def graph(self) -> dict[str, Any]:
+        """The session's graph as JSON: calls, variables, edges, and the seconds of each phase."""
+        answer: dict[str, Any] = self._client._request("GET", f"/v1/session/{self.id}/graph")
+        return answer
+
+    def events(self) -> list[dict[str, Any]]:
+        """The newest events of the session, the oldest of them first.
+
+        Each event has its number `n`, its time `t` in seconds, its kind `event`, what it is
+        `about`, and a `text`.
+        """
+        answer = self._client._request("GET", f"/v1/session/{self.id}/events")
+        events: list[dict[str, Any]] = answer["events"]
+        return events
+
+    def close(self) -> None:
+        """Close the session on the server, which cancels its running calls.
+
+        A second `close` does nothing.
+        """
+        if self.closed:
+            return
+        self.closed, self._pending, self._pending_steps, self._computations = True, [], [], []
+        self._client._request("DELETE", f"/v1/session/{self.id}")

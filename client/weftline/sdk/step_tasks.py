@@ -1,0 +1,106 @@
+"""Computes the client steps of an asynchronous session, on its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from weftline.contract.errors import AlreadySet, ConnectionFailed, UnknownSession
+from weftline.contract.protocol import SetVariable, Submit
+from weftline.sdk.computations import Computation, Waiting, outcome_of, result_of
+from weftline.sdk.watching import Submitted
+
+if TYPE_CHECKING:
+    from weftline.sdk.aclient import AsyncSession
+
+log = logging.getLogger("weftline.steps")
+
+MOST_SENDS = 3  # of one result, over broken connections
+
+
+class StepTasks:
+    """Sends submits with client steps, watches the variables that they read, and runs them.
+
+    A coroutine function runs on the loop, any other function in a thread.
+    """
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, submit: Submit, waiting: Waiting) -> None:
+        """Send `submit`. Returns when the server has accepted it. Raises its error otherwise."""
+        accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        body = replace(submit, watch=waiting.variables, wait=True)
+        self._spawn(self._watch(body, waiting, accepted))
+        await accepted
+
+    async def close(self) -> None:
+        """Cancel the watches and the steps that are running."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _watch(
+        self, submit: Submit, waiting: Waiting, accepted: asyncio.Future[None]
+    ) -> None:
+        try:
+            async with aclosing(self._session._client.watch(submit)) as events:
+                async for event in events:
+                    if isinstance(event, Submitted):
+                        accepted.set_result(None)
+                    elif event is not None:
+                        waiting.hear(event)
+                    for computation, function in waiting.take_ready():
+                        self._spawn(self._compute(computation, function))
+        except Exception as error:
+            if not accepted.done():
+                accepted.set_exception(error)
+                return
+            log.warning("the client steps of session %s end: %r", self._session.id, error)
+            for out in waiting.by_out:
+                self._session._failures.setdefault(out, error)
+                await self._tell(out, outcome_of(error))
+
+    async def _compute(self, computation: Computation, function: Callable[[], Any]) -> None:
+        try:
+            if inspect.iscoroutinefunction(computation.function):
+                value = await function()
+            else:
+                value = await asyncio.to_thread(function)
+            await send(self._session, computation.out, result_of(computation, value))
+        except Exception as error:
+            self._session._failures[computation.out] = error
+            await self._tell(computation.out, outcome_of(error))
+
+    async def _tell(self, out: str, body: SetVariable) -> None:
+        try:
+            await send(self._session, out, body)
+        except Exception:  # nobody awaits this task
+            log.exception("the result of %s cannot be sent", out)
+
+
+async def send(session: AsyncSession, out: str, body: SetVariable) -> None:
+    """Send the result of a step. It is dropped if the variable is set or the session closed."""
+    path = f"/v1/session/{session.id}/variable/{out}"
+    for left in reversed(range(MOST_SENDS)):
+        try:
+            await session._client._request("PUT", path, body)
+        except ConnectionFailed as error:
+            if not left:  # a get of the variable fails in the same way
+                log.warning("the result of %s cannot be sent: %s", out, error)
+        except (AlreadySet, UnknownSession) as error:
+            log.debug("the result of %s comes too late: %s", out, error)
+            return
+        else:
+            return

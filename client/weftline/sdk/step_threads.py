@@ -1,0 +1,112 @@
+"""Computes the client steps of a synchronous session, in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import replace
+from threading import Semaphore, Thread
+from typing import TYPE_CHECKING, Any
+
+from weftline.contract.errors import AlreadySet, ConnectionFailed, UnknownSession
+from weftline.contract.protocol import SetVariable, Submit
+from weftline.sdk.computations import Computation, Waiting, outcome_of, result_of
+from weftline.sdk.watching import Submitted, event_of
+
+if TYPE_CHECKING:
+    from weftline.sdk.client import Session
+
+log = logging.getLogger("weftline.steps")
+
+MOST_AT_ONCE = 32  # functions that run at the same time; more would compete for Python's lock
+MOST_SENDS = 3  # of one result, over broken connections
+
+
+class StepThreads:
+    """Sends a submit with client steps. One thread watches the variables that they read."""
+
+    def __init__(self, session: Session, waiting: Waiting) -> None:
+        self._session = session
+        self._waiting = waiting
+        self._places = Semaphore(MOST_AT_ONCE)
+        self._accepted: Future[None] = Future()
+
+    def start(self, submit: Submit) -> None:
+        """Send `submit`. Returns when the server has accepted it. Raises its error otherwise."""
+        body = replace(submit, watch=self._waiting.variables, wait=True)
+        Thread(target=self._watch, args=(body,), name="weftline-steps", daemon=True).start()
+        self._accepted.result()
+
+    def _watch(self, submit: Submit) -> None:
+        try:
+            with closing(self._session._client._events("/v1/submit", submit)) as events:
+                for event in events:
+                    said = event_of(event)
+                    if isinstance(said, Submitted):
+                        self._accepted.set_result(None)
+                    elif said is not None:
+                        self._waiting.hear(said)
+                    self._start_ready()
+        except Exception as error:
+            if not self._accepted.done():
+                self._accepted.set_exception(error)
+                return
+            if self._session.closed:
+                log.debug("the watch of session %s ends: %s", self._session.id, error)
+                return  # nobody waits for the steps, and the client may be closed as well
+            log.warning("the client steps of session %s end: %r", self._session.id, error)
+            for out in self._waiting.by_out:
+                self._session._failures.setdefault(out, error)
+                self._tell(out, outcome_of(error))
+
+    def _start_ready(self) -> None:
+        for computation, function in self._waiting.take_ready():
+            run = Thread(
+                target=self._compute,
+                args=(computation, function),
+                name=f"weftline-{computation.step.name}",
+                daemon=True,
+            )
+            run.start()
+
+    def _compute(self, computation: Computation, function: Callable[[], Any]) -> None:
+        try:
+            with self._places:
+                value = function()
+                if inspect.iscoroutine(value):
+                    value = asyncio.run(value)
+            send(self._session, computation.out, result_of(computation, value))
+        except (Exception, SystemExit) as error:  # Python ignores a SystemExit that ends a thread
+            self._session._failures[computation.out] = error
+            self._tell(computation.out, outcome_of(error))
+
+    def _tell(self, out: str, body: SetVariable) -> None:
+        try:
+            send(self._session, out, body)
+        except Exception:  # no caller waits for this thread
+            log.exception("the result of %s cannot be sent", out)
+
+
+def send(session: Session, out: str, body: SetVariable) -> None:
+    """Send the result of a step. It is dropped if the variable is set or the session closed."""
+    path = f"/v1/session/{session.id}/variable/{out}"
+    for left in reversed(range(MOST_SENDS)):
+        try:
+            session._client._request("PUT", path, body)
+        except ConnectionFailed as error:
+            if not left:  # a get of the variable fails in the same way
+                log.warning("the result of %s cannot be sent: %s", out, error)
+        except (AlreadySet, UnknownSession) as error:
+            log.debug("the result of %s comes too late: %s", out, error)
+            return
+        except RuntimeError as error:  # httpx's error of a closed client
+            if not session.closed:
+                raise
+            log.debug("the result of %s comes too late: %s", out, error)
+            return
+        else:
+            return
