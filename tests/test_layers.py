@@ -223,6 +223,70 @@ def test_a_reversed_import_is_found(module: str, line: str, allowed: bool) -> No
     assert (violations(line, module) == []) is allowed
 
 
+# The circles of imports that remain, each as its modules. This table may only shrink.
+CIRCLES: frozenset[tuple[str, ...]] = frozenset(
+    {
+        # Types alone: an extent names its node of the tree, and a node its extent.
+        ("weftline_engine.bookkeeping.kv.extents", "weftline_engine.bookkeeping.kv.tree"),
+    }
+)
+
+
+def circles(sources: Mapping[str, tuple[str, bool]]) -> set[tuple[str, ...]]:
+    """The groups of modules that import each other, directly or through others.
+
+    `sources` has the text of each module, and whether it is a package. An import counts wherever it
+    stands: in a function, and below `if TYPE_CHECKING`.
+    """
+
+    def known(name: str) -> str:
+        while name and name not in sources:
+            name = name.rpartition(".")[0]
+        return name
+
+    direct = {
+        module: {known(name) for name, _ in imports(text, module, is_package)} - {module, ""}
+        for module, (text, is_package) in sources.items()
+    }
+
+    def reached(module: str) -> set[str]:
+        found, left = set[str](), list(direct[module])
+        while left:
+            name = left.pop()
+            if name not in found:
+                found.add(name)
+                left += direct[name]
+        return found
+
+    all_reached = {module: reached(module) for module in sources}
+    return {
+        tuple(sorted(other for other in below if module in all_reached[other]))
+        for module, below in all_reached.items()
+        if module in below
+    }
+
+
+def test_no_new_circle_of_imports() -> None:
+    """No modules import each other, apart from those of the table."""
+    sources = {
+        module_name(path): (path.read_text(encoding="utf-8"), path.name == "__init__.py")
+        for path in FILES
+    }
+    assert circles(sources) == CIRCLES
+
+
+def test_a_circle_of_imports_is_found() -> None:
+    """Three modules in a circle, by an import for types and one in a function; a fourth beside."""
+    sources = {
+        "a": ("", True),
+        "a.one": ("if TYPE_CHECKING:\n    from a.two import Two", False),
+        "a.two": ("def f():\n    from a import three", False),
+        "a.three": ("from a.one import One\nfrom a.four import Four", False),
+        "a.four": ("import os", False),
+    }
+    assert circles(sources) == {("a.one", "a.three", "a.two")}
+
+
 # Packages that must import on a machine with PYTHONPATH, numpy, torch and triton alone.
 CORE = (
     "weftline_kernels",

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from weftline.contract.protocol import Criterion, Sampling
     from weftline.sdk.aclient import AsyncClient
     from weftline.sdk.client import Client
-    from weftline.sdk.client_function import client_step
+    from weftline.sdk.client_steps import client_step
     from weftline.sdk.function import Input, Output, semantic_function
 
 __all__ = [
@@ -29,7 +29,7 @@ _HOME = {
     "Input": "weftline.sdk.function",
     "Output": "weftline.sdk.function",
     "Sampling": "weftline.contract.protocol",
-    "client_step": "weftline.sdk.client_function",
+    "client_step": "weftline.sdk.client_steps",
     "semantic_function": "weftline.sdk.function",
 }
 

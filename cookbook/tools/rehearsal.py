@@ -1,6 +1,6 @@
 """What the agents of this folder share: a server with a given answer, slow tools, and a timeline.
 
-`python rehearsal.py FILE.svg` draws the LangChain agent, with and without early tools.
+Each agent is run with and without early tools. With a file's name it draws both runs into it.
 """
 
 from __future__ import annotations
@@ -122,16 +122,12 @@ def drawn(runs: dict[str, tuple[str, Times]]) -> str:
 
 
 def main(run: Run) -> None:
-    """Print both runs of an agent."""
+    """Print both runs of an agent, or draw them into the file that the command names."""
     with server() as url:
-        for title, (answer, times) in compare(run, url).items():
-            print(f"\n{title}: {answer}")
-            print(timeline.text(times.graph()))
-
-
-if __name__ == "__main__":
-    from langchain_agent import run as agent
-
-    with server() as url:
-        runs = compare(agent, url)
-    Path(sys.argv[1]).write_text(drawn(runs))
+        runs = compare(run, url)
+    if sys.argv[1:]:
+        Path(sys.argv[1]).write_text(drawn(runs))
+        return
+    for title, (answer, times) in runs.items():
+        print(f"\n{title}: {answer}")
+        print(timeline.text(times.graph()))

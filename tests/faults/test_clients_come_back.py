@@ -98,10 +98,10 @@ async def test_gets_of_both_clients_wait_for_the_server(server: Killed) -> None:
         def blocking() -> str:
             with Client(server.url) as other:
                 body = get_body(session.id, "a", None, None, False)
-                other._request("POST", "/v1/get", body)  # it learns what the server does
+                other.connection.request("POST", "/v1/get", body)  # it learns what the server does
                 learnt.set()
                 body = get_body(session.id, "c", None, None, False)
-                return str(other._request("POST", "/v1/get", body)["value"])
+                return str(other.connection.request("POST", "/v1/get", body)["value"])
 
         second = asyncio.create_task(asyncio.to_thread(blocking))
         assert await asyncio.to_thread(learnt.wait, 20)
@@ -121,7 +121,7 @@ async def test_a_stream_after_a_restart_says_that_its_text_is_new(server: Killed
         await asyncio.sleep(0.1)
         await server.kill()
         await server.start()
-        http, body = client._http, {"session_id": session.id, "stream": True}
+        http, body = client.connection._http, {"session_id": session.id, "stream": True}
         ended = await http.post(
             "/v1/get", json={**body, "semantic_var_id": "a"}, headers={"Last-Event-ID": "3"}
         )

@@ -20,7 +20,7 @@ from weftline.contract.errors import Cancelled, ClientStepFailed, Timeout, Weftl
 from weftline.contract.protocol import Call, InOut, Submit
 from weftline.contract.steps import Branch, Step
 from weftline.sdk.aclient import AsyncSession
-from weftline.sdk.computations import outcome_of
+from weftline.sdk.client_steps import outcome_of
 from weftline.sdk.http import MAX_RETRIES, OnGraph
 from weftline.sdk.watching import Event, Failed, Graph, Part, Submitted, Value
 

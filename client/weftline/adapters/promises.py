@@ -15,7 +15,7 @@ from weftline.adapters.faults import raising_ours
 from weftline.adapters.feed import Feed
 from weftline.contract.protocol import Call, InOut, SetVariable
 from weftline.contract.steps import MAX_NAME, Branch, ClientStep, Step
-from weftline.sdk.computations import outcome_of
+from weftline.sdk.client_steps import outcome_of
 
 log = logging.getLogger(__name__)
 

@@ -8,24 +8,27 @@ so a client gets an error before it sends a request.
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from weftline.contract.calls import MAX_ITEMS as MAX_ITEMS
+from weftline.contract.calls import MAX_PRIORITY as MAX_PRIORITY
+from weftline.contract.calls import Call as Call
+from weftline.contract.calls import Criterion as Criterion
+from weftline.contract.calls import InOut as InOut
+from weftline.contract.calls import Message as Message
+from weftline.contract.calls import Placeholder as Placeholder
+from weftline.contract.calls import Prompt as Prompt
+from weftline.contract.calls import Segment as Segment
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.ids import check_id as check_id
 from weftline.contract.sampling import Sampling as Sampling
 from weftline.contract.steps import Step
-from weftline.contract.tools import Tool, ToolCall, ToolChoice, check_choice, check_tools
 
 PROTOCOL_VERSION = "1"
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-
-MAX_PRIORITY = 100
-MAX_ITEMS = 10_000  # messages or segments of a prompt, placeholders of a call, variables of a read
 MAX_RUN_NAME = 128  # characters
 MAX_ERROR_CHARS = 4096  # of an error message that a client sends
 
@@ -38,201 +41,6 @@ def check_run_name(name: str) -> None:
         raise InvalidRequest(
             f"a run_name has at most {MAX_RUN_NAME} printable characters", param="run_name"
         )
-
-
-class Criterion(StrEnum):
-    """What matters to a reader of a variable (Parrot section 5.1).
-
-    `latency` is the time until the value is ready, and `throughput` the work per second of the
-    whole server. `ttft` is the time to the first token, and `tpot` the time per output token.
-    """
-
-    LATENCY = "latency"
-    THROUGHPUT = "throughput"
-    TTFT = "ttft"
-    TPOT = "tpot"
-
-
-class InOut(StrEnum):
-    """Whether a call reads or writes a placeholder."""
-
-    IN = "in"
-    OUT = "out"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """A part of a prompt: exactly one of constant text, an input or an output.
-
-    `from_var` names the variable that the text was read from.
-    """
-
-    text: str | None = None
-    input: str | None = None
-    output: str | None = None
-    from_var: str | None = None
-
-    __pydantic_config__ = _STRICT
-
-    def __post_init__(self) -> None:
-        if [self.text, self.input, self.output].count(None) != 2:
-            raise InvalidRequest(
-                "a segment must have exactly one of 'text', 'input' and 'output'", param="prompt"
-            )
-        if self.from_var is not None:
-            check_id(self.from_var, "from_var")
-            if self.text is None:
-                raise InvalidRequest("'from_var' needs a 'text'", param="from_var")
-        name = self.input if self.input is not None else self.output
-        if name is not None and not _NAME.fullmatch(name):
-            raise InvalidRequest(f"{name[:40]!r} is not a placeholder name", param="prompt")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """One chat message, as segments. An assistant message that is one output is generated.
-
-    `tool_calls` are the calls of tools in an assistant's message. `tool_call_id` is the id of the
-    call whose result a tool's message has.
-    """
-
-    role: str
-    content: tuple[Segment, ...] = ()
-    name: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str | None = None
-
-    __pydantic_config__ = _STRICT
-
-    def __post_init__(self) -> None:
-        if self.role not in ("system", "user", "assistant", "tool", "developer"):
-            raise InvalidRequest(
-                f"role {self.role[:40]!r} is none of system, user, assistant, tool, developer",
-                param="role",
-            )
-        outputs = [s for s in self.content if s.output is not None]
-        if outputs and (self.role != "assistant" or len(self.content) != 1):
-            raise InvalidRequest(
-                f"output {outputs[0].output!r} must be the whole content of an assistant message",
-                param=outputs[0].output,
-            )
-        if self.tool_calls and (self.role != "assistant" or outputs):
-            raise InvalidRequest(
-                "only an assistant message without outputs may have tool_calls", param="tool_calls"
-            )
-        if self.tool_call_id is not None and self.role != "tool":
-            raise InvalidRequest(
-                "only a tool message may have a tool_call_id", param="tool_call_id"
-            )
-
-
-# A segment among messages is an input whose value is one message or a list of messages.
-Prompt = tuple[Segment, ...] | tuple[Message | Segment, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placeholder:
-    """Binds a name in the prompt to a variable or, for an input, to a value in the request.
-
-    An input has `value` or `semantic_var_id`. The client chooses the `semantic_var_id` of an
-    output, which must be unique in its session. Without it the server makes one. `from_var` with a
-    `value` names the variable that the value was read from. The transforms of an output are applied
-    to the generated text, in order. Those of an input are applied to its value before it enters the
-    prompt.
-    """
-
-    name: str
-    in_out: InOut
-    semantic_var_id: str | None = None
-    value: Any = None
-    from_var: str | None = None
-    transforms: tuple[dict[str, Any], ...] = ()
-    sampling: Sampling | None = None
-
-    __pydantic_config__ = _STRICT
-
-    def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise InvalidRequest(f"{self.name[:40]!r} is not a placeholder name", param="name")
-        if self.semantic_var_id is not None:
-            check_id(self.semantic_var_id, "semantic_var_id")
-        if self.from_var is not None:
-            check_id(self.from_var, "from_var")
-        if self.in_out is InOut.OUT and (self.value is not None or self.from_var is not None):
-            raise InvalidRequest(
-                f"output {self.name!r} cannot have a value: leave it out", param=self.name
-            )
-        if self.in_out is InOut.IN and self.sampling is not None:
-            raise InvalidRequest(
-                f"input {self.name!r} cannot have sampling: leave it out", param=self.name
-            )
-        if self.value is not None and self.semantic_var_id is not None:
-            raise InvalidRequest(
-                f"input {self.name!r} has both a value and a variable: give one", param=self.name
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One application of a semantic function: a prompt, its placeholders, and how to run it.
-
-    `prompt` is template text (`{{input:x}}`, `{{output:y}}`), segments, or messages of segments.
-    The server parses template text once. It never looks for placeholders in segments.
-
-    With `tools` the value of an output is the assistant's message as JSON, in OpenAI's shape:
-    `role`, `content` (None where there are only tool calls) and `tool_calls`. `tool_choice` is
-    `auto`, `none`, `required` or one function by name. Without `parallel_tool_calls` the model
-    makes at most one tool call.
-
-    Waiting calls with a lower `priority` go first. One unit of priority equals ten seconds of
-    waiting, so that no call starves.
-    """
-
-    name: str
-    prompt: Prompt | str
-    placeholders: tuple[Placeholder, ...] = ()
-    model: str | None = None
-    criteria: Criterion | None = None
-    tools: tuple[Tool, ...] = ()
-    tool_choice: ToolChoice = None
-    parallel_tool_calls: bool = True
-    priority: int = 0
-
-    __pydantic_config__ = _STRICT
-
-    def __post_init__(self) -> None:
-        if not self.name or len(self.name) > 128 or not self.name.isprintable():
-            raise InvalidRequest(
-                "a call's name must have 1 to 128 printable characters", param="name"
-            )
-        if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
-            raise InvalidRequest(
-                f"priority must be in -{MAX_PRIORITY} to {MAX_PRIORITY}, got {self.priority}",
-                param="priority",
-            )
-        for what, items in (("prompt", self.prompt), ("placeholders", self.placeholders)):
-            if not isinstance(items, str) and len(items) > MAX_ITEMS:
-                raise InvalidRequest(
-                    f"{what} of a call has at most {MAX_ITEMS:,} items, and this has "
-                    f"{len(items):,}: split the call",
-                    param=what,
-                )
-        check_tools(self.tools)
-        check_choice(self.tool_choice, self.tools)
-
-    @property
-    def offered_tools(self) -> tuple[Tool, ...]:
-        """The tools that the prompt describes to the model."""
-        return () if self.tool_choice == "none" else self.tools
-
-    def segments(self) -> Iterator[Segment]:
-        """Every segment in the order of the prompt, including those of messages."""
-        assert not isinstance(self.prompt, str), "template text is parsed when it arrives"
-        for item in self.prompt:
-            if isinstance(item, Message):
-                yield from item.content
-            else:
-                yield item
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

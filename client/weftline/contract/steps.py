@@ -14,8 +14,10 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
 
 from weftline.contract import predicates
+from weftline.contract.calls import Call
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.ids import check_id
+from weftline.contract.lease import check_lease
 
 MAX_K = 1000  # hits of a search, and items that a rerank keeps
 MAX_NAME = 128  # characters
@@ -24,7 +26,6 @@ MAX_PARTS = 256  # of a text or a mean
 MAX_ITEMS = 10_000  # of an `each`; a submit may have as many calls
 MAX_ROUNDS = 1000
 MAX_NESTED = 4  # levels of bodies in bodies
-MAX_LEASE_S = 3600  # after a longer absence of the client, its session has expired too
 
 
 def _in_json(name: str) -> str:
@@ -256,10 +257,7 @@ class ClientStep(StepBase):
         StepBase.__post_init__(self)  # super() fails here: slots=True makes a new class
         for variable in self.reads:
             check_id(variable, "reads")
-        if not 0 < self.lease_s <= MAX_LEASE_S:
-            raise InvalidRequest(
-                f"lease_s must be above 0 and at most {MAX_LEASE_S:,}", param="lease_s"
-            )
+        check_lease(self.lease_s, "lease_s")
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -291,15 +289,6 @@ class FunctionStep(StepBase):
         return self.args
 
 
-class _Calls:
-    """Tells pydantic the type of a body's calls, whose module imports this one."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from weftline.contract.protocol import Call
-
-        return handler.generate_schema(tuple[Call, ...])
-
-
 class _Steps:
     """Tells pydantic the type of a body's steps, which is defined below."""
 
@@ -314,7 +303,7 @@ class Body:
     They read variables that they write themselves, and any other variable of the session.
     """
 
-    calls: Annotated[tuple[Any, ...], _Calls()] = ()
+    calls: tuple[Call, ...] = ()
     steps: Annotated[tuple[Any, ...], _Steps()] = ()
 
     __pydantic_config__ = _STRICT

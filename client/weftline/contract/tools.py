@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from weftline.contract.constraints import check_schema
 from weftline.contract.errors import InvalidRequest
-from weftline.contract.steps import MAX_LEASE_S
+from weftline.contract.lease import check_lease
 
 MAX_TOOLS = 128
 MAX_NAME_CHARS = 1024
@@ -81,10 +81,7 @@ class ClientTool:
             raise InvalidRequest(
                 f"{self.name[:40]!r} is not a function's name", param="client_tools"
             )
-        if not 0 < self.lease_s <= MAX_LEASE_S:
-            raise InvalidRequest(
-                f"lease_s must be above 0 and at most {MAX_LEASE_S:,}", param="client_tools"
-            )
+        check_lease(self.lease_s, "client_tools")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 import json
-from asyncio import sleep
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing
-from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
-from httpx_sse import ServerSentEvent, aconnect_sse
 
 from weftline.contract.errors import WeftlineError
-from weftline.contract.protocol import Call, Criterion, Get, SetVariable, Submit, to_wire
+from weftline.contract.protocol import Call, Criterion, SetVariable, Submit
 from weftline.contract.steps import Step
+from weftline.sdk.aconnection import AsyncConnection
 from weftline.sdk.agent import Agent, AgentTool, Prompt
 from weftline.sdk.agent_arun import AsyncAgentRun
-from weftline.sdk.http import (
-    CONNECT_S,
-    LIMITS,
-    MAX_RETRIES,
-    PINGS_S,
-    TIMEOUT,
-    Endpoint,
-    Known,
-    OnGraph,
-    body_of,
-    certificates,
-    get_body,
-    idempotency,
-    pause,
-    sessions_path,
-    text_of_event,
-)
-from weftline.sdk.resume import StreamedRequest
+from weftline.sdk.http import MAX_RETRIES, OnGraph, get_body, sessions_path
 from weftline.sdk.session import Answer, SessionBase, SubmittedCall
 from weftline.sdk.step_tasks import StepTasks
 from weftline.sdk.variable import VariableBase
@@ -68,19 +49,13 @@ class AsyncClient:
         max_retries: int = MAX_RETRIES,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._endpoint = Endpoint.find(base_url, api_key)
-        self._known = Known()
-        self._max_retries = max_retries
-        self._timeout = (
-            TIMEOUT if timeout_s is None else httpx.Timeout(timeout_s, connect=CONNECT_S)
-        )
-        self._http = httpx.AsyncClient(
-            base_url=self._endpoint.base_url,
-            headers={**(headers or {}), **self._endpoint.headers},
-            timeout=self._timeout,
-            limits=LIMITS,
+        self.connection = AsyncConnection(
+            base_url,
+            api_key,
+            headers=headers or {},
+            timeout_s=timeout_s,
+            max_retries=max_retries,
             transport=transport,
-            verify=certificates(),
         )
 
     async def __aenter__(self) -> Self:
@@ -91,7 +66,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections. Sessions stay on the server until they are closed or expire."""
-        await self._http.aclose()
+        await self.connection.close()
 
     def session(self) -> AsyncSession:
         """A session for one run of an application. It is not open yet.
@@ -118,7 +93,7 @@ class AsyncClient:
         body = Submit(
             calls=tuple(calls), steps=tuple(steps), get=tuple(get), graph=graph, close=True
         )
-        return Answer.of(await self._request("POST", "/v1/submit", body))
+        return Answer.of(await self.connection.request("POST", "/v1/submit", body))
 
     def stream(
         self, calls: Sequence[Call], variable: str, *, on_graph: OnGraph | None = None
@@ -130,7 +105,7 @@ class AsyncClient:
         """
         graph = on_graph is not None
         body = Submit(calls=tuple(calls), stream=variable, graph=graph, close=True)
-        return self._texts("/v1/submit", body, on_graph)
+        return self.connection.texts("/v1/submit", body, on_graph)
 
     async def watch(
         self, submit: Submit, *, max_retries: int | None = None
@@ -141,7 +116,7 @@ class AsyncClient:
         If you close the generator early, the server cancels the calls that no other reader waits
         for.
         """
-        async with aclosing(self._events("/v1/submit", submit, max_retries)) as events:
+        async with aclosing(self.connection.events("/v1/submit", submit, max_retries)) as events:
             async for event in events:
                 if (said := event_of(event)) is not None:
                     yield said
@@ -151,11 +126,13 @@ class AsyncClient:
 
         Raises AlreadySet if the variable has a value or a call that writes it, and UnknownSession.
         """
-        await self._request("PUT", f"/v1/session/{session}/variable/{variable}", body)
+        await self.connection.request("PUT", f"/v1/session/{session}/variable/{variable}", body)
 
     async def models(self) -> list[str]:
         """The names of the served models. The default model comes first."""
-        return [model["id"] for model in (await self._request("GET", "/v1/models"))["data"]]
+        return [
+            model["id"] for model in (await self.connection.request("GET", "/v1/models"))["data"]
+        ]
 
     async def sessions(self, *, limit: int = 100, text: str = "") -> list[dict[str, Any]]:
         """The sessions of your API key: open ones, and those closed a short time ago.
@@ -164,7 +141,7 @@ class AsyncClient:
         session's id, its name, its state, how many calls are in each state, and its tokens so far.
         With `text` only sessions whose prompts or values contain it are listed.
         """
-        answer = await self._request("GET", sessions_path(limit, text))
+        answer = await self.connection.request("GET", sessions_path(limit, text))
         found: list[dict[str, Any]] = answer["sessions"]
         return found
 
@@ -178,13 +155,13 @@ class AsyncClient:
         the change, for a simulation.
         """
         query = f"limit={limit}" + ("&lengths=true" if lengths else "")
-        answer = await self._request("GET", f"/v1/advice?{query}")
+        answer = await self.connection.request("GET", f"/v1/advice?{query}")
         rows: list[dict[str, Any]] = answer["advice"]
         return rows
 
     async def context_limits(self) -> dict[str, int]:
         """The context limit of each served model, in tokens. The default model comes first."""
-        found = (await self._request("GET", "/v1/models"))["data"]
+        found = (await self.connection.request("GET", "/v1/models"))["data"]
         return {model["id"]: model["max_model_len"] for model in found}
 
     async def openai(self, route: str, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,7 +169,7 @@ class AsyncClient:
 
         `route` is the path after `/v1/`: `chat/completions` or `completions`.
         """
-        answer: dict[str, Any] = await self._request("POST", f"/v1/{route}", request)
+        answer: dict[str, Any] = await self.connection.request("POST", f"/v1/{route}", request)
         return answer
 
     async def openai_stream(
@@ -203,7 +180,7 @@ class AsyncClient:
         `request` must have `"stream": true`. `route` is the path after `/v1/`.
         """
         body = {**request, "stream": True}
-        async with aclosing(self._events(f"/v1/{route}", body)) as events:
+        async with aclosing(self.connection.events(f"/v1/{route}", body)) as events:
             async for event in events:
                 if event.data and event.data != "[DONE]":
                     chunk = json.loads(event.data)
@@ -211,75 +188,11 @@ class AsyncClient:
                         raise WeftlineError.from_body(chunk, 0)
                     yield chunk
 
-    async def _request(self, method: str, path: str, body: object = None) -> Any:
-        content = None if body is None else to_wire(body)
-        headers = idempotency(method, path)
-        for attempt in count():
-            try:
-                answer = await self._http.request(method, path, json=content, headers=headers)
-            except httpx.TransportError as error:
-                wait = pause(attempt, method, path, error, self._max_retries, self._known)
-                if wait is None:
-                    raise self._endpoint.unreachable(error) from error
-            else:
-                self._known.hear(answer)
-                wait = pause(attempt, method, path, answer, self._max_retries, self._known)
-                if wait is None:
-                    return body_of(answer)
-            await sleep(wait)
-
-    async def _texts(
-        self, path: str, body: Get | Submit, on_graph: OnGraph | None = None
-    ) -> AsyncGenerator[str, None]:
-        async with aclosing(self._events(path, body)) as events:
-            async for event in events:
-                if text := text_of_event(event, on_graph):
-                    yield text
-
-    async def _events(
-        self,
-        path: str,
-        body: Get | Submit | Mapping[str, Any],
-        max_retries: int | None = None,
-    ) -> AsyncGenerator[ServerSentEvent, None]:
-        most = self._max_retries if max_retries is None else max_retries
-        request = StreamedRequest(path, body, most, self._known)
-        timeout = self._timeout
-        if isinstance(body, Submit) and timeout.read is not None:
-            # A stream may have no event for a long time, but the server pings every 15 s.
-            timeout = httpx.Timeout(max(timeout.read, PINGS_S), connect=CONNECT_S)
-        while True:
-            try:
-                async with aconnect_sse(
-                    self._http,
-                    "POST",
-                    path,
-                    json=request.content,
-                    headers=request.headers,
-                    timeout=timeout,
-                ) as source:
-                    if request.goes_on(source.response):
-                        async for event in source.aiter_sse():
-                            if (new := request.new(event)) is not None:
-                                yield new
-                        request.check_whole()
-                        return
-                    wait = request.pause(source.response)
-                    if wait is None:
-                        await source.response.aread()
-                        body_of(source.response)
-            except httpx.TransportError as error:
-                wait = request.pause(error)
-                if wait is None:
-                    raise self._endpoint.unreachable(error, began=request.began) from error
-            assert wait is not None, "an answer without success raises its error"
-            await sleep(wait)
-
 
 class AsyncVariable(VariableBase):
     """A variable of the asynchronous client."""
 
-    _owner: AsyncSession
+    owner: AsyncSession
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self.get().__await__()
@@ -293,19 +206,19 @@ class AsyncVariable(VariableBase):
         latency. `timeout_s` is the longest wait in seconds, and None means no limit. Raises the
         error of the call that failed first, or Timeout.
         """
-        return await self._owner.get(self.id, criteria, timeout_s)
+        return await self.owner.get(self.id, criteria, timeout_s)
 
     def stream(self, criteria: Criterion | str | None = None) -> AsyncGenerator[str, None]:
         """The text, in parts, while the model generates it. `criteria` is as in `get`."""
-        return self._owner.stream(self.id, criteria)
+        return self.owner.stream(self.id, criteria)
 
     async def set(self, value: Any) -> None:
         """Set the value. The calls that wait for it start. Raises AlreadySet."""
-        await self._owner.set(self.id, value)
+        await self.owner.set(self.id, value)
 
     async def cancel(self) -> None:
         """Cancel the call that generates the variable, and all calls that depend on it."""
-        await self._owner.cancel(self.id)
+        await self.owner.cancel(self.id)
 
 
 class AsyncSession(SessionBase[AsyncVariable]):
@@ -316,12 +229,12 @@ class AsyncSession(SessionBase[AsyncVariable]):
 
     def __init__(self, client: AsyncClient) -> None:
         super().__init__("")
-        self._client = client
-        self._steps = StepTasks(self)
+        self._connection = client.connection
+        self._steps = StepTasks(self, self._connection)
 
     async def open(self) -> Self:
         """Open the session on the server. The server chooses its `id`."""
-        self.id = (await self._client._request("POST", "/v1/session"))["session_id"]
+        self.id = (await self._connection.request("POST", "/v1/session"))["session_id"]
         return self
 
     async def __aenter__(self) -> Self:
@@ -347,7 +260,7 @@ class AsyncSession(SessionBase[AsyncVariable]):
         if submit is not None and computations is not None:
             await self._steps.start(submit, computations)
         elif submit is not None:
-            await self._client._request("POST", "/v1/submit", submit)
+            await self._connection.request("POST", "/v1/submit", submit)
 
     async def submit(self, calls: Sequence[Call], *, detach: bool = False) -> list[SubmittedCall]:
         """Send `calls` now. The server accepts all of them or none.
@@ -357,7 +270,7 @@ class AsyncSession(SessionBase[AsyncVariable]):
         """
         await self.flush()
         body = Submit(session_id=self.id, calls=tuple(calls), detach=detach)
-        answer = await self._client._request("POST", "/v1/submit", body)
+        answer = await self._connection.request("POST", "/v1/submit", body)
         return [SubmittedCall.of(call) for call in answer["calls"]]
 
     async def set(self, variable: str, value: Any) -> None:
@@ -366,12 +279,12 @@ class AsyncSession(SessionBase[AsyncVariable]):
         A value is a text or any other JSON value except None.
         """
         path = f"/v1/session/{self.id}/variable/{variable}"
-        await self._client._request("PUT", path, SetVariable(value=value))
+        await self._connection.request("PUT", path, SetVariable(value=value))
 
     async def cancel(self, variable: str) -> None:
         """Cancel the call that generates a variable. A variable that is ready keeps its value."""
         await self.flush()
-        await self._client._request("DELETE", f"/v1/session/{self.id}/variable/{variable}")
+        await self._connection.request("DELETE", f"/v1/session/{self.id}/variable/{variable}")
 
     async def get(
         self,
@@ -390,12 +303,12 @@ class AsyncSession(SessionBase[AsyncVariable]):
         if criteria is None and timeout_s is None and not wait and not self._computations:
             submit = self._take_pending(get=(variable,))
             if submit is not None:  # the calls go, and the value comes, in one round trip
-                answer = await self._client._request("POST", "/v1/submit", submit)
+                answer = await self._connection.request("POST", "/v1/submit", submit)
                 return answer["values"][variable]
         await self.flush()
         body = get_body(self.id, variable, criteria, timeout_s, wait)
         with self._own_failures():
-            return (await self._client._request("POST", "/v1/get", body))["value"]
+            return (await self._connection.request("POST", "/v1/get", body))["value"]
 
     async def stream(
         self, variable: str, criteria: Criterion | str | None = None, wait: bool = False
@@ -406,7 +319,7 @@ class AsyncSession(SessionBase[AsyncVariable]):
         """
         await self.flush()
         body = get_body(self.id, variable, criteria, None, wait, stream=True)
-        async for text in self._client._texts("/v1/get", body):
+        async for text in self._connection.texts("/v1/get", body):
             yield text
 
     def agent(
@@ -426,11 +339,13 @@ class AsyncSession(SessionBase[AsyncVariable]):
         are complete, while the model still writes. `options` are further fields of a chat
         completion, such as `model` and `max_tokens`.
         """
-        return AsyncAgentRun(self, Agent(self.id, prompt, tools, system, options))
+        return AsyncAgentRun(self, self._connection, Agent(self.id, prompt, tools, system, options))
 
     async def graph(self) -> dict[str, Any]:
         """The session's graph as JSON: calls, variables, edges, and the seconds of each phase."""
-        answer: dict[str, Any] = await self._client._request("GET", f"/v1/session/{self.id}/graph")
+        answer: dict[str, Any] = await self._connection.request(
+            "GET", f"/v1/session/{self.id}/graph"
+        )
         return answer
 
     async def events(self) -> list[dict[str, Any]]:
@@ -439,7 +354,7 @@ class AsyncSession(SessionBase[AsyncVariable]):
         Each event has its number `n`, its time `t` in seconds, its kind `event`, what it is
         `about`, and a `text`.
         """
-        answer = await self._client._request("GET", f"/v1/session/{self.id}/events")
+        answer = await self._connection.request("GET", f"/v1/session/{self.id}/events")
         events: list[dict[str, Any]] = answer["events"]
         return events
 
@@ -452,4 +367,4 @@ class AsyncSession(SessionBase[AsyncVariable]):
             return
         self.closed, self._pending, self._pending_steps, self._computations = True, [], [], []
         await self._steps.close()
-        await self._client._request("DELETE", f"/v1/session/{self.id}")
+        await self._connection.request("DELETE", f"/v1/session/{self.id}")

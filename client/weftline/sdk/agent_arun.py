@@ -5,24 +5,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from weftline.contract.protocol import SetVariable
+from weftline.sdk.aconnection import AsyncConnection
 from weftline.sdk.agent import ROUTE, Agent, AgentResult, DueCall, observation_of
 from weftline.sdk.step_tasks import send
 
-if TYPE_CHECKING:
-    from weftline.sdk.aclient import AsyncSession
-
-
 T = TypeVar("T")
+
+
+class AsyncAgentSession(Protocol):
+    """What a run asks of its session."""
+
+    id: str
+
+    async def flush(self) -> None:
+        """Send the calls that were added before the run."""
 
 
 class AsyncAgentRun:
     """One run of an agent. Iterate over `stream` for its text, or `await` it for its result."""
 
-    def __init__(self, session: AsyncSession, agent: Agent) -> None:
+    def __init__(
+        self, session: AsyncAgentSession, connection: AsyncConnection, agent: Agent
+    ) -> None:
         self._session = session
+        self._connection = connection
         self._agent = agent
         self._texts: AsyncGenerator[str, None] | None = None
 
@@ -46,7 +55,7 @@ class AsyncAgentRun:
         running: set[asyncio.Task[None]] = set()
         lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
-            events = self._session._client._events(ROUTE, self._agent.request)
+            events = self._connection.events(ROUTE, self._agent.request)
             async with aclosing(events), aclosing(_until(lost, events)) as read:
                 async for event in read:
                     said = self._agent.hear(event.data)
@@ -72,7 +81,7 @@ class AsyncAgentRun:
         except Exception as error:
             made = call.failed(error)
         try:
-            await send(self._session, call.variable, made)
+            await send(self._session.id, self._connection, call.variable, made)
         except Exception as error:  # the run raises it: the server would wait for the result
             if not lost.done():
                 lost.set_exception(error)

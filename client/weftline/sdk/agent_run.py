@@ -7,25 +7,33 @@ import logging
 from collections.abc import Generator
 from contextlib import closing
 from threading import Lock, Thread, Timer
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from weftline.contract.errors import WeftlineError
 from weftline.contract.protocol import SetVariable
 from weftline.sdk.agent import ROUTE, Agent, AgentResult, DueCall, observation_of
-from weftline.sdk.step_threads import send
-
-if TYPE_CHECKING:
-    from weftline.sdk.client import Session
-
+from weftline.sdk.connection import Connection
+from weftline.sdk.step_threads import Named, send
 
 log = logging.getLogger("weftline.agent")
+
+
+class AgentSession(Named, Protocol):
+    """What a run asks of its session."""
+
+    def flush(self) -> None:
+        """Send the calls that were added before the run."""
+
+    def cancel(self, variable: str) -> None:
+        """Cancel what writes a variable."""
 
 
 class AgentRun:
     """One run of an agent. Iterate over `stream` for its text, or call `get` for its result."""
 
-    def __init__(self, session: Session, agent: Agent) -> None:
+    def __init__(self, session: AgentSession, connection: Connection, agent: Agent) -> None:
         self._session = session
+        self._connection = connection
         self._agent = agent
         self._texts: Generator[str, None, None] | None = None
         self._lost: list[Exception] = []  # what hindered the sending of results
@@ -44,7 +52,7 @@ class AgentRun:
 
     def _read(self) -> Generator[str, None, None]:
         self._session.flush()
-        events = self._session._client._events(ROUTE, self._agent.request)
+        events = self._connection.events(ROUTE, self._agent.request)
         try:
             with closing(events):
                 for event in events:
@@ -59,7 +67,7 @@ class AgentRun:
 
     def _compute(self, call: DueCall) -> None:
         timeout_s = call.tool.spec.timeout_s
-        answer = _Answer(self._session, call.variable, self._lost)
+        answer = _Answer(self._session, self._connection, call.variable, self._lost)
         late = SetVariable(value=call.timed_out)
         timer = Timer(timeout_s, answer.give, (late,))
         timer.daemon = True
@@ -84,8 +92,15 @@ async def _within(call: DueCall, timeout_s: float) -> Any:
 class _Answer:
     """Sends one result for a call: the tool's, or that it took too long, whichever is first."""
 
-    def __init__(self, session: Session, variable: str, lost: list[Exception]) -> None:
+    def __init__(
+        self,
+        session: AgentSession,
+        connection: Connection,
+        variable: str,
+        lost: list[Exception],
+    ) -> None:
         self._session = session
+        self._connection = connection
         self._variable = variable
         self._lost = lost
         self._first = Lock()
@@ -94,7 +109,7 @@ class _Answer:
         if not self._first.acquire(blocking=False):
             return
         try:
-            send(self._session, self._variable, body)
+            send(self._session, self._connection, self._variable, body)
         except Exception as error:  # no caller waits for this thread, and the server for the result
             log.exception("the result of a tool cannot be sent")
             self._lost.append(error)

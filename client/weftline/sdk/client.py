@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
-from itertools import count
-from time import sleep
+from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
-from httpx_sse import ServerSentEvent, connect_sse
 
-from weftline.contract.protocol import Call, Criterion, Get, SetVariable, Submit, to_wire
+from weftline.contract.protocol import Call, Criterion, SetVariable, Submit
 from weftline.contract.steps import Step
-from weftline.sdk.abandoned import TextStream
 from weftline.sdk.agent import Agent, AgentTool, Prompt
 from weftline.sdk.agent_run import AgentRun
-from weftline.sdk.http import (
-    TIMEOUT,
-    Endpoint,
-    Known,
-    OnGraph,
-    body_of,
-    certificates,
-    get_body,
-    idempotency,
-    pause,
-    sessions_path,
-    text_of_event,
-)
-from weftline.sdk.resume import StreamedRequest
+from weftline.sdk.connection import Connection
+from weftline.sdk.http import OnGraph, get_body, sessions_path
 from weftline.sdk.session import Answer, SessionBase, SubmittedCall
 from weftline.sdk.step_threads import StepThreads
 from weftline.sdk.variable import VariableBase
@@ -54,15 +37,7 @@ class Client:
         *,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._endpoint = Endpoint.find(base_url, api_key)
-        self._known = Known()
-        self._http = httpx.Client(
-            base_url=self._endpoint.base_url,
-            headers=self._endpoint.headers,
-            timeout=TIMEOUT,
-            transport=transport,
-            verify=certificates(),
-        )
+        self.connection = Connection(base_url, api_key, transport=transport)
 
     def __enter__(self) -> Self:
         return self
@@ -72,11 +47,12 @@ class Client:
 
     def close(self) -> None:
         """Close the connections. Sessions stay on the server until they are closed or expire."""
-        self._http.close()
+        self.connection.close()
 
     def session(self) -> Session:
         """Open a session for one run of an application. A `with` block closes it at its end."""
-        return Session(self, self._request("POST", "/v1/session")["session_id"])
+        opened = self.connection.request("POST", "/v1/session")
+        return Session(self, opened["session_id"])
 
     def run(
         self,
@@ -96,7 +72,7 @@ class Client:
         body = Submit(
             calls=tuple(calls), steps=tuple(steps), get=tuple(get), graph=graph, close=True
         )
-        return Answer.of(self._request("POST", "/v1/submit", body))
+        return Answer.of(self.connection.request("POST", "/v1/submit", body))
 
     def stream(
         self, calls: Sequence[Call], variable: str, *, on_graph: OnGraph | None = None
@@ -108,11 +84,11 @@ class Client:
         """
         graph = on_graph is not None
         body = Submit(calls=tuple(calls), stream=variable, graph=graph, close=True)
-        return self._texts("/v1/submit", body, on_graph)
+        return self.connection.texts("/v1/submit", body, on_graph)
 
     def models(self) -> list[str]:
         """The names of the served models. The default model comes first."""
-        return [model["id"] for model in self._request("GET", "/v1/models")["data"]]
+        return [model["id"] for model in self.connection.request("GET", "/v1/models")["data"]]
 
     def sessions(self, *, limit: int = 100, text: str = "") -> list[dict[str, Any]]:
         """The sessions of your API key: open ones, and those closed a short time ago.
@@ -121,7 +97,7 @@ class Client:
         session's id, its name, its state, how many calls are in each state, and its tokens so far.
         With `text` only sessions whose prompts or values contain it are listed.
         """
-        answer = self._request("GET", sessions_path(limit, text))
+        answer = self.connection.request("GET", sessions_path(limit, text))
         found: list[dict[str, Any]] = answer["sessions"]
         return found
 
@@ -135,71 +111,15 @@ class Client:
         the change, for a simulation.
         """
         query = f"limit={limit}" + ("&lengths=true" if lengths else "")
-        answer = self._request("GET", f"/v1/advice?{query}")
+        answer = self.connection.request("GET", f"/v1/advice?{query}")
         rows: list[dict[str, Any]] = answer["advice"]
         return rows
-
-    def _request(self, method: str, path: str, body: object = None) -> Any:
-        content = None if body is None else to_wire(body)
-        headers = idempotency(method, path)
-        for attempt in count():
-            try:
-                answer = self._http.request(method, path, json=content, headers=headers)
-            except httpx.TransportError as error:
-                wait = pause(attempt, method, path, error, known=self._known)
-                if wait is None:
-                    raise self._endpoint.unreachable(error) from error
-            else:
-                self._known.hear(answer)
-                wait = pause(attempt, method, path, answer, known=self._known)
-                if wait is None:
-                    return body_of(answer)
-            sleep(wait)
-
-    def _texts(
-        self, path: str, body: Get | Submit, on_graph: OnGraph | None = None
-    ) -> Generator[str, None, None]:
-        return TextStream(self._read_texts(path, body, on_graph))
-
-    def _read_texts(
-        self, path: str, body: Get | Submit, on_graph: OnGraph | None
-    ) -> Generator[str, None, None]:
-        with closing(self._events(path, body)) as events:
-            for event in events:
-                if text := text_of_event(event, on_graph):
-                    yield text
-
-    def _events(
-        self, path: str, body: Get | Submit | Mapping[str, Any]
-    ) -> Generator[ServerSentEvent, None, None]:
-        request = StreamedRequest(path, body, known=self._known)
-        while True:
-            try:
-                with connect_sse(
-                    self._http, "POST", path, json=request.content, headers=request.headers
-                ) as source:
-                    if request.goes_on(source.response):
-                        for event in source.iter_sse():
-                            if (new := request.new(event)) is not None:
-                                yield new
-                        request.check_whole()
-                        return
-                    wait = request.pause(source.response)
-                    if wait is None:
-                        source.response.read()
-                        body_of(source.response)
-            except httpx.TransportError as error:
-                wait = request.pause(error)
-                if wait is None:
-                    raise self._endpoint.unreachable(error, began=request.began) from error
-            assert wait is not None, "an answer without success raises its error"
-            sleep(wait)
 
 
 class Variable(VariableBase):
     """A variable of the synchronous client."""
 
-    _owner: Session
+    owner: Session
 
     def get(self, criteria: Criterion | str | None = None, timeout_s: float | None = None) -> Any:
         """Wait until the variable is ready, and return its value.
@@ -208,19 +128,19 @@ class Variable(VariableBase):
         latency. `timeout_s` is the longest wait in seconds, and None means no limit. Raises the
         error of the call that failed first, or Timeout.
         """
-        return self._owner.get(self.id, criteria, timeout_s)
+        return self.owner.get(self.id, criteria, timeout_s)
 
     def stream(self, criteria: Criterion | str | None = None) -> Generator[str, None, None]:
         """The text, in parts, while the model generates it. `criteria` is as in `get`."""
-        return self._owner.stream(self.id, criteria)
+        return self.owner.stream(self.id, criteria)
 
     def set(self, value: Any) -> None:
         """Set the value. The calls that wait for it start. Raises AlreadySet."""
-        self._owner.set(self.id, value)
+        self.owner.set(self.id, value)
 
     def cancel(self) -> None:
         """Cancel the call that generates the variable, and all calls that depend on it."""
-        self._owner.cancel(self.id)
+        self.owner.cancel(self.id)
 
 
 class Session(SessionBase[Variable]):
@@ -231,7 +151,7 @@ class Session(SessionBase[Variable]):
 
     def __init__(self, client: Client, id: str) -> None:
         super().__init__(id)
-        self._client = client
+        self._connection = client.connection
 
     def __enter__(self) -> Self:
         self._enter()
@@ -253,9 +173,9 @@ class Session(SessionBase[Variable]):
         """Send the calls that were added since the last submit. `get` and `stream` also do this."""
         submit, computations = self._take_pending(), self._take_computations()
         if submit is not None and computations is not None:
-            StepThreads(self, computations).start(submit)
+            StepThreads(self, self._connection, computations).start(submit)
         elif submit is not None:
-            self._client._request("POST", "/v1/submit", submit)
+            self._connection.request("POST", "/v1/submit", submit)
 
     def submit(self, calls: Sequence[Call], *, detach: bool = False) -> list[SubmittedCall]:
         """Send `calls` now. The server accepts all of them or none.
@@ -265,7 +185,7 @@ class Session(SessionBase[Variable]):
         """
         self.flush()
         body = Submit(session_id=self.id, calls=tuple(calls), detach=detach)
-        answer = self._client._request("POST", "/v1/submit", body)
+        answer = self._connection.request("POST", "/v1/submit", body)
         return [SubmittedCall.of(call) for call in answer["calls"]]
 
     def set(self, variable: str, value: Any) -> None:
@@ -274,12 +194,12 @@ class Session(SessionBase[Variable]):
         A value is a text or any other JSON value except None.
         """
         path = f"/v1/session/{self.id}/variable/{variable}"
-        self._client._request("PUT", path, SetVariable(value=value))
+        self._connection.request("PUT", path, SetVariable(value=value))
 
     def cancel(self, variable: str) -> None:
         """Cancel the call that generates a variable. A variable that is ready keeps its value."""
         self.flush()
-        self._client._request("DELETE", f"/v1/session/{self.id}/variable/{variable}")
+        self._connection.request("DELETE", f"/v1/session/{self.id}/variable/{variable}")
 
     def get(
         self,
@@ -298,12 +218,12 @@ class Session(SessionBase[Variable]):
         if criteria is None and timeout_s is None and not wait and not self._computations:
             submit = self._take_pending(get=(variable,))
             if submit is not None:  # the calls go, and the value comes, in one round trip
-                answer = self._client._request("POST", "/v1/submit", submit)
+                answer = self._connection.request("POST", "/v1/submit", submit)
                 return answer["values"][variable]
         self.flush()
         body = get_body(self.id, variable, criteria, timeout_s, wait)
         with self._own_failures():
-            return self._client._request("POST", "/v1/get", body)["value"]
+            return self._connection.request("POST", "/v1/get", body)["value"]
 
     def stream(
         self, variable: str, criteria: Criterion | str | None = None, wait: bool = False
@@ -313,7 +233,7 @@ class Session(SessionBase[Variable]):
         The parameters are those of `get`.
         """
         self.flush()
-        return self._client._texts(
+        return self._connection.texts(
             "/v1/get", get_body(self.id, variable, criteria, None, wait, stream=True)
         )
 
@@ -334,11 +254,11 @@ class Session(SessionBase[Variable]):
         are complete, while the model still writes. `options` are further fields of a chat
         completion, such as `model` and `max_tokens`.
         """
-        return AgentRun(self, Agent(self.id, prompt, tools, system, options))
+        return AgentRun(self, self._connection, Agent(self.id, prompt, tools, system, options))
 
     def graph(self) -> dict[str, Any]:
         """The session's graph as JSON: calls, variables, edges, and the seconds of each phase."""
-        answer: dict[str, Any] = self._client._request("GET", f"/v1/session/{self.id}/graph")
+        answer: dict[str, Any] = self._connection.request("GET", f"/v1/session/{self.id}/graph")
         return answer
 
     def events(self) -> list[dict[str, Any]]:
@@ -347,7 +267,7 @@ class Session(SessionBase[Variable]):
         Each event has its number `n`, its time `t` in seconds, its kind `event`, what it is
         `about`, and a `text`.
         """
-        answer = self._client._request("GET", f"/v1/session/{self.id}/events")
+        answer = self._connection.request("GET", f"/v1/session/{self.id}/events")
         events: list[dict[str, Any]] = answer["events"]
         return events
 
@@ -359,4 +279,4 @@ class Session(SessionBase[Variable]):
         if self.closed:
             return
         self.closed, self._pending, self._pending_steps, self._computations = True, [], [], []
-        self._client._request("DELETE", f"/v1/session/{self.id}")
+        self._connection.request("DELETE", f"/v1/session/{self.id}")

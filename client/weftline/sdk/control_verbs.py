@@ -7,7 +7,7 @@ import textwrap
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.predicates import Predicate
@@ -24,12 +24,8 @@ from weftline.contract.steps import (
     Step,
     Until,
 )
-from weftline.sdk.computations import Computation
+from weftline.sdk.client_steps import ClientFunction, Computation
 from weftline.sdk.variable import V, VariableBase
-
-if TYPE_CHECKING:
-    from weftline.sdk.client_function import ClientFunction
-
 
 T = TypeVar("T")
 
@@ -253,5 +249,5 @@ class ControlVerbs(ABC, Generic[V]):
             del self._computations[sent:]
 
     def _check_own(self, variable: VariableBase) -> None:
-        if variable._owner is not self:
+        if variable.owner is not self:
             raise InvalidRequest("a variable of another session: pass its .get()", param="in")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar, Token
+from contextvars import Token
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from weftline.contract.errors import ClientStepFailed, InvalidRequest
 from weftline.contract.protocol import Call, InOut, Placeholder, Submit
@@ -24,12 +24,11 @@ from weftline.contract.steps import (
     Step,
     Text,
 )
-from weftline.sdk.computations import Waiting
+from weftline.sdk.client_steps import Waiting
 from weftline.sdk.control_verbs import ControlVerbs
+from weftline.sdk.current import CURRENT, CurrentSession
+from weftline.sdk.function import SemanticFunction
 from weftline.sdk.variable import V, VariableBase
-
-if TYPE_CHECKING:
-    from weftline.sdk.function import SemanticFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +63,6 @@ class Answer:
         return Answer(body.get("values", {}), body.get("graph"))
 
 
-_current: ContextVar[SessionBase[Any] | None] = ContextVar("weftline_session", default=None)
-
-
-def current_session() -> SessionBase[Any]:
-    """The session of the innermost `with` block. Raises RuntimeError outside of any."""
-    session = _current.get()
-    if session is None:
-        raise RuntimeError(
-            "semantic functions are called inside a session: "
-            "`with Client() as client, client.session():`"
-        )
-    return session
-
-
 class SessionBase(ControlVerbs[V]):
     """Collects calls until they are sent. `id` is the server's name for the session."""
 
@@ -85,8 +70,8 @@ class SessionBase(ControlVerbs[V]):
         super().__init__()
         self.id = id
         self.closed = False
-        self._failures: dict[str, BaseException] = {}  # what client steps raised, by variable
-        self._tokens: list[Token[SessionBase[Any] | None]] = []
+        self.failures: dict[str, BaseException] = {}  # what client steps raised, by variable
+        self._tokens: list[Token[CurrentSession | None]] = []
 
     def add_call(self, function: SemanticFunction, given: Mapping[str, Any]) -> list[V]:
         """Add a call of `function` to the next submit. Returns the variables of its outputs.
@@ -131,7 +116,7 @@ class SessionBase(ControlVerbs[V]):
         specs = tuple(dict(t) for t in transforms)
         if not isinstance(value, VariableBase):
             return Placeholder(name=name, in_out=InOut.IN, value=value, transforms=specs)
-        if value._owner is not self:
+        if value.owner is not self:
             raise InvalidRequest(
                 f"input {name!r} is a variable of another session: pass its .get()", param=name
             )
@@ -304,10 +289,10 @@ class SessionBase(ControlVerbs[V]):
         try:
             yield
         except ClientStepFailed as error:
-            raise error from self._failures.get(error.param or "")
+            raise error from self.failures.get(error.param or "")
 
     def _enter(self) -> None:
-        self._tokens.append(_current.set(self))
+        self._tokens.append(CURRENT.set(self))
 
     def _exit(self) -> None:
-        _current.reset(self._tokens.pop())
+        CURRENT.reset(self._tokens.pop())

@@ -8,15 +8,14 @@ import logging
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weftline.contract.errors import AlreadySet, ConnectionFailed, UnknownSession
 from weftline.contract.protocol import SetVariable, Submit
-from weftline.sdk.computations import Computation, Waiting, outcome_of, result_of
-from weftline.sdk.watching import Submitted
-
-if TYPE_CHECKING:
-    from weftline.sdk.aclient import AsyncSession
+from weftline.sdk.aconnection import AsyncConnection
+from weftline.sdk.client_steps import Computation, Waiting, outcome_of, result_of
+from weftline.sdk.session import SessionBase
+from weftline.sdk.watching import Submitted, event_of
 
 log = logging.getLogger("weftline.steps")
 
@@ -29,8 +28,9 @@ class StepTasks:
     A coroutine function runs on the loop, any other function in a thread.
     """
 
-    def __init__(self, session: AsyncSession) -> None:
+    def __init__(self, session: SessionBase[Any], connection: AsyncConnection) -> None:
         self._session = session
+        self._connection = connection
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, submit: Submit, waiting: Waiting) -> None:
@@ -55,12 +55,13 @@ class StepTasks:
         self, submit: Submit, waiting: Waiting, accepted: asyncio.Future[None]
     ) -> None:
         try:
-            async with aclosing(self._session._client.watch(submit)) as events:
+            async with aclosing(self._connection.events("/v1/submit", submit)) as events:
                 async for event in events:
-                    if isinstance(event, Submitted):
+                    said = event_of(event)
+                    if isinstance(said, Submitted):
                         accepted.set_result(None)
-                    elif event is not None:
-                        waiting.hear(event)
+                    elif said is not None:
+                        waiting.hear(said)
                     for computation, function in waiting.take_ready():
                         self._spawn(self._compute(computation, function))
         except Exception as error:
@@ -69,7 +70,7 @@ class StepTasks:
                 return
             log.warning("the client steps of session %s end: %r", self._session.id, error)
             for out in waiting.by_out:
-                self._session._failures.setdefault(out, error)
+                self._session.failures.setdefault(out, error)
                 await self._tell(out, outcome_of(error))
 
     async def _compute(self, computation: Computation, function: Callable[[], Any]) -> None:
@@ -78,24 +79,26 @@ class StepTasks:
                 value = await function()
             else:
                 value = await asyncio.to_thread(function)
-            await send(self._session, computation.out, result_of(computation, value))
+            await send(
+                self._session.id, self._connection, computation.out, result_of(computation, value)
+            )
         except Exception as error:
-            self._session._failures[computation.out] = error
+            self._session.failures[computation.out] = error
             await self._tell(computation.out, outcome_of(error))
 
     async def _tell(self, out: str, body: SetVariable) -> None:
         try:
-            await send(self._session, out, body)
+            await send(self._session.id, self._connection, out, body)
         except Exception:  # nobody awaits this task
             log.exception("the result of %s cannot be sent", out)
 
 
-async def send(session: AsyncSession, out: str, body: SetVariable) -> None:
+async def send(session: str, connection: AsyncConnection, out: str, body: SetVariable) -> None:
     """Send the result of a step. It is dropped if the variable is set or the session closed."""
-    path = f"/v1/session/{session.id}/variable/{out}"
+    path = f"/v1/session/{session}/variable/{out}"
     for left in reversed(range(MOST_SENDS)):
         try:
-            await session._client._request("PUT", path, body)
+            await connection.request("PUT", path, body)
         except ConnectionFailed as error:
             if not left:  # a get of the variable fails in the same way
                 log.warning("the result of %s cannot be sent: %s", out, error)

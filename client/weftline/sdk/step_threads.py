@@ -10,15 +10,14 @@ from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
 from threading import Semaphore, Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from weftline.contract.errors import AlreadySet, ConnectionFailed, UnknownSession
 from weftline.contract.protocol import SetVariable, Submit
-from weftline.sdk.computations import Computation, Waiting, outcome_of, result_of
+from weftline.sdk.client_steps import Computation, Waiting, outcome_of, result_of
+from weftline.sdk.connection import Connection
+from weftline.sdk.session import SessionBase
 from weftline.sdk.watching import Submitted, event_of
-
-if TYPE_CHECKING:
-    from weftline.sdk.client import Session
 
 log = logging.getLogger("weftline.steps")
 
@@ -26,11 +25,19 @@ MOST_AT_ONCE = 32  # functions that run at the same time; more would compete for
 MOST_SENDS = 3  # of one result, over broken connections
 
 
+class Named(Protocol):
+    """A session that is the owner of a result: its id, and whether it has been closed."""
+
+    id: str
+    closed: bool
+
+
 class StepThreads:
     """Sends a submit with client steps. One thread watches the variables that they read."""
 
-    def __init__(self, session: Session, waiting: Waiting) -> None:
+    def __init__(self, session: SessionBase[Any], connection: Connection, waiting: Waiting) -> None:
         self._session = session
+        self._connection = connection
         self._waiting = waiting
         self._places = Semaphore(MOST_AT_ONCE)
         self._accepted: Future[None] = Future()
@@ -43,7 +50,7 @@ class StepThreads:
 
     def _watch(self, submit: Submit) -> None:
         try:
-            with closing(self._session._client._events("/v1/submit", submit)) as events:
+            with closing(self._connection.events("/v1/submit", submit)) as events:
                 for event in events:
                     said = event_of(event)
                     if isinstance(said, Submitted):
@@ -60,7 +67,7 @@ class StepThreads:
                 return  # nobody waits for the steps, and the client may be closed as well
             log.warning("the client steps of session %s end: %r", self._session.id, error)
             for out in self._waiting.by_out:
-                self._session._failures.setdefault(out, error)
+                self._session.failures.setdefault(out, error)
                 self._tell(out, outcome_of(error))
 
     def _start_ready(self) -> None:
@@ -79,24 +86,24 @@ class StepThreads:
                 value = function()
                 if inspect.iscoroutine(value):
                     value = asyncio.run(value)
-            send(self._session, computation.out, result_of(computation, value))
+            send(self._session, self._connection, computation.out, result_of(computation, value))
         except (Exception, SystemExit) as error:  # Python ignores a SystemExit that ends a thread
-            self._session._failures[computation.out] = error
+            self._session.failures[computation.out] = error
             self._tell(computation.out, outcome_of(error))
 
     def _tell(self, out: str, body: SetVariable) -> None:
         try:
-            send(self._session, out, body)
+            send(self._session, self._connection, out, body)
         except Exception:  # no caller waits for this thread
             log.exception("the result of %s cannot be sent", out)
 
 
-def send(session: Session, out: str, body: SetVariable) -> None:
+def send(session: Named, connection: Connection, out: str, body: SetVariable) -> None:
     """Send the result of a step. It is dropped if the variable is set or the session closed."""
     path = f"/v1/session/{session.id}/variable/{out}"
     for left in reversed(range(MOST_SENDS)):
         try:
-            session._client._request("PUT", path, body)
+            connection.request("PUT", path, body)
         except ConnectionFailed as error:
             if not left:  # a get of the variable fails in the same way
                 log.warning("the result of %s cannot be sent: %s", out, error)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from weftline.sdk.session import SessionBase
+from typing import TypeVar
 
 
 class VariableBase:
     """A named value of a session. The value is in the server, and is read with `get`."""
 
-    def __init__(self, session: SessionBase[Any], id: str) -> None:
+    def __init__(self, owner: object, id: str) -> None:
         self.id = id
-        self._owner = session
+        self.owner: object = owner  # its session
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}>"

@@ -13,7 +13,7 @@ from tests.null.asgi import Serve, Server, call
 from tests.null.steps.conftest import Listen
 from weftline import Output, client_step, semantic_function
 from weftline.errors import ClientGone, ClientStepFailed, ConnectionFailed, InvalidRequest
-from weftline.sdk.computations import Waiting
+from weftline.sdk.client_steps import Waiting
 from weftline.sdk.step_tasks import StepTasks
 from weftline_server.session.variable import VariableState
 
@@ -363,7 +363,7 @@ async def test_a_client_that_misses_its_values_says_so(listen: Listen) -> None:
         raise ConnectionFailed("the stream broke")
 
     async with socket.aclient() as made, made.session() as session:
-        session._steps = Broken(session)
+        session._steps = Broken(session, made.connection)
         with pytest.raises(ClientStepFailed, match="the stream broke") as caught:
             await answer(shout(session.variable())).get()
         assert caught.value.code == "ConnectionFailed"

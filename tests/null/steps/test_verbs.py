@@ -76,6 +76,6 @@ async def test_what_a_body_cannot_hold_is_refused(session: AsyncSession) -> None
     with pytest.raises(InvalidRequest, match="a body has a call or a step"):
         session.each(["a"], lambda item: item)
     with pytest.raises(InvalidRequest, match="a variable of another session"):
-        session.branch(AsyncSession(session._client).variable(), [], default=before)
+        session.branch(AsyncClient("http://t").session().variable(), [], default=before)
     assert await before.get() == "before"
     assert len(session._computations) == 0

@@ -17,8 +17,7 @@ from weftline.contract.protocol import Call, InOut, Placeholder, Segment
 from weftline.errors import ClientStepFailed, WeftlineError
 from weftline.sdk.aclient import AsyncClient
 from weftline.sdk.client import Client
-from weftline.sdk.client_function import client_step
-from weftline.sdk.computations import Waiting
+from weftline.sdk.client_steps import Waiting, client_step
 from weftline.sdk.step_tasks import StepTasks
 from weftline.toolkit import tool
 
@@ -135,7 +134,7 @@ async def test_the_cause_of_lost_values_is_shown(listen: Listen) -> None:  # noq
         raise KeyError("a fault of the reader")
 
     async with socket.aclient() as made, made.session() as session:
-        session._steps = Broken(session)
+        session._steps = Broken(session, made.connection)
         with pytest.raises(ClientStepFailed) as caught:
             await answer(client_step(str.upper)(session.variable())).get()
         assert type(caught.value.__cause__) is KeyError

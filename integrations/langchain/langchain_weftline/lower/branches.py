@@ -15,6 +15,7 @@ from typing import Any
 from langchain_core.runnables import RunnableBranch, RunnableLambda
 
 from langchain_weftline.lower.calls import Calls, Guard
+from langchain_weftline.lower.checks import Checks
 from langchain_weftline.lower.choices import BRANCHES, Choices, Decision
 from langchain_weftline.lower.conditions import (
     Condition,
@@ -45,6 +46,7 @@ class Branches:
     def __init__(
         self,
         lowering: Lowerer,
+        checks: Checks,
         mint: Callable[[], str],
         calls: Calls,
         searches: Searches,
@@ -52,6 +54,7 @@ class Branches:
         decides: bool,
     ) -> None:
         self._lowering = lowering
+        self._checks = checks
         self._mint = mint
         self._calls = calls
         self._searches = searches
@@ -70,13 +73,13 @@ class Branches:
             tests = [getattr(test, "func", None) for test, _ in step.runnable.branches]
             try:
                 with self._lowering.attempt():
-                    claimed = self._lowering.checks.claim(value, *tests, unread=True)
+                    claimed = self._checks.claim(value, *tests, unread=True)
                     conditions, side = self._conditions(step, value)
                     made = self._in_server(step, value, conditions, side) if conditions else None
             except CannotCompile as error:
                 reason = f": {error.reason}"
             else:
-                yield from self._lowering.checks.run(claimed)
+                yield from self._checks.run(claimed)
                 if conditions:
                     return made
                 # The client has all that the conditions look at.

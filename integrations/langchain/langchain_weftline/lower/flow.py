@@ -18,7 +18,7 @@ from langchain_core.runnables import (
 )
 
 from langchain_weftline.lower.branches import Branches, Choice, at_once
-from langchain_weftline.lower.checks import objects_in
+from langchain_weftline.lower.checks import Checks, objects_in
 from langchain_weftline.lower.parsers import structured
 from langchain_weftline.lower.pure import Routed, apply_pure
 from langchain_weftline.lower.steps import Fork, Handler, Lowerer, Step, Steps
@@ -34,8 +34,9 @@ from langchain_weftline.lower.symbols import (
 class Flow:
     """Lowers the steps that only move values. The client runs a step that does more."""
 
-    def __init__(self, lowering: Lowerer, branches: Branches) -> None:
+    def __init__(self, lowering: Lowerer, checks: Checks, branches: Branches) -> None:
         self._lowering = lowering
+        self._checks = checks
         self._branches = branches
 
     @property
@@ -114,11 +115,11 @@ class Flow:
             self._lowering.note(step, why, in_server=True)
             return parsed
         with self._lowering.attempt():
-            claimed = self._lowering.checks.claim(value, function)
+            claimed = self._checks.claim(value, function)
             made = apply_pure(function, value, self._branches.decide(step, value))
             if any(ref.is_field for ref in objects_in(made)):
                 raise CannotCompile(step.runnable, "it gives an object of an object")
-        yield from self._lowering.checks.run(claimed)
+        yield from self._checks.run(claimed)
         if isinstance(made, Routed):
             self._lowering.note(step, "it chooses a chain by the client's value", in_server=True)
             return (yield from self._lowering.step(step.of(made.runnable), value))

@@ -54,14 +54,14 @@ class Lowering:
     ) -> None:
         self._note = note
         self.mode = mode
-        self.checks = Checks()
+        self._checks = Checks()
         self.searches = Searches(self, mint)
         self.calls = Calls(self, mint, self.searches)
         self._classic = Classic(self)
         maps = Maps(self, mint, self.calls, self.searches)
         self._retrievers = Retrievers(self, self.searches, maps)
-        branches = Branches(self, mint, self.calls, self.searches, decides=decides)
-        flow = Flow(self, branches)
+        branches = Branches(self, self._checks, mint, self.calls, self.searches, decides=decides)
+        flow = Flow(self, self._checks, branches)
         # By exact class, because a subclass may override anything.
         self._handlers = {
             **flow.handlers,
@@ -131,14 +131,14 @@ class Lowering:
         """Undo what was lowered in this block, if it raises CannotCompile."""
         note, notes = self._note, list[Note]()
         calls, searches = self.calls.state(), self.searches.state()
-        checks = self.checks.state()
+        checks = self._checks.state()
         self._note = None if note is None else notes.append
         try:
             yield
         except CannotCompile:
             self.calls.restore(calls)
             self.searches.restore(searches)
-            self.checks.restore(checks)
+            self._checks.restore(checks)
             raise
         finally:
             self._note = note

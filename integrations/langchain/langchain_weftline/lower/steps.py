@@ -6,12 +6,9 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from langchain_core.runnables import Runnable, RunnableConfig
-
-if TYPE_CHECKING:
-    from langchain_weftline.lower.checks import Checks
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +107,6 @@ class Lowerer(Protocol):
         may_wait: bool = True,
     ) -> Steps:
         """Have the client run a step."""
-
-    @property
-    def checks(self) -> Checks:
-        """The objects that the client checks."""
 
     def note(self, step: Step, why: str, *, in_server: bool = False) -> None:
         """Note where a step runs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from langchain_core.globals import get_llm_cache
 
@@ -16,9 +16,6 @@ from langchain_weftline.model.tools import FIELDS, Toolbox
 from weftline.contract.protocol import Criterion, Sampling
 from weftline.errors import InvalidRequest
 
-if TYPE_CHECKING:
-    from langchain_weftline.chat_models import ChatWeftline
-
 _SAMPLING = frozenset({"max_tokens", "temperature", "top_p", "seed", "stop"})
 _EXTRA = frozenset({"min_tokens", "top_k", "ignore_eos"})
 _NOT_SENT = frozenset({"messages", "model", "stream", "stream_options", "user", "extra_body"})
@@ -27,7 +24,19 @@ _NOT_SENT = frozenset({"messages", "model", "stream", "stream_options", "user", 
 _FOR_TRACES = frozenset({"ls_structured_output_format", "structured_output_format"})
 
 
-def _check_settings(model: ChatWeftline) -> None:
+class ModelSettings(Protocol):
+    """What the options are read from, which a ChatWeftline has."""
+
+    cache: Any
+    rate_limiter: Any
+
+    def _get_request_payload(
+        self, input_: Any, *, stop: list[str] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """LangChain's own method: the body of a request to OpenAI's API."""
+
+
+def _check_settings(model: ModelSettings) -> None:
     """Raise CannotCompile if something between the model and the server may answer or wait."""
     if model.cache:
         raise CannotCompile(model, "it has a cache")
@@ -38,7 +47,7 @@ def _check_settings(model: ChatWeftline) -> None:
 
 
 def _described(
-    model: ChatWeftline, payload: Mapping[str, Any]
+    model: ModelSettings, payload: Mapping[str, Any]
 ) -> tuple[Toolbox | None, Form | None]:
     """The tools and the form of the answer. Raises CannotCompile if a graph lacks them."""
     try:
@@ -52,7 +61,7 @@ def _described(
         raise CannotCompile(model, reason) from error
 
 
-def call_options(model: ChatWeftline, bound: Mapping[str, Any]) -> CallOptions:
+def call_options(model: ModelSettings, bound: Mapping[str, Any]) -> CallOptions:
     """The options of `model` with those in `bound`.
 
     Raises CannotCompile for an option that a graph does not have, such as logprobs.

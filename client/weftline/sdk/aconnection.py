@@ -1,0 +1,132 @@
+"""The HTTP connections of the asynchronous client: requests, event streams, and their retries."""
+
+from __future__ import annotations
+
+from asyncio import sleep
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from itertools import count
+from typing import Any
+
+import httpx
+from httpx_sse import ServerSentEvent, aconnect_sse
+
+from weftline.contract.protocol import Get, Submit, to_wire
+from weftline.sdk.http import (
+    CONNECT_S,
+    LIMITS,
+    PINGS_S,
+    TIMEOUT,
+    Endpoint,
+    Known,
+    OnGraph,
+    body_of,
+    certificates,
+    idempotency,
+    pause,
+    text_of_event,
+)
+from weftline.sdk.resume import StreamedRequest
+
+
+class AsyncConnection:
+    """A pool of connections to one server, for one event loop."""
+
+    def __init__(
+        self,
+        base_url: str | None,
+        api_key: str | None,
+        *,
+        headers: Mapping[str, str],
+        timeout_s: float | None,
+        max_retries: int,
+        transport: httpx.AsyncBaseTransport | None,
+    ) -> None:
+        self._endpoint = Endpoint.find(base_url, api_key)
+        self._known = Known()
+        self._max_retries = max_retries
+        self._timeout = (
+            TIMEOUT if timeout_s is None else httpx.Timeout(timeout_s, connect=CONNECT_S)
+        )
+        self._http = httpx.AsyncClient(
+            base_url=self._endpoint.base_url,
+            headers={**headers, **self._endpoint.headers},
+            timeout=self._timeout,
+            limits=LIMITS,
+            transport=transport,
+            verify=certificates(),
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def request(self, method: str, path: str, body: object = None) -> Any:
+        """The JSON of the response. Raises the error that the server answers with."""
+        content = None if body is None else to_wire(body)
+        headers = idempotency(method, path)
+        for attempt in count():
+            try:
+                answer = await self._http.request(method, path, json=content, headers=headers)
+            except httpx.TransportError as error:
+                wait = pause(attempt, method, path, error, self._max_retries, self._known)
+                if wait is None:
+                    raise self._endpoint.unreachable(error) from error
+            else:
+                self._known.hear(answer)
+                wait = pause(attempt, method, path, answer, self._max_retries, self._known)
+                if wait is None:
+                    return body_of(answer)
+            await sleep(wait)
+
+    async def texts(
+        self, path: str, body: Get | Submit, on_graph: OnGraph | None = None
+    ) -> AsyncGenerator[str, None]:
+        """The text of one variable, in parts. `on_graph` gets the session's graph at its end."""
+        async with aclosing(self.events(path, body)) as events:
+            async for event in events:
+                if text := text_of_event(event, on_graph):
+                    yield text
+
+    async def events(
+        self,
+        path: str,
+        body: Get | Submit | Mapping[str, Any],
+        max_retries: int | None = None,
+    ) -> AsyncGenerator[ServerSentEvent, None]:
+        """The events of a streamed response, each once, also over broken connections.
+
+        `max_retries` defaults to that of the client.
+        """
+        most = self._max_retries if max_retries is None else max_retries
+        request = StreamedRequest(path, body, most, self._known)
+        timeout = self._timeout
+        if isinstance(body, Submit) and timeout.read is not None:
+            # A stream may have no event for a long time, but the server pings every 15 s.
+            timeout = httpx.Timeout(max(timeout.read, PINGS_S), connect=CONNECT_S)
+        while True:
+            try:
+                async with aconnect_sse(
+                    self._http,
+                    "POST",
+                    path,
+                    json=request.content,
+                    headers=request.headers,
+                    timeout=timeout,
+                ) as source:
+                    if request.goes_on(source.response):
+                        async for event in source.aiter_sse():
+                            if (new := request.new(event)) is not None:
+                                yield new
+                        request.check_whole()
+                        return
+                    wait = request.pause(source.response)
+                    if wait is None:
+                        await source.response.aread()
+                        body_of(source.response)
+            except httpx.TransportError as error:
+                wait = request.pause(error)
+                if wait is None:
+                    raise self._endpoint.unreachable(error, began=request.began) from error
+            assert wait is not None, "an answer without success raises its error"
+            await sleep(wait)
