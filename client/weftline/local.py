@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weftline.sdk.local import (
+from weftline.sdk.local_server import (
     local_server,
 )
 

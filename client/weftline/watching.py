@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weftline.sdk.watching import (
+from weftline.sdk.events import (
     Due,
     Event,
     Failed,

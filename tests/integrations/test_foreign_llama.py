@@ -13,10 +13,10 @@ import httpx
 import pytest
 from llama_index.embeddings.weftline import WeftlineEmbedding
 from llama_index.llms.weftline import Weftline
-from llama_index.llms.weftline.composed import item_of
-from llama_index.llms.weftline.ingesting import _slice
-from llama_index.llms.weftline.provenance import begin_run
-from llama_index.llms.weftline.spans import SPANS
+from llama_index.llms.weftline.run.composition import item_of
+from llama_index.llms.weftline.run.ingestion import _slice
+from llama_index.llms.weftline.trace.provenance import begin_run
+from llama_index.llms.weftline.trace.spans import SPANS
 from llama_index.response_synthesizers.weftline import WeftlineSynthesizer
 
 from tests.integrations.test_adapter_kit import wait_until

@@ -15,7 +15,7 @@ from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import TextNode, TransformComponent
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.embeddings.weftline import WeftlineEmbedding
-from llama_index.llms.weftline import ingesting
+from llama_index.llms.weftline.run import ingestion as ingesting
 from llama_index.vector_stores.weftline import WeftlineVectorStore
 
 from tests.integrations.conftest import served

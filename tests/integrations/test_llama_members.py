@@ -60,8 +60,9 @@ from llama_index.core.selectors import (
     llm_selectors,
 )
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.weftline import Weftline, spans
-from llama_index.llms.weftline.callers import METHODS, WORKERS
+from llama_index.llms.weftline import Weftline
+from llama_index.llms.weftline.trace import spans
+from llama_index.llms.weftline.trace.callers import METHODS, WORKERS
 from llama_index.response_synthesizers.weftline import WeftlineSynthesizer
 from llama_index_instrumentation.dispatcher import DISPATCHER_SPAN_DECORATED_ATTR
 

@@ -20,7 +20,7 @@ from langchain_core.runnables import (
 )
 
 from langchain_weftline import ChatWeftline, compile_chain
-from langchain_weftline.lower.lowered import Constant, Listed, Lowered, Mapped, Variable, finish
+from langchain_weftline.lower.graph import Constant, Listed, Lowered, Mapped, Variable, finish
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.program import Outcome, Program
 from langchain_weftline.lower.steps import Step

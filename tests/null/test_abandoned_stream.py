@@ -6,7 +6,7 @@ import gc
 from collections.abc import Generator
 from threading import Event, Lock
 
-from weftline.sdk.abandoned import TextStream
+from weftline.sdk.text_stream import TextStream
 
 
 class Connection:

@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sleep(Reading):
-    """What the client sends: the class in `client/weftline/steps.py`."""
+    """What the client sends: the class in `client/weftline/contract/steps.py`."""
 
     engine: str | None = None
     seconds: float = 2

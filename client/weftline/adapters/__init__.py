@@ -4,21 +4,22 @@ server      Server: where models are served, and the environment's settings
 background  Background: one event loop in a thread of its own, which sends all requests
 faults      what readers get for an exception of code that is not weftline's
 feed        Feed: submits the calls of a run, and receives their values as the server pushes them
-ahead       Claims: finds, for a request, the equal call that was sent ahead
-early       EarlyTurn: starts tools while a model still writes its answer
+claims      Claims: finds, for a request, the equal call that was sent ahead
+early_tools EarlyTurn: starts tools while a model still writes its answer
 pieces      Piece: a part of a prompt, with the name of the value that it came from
 sessions    RunSession: the server's session for one run of an application, and its end
 promises    Promises: the inputs of submitted calls that the client itself must still set
 calls       Inputs: the input placeholders of one call
 retrieval   Retrieval: embeds, adds, finds and reranks, each with one submit
 openai      turns values into responses of OpenAI's API
+parsers     the transforms that replace LangChain's parsers
 """
 
 from __future__ import annotations
 
-from weftline.adapters.ahead import Claims, Planned
 from weftline.adapters.background import BACKGROUND, Background, Chain, Relay, awaited
 from weftline.adapters.calls import OUTPUT, Inputs
+from weftline.adapters.claims import Claims, Planned
 from weftline.adapters.feed import Feed, Result
 from weftline.adapters.pieces import Piece, Pieces
 from weftline.adapters.promises import Promises

@@ -21,8 +21,8 @@ from weftline.contract.protocol import Call, InOut, Submit
 from weftline.contract.steps import Branch, Step
 from weftline.sdk.aclient import AsyncSession
 from weftline.sdk.client_steps import outcome_of
+from weftline.sdk.events import Event, Failed, Graph, Part, Submitted, Value
 from weftline.sdk.http import MAX_RETRIES, OnGraph
-from weftline.sdk.watching import Event, Failed, Graph, Part, Submitted, Value
 
 log = logging.getLogger(__name__)
 

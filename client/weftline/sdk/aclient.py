@@ -16,11 +16,11 @@ from weftline.contract.steps import Step
 from weftline.sdk.aconnection import AsyncConnection
 from weftline.sdk.agent import Agent, AgentTool, Prompt
 from weftline.sdk.agent_arun import AsyncAgentRun
+from weftline.sdk.events import Event, event_of
 from weftline.sdk.http import MAX_RETRIES, OnGraph, get_body, sessions_path
 from weftline.sdk.session import Answer, SessionBase, SubmittedCall
 from weftline.sdk.step_tasks import StepTasks
 from weftline.sdk.variable import VariableBase
-from weftline.sdk.watching import Event, event_of
 
 
 class AsyncClient:

@@ -15,9 +15,9 @@ from typing import Any, Literal, overload
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.protocol import MAX_ERROR_CHARS, SetVariable, StepError, to_wire
 from weftline.contract.steps import ClientStep
-from weftline.sdk.current import current_session
+from weftline.sdk.current_session import current_session
+from weftline.sdk.events import Due, Event, Value
 from weftline.sdk.variable import VariableBase
-from weftline.sdk.watching import Due, Event, Value
 
 Effects = Literal["none", "idempotent", "once"]
 

@@ -12,7 +12,6 @@ import httpx
 from httpx_sse import ServerSentEvent, connect_sse
 
 from weftline.contract.protocol import Get, Submit, to_wire
-from weftline.sdk.abandoned import TextStream
 from weftline.sdk.http import (
     TIMEOUT,
     Endpoint,
@@ -25,6 +24,7 @@ from weftline.sdk.http import (
     text_of_event,
 )
 from weftline.sdk.resume import StreamedRequest
+from weftline.sdk.text_stream import TextStream
 
 
 class Connection:

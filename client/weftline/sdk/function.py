@@ -15,7 +15,7 @@ from typing import Any, overload
 from weftline.contract.errors import MissingInput, UnknownPlaceholder
 from weftline.contract.protocol import Criterion, Message, Prompt, Sampling, Segment
 from weftline.contract.template import from_docstring
-from weftline.sdk.current import current_session
+from weftline.sdk.current_session import current_session
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from weftline.contract.steps import (
 )
 from weftline.sdk.client_steps import Waiting
 from weftline.sdk.control_verbs import ControlVerbs
-from weftline.sdk.current import CURRENT, CurrentSession
+from weftline.sdk.current_session import CURRENT, CurrentSession
 from weftline.sdk.function import SemanticFunction
 from weftline.sdk.variable import V, VariableBase
 

@@ -14,8 +14,8 @@ from weftline.contract.errors import AlreadySet, ConnectionFailed, UnknownSessio
 from weftline.contract.protocol import SetVariable, Submit
 from weftline.sdk.aconnection import AsyncConnection
 from weftline.sdk.client_steps import Computation, Waiting, outcome_of, result_of
+from weftline.sdk.events import Submitted, event_of
 from weftline.sdk.session import SessionBase
-from weftline.sdk.watching import Submitted, event_of
 
 log = logging.getLogger("weftline.steps")
 

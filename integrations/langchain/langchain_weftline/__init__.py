@@ -5,7 +5,7 @@ model         its description, options, tools, connections, patience and errors
 trace         finds which template, values and earlier answers made each prompt
 lower         turns a chain into calls of the server
 run           compile_chain, accelerate and explain
-early         EarlyTools: tools start while the model still writes
+early_tools   EarlyTools: tools start while the model still writes
 retrieval     embeddings, a vector store and a reranker that the server runs
 """
 
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_weftline.chat_models import ChatWeftline
 from langchain_weftline.retrieval import WeftlineEmbeddings, WeftlineRerank, WeftlineVectorStore
-from langchain_weftline.run.accelerated import AcceleratedChain, accelerate
-from langchain_weftline.run.compiled import CompiledChain, compile_chain
+from langchain_weftline.run.accelerated_chain import AcceleratedChain, accelerate
+from langchain_weftline.run.compiled_chain import CompiledChain, compile_chain
 from langchain_weftline.run.explanation import Explanation
 
 if TYPE_CHECKING:
-    from langchain_weftline.early.tools import EarlyTools
+    from langchain_weftline.early_tools.tools import EarlyTools
 
 __all__ = [
     "AcceleratedChain",
@@ -39,7 +39,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import EarlyTools at its first use, because importing LangChain's agents takes 1 s."""
     if name == "EarlyTools":
-        from langchain_weftline.early.tools import EarlyTools
+        from langchain_weftline.early_tools.tools import EarlyTools
 
         return EarlyTools
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

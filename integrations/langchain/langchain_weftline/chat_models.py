@@ -31,14 +31,19 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_json_schema
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
-from langchain_weftline.early.answers import StreamedAnswer, is_chunked, see_chunk, streamed_answer
-from langchain_weftline.model.described import DescribedChat
+from langchain_weftline.early_tools.answers import (
+    StreamedAnswer,
+    is_chunked,
+    see_chunk,
+    streamed_answer,
+)
+from langchain_weftline.model.description import DescribedChat
+from langchain_weftline.model.envelope import Sending, keep_pieces, sending
 from langchain_weftline.model.patience import Patience
-from langchain_weftline.model.sending import Sending, keep_pieces, sending
 from langchain_weftline.model.transport import async_client
 from langchain_weftline.run.convoy import atravel, travel
 from langchain_weftline.trace.provenance import listen
-from weftline.adapters.early import EarlyTurn, early_turn
+from weftline.adapters.early_tools import EarlyTurn, early_turn
 from weftline.adapters.server import NO_KEY, Server, default_api_key, default_base_url, is_on
 from weftline.adapters.sessions import OURS
 

@@ -28,8 +28,8 @@ from langchain_weftline.lower.conditions import (
 )
 from langchain_weftline.lower.maps import EachDraft
 from langchain_weftline.lower.pure import Decide, Evaluation, Part, Routed, apply_pure
-from langchain_weftline.lower.quiet import quietly
 from langchain_weftline.lower.searches import Searches
+from langchain_weftline.lower.server_parts import quietly
 from langchain_weftline.lower.steps import Fetch, Handler, Lowerer, Step, Steps
 from langchain_weftline.lower.symbols import (
     UNKNOWN,

@@ -12,7 +12,7 @@ from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import RunnableConfig, RunnableGenerator
 
 from langchain_weftline.chat_models import ChatWeftline
-from langchain_weftline.lower.lowered import CallOptions, Draft
+from langchain_weftline.lower.graph import CallOptions, Draft
 from langchain_weftline.lower.parsers import lowered_parser, parsed_shape, reads_tools
 from langchain_weftline.lower.prompts import (
     calls_user_code,

@@ -13,9 +13,9 @@ from typing import Any
 from langchain_core.runnables.base import RunnableEach
 
 from langchain_weftline.lower.calls import Calls, is_heard
-from langchain_weftline.lower.lowered import Draft, body_calls
-from langchain_weftline.lower.quiet import quietly
+from langchain_weftline.lower.graph import Draft, body_calls
 from langchain_weftline.lower.searches import Searches
+from langchain_weftline.lower.server_parts import quietly
 from langchain_weftline.lower.steps import Fork, Handler, Lowerer, Step, Steps
 from langchain_weftline.lower.symbols import (
     UNKNOWN,

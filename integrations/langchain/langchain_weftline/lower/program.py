@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_weftline.lower.checks import Check, Readers
-from langchain_weftline.lower.lowered import Tree, build, fields_of, tree_of, variables_of
+from langchain_weftline.lower.graph import Tree, build, fields_of, tree_of, variables_of
 from langchain_weftline.lower.steps import Fetch, Fork, Run, Steps
 from langchain_weftline.lower.symbols import Local, Make, name_of
 from langchain_weftline.model.answers import completion_of, new_variable

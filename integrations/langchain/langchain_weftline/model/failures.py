@@ -15,7 +15,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import SecretStr
 
-from langchain_weftline.lower.lowered import Tree, specs_of
+from langchain_weftline.lower.graph import Tree, specs_of
 from langchain_weftline.lower.searches import is_of_search
 from langchain_weftline.lower.symbols import Spec
 from langchain_weftline.model.transport import Answering, httpx

@@ -23,14 +23,14 @@ import openai
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables.config import var_child_runnable_config
 
-from langchain_weftline.lower.lowered import Draft
+from langchain_weftline.lower.graph import Draft
 from langchain_weftline.lower.prompts import messages_as_turns, text_of
 from langchain_weftline.lower.symbols import CannotCompile, Prompt, Slot, Turn
 from langchain_weftline.model.answers import PROVIDER, new_variable
+from langchain_weftline.model.envelope import Told, told
 from langchain_weftline.model.sampling import call_options
-from langchain_weftline.model.sending import Told, told
 from langchain_weftline.model.transport import is_shared
-from langchain_weftline.run.ahead import Ahead, Key, Taken, handlers_of, sent_options, take
+from langchain_weftline.run.prefetch import Ahead, Key, Taken, handlers_of, sent_options, take
 from langchain_weftline.run.siblings import Branch, Group, Limits, is_parked
 from langchain_weftline.run.supersteps import (
     START,
@@ -44,7 +44,7 @@ from langchain_weftline.run.supersteps import (
 from langchain_weftline.trace.audience import Aside
 from langchain_weftline.trace.provenance import running
 from weftline.adapters import Pieces, RunSession, Server, awaited
-from weftline.adapters.early import early_turn
+from weftline.adapters.early_tools import early_turn
 
 LIMITS = Limits()
 # One call gains nothing by a submit.

@@ -13,7 +13,7 @@ from langchain_core.runnables import Runnable
 from langchain_weftline.lower.choices import BRANCHES, branches_of, choices_of
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.maps import EachDraft
-from langchain_weftline.lower.planning import Planned, plan
+from langchain_weftline.lower.plan import Planned, plan
 from langchain_weftline.lower.steps import Mode, Note
 from langchain_weftline.lower.symbols import Answer, Ref
 from langchain_weftline.run.advice import Advice, by_server, by_templates

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from langchain_weftline.lower.lowering import Lowering
-from langchain_weftline.lower.planning import plan
+from langchain_weftline.lower.plan import plan
 from langchain_weftline.lower.steps import Mode
-from langchain_weftline.model.sending import session_within
-from langchain_weftline.run.ahead import Ahead, Begun
+from langchain_weftline.model.envelope import session_within
+from langchain_weftline.run.prefetch import Ahead, Begun
 from langchain_weftline.run.supersteps import NodePath, is_task, node_path
 
 if TYPE_CHECKING:

@@ -16,14 +16,14 @@ from typing import Any, Self
 from langchain_core.messages import AIMessageChunk
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from langchain_weftline.lower.lowered import Lowered, Variable
+from langchain_weftline.lower.graph import Lowered, Variable
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.program import Lost, Outcome, Program, settle
 from langchain_weftline.lower.steps import Step
 from langchain_weftline.model.answers import chunk_fields
 from langchain_weftline.model.failures import own_failures
+from langchain_weftline.run.callbacks import Telling
 from langchain_weftline.run.submits import Message, OnMessage, Submits
-from langchain_weftline.run.telling import Telling
 from langchain_weftline.run.workers import Tasks, Threads
 from weftline.adapters import Result, awaited
 from weftline.sdk.http import OnGraph

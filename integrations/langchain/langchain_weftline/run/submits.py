@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from langchain_weftline.lower.choices import choices_of
-from langchain_weftline.lower.lowered import Draft, Lowered, finish, raw_calls, with_texts
+from langchain_weftline.lower.graph import Draft, Lowered, finish, raw_calls, with_texts
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.maps import EachDraft
 from langchain_weftline.lower.program import Event, Job, Lost, Outcome, Program
 from langchain_weftline.lower.symbols import Prompt, Ref
 from langchain_weftline.model.forms import Form
 from langchain_weftline.model.patience import Deadlines
-from langchain_weftline.run.telling import Telling
+from langchain_weftline.run.callbacks import Telling
 from weftline.adapters import Feed, Promises, Result
 from weftline.adapters.promises import fail, keep, own_inputs
 from weftline.contract.protocol import Call

@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_executor_for_config
 
 from langchain_weftline.lower.program import Job, Outcome, Program
-from langchain_weftline.run.compressed import beginning
+from langchain_weftline.run.compression import beginning
 
 Ended = Callable[[tuple[Job, Outcome]], None]
 

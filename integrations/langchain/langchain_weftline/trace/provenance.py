@@ -24,8 +24,8 @@ from langchain_core.tracers.context import register_configure_hook
 
 from langchain_weftline.trace.audience import Aside
 from langchain_weftline.trace.pieces import by_input, by_template
-from langchain_weftline.trace.serialized import Templates
 from langchain_weftline.trace.sessions import TracedSession
+from langchain_weftline.trace.templates import Templates
 from weftline.adapters import Piece, Pieces, RunSessions
 from weftline.adapters.pieces import text_of
 from weftline.adapters.sessions import MAX_NAME, Nested

@@ -8,8 +8,8 @@ from typing import Any
 from llama_index.core.base.embeddings.base import BaseEmbedding, Embedding
 from llama_index.core.bridge.pydantic import Field
 from llama_index.core.schema import BaseNode
-from llama_index.llms.weftline.retrieved import aask, ask
-from llama_index.llms.weftline.spans import listen
+from llama_index.llms.weftline.run.retrieval import aask, ask
+from llama_index.llms.weftline.trace.spans import listen
 from llama_index_instrumentation import get_dispatcher
 
 from weftline.adapters import retrieval

@@ -24,11 +24,10 @@ from llama_index.core.bridge.pydantic import (
 )
 from llama_index.core.constants import DEFAULT_NUM_OUTPUTS, DEFAULT_TEMPERATURE
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-from llama_index.llms.weftline.asking import Asked, Asking
-from llama_index.llms.weftline.objects import wanted
-from llama_index.llms.weftline.spans import listen
-from llama_index.llms.weftline.structured import StructuredLLM
-from llama_index.llms.weftline.wire import (
+from llama_index.llms.weftline.model.objects import wanted
+from llama_index.llms.weftline.model.requests import Asked, Asking
+from llama_index.llms.weftline.model.structure import StructuredLLM
+from llama_index.llms.weftline.model.wire import (
     CHAT,
     TEXT,
     ChatSoFar,
@@ -38,6 +37,7 @@ from llama_index.llms.weftline.wire import (
     completion_response,
     message_body,
 )
+from llama_index.llms.weftline.trace.spans import listen
 
 from weftline.adapters.fields import api_key_of_environment
 from weftline.adapters.server import Server, default_base_url, is_on, without_v1

@@ -15,7 +15,7 @@ from llama_index.core.indices.vector_store.retrievers.auto_retriever.output_pars
 )
 from llama_index.core.output_parsers import PydanticOutputParser, SelectionOutputParser
 from llama_index.core.question_gen.output_parser import SubQuestionOutputParser
-from llama_index.llms.weftline.symbols import Spec
+from llama_index.llms.weftline.plan.symbols import Spec
 
 from weftline.adapters.parsers import NoTransform, parser_spec
 

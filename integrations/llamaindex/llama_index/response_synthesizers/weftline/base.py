@@ -22,10 +22,10 @@ from llama_index.core.schema import NodeWithScore
 from llama_index.core.settings import Settings
 from llama_index.core.types import RESPONSE_TEXT_TYPE
 from llama_index.llms.weftline import Weftline
-from llama_index.llms.weftline.ahead import Ahead
-from llama_index.llms.weftline.plan import Plan, Unplannable, can_plan, plan_synthesis
-from llama_index.llms.weftline.provenance import begin_run
-from llama_index.llms.weftline.spans import SPANS
+from llama_index.llms.weftline.plan.plan import Plan, Unplannable, can_plan, plan_synthesis
+from llama_index.llms.weftline.run.graph import Ahead
+from llama_index.llms.weftline.trace.provenance import begin_run
+from llama_index.llms.weftline.trace.spans import SPANS
 from llama_index.response_synthesizers.weftline.report import Report
 
 from weftline.errors import WeftlineError

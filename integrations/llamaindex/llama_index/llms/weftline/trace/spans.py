@@ -27,25 +27,30 @@ from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.prompts.base import BasePromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import QueryBundle
-from llama_index.llms.weftline.ahead import Ahead
-from llama_index.llms.weftline.building import builder_of, can_build, plan_build
-from llama_index.llms.weftline.callers import Callers, Method
-from llama_index.llms.weftline.choosing import is_sent_ahead
-from llama_index.llms.weftline.composed import Composed
-from llama_index.llms.weftline.evaluating import can_evaluate, judge_of, plan_evaluations
-from llama_index.llms.weftline.extracting import can_extract, llm_of, plan_extraction
-from llama_index.llms.weftline.ingesting import Ingesting, indexing_of, ingestion_of
-from llama_index.llms.weftline.plan import (
+from llama_index.llms.weftline.plan.builds import builder_of, can_build, plan_build
+from llama_index.llms.weftline.plan.evaluation import can_evaluate, judge_of, plan_evaluations
+from llama_index.llms.weftline.plan.extraction import can_extract, llm_of, plan_extraction
+from llama_index.llms.weftline.plan.options import is_sent_ahead
+from llama_index.llms.weftline.plan.plan import (
     Plan,
     Unplannable,
     can_plan,
     plan_on_hits,
     plan_synthesis,
 )
-from llama_index.llms.weftline.provenance import MIN_SEARCHED, Run, begin_run, by_template
-from llama_index.llms.weftline.retrieving import Finding, Lookup, finding_of
-from llama_index.llms.weftline.rewriting import Rewritten, is_transform, looked_ahead, transformed
-from llama_index.llms.weftline.routing import can_route, decider_of, graph_of
+from llama_index.llms.weftline.plan.rewrite import (
+    Rewritten,
+    is_transform,
+    looked_ahead,
+    transformed,
+)
+from llama_index.llms.weftline.plan.router import can_route, decider_of, graph_of
+from llama_index.llms.weftline.plan.search import Finding, Lookup, finding_of
+from llama_index.llms.weftline.run.composition import Composed
+from llama_index.llms.weftline.run.graph import Ahead
+from llama_index.llms.weftline.run.ingestion import Ingesting, indexing_of, ingestion_of
+from llama_index.llms.weftline.trace.callers import Callers, Method
+from llama_index.llms.weftline.trace.provenance import MIN_SEARCHED, Run, begin_run, by_template
 from llama_index_instrumentation import get_dispatcher
 
 from weftline.adapters import Pieces, Request, Result, RunSessions, Server

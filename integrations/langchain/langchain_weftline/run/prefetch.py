@@ -23,7 +23,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables.config import var_child_runnable_config
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from langchain_weftline.lower.lowered import CallOptions, Draft, raw_calls
+from langchain_weftline.lower.graph import CallOptions, Draft, raw_calls
 from langchain_weftline.lower.prompts import messages_as_turns, text_of
 from langchain_weftline.lower.symbols import CannotCompile, Hole, Prompt, Turn
 from langchain_weftline.model.answers import completion_of

@@ -12,11 +12,11 @@ from typing import Any
 
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import QueryBundle
-from llama_index.llms.weftline.ahead import Names, calls_of, request_key
-from llama_index.llms.weftline.plan import Plan, Unplannable, can_plan, plan_on_hits
-from llama_index.llms.weftline.provenance import Run
-from llama_index.llms.weftline.retrieving import Finding, finding_of
-from llama_index.llms.weftline.symbols import Given, Index, Symbols
+from llama_index.llms.weftline.plan.plan import Plan, Unplannable, can_plan, plan_on_hits
+from llama_index.llms.weftline.plan.search import Finding, finding_of
+from llama_index.llms.weftline.plan.symbols import Given, Index, Symbols
+from llama_index.llms.weftline.run.graph import Names, calls_of, request_key
+from llama_index.llms.weftline.trace.provenance import Run
 
 from weftline.adapters import Server
 from weftline.contract.protocol import Call

@@ -23,16 +23,16 @@ from llama_index.core.response_synthesizers import (
     TreeSummarize,
 )
 from llama_index.core.response_synthesizers.compact_and_accumulate import CompactAndAccumulate
-from llama_index.llms.weftline.objects import (
+from llama_index.llms.weftline.model.objects import (
     are_asked_in_text,
     as_text_field,
     as_tool_fields,
     wanted,
 )
+from llama_index.llms.weftline.model.wire import message_body, strip_to_text
 from llama_index.llms.weftline.parsers import text_of, transforms_of
-from llama_index.llms.weftline.provenance import by_template, runs_code
-from llama_index.llms.weftline.symbols import Answer, Given, Spec, Symbols
-from llama_index.llms.weftline.wire import message_body, strip_to_text
+from llama_index.llms.weftline.plan.symbols import Answer, Given, Spec, Symbols
+from llama_index.llms.weftline.trace.provenance import by_template, runs_code
 
 from weftline.adapters import Pieces
 from weftline.adapters.parsers import NoTransform

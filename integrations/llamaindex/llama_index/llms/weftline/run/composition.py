@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from llama_index.llms.weftline.ahead import Names, calls_of, planned, variable
-from llama_index.llms.weftline.choosing import Option
-from llama_index.llms.weftline.deciding import Decision
-from llama_index.llms.weftline.plan import Plan
-from llama_index.llms.weftline.provenance import Run
-from llama_index.llms.weftline.retrieving import Found
-from llama_index.llms.weftline.symbols import Given, Index
+from llama_index.llms.weftline.plan.options import Option
+from llama_index.llms.weftline.plan.plan import Plan
+from llama_index.llms.weftline.plan.search import Found
+from llama_index.llms.weftline.plan.selector import Decision
+from llama_index.llms.weftline.plan.symbols import Given, Index
+from llama_index.llms.weftline.run.graph import Names, calls_of, planned, variable
+from llama_index.llms.weftline.trace.provenance import Run
 
 from weftline.adapters import Claims, Feed, Planned, Result, Server
 from weftline.adapters.faults import error_of

@@ -14,8 +14,8 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
 from langchain_weftline.lower.classic import question_of_each
-from langchain_weftline.run.ahead import Ahead, Begun
 from langchain_weftline.run.nodes import begin
+from langchain_weftline.run.prefetch import Ahead, Begun
 
 
 class Compressed(Begun):

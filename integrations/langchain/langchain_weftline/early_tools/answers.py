@@ -13,7 +13,7 @@ from langchain_core.outputs import ChatGenerationChunk
 from openai import APIConnectionError
 from openai.types.chat import ChatCompletion
 
-from weftline.adapters.early import EarlyTurn
+from weftline.adapters.early_tools import EarlyTurn
 from weftline.adapters.sessions import OURS
 
 

@@ -21,9 +21,9 @@ from llama_index.core.selectors import (
     PydanticSingleSelector,
     llm_selectors,
 )
-from llama_index.llms.weftline.objects import are_asked_in_text
-from llama_index.llms.weftline.plan import ARGUMENTS, Plan, Unplannable, plan_of
-from llama_index.llms.weftline.symbols import Spec
+from llama_index.llms.weftline.model.objects import are_asked_in_text
+from llama_index.llms.weftline.plan.plan import ARGUMENTS, Plan, Unplannable, plan_of
+from llama_index.llms.weftline.plan.symbols import Spec
 
 PARTS_KEY = "items"  # of LlamaIndex's list of sub-questions
 

@@ -21,7 +21,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_callback_manager_for_config
 
 from langchain_weftline.lower.calls import Asked, Guard
-from langchain_weftline.lower.lowered import (
+from langchain_weftline.lower.graph import (
     Constant,
     Draft,
     Listed,

@@ -21,10 +21,10 @@ from langchain_core.utils.pydantic import TypeBaseModel
 
 from langchain_weftline.lower.classic import is_classic
 from langchain_weftline.lower.lowering import Lowering
-from langchain_weftline.lower.planning import plan
+from langchain_weftline.lower.plan import plan
 from langchain_weftline.lower.steps import Mode
 from langchain_weftline.lower.symbols import UNKNOWN, Answer, Ref
-from langchain_weftline.run.accelerated import AcceleratedChain
+from langchain_weftline.run.accelerated_chain import AcceleratedChain
 from langchain_weftline.run.explanation import Explanation, explain
 from langchain_weftline.run.runner import Execution
 from langchain_weftline.trace.audience import hears_models

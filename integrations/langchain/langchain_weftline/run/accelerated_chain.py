@@ -16,13 +16,13 @@ from pydantic import Field, PrivateAttr
 
 from langchain_weftline.lower.classic import combining
 from langchain_weftline.lower.lowering import Lowering
-from langchain_weftline.lower.planning import plan
+from langchain_weftline.lower.plan import plan
 from langchain_weftline.lower.steps import Mode
 from langchain_weftline.lower.symbols import has_unknown
-from langchain_weftline.run.ahead import Ahead
 from langchain_weftline.run.convoy import Convoys
 from langchain_weftline.run.explanation import Explanation, explain
 from langchain_weftline.run.nodes import Combined, Nodes
+from langchain_weftline.run.prefetch import Ahead
 from langchain_weftline.trace.provenance import application_of, running
 from langchain_weftline.trace.threads import Threads
 from weftline.sdk.http import OnGraph

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from llama_index.llms.weftline.plan import Draft, Plan, Unplannable
-from llama_index.llms.weftline.provenance import Run
-from llama_index.llms.weftline.retrieving import Finding, Found, embedded_in, found_in
-from llama_index.llms.weftline.symbols import Answer, Given, Index, Symbols, filled, reads
+from llama_index.llms.weftline.plan.plan import Draft, Plan, Unplannable
+from llama_index.llms.weftline.plan.search import Finding, Found, embedded_in, found_in
+from llama_index.llms.weftline.plan.symbols import Answer, Given, Index, Symbols, filled, reads
+from llama_index.llms.weftline.trace.provenance import Run
 
 from weftline.adapters import OUTPUT, Claims, Feed, Inputs, Piece, Planned, Result
 from weftline.contract.protocol import (

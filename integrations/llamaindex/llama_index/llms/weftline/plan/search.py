@@ -15,7 +15,7 @@ from llama_index.core.base.embeddings.base import mean_agg
 from llama_index.core.indices.vector_store import VectorIndexRetriever
 from llama_index.core.schema import QueryBundle
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
-from llama_index.llms.weftline.provenance import Run
+from llama_index.llms.weftline.trace.provenance import Run
 
 from weftline.adapters import Feed, Result, Server
 from weftline.adapters.fields import ServerFields

@@ -14,10 +14,10 @@ from langchain_core.documents import Document
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_weftline.lower.checks import Check
-from langchain_weftline.lower.lowered import tree_of, variables_of
+from langchain_weftline.lower.graph import tree_of, variables_of
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.prompts import is_plain
-from langchain_weftline.lower.quiet import made_by
+from langchain_weftline.lower.server_parts import made_by
 from langchain_weftline.lower.steps import Fetch, Fork, Request, Run, Step, Steps
 from langchain_weftline.lower.symbols import (
     UNKNOWN,

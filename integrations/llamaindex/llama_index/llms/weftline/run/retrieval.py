@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from llama_index.llms.weftline.spans import SPANS
+from llama_index.llms.weftline.trace.spans import SPANS
 
 from weftline.adapters import BACKGROUND, Result, Retrieval, awaited
 from weftline.adapters.faults import traceback_of

@@ -27,14 +27,14 @@ from llama_index.core.query_engine.flare.output_parser import (
 )
 from llama_index.core.query_engine.multistep_query_engine import default_stop_fn
 from llama_index.core.schema import QueryBundle
-from llama_index.llms.weftline.ahead import Names, calls_of, variable
-from llama_index.llms.weftline.choosing import Option, is_sent_ahead, option_of
-from llama_index.llms.weftline.composed import Composed, Query, Rest
-from llama_index.llms.weftline.deciding import Decision, text_plan
-from llama_index.llms.weftline.plan import STRIP, Plan, Unplannable
-from llama_index.llms.weftline.provenance import Run
-from llama_index.llms.weftline.retrieving import embedded_in, found_in
-from llama_index.llms.weftline.symbols import Answer, Given, Index, Spec, Symbols
+from llama_index.llms.weftline.plan.options import Option, is_sent_ahead, option_of
+from llama_index.llms.weftline.plan.plan import STRIP, Plan, Unplannable
+from llama_index.llms.weftline.plan.search import embedded_in, found_in
+from llama_index.llms.weftline.plan.selector import Decision, text_plan
+from llama_index.llms.weftline.plan.symbols import Answer, Given, Index, Spec, Symbols
+from llama_index.llms.weftline.run.composition import Composed, Query, Rest
+from llama_index.llms.weftline.run.graph import Names, calls_of, variable
+from llama_index.llms.weftline.trace.provenance import Run
 
 from weftline.adapters import Result, Server
 from weftline.contract import transforms

@@ -13,19 +13,19 @@ from typing import Any
 
 from llama_index.core.query_engine import RouterQueryEngine, SubQuestionQueryEngine
 from llama_index.core.schema import QueryBundle
-from llama_index.llms.weftline.ahead import Names, calls_of, variable
-from llama_index.llms.weftline.choosing import (
+from llama_index.llms.weftline.plan.options import (
     Chosen,
     Option,
     choice,
     is_sent_ahead,
     option_of,
 )
-from llama_index.llms.weftline.composed import LOST, Composed, Query, Rest, item_of
-from llama_index.llms.weftline.deciding import division_of, selection_of
-from llama_index.llms.weftline.plan import Plan, Unplannable, can_plan, packs, plan_on_one
-from llama_index.llms.weftline.provenance import Run
-from llama_index.llms.weftline.symbols import Answer, Given, Index, Spec, Symbols
+from llama_index.llms.weftline.plan.plan import Plan, Unplannable, can_plan, packs, plan_on_one
+from llama_index.llms.weftline.plan.selector import division_of, selection_of
+from llama_index.llms.weftline.plan.symbols import Answer, Given, Index, Spec, Symbols
+from llama_index.llms.weftline.run.composition import LOST, Composed, Query, Rest, item_of
+from llama_index.llms.weftline.run.graph import Names, calls_of, variable
+from llama_index.llms.weftline.trace.provenance import Run
 
 from weftline.adapters import Result, Server
 from weftline.contract.protocol import Call

@@ -18,8 +18,8 @@ from llama_index.core import VectorStoreIndex
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.schema import BaseNode, MetadataMode
-from llama_index.llms.weftline.provenance import Run
-from llama_index.llms.weftline.retrieving import is_served
+from llama_index.llms.weftline.plan.search import is_served
+from llama_index.llms.weftline.trace.provenance import Run
 
 from weftline.adapters import Feed, Result, Server
 from weftline.adapters.faults import error_of

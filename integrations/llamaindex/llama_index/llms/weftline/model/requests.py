@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from llama_index.llms.weftline.ahead import Sent, request_key
-from llama_index.llms.weftline.spans import SPANS
-from llama_index.llms.weftline.wire import CHAT, strip_to_text
+from llama_index.llms.weftline.model.wire import CHAT, strip_to_text
+from llama_index.llms.weftline.run.graph import Sent, request_key
+from llama_index.llms.weftline.trace.spans import SPANS
 
 from weftline.adapters import BACKGROUND, Relay, Request, Result, Server, awaited
 from weftline.adapters.faults import raising_ours, traceback_of

@@ -1,0 +1,1 @@
+"""The parts of a Weftline: its requests and their JSON, and its objects and tools."""

@@ -1,0 +1,1 @@
+"""Spans and provenance: what LlamaIndex is doing, and what made each prompt."""
