@@ -6,7 +6,6 @@ moment ago, and the branch has not called since. Nobody waits for a branch that 
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
 from langchain_weftline.run.supersteps import Due, Task
+from weftline.adapters.frames import current_frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def is_parked(thread: int) -> bool:
 
     A thread that starts another one waits for a moment, too: it may start more.
     """
-    frame = sys._current_frames().get(thread)
+    frame = current_frames().get(thread)
     codes: list[CodeType] = []
     while frame is not None and len(codes) < 3:
         codes.append(frame.f_code)

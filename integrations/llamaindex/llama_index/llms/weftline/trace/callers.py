@@ -18,6 +18,8 @@ from time import sleep
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
+from weftline.adapters.frames import current_frames
+
 # The methods by their qualified names, with their modules. All of them are public.
 METHODS: Mapping[str, str] = {
     "BaseIndex.from_documents": "llama_index.core.indices.base",
@@ -160,7 +162,7 @@ class Callers(Generic[T]):
 
     def _drop_ended(self) -> list[T]:
         """Forget the methods that have ended. Returns their items, the innermost first."""
-        tops = sys._current_frames().values()
+        tops = current_frames().values()
         running = {frame for top in tops for frame in _stack(top) if _is_one_of(METHODS, frame)}
         dropped: list[T] = []
         with self._lock:
