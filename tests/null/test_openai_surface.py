@@ -160,6 +160,11 @@ WISHES: list[tuple[str, Any, dict[str, Any]]] = [
     ("response_format", {"type": "json_object", "schema": NUMBER}, {"json_schema": NUMBER}),
     (
         "response_format",
+        {"type": "json_object", "json_schema": {"schema": NUMBER}},
+        {"json_schema": NUMBER},
+    ),
+    (
+        "response_format",
         {"type": "json_schema", "json_schema": {"name": "x", "schema": NUMBER}},
         {"json_schema": NUMBER},
     ),

@@ -31,7 +31,7 @@ class ResponseFormat:
 
     `pattern`, `regex` or `value` is the pattern of type regex. `grammar` or `value` is the text of
     type grammar, in EBNF or Lark. Type structural_tag has a `format`, or `structures` and
-    `triggers`. Type json_object may have a `schema`.
+    `triggers`. Type json_object may have a `schema`, or a json_schema: ChatWeftline sends one.
     """
 
     type: Literal["text", "json_object", "json_schema", "regex", "grammar", "structural_tag"]
@@ -59,6 +59,8 @@ class ResponseFormat:
             case "text":
                 return None
             case "json_object":
+                if self.schema is None and self.json_schema is not None:
+                    return {"json_schema": self.json_schema.schema}
                 return {"json_schema": _ANY_OBJECT if self.schema is None else self.schema}
             case "json_schema":
                 if self.json_schema is None:
