@@ -165,7 +165,7 @@ MEMBERS: list[tuple[Any, tuple[str, ...], Callable[..., Any] | None]] = [
 # Read with a default; a LlamaIndex without them works.
 OPTIONAL = {"_multimodal", "_output_parser", "_response_padding_size"}
 # Not LlamaIndex's: of a named tuple, of a module of ours, and of sys.
-OTHERS = {"_replace", "_current_frames", "_getframe"}
+OTHERS = {"_replace", "_getframe"}
 # Read with a default, or not read by this program. Nothing is logged.
 QUIET = {
     "TreeSummarize._streaming",

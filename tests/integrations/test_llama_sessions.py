@@ -6,7 +6,6 @@ Sessions and edges are those that the server shows when the run is over.
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -166,8 +165,7 @@ def test_one_session(rules_url: str, name: str) -> None:
 
     with recorded(rules_url) as proxy:
         said = run(llm(on_graph=graphs.append))
-        gc.collect()  # a chat ends with its engine
-        [graph] = wait_for(graphs)
+        [graph] = wait_for(graphs, collects=True)  # a chat ends with its engine
         sent = len(proxy.bodies(SUBMIT)), len(proxy.bodies(CHAT))
         found = len(graph["calls"]), len(graph["edges"])
         assert (*sent, *found) == (submits, singles, calls, edges)
