@@ -11,7 +11,8 @@ from weftline.contract.tools import Tool, ToolCall
 from weftline_server.prompt.render import turns_of, value_text
 from weftline_server.session.variable import Variable
 
-UNNAMED = "text"  # the name of an input that has a variable, and no name in a template
+# The name of an input that has a variable and no name in a template: http/openai/provenance.py.
+UNNAMED = "text"
 
 Variables = Mapping[str, Variable]
 Template = tuple[str | None, ...]
