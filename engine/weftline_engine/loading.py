@@ -28,7 +28,7 @@ from weftline_engine.embedded.model.decoders import load_decoder, load_on_device
 from weftline_engine.embedded.model.device_model import DeviceModel
 from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_engine.embedded.sample.constraint import Grammars
-from weftline_engine.embedded.step import step_cost, step_costs, step_profile
+from weftline_engine.embedded.step import chunk_cost, step_cost, step_costs, step_profile
 from weftline_engine.model_texts import default_sampling, tokenizer_texts
 from weftline_engine.models.cache import default_home
 from weftline_engine.models.progress import Silent, for_stream
@@ -66,6 +66,7 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
     core.draft(costs)
     if isinstance(decoder, DeviceModel):
         decoder.warm(core.cache)
+        measured = chunk_cost(decoder, core.cache, config)
     texts = tokenizer_texts(directory)
     description = Description(
         model=options.name or directory.name,

@@ -132,9 +132,10 @@ class Copies(Backend):
         self.blocks += len(blocks)
         return ()
 
-    def restore(self, saved: object, pairs: Sequence[tuple[int, int]]) -> None:
+    def restore(self, saved: object, pairs: Sequence[tuple[int, int]]) -> bool:
         """`Storage.restore`"""
         self.blocks += len(pairs)
+        return True
 
     def take_blocks(self) -> int:
         """The blocks since the last call."""

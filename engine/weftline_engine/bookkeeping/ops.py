@@ -40,12 +40,13 @@ class Backend:
         """`drafting.Grammar.allowed`"""
         return len(tokens)
 
-    def save(self, blocks: Items[int]) -> object:
+    def save(self, blocks: Items[int]) -> object | None:
         """`Storage.save`"""
         return ()
 
-    def restore(self, saved: object, pairs: Items[tuple[int, int]]) -> None:
+    def restore(self, saved: object, pairs: Items[tuple[int, int]]) -> bool:
         """`Storage.restore`"""
+        return True
 
     def wipe(self, blocks: Items[int]) -> None:
         """`Storage.wipe`"""

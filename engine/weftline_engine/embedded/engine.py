@@ -121,18 +121,27 @@ class Core:
         So in the end only the sequences fail with which the model fails alone. The halves run in
         order, because a sequence may read blocks that an earlier one fills.
         """
-        try:
-            logits_RV = self.worker.forward(plan)
-        except (RuntimeError, MemoryError, ValueError, ArithmeticError, LookupError) as error:
-            if len(plan.chunks) == 1:
-                self.book.break_off(plan, f"a step failed: {error}")
-                return
+        logits_RV, fault = self._forward(plan)
+        if logits_RV is not None:
+            self.book.apply(plan)
+            self.book.record(plan, self._sample(plan, logits_RV))
+        elif len(plan.chunks) == 1:
+            self.book.break_off(plan, fault)
+        else:
             middle = len(plan.chunks) // 2
             for chunks in (plan.chunks[:middle], plan.chunks[middle:]):
                 self._compute(replace(plan, chunks=chunks))
-            return
-        self.book.apply(plan)
-        self.book.record(plan, self._sample(plan, logits_RV))
+
+    def _forward(self, plan: StepPlan) -> tuple[Tensor | None, str]:
+        """The logits of a step, or None and why the model failed.
+
+        The exception ends here. Its traceback holds the tensors of the failed step, and the halves
+        of a step that ran out of memory need that memory.
+        """
+        try:
+            return self.worker.forward(plan), ""
+        except (RuntimeError, MemoryError, ValueError, ArithmeticError, LookupError) as error:
+            return None, f"a step failed: {error}"
 
     def _sample(self, plan: StepPlan, logits_RV: Tensor) -> list[list[Sampled]]:
         ops = self.book.sampling(plan)

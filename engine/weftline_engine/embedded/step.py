@@ -100,6 +100,27 @@ def step_cost(decoder: Model, block_size: int) -> StepCost:
 
 
 @torch.inference_mode()
+def chunk_cost(decoder: Model, cache: Tensor, config: SchedulerConfig) -> StepCost:
+    """The measured cost of a prompt row on a GPU, where a step takes far more rows before it takes
+    longer: from a step of one row, and from the largest step of one prompt.
+
+    The steps write into free blocks of `cache`, as those of `step_profile` do.
+    """
+    size = config.block_size
+    rows = min(config.step_tokens, decoder.config.context_limit, config.blocks * size)
+    blocks = tuple(range(-(-rows // size)))
+
+    def seconds(count: int) -> float:
+        op = Op(id="cost", kind=Kind.FILL, context="cost")
+        sequence = Sequence(op, 0, tokens=[0] * count)
+        chunks = (Chunk(sequence, 0, count, blocks, samples=True),)
+        _seconds(decoder, cache, size, chunks)  # compiles the kernels
+        return min(_seconds(decoder, cache, size, chunks) for _ in range(REPEATS))
+
+    return cost_of(seconds(1), seconds(rows), rows)
+
+
+@torch.inference_mode()
 def step_profile(
     decoder: Model, cache: Tensor, config: SchedulerConfig
 ) -> tuple[tuple[int, float], ...]:

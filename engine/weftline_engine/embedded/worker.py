@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import cast
@@ -34,6 +35,8 @@ from weftline_engine.embedded.sample.constraint import BadConstraint, Grammars, 
 from weftline_engine.embedded.sample.sampler import Sampler
 from weftline_engine.embedded.step import step_input
 from weftline_kernels.work_list import NEVER_SHARED
+
+_log = logging.getLogger(__name__)
 
 
 class Worker(Backend):
@@ -86,13 +89,23 @@ class Worker(Backend):
         if slot is not None:
             self.sampler.remove(slot)
 
-    def save(self, blocks: Sequence[int]) -> Tensor:
-        """These blocks in host memory."""
-        return save_blocks(self.cache, blocks)
+    def save(self, blocks: Sequence[int]) -> Tensor | None:
+        """These blocks in host memory. None if there is no memory for the copy now."""
+        try:
+            return save_blocks(self.cache, blocks)
+        except (RuntimeError, MemoryError) as error:  # torch has no type for pinned memory
+            _log.warning("a context of %d blocks stays on the device: %s", len(blocks), error)
+            return None
 
-    def restore(self, saved: object, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy block source of `saved` to block target of the cache, for each (source, target)."""
-        restore_blocks(self.cache, cast(Tensor, saved), pairs)
+    def restore(self, saved: object, pairs: Sequence[tuple[int, int]]) -> bool:
+        """Copy block source of `saved` to block target of the cache, for each (source, target).
+        False if there is no memory for the copy now."""
+        try:
+            restore_blocks(self.cache, cast(Tensor, saved), pairs)
+        except (RuntimeError, MemoryError) as error:
+            _log.warning("a context of %d blocks stays in host memory: %s", len(pairs), error)
+            return False
+        return True
 
     def wipe(self, blocks: Sequence[int]) -> None:
         """Fill these blocks with zeros."""

@@ -21,12 +21,14 @@ MOST_RELEASED_POOLS = 4
 class Storage(Protocol):
     """The keys and values of the blocks, wherever an engine keeps them."""
 
-    def save(self, blocks: Items[int]) -> object:
-        """Copy these blocks to host memory; returns what `restore` needs."""
+    def save(self, blocks: Items[int]) -> object | None:
+        """Copy these blocks to host memory; returns what `restore` needs. None if there is no
+        memory for the copy now."""
         ...
 
-    def restore(self, saved: object, pairs: Items[tuple[int, int]]) -> None:
-        """Copy the saved block at index source to block target, for each (source, target)."""
+    def restore(self, saved: object, pairs: Items[tuple[int, int]]) -> bool:
+        """Copy the saved block at index source to block target, for each (source, target). False
+        if there is no memory for the copy now."""
         ...
 
     def wipe(self, blocks: Items[int]) -> None:
@@ -130,27 +132,51 @@ class Contexts:
         are blocks without another holder."""
         if context.held:
             return
-        tree, size = self._tree, self._tree.block_size
-        copies: list[tuple[int, int]] = []
+        tree = self._tree
         node = tree.root(context.salt)
-        for index in range(-(-context.computed // size)):
-            tokens = context.tokens[index * size : min((index + 1) * size, context.computed)]
+        pages = self._pages(context)
+        for tokens in pages:
             found = tree.find(node, tokens)
-            if found is not None:
-                tree.hold(found)
-            else:
-                block = tree.reserve() if context.saved is not None else None
-                if block is None:
-                    break
-                found = tree.add(node, tokens, block, tree.step)
-                assert found is not None, "the tree was searched for these tokens"
-                copies.append((index, block))
+            if found is None:
+                break
+            tree.hold(found)
             context.held.append(found)
             node = found
-        if copies:
-            self._storage.restore(context.saved, copies)
+        # The tree has no node behind one that is missing.
+        if context.saved is not None and len(context.held) < len(pages):
+            self._bring_back(context, pages, node)
         if context.resident >= context.computed:
             self._forget_saved(context)
+
+    def _pages(self, context: Context) -> list[Items[int]]:
+        """The computed tokens of a context, a block at a time."""
+        size = self._tree.block_size
+        return [
+            context.tokens[at : min(at + size, context.computed)]
+            for at in range(0, context.computed, size)
+        ]
+
+    def _bring_back(self, context: Context, pages: Items[Items[int]], node: Node) -> None:
+        """Copy the blocks behind those that are held, which end with `node`, from host memory.
+
+        The tree gets them after the copy, because other sequences read what the tree holds. Without
+        memory for the copy the context keeps what it holds.
+        """
+        tree, copies = self._tree, list[tuple[int, int]]()
+        for index in range(len(context.held), len(pages)):
+            block = tree.reserve()
+            if block is None:
+                break
+            copies.append((index, block))
+        if copies and not self._storage.restore(context.saved, copies):
+            for _, block in copies:
+                tree.pool.give(block)
+            return
+        for index, block in copies:
+            added = tree.add(node, tuple(pages[index]), block, tree.step)
+            assert added is not None, "the tree was searched for these tokens"
+            context.held.append(added)
+            node = added
 
     def retain(self, context: Context, retention: Retention) -> None:
         """Pin a context again, unpin it, or move its blocks to host memory.
@@ -167,6 +193,7 @@ class Contexts:
                 self.unpin(context)
                 self._forget_saved(context)
             case Retention.SWAP if context.held:
+                # Without memory for the copy the context is evicted when its room is needed.
                 context.saved = self._storage.save([node.block for node in context.held])
                 self.unpin(context)
                 self._tree.extents.note(context)

@@ -33,7 +33,10 @@ Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 # reading 8 blocks again: 2 MB of LLaMA-7B's cache, half a microsecond.
 MIN_BLOCKS_SAVED = 8
 _LEVELS = 8  # of the context tree; a step with more shared levels is launched, not replayed
-_SLOTS_A_ROW = 64  # partial results of a row; they take 1 MB for LLaMA-7B
+# Partial results of a row in a large batch; they take 1 MB for LLaMA-7B. A batch of few rows has
+# room for all the tiles of a context, but for no more than _MOST_SLOTS, 64 MB for LLaMA-7B.
+_SLOTS_A_ROW = 64
+_MOST_SLOTS = 4096
 
 
 class CudaGraphs:
@@ -87,13 +90,20 @@ class DeviceModel:
     def forward(self, step: StepInput, cache: Tensor) -> Tensor:
         """`Model.forward`; the logits are valid until the next call."""
         block_size = cache.shape[4]
-        split = split_length(step.work, self.config.kv_heads, units(self.device), block_size)
-        tiles = cut(step.work, block_size, self._group, split)
+        work, group = step.work, self._group
+        split = split_length(work, self.config.kv_heads, units(self.device), block_size)
+        tiles = cut(work, block_size, group, split)
         rows = len(step.tokens_T)
         # If each sequence computes one token, logits are wanted for all rows, in their order.
         if rows == len(step.rows_R) <= self._sizes[-1] and cache is self._cache:
             captured = self._captured[min(size for size in self._sizes if size >= rows)]
-            if captured.tiles.capacity.holds(tiles):
+            room = captured.tiles.capacity
+            longest = max(item.length for item in work.items)
+            # Longer tiles balance the device less well, but a launched step takes far longer.
+            while not room.holds(tiles) and split < longest:
+                split *= 2
+                tiles = cut(work, block_size, group, split)
+            if room.holds(tiles):
                 captured.load(step, tiles)
                 return captured.replay()[:rows]
         return self._launch(step, tiles, cache)
@@ -130,8 +140,11 @@ class CapturedStep:
         step = StepInput(tokens_B, positions_B, slots_B, every_B, nothing)
         self._send(*(np.zeros(0, np.int64),) * 3)
         attention = partial(_attend, self.tiles, network.scale)
+        # A graph reads the addresses of the tensors that it was captured with, and keeps none of
+        # the tensors alive. This function does: the step's tensors, the tiles and the cache.
+        self._compute = partial(network.compute, step, attention, cache)
         # Computes the loaded step: logits (B, V), in memory that the next replay overwrites.
-        self.replay = capture(lambda: network.compute(step, attention, cache))
+        self.replay = capture(self._compute)
 
     def load(self, step: StepInput, tiles: Tiles) -> None:
         """Load this step, of at most `rows` tokens, for the next replay."""
@@ -163,14 +176,17 @@ def capacity(
     config: ModelConfig, rows: int, blocks: int, block_size: int, multiprocessors: int
 ) -> Capacity:
     """The capacity that nearly every decode step of `rows` rows needs. A step that needs more is
-    launched, not replayed."""
-    tokens = rows * min(config.context_limit, blocks * block_size)
+    cut into longer tiles. A step with more than _LEVELS shared levels is launched."""
+    context = min(config.context_limit, blocks * block_size)
+    tokens = rows * context
     balanced = TILES_PER_UNIT * multiprocessors // config.kv_heads + 1
+    # A row's context is cut into `balanced` tiles, or into tiles of 2,048 tokens.
+    whole = rows * (balanced + context // 2048 + _LEVELS)
     return Capacity(
         # Items are cut into tiles that balance the device, of at most 2,048 tokens.
         tiles=4 * (balanced + 2 * rows) + tokens // 2048,
         blocks=tokens // block_size + rows,
         queries=_LEVELS * rows,
         rows=rows,
-        slots=_SLOTS_A_ROW * rows,
+        slots=max(_SLOTS_A_ROW * rows, min(whole, _MOST_SLOTS)),
     )
