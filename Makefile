@@ -192,16 +192,19 @@ bench-llamaindex: install install-bench ## a LlamaIndex query engine on a plain 
 	  --systems langchain-vllm,openai-weftline,weftline,weftline-vllm $(ARGS)
 
 # A machine with a GPU may have torch and triton only: pytest's settings ask for plugins, so they are
-# left out, and where pytest itself is missing the benchmark's own checks stand for the tests.
+# left out, and where pytest itself is missing the benchmark's own checks stand for the tests. Each
+# step has its own limit, and the next one runs whatever a step does.
 ON_GPU := PYTHONPATH=$(SOURCES):. $(PYTHON)
+FIGURES := 17 15 14 11 18 16
 gpu: ## tests and benchmarks on a CUDA device; needs torch and triton, and installs nothing
-	@if $(ON_GPU) -c 'import pytest' 2>/dev/null; then \
-	  $(ON_GPU) -m pytest -q -c /dev/null --rootdir=. --import-mode=importlib -W ignore tests/gpu; \
+	-@if $(ON_GPU) -c 'import pytest' 2>/dev/null; then \
+	  timeout 180 $(ON_GPU) -m pytest -q -c /dev/null --rootdir=. --import-mode=importlib -W ignore tests/gpu; \
 	else echo "no pytest here: bench.gpu checks every kernel by itself"; fi
-	$(ON_GPU) -m bench.gpu
+	$(ON_GPU) -m bench.gpu $(PARTS)
 
-gpu-figures: ## replay a figure of the Parrot paper on a CUDA device: FIG=11, 14, 15, 16, 17 or 18
-	$(ON_GPU) -m bench.gpu.figures --fig $(or $(FIG),15)
+gpu-figures: ## replay figures of the Parrot paper on a CUDA device, 60 s each: FIG="15 17"
+	-@for figure in $(or $(FIG),$(FIGURES)); do \
+	  timeout 120 $(ON_GPU) -m bench.gpu.figures --fig $$figure --seconds 60; done
 
 clean: ## remove .venv and everything that was built; the model cache stays
 	rm -rf .venv build dist out .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,9 +1,11 @@
-"""Checks the kernels on a CUDA device, and measures attention and the decode step.
+"""Checks the kernels on a CUDA device, and measures attention, steps and swaps.
 
-    PYTHONPATH=client:server:engine:kernels:. python -m bench.gpu [--dry-run]
+    PYTHONPATH=client:server:engine:kernels:. python -m bench.gpu [--dry-run] [PART ...]
 
-It needs only torch and triton. It prints JSON and writes it to bench/results/DATE-MACHINE/gpu.json.
-`--dry-run` runs every part on the CPU in Triton's interpreter, at shapes whose times mean nothing.
+It needs only torch and triton. Each part runs in a process of its own, and ends after its time. Its
+rows are written to bench/results/DATE-MACHINE/gpu.json as they come, so that what was measured is
+there whatever fails. `--dry-run` runs every part on the CPU in Triton's interpreter, at shapes
+whose times mean nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +14,13 @@ import argparse
 import datetime
 import json
 import os
+import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 if "--dry-run" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"  # before anything that imports a kernel
@@ -21,82 +28,60 @@ if "--dry-run" in sys.argv:
 import torch
 import triton
 
-from bench.gpu import attention, checks, llama
-from bench.gpu.results import kernel_hashes, write
-from weftline_kernels.work_list import Rows
+from bench.gpu import attention, checks, prefix, steps
+from bench.gpu.results import RESULTS, kernel_hashes, write
 
-BUDGET_S = 420.0  # of eight minutes; the rest is for tests and compilation
-
-
-def attention_rows(device: torch.device, deadline: float, dry: bool) -> dict[str, object]:
-    """The attention of one layer. The most important rows come first, as the time may run out."""
-    bandwidth = attention.copy_bandwidth(device)
-    shapes: tuple[attention.Shape, ...] = attention.SHAPES
-    cases = [(p, b) for p in (6000, 2048) for b in (16, 32, 8, 64)]
-    suffix = 500
-    if dry:
-        shapes, cases, suffix = (attention.Shape("tiny", 4, 2, 16),), [(40, 3)], 9
-    rows, left_out = [], 0
-    for shape in shapes:
-        for prefix, batch in cases:
-            if time.monotonic() > deadline:
-                left_out += 1
-                continue
-            row = attention.measure(shape, batch, prefix, suffix, bandwidth, device)
-            print(json.dumps(row), file=sys.stderr)
-            rows.append(row)
-    return {"copy_gb_s": bandwidth / 1e9, "rows": rows, "rows_left_out_for_time": left_out}
+Row = dict[str, object]
 
 
-def step_rows(device: torch.device, bandwidth: float, dry: bool) -> dict[str, object]:
-    """The decode step of a LLaMA-7B of random weights, at batch 32 after 6,000 common tokens."""
-    config, batch, prefix, suffix, repeat = llama.LLAMA_7B, 32, 6000, 500, 15
-    if dry:
-        config = llama.TINY
-        batch, prefix, suffix, repeat = 3, 32, 6, 1
-    model = llama.load(config, device)
-    found: dict[str, object] = {
-        "decoder": "the engine's, without scheduler and sampling; engine_ms with them",
-        "batch": batch,
-        "prefix": prefix,
-        "suffix": suffix,
-    }
-    for name, (copied, shared) in llama.MODES.items():
-        tables = llama.tables(prefix, [prefix + suffix] * batch, copied=copied)
-        if not llama.fits(config, 1 + tables[-1][-1], device):
-            found[f"{name}_ms"] = "does not fit"
-            continue
-        parts = [Rows(table, i, 1, prefix + suffix - 1) for i, table in enumerate(tables)]
-        decode = llama.Decode(model, parts, shared=shared)
-        found[f"{name}_ms"] = llama.step_seconds(decode, parts, repeat) * 1e3
-        tokens = (prefix if shared else batch * prefix) + batch * suffix
-        must = llama.weight_bytes(config) + tokens * llama.token_bytes(config)
-        found[f"{name}_roof_ms"] = must / bandwidth * 1e3
-        del decode
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-    seconds, prompt_tokens = llama.engine_seconds(model, batch, prefix, suffix, repeat + 1)
-    found |= {"engine_ms": seconds * 1e3, "engine_prompt_tokens_per_s": prompt_tokens}
-    return found
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the measurement: its rows, and after how many seconds it is stopped."""
+
+    rows: Callable[[torch.device, bool], Iterator[Row]]
+    limit_s: float
 
 
-def main() -> None:
-    """Check and measure every kernel, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dry-run", action="store_true")
-    dry = parser.parse_args().dry_run
-    if not dry and not torch.cuda.is_available():
-        sys.exit("no CUDA device here: run this on a machine with one, or with --dry-run")
-    device = torch.device("cpu" if dry else "cuda")
-    start = time.monotonic()
-    dtypes = (torch.float32,) if dry else tuple(checks.TOLERANCE)
+def checked(device: torch.device, dry: bool) -> Iterator[Row]:
+    """Every kernel against its reference. A dry run leaves attention to the tests."""
     if dry:
         checks.CHECKS = {
             name: check for name, check in checks.CHECKS.items() if "attention" not in name
         }
+    return checks.run(device, (torch.float32,) if dry else tuple(checks.TOLERANCE))
+
+
+# The cheapest and most telling come first. On an H200 they took 25, 75, 15, 15 and 20 s.
+PARTS = {
+    "checks": Part(checked, 120),
+    "steps": Part(steps.rows, 200),
+    "attention": Part(attention.rows, 60),
+    "prefix": Part(prefix.rows, 60),
+    "swaps": Part(steps.swaps, 60),
+}
+
+
+def main() -> None:
+    """Run the parts one after the other, and write what they find."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--folder", type=Path, help="folder of the results; a dry run writes none")
+    parser.add_argument("--only", choices=PARTS, help=argparse.SUPPRESS)  # a part's own process
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    options = parser.parse_args()
+    dry: bool = options.dry_run
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    if not dry and not torch.cuda.is_available():
+        sys.exit("no CUDA device here: run this on a machine with one, or with --dry-run")
+    if options.only:
+        for row in PARTS[options.only].rows(torch.device("cpu" if dry else "cuda"), dry):
+            print(json.dumps(row), flush=True)
+        return
     report: dict[str, object] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "device": "CPU, interpreted" if dry else torch.cuda.get_device_name(),
+        "commit": _commit(),
         "versions": {
             "python": sys.version.split()[0],
             "torch": torch.__version__,
@@ -104,18 +89,71 @@ def main() -> None:
         },
         "kernels": kernel_hashes(),
     }
-    checked = list(checks.run(device, dtypes))
-    measured = attention_rows(device, start + 0.6 * BUDGET_S, dry)
-    bandwidth = float(str(measured["copy_gb_s"])) * 1e9
-    report |= {"checks": checked, "attention": measured}
-    report["decode_step"] = step_rows(device, bandwidth, dry)
-    report["seconds"] = round(time.monotonic() - start, 1)
-    print(json.dumps(report, indent=2))
-    if not dry:
-        date, name = str(report["date"]), str(report["device"])
-        print(f"written to {write(report, date, name, 'gpu.json')}", file=sys.stderr)
-    if not all(check["ok"] for check in checked):
-        sys.exit("a kernel differs from its reference")
+    folder = options.folder or (None if dry else RESULTS)
+
+    def save() -> None:
+        if folder is not None:
+            write(report, str(report["date"]), str(report["device"]), "gpu.json", folder)
+
+    for name in options.parts or PARTS:
+        found: dict[str, object] = {"rows": []}
+        report[name] = found
+        _measure(name, dry, found, save)
+    if not dry and folder is not None:
+        print(f"written to {folder}", file=sys.stderr)
+    if wrong := _wrong(report):
+        sys.exit(f"not as it should be: {', '.join(wrong)}")
+
+
+def _measure(name: str, dry: bool, found: dict[str, object], save: Callable[[], None]) -> None:
+    """Run a part in a process, and add its rows to `found` as they come."""
+    command = [sys.executable, "-m", "bench.gpu", "--only", name]
+    rows: list[Row] = []
+    found["rows"] = rows
+    began = time.monotonic()
+    process = subprocess.Popen(
+        command + ["--dry-run"] * dry, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+    )
+    stopper = threading.Timer(PARTS[name].limit_s, process.kill)
+    stopper.start()
+    assert process.stdout is not None, "it is a pipe"
+    for line in process.stdout:
+        if line.startswith("{"):
+            rows.append(json.loads(line))
+            print(f"{name}: {line.rstrip()}", flush=True)
+            save()
+    code = process.wait()
+    stopper.cancel()
+    found["seconds"] = round(time.monotonic() - began, 1)
+    late = time.monotonic() - began >= PARTS[name].limit_s
+    found["ended"] = "out of time" if late else f"failed with {code}" if code else "complete"
+    save()
+
+
+def _wrong(report: dict[str, object]) -> list[str]:
+    """The parts that failed, and the kernels that differ from their references."""
+    found = []
+    for name in PARTS:
+        part = report.get(name)
+        if not isinstance(part, dict):
+            continue
+        if part["ended"] != "complete":
+            found.append(f"{name} ({part['ended']})")
+        found += [
+            f"{row['kernel']} in {row['dtype']}" for row in part["rows"] if row.get("ok") is False
+        ]
+    return found
+
+
+def _commit() -> str:
+    """The commit of the checkout; empty where there is no git."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -13,10 +13,9 @@ import json
 import random
 import re
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -248,7 +247,7 @@ def measure(
     return asyncio.run(main())
 
 
-def rows(figure: int, device: torch.device, deadline: float, dry: bool) -> list[dict[str, Any]]:
+def rows(figure: int, device: torch.device, deadline: float, dry: bool) -> Iterator[dict[str, Any]]:
     """A row for every point, way of sharing and policy of a figure. Rows for which the time was too
     short say so."""
     # The prompts are the simulator's words, and the tokenizers package may be missing.
@@ -259,7 +258,6 @@ def rows(figure: int, device: torch.device, deadline: float, dry: bool) -> list[
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0] - 6 * 2**30
         blocks = free // (llama.token_bytes(config) * llama.BLOCK)
-    found: list[dict[str, Any]] = []
     longest = 0.0
     for point in points(figure, dry):
         for sharing in SHARING:
@@ -273,6 +271,4 @@ def rows(figure: int, device: torch.device, deadline: float, dry: bool) -> list[
                     longest = max(longest, time.monotonic() - began)
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
-                found.append(row)
-                print(json.dumps(row), file=sys.stderr)
-    return found
+                yield row

@@ -7,7 +7,7 @@ the device's L2 cache.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,12 +73,18 @@ def seconds(run: Callable[[int], object], layers: int, device: torch.device) -> 
     return sorted(times)[len(times) // 2]
 
 
-def copy_bandwidth(device: torch.device) -> float:
-    """Bytes a second that a copy reads and writes: the roof for the percentages."""
-    size = 2**30 if device.type == "cuda" else 2**22
-    source = torch.ones(size, dtype=torch.uint8, device=device)
+def bandwidth(device: torch.device) -> float:
+    """Bytes a second that the device moves: the roof for the percentages. It is the better of a
+    copy, which reads and writes, and of a sum, which only reads."""
+    count = 2**30 if device.type == "cuda" else 2**20
+    source = torch.ones(count, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
-    return 2 * size / seconds(lambda _: target.copy_(source), 1, device)
+    began = time.monotonic()
+    while device.type == "cuda" and time.monotonic() - began < 0.5:  # the clocks rise first
+        target.copy_(source)
+        torch.cuda.synchronize()
+    copied = 8 * count / seconds(lambda _: target.copy_(source), 1, device)
+    return max(copied, 4 * count / seconds(lambda _: source.sum(), 1, device))
 
 
 def _us(run: Callable[[], object], device: torch.device) -> float:
@@ -87,7 +93,7 @@ def _us(run: Callable[[], object], device: torch.device) -> float:
 
 
 def measure(
-    shape: Shape, batch: int, prefix: int, suffix: int, bandwidth: float, device: torch.device
+    shape: Shape, batch: int, prefix: int, suffix: int, roof: float, device: torch.device
 ) -> dict[str, object]:
     """A row: µs, GB/s and % of the roof of a layer's tree decode, and µs of other attention."""
     torch.manual_seed(0)
@@ -117,9 +123,9 @@ def measure(
         "suffix": suffix,
         "tree_us": tree_s * 1e6,
         "tree_gb_s": must / tree_s / 1e9,
-        "tree_percent_of_roof": 100 * must / tree_s / bandwidth,
+        "tree_percent_of_roof": 100 * must / tree_s / roof,
         "blocks_shared_us": paged_s * 1e6,
-        "blocks_shared_percent_of_roof": 100 * unshared / paged_s / bandwidth,
+        "blocks_shared_percent_of_roof": 100 * unshared / paged_s / roof,
     }
     try:
         run = sdpa(shape, parts, q, caches[0])
@@ -146,3 +152,17 @@ def sdpa(
     return lambda: F.scaled_dot_product_attention(
         q_BN1H, keys, values, enable_gqa=shape.heads != shape.kv_heads
     )
+
+
+def rows(device: torch.device, dry: bool) -> Iterator[dict[str, object]]:
+    """A row for each shape and batch, the most telling first."""
+    roof = bandwidth(device)
+    yield {"roof_gb_s": roof / 1e9}
+    shapes: tuple[Shape, ...] = SHAPES
+    cases = [(prefix, batch) for prefix in (6000, 2048) for batch in (64, 16, 32, 8)]
+    suffix = 500
+    if dry:
+        shapes, cases, suffix = (Shape("tiny", 4, 2, 16),), [(40, 3)], 9
+    for prefix, batch in cases:
+        for shape in shapes:
+            yield measure(shape, batch, prefix, suffix, roof, device)

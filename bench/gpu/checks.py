@@ -9,8 +9,14 @@ import torch
 from weftline_kernels.attention import attention_reference
 from weftline_kernels.attention_triton import TritonAttention
 from weftline_kernels.kv_store import NO_SLOT, kv_store_reference, kv_store_triton
-from weftline_kernels.rms_norm import rms_norm_reference, rms_norm_triton
-from weftline_kernels.rope import rope_reference, rope_tables, rope_triton
+from weftline_kernels.rms_norm import (
+    add_rms_norm_reference,
+    add_rms_norm_triton,
+    rms_norm_reference,
+    rms_norm_triton,
+)
+from weftline_kernels.rope import rope_tables
+from weftline_kernels.rope_store import rope_store_reference, rope_store_triton
 from weftline_kernels.silu_mul import silu_mul_reference, silu_mul_triton
 from weftline_kernels.work_list import Rows, build
 
@@ -33,13 +39,32 @@ def rms_norm_check(device: torch.device, dtype: torch.dtype) -> float:
     return difference(rms_norm_triton(x, weight, 1e-5), rms_norm_reference(x, weight, 1e-5))
 
 
-def rope_check(device: torch.device, dtype: torch.dtype) -> float:
-    x = _random(device, dtype, 17, 48, 128)[:, :40]
-    positions = torch.arange(17, device=device) * 401
+def add_rms_norm_check(device: torch.device, dtype: torch.dtype) -> float:
+    x, more = _random(device, dtype, 2, 33, 4096)
+    weight = _random(device, dtype, 4096)
+    pairs = zip(
+        add_rms_norm_triton(x, more, weight, 1e-5),
+        add_rms_norm_reference(x, more, weight, 1e-5),
+        strict=True,
+    )
+    return max(difference(found, expected) for found, expected in pairs)
+
+
+def rope_store_check(device: torch.device, dtype: torch.dtype) -> float:
+    """The largest difference of queries, keys and values: 32 and 8 heads of 128, with norms."""
+    qkv = _random(device, dtype, 50, 48, 128)
+    positions = torch.arange(50, device=device) * 401
     frequencies = 1 / 10000 ** (torch.arange(64, device=device) / 64)
-    cos, sin = rope_tables(positions, frequencies, dtype)
-    expected = rope_reference(x.float(), cos[:, 64:].float(), sin[:, 64:].float())
-    return difference(rope_triton(x, cos, sin), expected)
+    tables = rope_tables(positions, frequencies, dtype)
+    norms = (_random(device, dtype, 128), _random(device, dtype, 128), 1e-5)
+    slots = torch.randperm(64 * BLOCK, device=device)[:50]
+    slots[7] = NO_SLOT
+    found, expected = (
+        torch.zeros(2, 8, 64, BLOCK, 128, device=device, dtype=dtype) for _ in range(2)
+    )
+    q = rope_store_triton(qkv, *tables, norms, found[0], found[1], slots)
+    q_expected = rope_store_reference(qkv, *tables, norms, expected[0], expected[1], slots)
+    return max(difference(q, q_expected), difference(found, expected))
 
 
 def silu_mul_check(device: torch.device, dtype: torch.dtype) -> float:
@@ -101,7 +126,8 @@ def chunk_behind_prefix() -> list[Rows]:
 
 CHECKS: dict[str, Check] = {
     "rms_norm": rms_norm_check,
-    "rope": rope_check,
+    "add_rms_norm": add_rms_norm_check,
+    "rope_store": rope_store_check,
     "silu_mul": silu_mul_check,
     "kv_store": kv_store_check,
     **{

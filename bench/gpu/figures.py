@@ -19,6 +19,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ if "--dry-run" in sys.argv:
 import torch
 
 from bench.gpu import apps, attention, llama
-from bench.gpu.results import kernel_hashes, write
+from bench.gpu.results import RESULTS, kernel_hashes, write
 from weftline_engine.embedded.model.base import TorchModel
 from weftline_engine.embedded.model.config import LlamaConfig
 from weftline_kernels.work_list import Rows
@@ -48,7 +49,7 @@ def replay(
     prefix: int,
     lengths: list[tuple[int, int]],
     mode: str,
-    bandwidth: float,
+    roof: float,
     deadline: float,
 ) -> dict[str, object] | str:
     """Decode all (prompt, output) together. Return the latencies, and the share of the roof
@@ -83,7 +84,7 @@ def replay(
     return {
         "mean_latency_s": sum(ends) / len(ends),
         "ms_a_token": 1e3 * sum(e / n for e, (_, n) in zip(ends, lengths, strict=True)) / len(ends),
-        "part_of_roof": must / bandwidth / max(ends),
+        "part_of_roof": must / roof / max(ends),
     }
 
 
@@ -102,6 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     figures = sorted((*apps.FIGURES, *DECODING))
     parser.add_argument("--fig", type=int, choices=figures, required=True)
+    parser.add_argument("--seconds", type=float, default=BUDGET_S, help="of measuring, at most")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument(
         "--folder", type=Path, help="folder of the results; a dry run needs it to write them"
@@ -111,22 +113,21 @@ def main() -> None:
     if not dry and not torch.cuda.is_available():
         sys.exit("no CUDA device here: run this on a machine with one, or with --dry-run")
     device = torch.device("cpu" if dry else "cuda")
-    deadline = time.monotonic() + BUDGET_S
+    deadline = time.monotonic() + options.seconds
     report: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "device": "CPU, interpreted" if dry else torch.cuda.get_device_name(),
         "figure": figure,
         "kernels": kernel_hashes(),
     }
-    if figure in DECODING:
-        report |= decoding(figure, device, deadline, dry)
-    else:
-        report["rows"] = apps.rows(figure, device, deadline, dry)
-    print(json.dumps(report, indent=2))
-    if options.folder:
-        write(report, report["date"], report["device"], name_of(figure), options.folder)
-    elif not dry:
-        write(report, report["date"], report["device"], name_of(figure))
+    folder = options.folder or (None if dry else RESULTS)
+    rows = report["rows"] = []
+    run = decoding if figure in DECODING else apps.rows
+    for row in run(figure, device, deadline, dry):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        if folder is not None:
+            write(report, report["date"], report["device"], name_of(figure), folder)
 
 
 def name_of(figure: int) -> str:
@@ -134,25 +135,24 @@ def name_of(figure: int) -> str:
     return f"gpu-figure-{figure}.json"
 
 
-def decoding(figure: int, device: torch.device, deadline: float, dry: bool) -> dict[str, Any]:
-    """The rows of figure 15 or 16, and the bytes that the device copies in a second."""
+def decoding(
+    figure: int, device: torch.device, deadline: float, dry: bool
+) -> Iterator[dict[str, Any]]:
+    """The rows of figure 15 or 16."""
     data = json.loads(LENGTHS.read_text())
     prefix = 32 if dry else int(data["shared_prefix_tokens"])
     config = llama.TINY if dry else llama.LLAMA_7B
-    bandwidth = attention.copy_bandwidth(device)
+    roof = attention.bandwidth(device)
     model = llama.load(config, device)
-    rows: list[dict[str, object]] = []
     for batch, lengths in points(figure, data, dry):
         row: dict[str, object] = {"batch": batch, "most_output": max(o for _, o in lengths)}
         for mode in llama.MODES:
-            row[mode] = replay(model, config, prefix, lengths, mode, bandwidth, deadline)
+            row[mode] = replay(model, config, prefix, lengths, mode, roof, deadline)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
         base = row["blocks_shared"]
         row["counts"] = isinstance(base, dict) and base["part_of_roof"] >= COUNTED_FROM
-        rows.append(row)
-        print(json.dumps(row), file=sys.stderr)
-    return {"copy_gb_s": bandwidth / 1e9, "rows": rows}
+        yield row
 
 
 if __name__ == "__main__":

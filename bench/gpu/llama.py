@@ -28,7 +28,7 @@ from weftline_engine.embedded.model.device_model import (
 )
 from weftline_kernels.attention_triton import units
 from weftline_kernels.operations import TRITON
-from weftline_kernels.tiles import cut, split_length
+from weftline_kernels.tiles import Cutter
 from weftline_kernels.work_list import Rows, build
 
 BLOCK = 16
@@ -90,7 +90,8 @@ class Decode:
         """`parts` is the largest step, by KV blocks, that will be loaded."""
         config, device = network.config, network.device
         self.device, self.min_saved = device, 1 if shared else NEVER
-        self.group, self.kv_heads = config.heads // config.kv_heads, config.kv_heads
+        group = config.heads // config.kv_heads
+        self.cutter = Cutter(group, config.kv_heads, units(device), BLOCK)
         blocks = 1 + max(max(part.blocks) for part in parts)
         # Zeros give uniform attention, which takes the same time and stays finite.
         cache = network.new_cache(blocks, BLOCK)
@@ -103,9 +104,8 @@ class Decode:
         slots = [part.blocks[part.start // BLOCK] * BLOCK + part.start % BLOCK for part in parts]
         work = build(parts, BLOCK, min_blocks_saved=self.min_saved)
         tokens, rows = torch.ones(len(parts), dtype=torch.int64), torch.arange(len(parts))
-        split = split_length(work, self.kv_heads, units(self.device), BLOCK)
         step = StepInput(tokens, starts, torch.tensor(slots), rows, work)
-        self.step.load(step, cut(work, BLOCK, self.group, split))
+        self.step.load(step, self.cutter.cut(work))
 
     @torch.inference_mode()
     def run(self) -> None:

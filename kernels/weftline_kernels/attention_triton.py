@@ -18,13 +18,12 @@ from torch import Tensor
 
 from weftline_kernels.device_tiles import DeviceTiles
 from weftline_kernels.jit import INTERPRETED, kernel, power_of_two, tl
-from weftline_kernels.tiles import cut, split_length
+from weftline_kernels.tiles import PROGRAMS_PER_UNIT, Cutter
 from weftline_kernels.work_list import WorkList
 
 # Tokens of one product. With 64 tokens and 128 channels, compiled for an H100 or H200, a program
 # takes 254 registers, spills none, and uses 82 KB of shared memory. So a multiprocessor runs two.
 BLOCK_L = 64
-PROGRAMS_PER_UNIT = 2
 MERGED = 16  # partial results that the merge loads at a time
 
 
@@ -42,8 +41,8 @@ class TritonAttention:
         if self.tiles is None:
             kv_heads, _, block_size, _ = keys_KBSH.shape
             group = q_RNH.shape[1] // kv_heads
-            split = self.split or split_length(self.work, kv_heads, units(q_RNH.device), block_size)
-            self.tiles = DeviceTiles.of(cut(self.work, block_size, group, split), q_RNH.device)
+            cutter = Cutter(group, kv_heads, units(q_RNH.device), block_size)
+            self.tiles = DeviceTiles.of(cutter.cut(self.work, self.split), q_RNH.device)
         return attend(self.tiles, q_RNH, keys_KBSH, values_KBSH, self.scale)
 
 

@@ -22,9 +22,11 @@ Ints32 = npt.NDArray[np.int32]
 MIN_ROWS = 16  # fewest rows of a matrix product on tensor cores
 WIDE_ROWS = 64  # fewest rows at which an H200 reaches its full rate (wgmma)
 FIELDS = 6
-# An item with this many bands fills a device by itself. To split its tokens would only write more
-# partial results.
-MANY_BANDS = 4
+# Programs of a multiprocessor at a time. An item whose bands × KV heads give each program one fills
+# a device by itself. To split its tokens would only write more partial results. With four bands as
+# the limit, 64 sharers of 6,000 tokens on 8 KV heads of 4 had 32 tiles for the 132 multiprocessors
+# of an H200: 189 us a layer, where 32 sharers took 52.
+PROGRAMS_PER_UNIT = 2
 # The first slot of a query with one tile, which needs none. The kernel reads it from an array of
 # int32, which can hold no None.
 NO_SLOT = -1
@@ -56,16 +58,37 @@ class Tiles:
         return int(self.first_R[-1])
 
 
-def split_length(work: WorkList, kv_heads: int, units: int, block_size: int) -> int:
-    """Return the tokens per tile that give each of `units` multiprocessors TILES_PER_UNIT tiles.
+@dataclass(frozen=True, slots=True)
+class Cutter:
+    """Cuts the work lists of a model so that they fill its device.
 
-    The result is 256 to 2,048, rounded up to whole blocks. With fewer tokens the partial results
-    cost more than the better balance gains.
+    A KV head has `group` query heads. The device has `units` multiprocessors.
     """
-    tokens = sum(item.length for item in work.items)
-    wanted = tokens * kv_heads // (TILES_PER_UNIT * units)
-    step = 128 * block_size // np.gcd(128, block_size)
-    return int(-(-min(2048, max(256, wanted)) // step) * step)
+
+    group: int
+    kv_heads: int
+    units: int
+    block_size: int
+
+    def cut(self, work: WorkList, split: int | None = None) -> Tiles:
+        """The tiles of `work`, at most `split` tokens long; without it, as `split_length` says."""
+        many_bands = max(1, PROGRAMS_PER_UNIT * self.units // self.kv_heads)
+        return cut(work, self.block_size, self.group, split or self.split_length(work), many_bands)
+
+    def split_length(self, work: WorkList) -> int:
+        """The tokens per tile that give each multiprocessor TILES_PER_UNIT tiles.
+
+        The result is 256 to 2,048, rounded up to whole blocks. With fewer tokens the partial
+        results cost more than the better balance gains.
+        """
+        tokens = sum(item.length * self._bands(len(item.queries)) for item in work.items)
+        wanted = tokens * self.kv_heads // (TILES_PER_UNIT * self.units)
+        step = 128 * self.block_size // np.gcd(128, self.block_size)
+        return int(-(-min(2048, max(256, wanted)) // step) * step)
+
+    def _bands(self, queries: int) -> int:
+        narrow, wide = tile_rows(self.group)
+        return -(-queries // ((wide if queries * self.group > narrow else narrow) // self.group))
 
 
 def tile_rows(group: int) -> tuple[int, int]:
@@ -74,8 +97,9 @@ def tile_rows(group: int) -> tuple[int, int]:
     return narrow, max(WIDE_ROWS, narrow)
 
 
-def cut(work: WorkList, block_size: int, group: int, split: int) -> Tiles:
-    """Return the tiles of `work` for `group` query heads per KV head.
+def cut(work: WorkList, block_size: int, group: int, split: int, many_bands: int = 4) -> Tiles:
+    """Return the tiles of `work` for `group` query heads per KV head. An item with `many_bands` is
+    not split.
 
     Raises ValueError unless `split`, in tokens, is a multiple of the block size.
     """
@@ -95,7 +119,7 @@ def cut(work: WorkList, block_size: int, group: int, split: int) -> Tiles:
     begin_B = before_I[item_B] + index_B * height_I[item_B]
     queries_B = np.minimum(height_I[item_B], (before_I + queries_I)[item_B] - begin_B)
     longest_B = np.maximum.reduceat(visible_Q, begin_B)
-    step_I = np.where(bands_I < MANY_BANDS, split, np.maximum.reduceat(visible_Q, before_I))
+    step_I = np.where(bands_I < many_bands, split, np.maximum.reduceat(visible_Q, before_I))
     parts_B = -(-longest_B // step_I[item_B])
 
     band_T, part_T = _spread(parts_B)

@@ -4,6 +4,7 @@ what the server has counted.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from langchain_core.prompts import (
 from langchain_weftline import ChatWeftline, accelerate, compile_chain
 from langchain_weftline.lower.segments import segments_of
 from tests.integrations.compiled import TEXT, model
+from tests.integrations.conftest import served
 from tests.integrations.recording import Recording
 from weftline.errors import ConnectionFailed
 
@@ -33,6 +35,13 @@ CHAT_SHOTS = FewShotChatMessagePromptTemplate(
     examples=SHOTS, example_prompt=ChatPromptTemplate([("human", "{q}"), ("ai", "{a}")])
 )
 ANEW = "tokens of constant text behind it are computed anew whenever it changes"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server without calls. The shared one has seen thousands, and so looks at few of them."""
+    with served() as url:
+        yield url
 
 
 def boom() -> str:

@@ -21,7 +21,7 @@ warnings.simplefilter("ignore")
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from weftline_kernels import attention_triton, kv_store, rms_norm, rope, silu_mul
+from weftline_kernels import attention_triton, kv_store, rms_norm, rope_store, silu_mul
 
 found = {}
 def compile(kernel, types, constants, name="", **options):
@@ -42,8 +42,9 @@ compile(attention_triton._attend, "*fp32 " * 6 + "*i32 " * 4 + "fp32 i32 i32 i64
         dict(KV_HEADS=8, GROUP=4, WIDTH=128, KV_BLOCK=16, WIDE=64, NARROW=16, BLOCK_L=64,
              BLOCK_H=128, UPCAST=False), "_attend in float32", num_warps=4, num_stages=3)
 compile(attention_triton._merge, "*fp32 *fp32 *bf16 *i32 i32 i32", dict(PARTS=16, BLOCK_H=128))
-compile(rms_norm._rms_norm, half * 3 + "i32 i32 fp32", dict(BLOCK=4096), num_warps=8)
-compile(rope._rope, half * 4 + "i32 " * 4, dict(BLOCK_N=64, BLOCK_F=64))
+compile(rms_norm._rms_norm, half * 5 + "i32 i32 fp32", dict(BLOCK=4096, ADDED=True), num_warps=8)
+compile(rope_store._rope_store, half * 8 + "*i64 fp32 i32 i64 " + "i32 " * 4,
+        dict(NORMED=True, BLOCK_X=8, BLOCK_H=128))
 compile(silu_mul._silu_mul, half * 2 + "i32 i32", dict(BLOCK=1024))
 compile(kv_store._kv_store, half * 2 + "*i64 i64 i32 i32 i32 i32", dict(BLOCK_K=8, BLOCK_H=128))
 print(json.dumps(found))
@@ -64,7 +65,7 @@ def test_every_kernel_compiles_for_an_h200(tmp_path: Path) -> None:
         pytest.skip("this Triton brings no assembler")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    names = {"_attend", "_merge", "_rms_norm", "_rope", "_silu_mul", "_kv_store"}
+    names = {"_attend", "_merge", "_rms_norm", "_rope_store", "_silu_mul", "_kv_store"}
     assert set(found) == names | {"_attend in float32"}
     assert found["_attend"]["wgmma"]
     assert found["_attend"]["shared"] * 2 < 227 * 1024

@@ -17,9 +17,9 @@ from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model import device_model
 from weftline_engine.embedded.model.config import ModelConfig
 from weftline_engine.embedded.model.device_model import DeviceModel, capacity, sizes
-from weftline_kernels import attention_triton, kv_store, rms_norm, rope, silu_mul
+from weftline_kernels import attention_triton, kv_store, rms_norm, rope_store, silu_mul
 from weftline_kernels.jit import INTERPRETED
-from weftline_kernels.tiles import cut, split_length
+from weftline_kernels.tiles import Cutter
 from weftline_kernels.work_list import Rows, build
 
 pytest.importorskip("triton")
@@ -72,7 +72,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> torch.device:
         attention_triton: ("_attend", "_merge"),
         kv_store: ("_kv_store",),
         rms_norm: ("_rms_norm",),
-        rope: ("_rope",),
+        rope_store: ("_rope_store",),
         silu_mul: ("_silu_mul",),
     }
     for module, names in kernels.items():
@@ -151,5 +151,5 @@ def test_capacities_hold_what_parrot_decodes() -> None:
     room = capacity(wide, 64, 407 * 64, 16, 132)
     for parts in (shared, apart):
         work = build(parts, 16, min_blocks_saved=8)
-        tiles = cut(work, 16, 1, split_length(work, 4, 132, 16))
+        tiles = Cutter(1, 4, 132, 16).cut(work)
         assert room.holds(tiles), (len(tiles.fields_TF), tiles.slots, room)

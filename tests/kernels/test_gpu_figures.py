@@ -26,7 +26,7 @@ def test_applications_run_with_every_way_of_sharing(
     sharing, policies = WAYS[figure]
     monkeypatch.setattr(apps, "SHARING", sharing)
     monkeypatch.setattr(apps, "POLICIES", policies)
-    rows = apps.rows(figure, torch.device("cpu"), float("inf"), dry=True)
+    rows = list(apps.rows(figure, torch.device("cpu"), float("inf"), dry=True))
     found = [(row["sharing"], row["policy"]) for row in rows]
     assert found == [(one, policy) for one in sharing for policy in policies]
     assert all(row["mean_latency_s"] > 0 and row["ms_a_token"] > 0 for row in rows)

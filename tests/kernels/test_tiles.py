@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from weftline_kernels.device_tiles import Capacity, DeviceTiles
-from weftline_kernels.tiles import Tiles, cut, split_length
+from weftline_kernels.tiles import Cutter, Tiles, cut
 from weftline_kernels.work_list import Rows, WorkList, build
 
 BLOCK = 4
@@ -72,9 +72,9 @@ def test_the_split_fills_the_device() -> None:
     parts = [Rows([*range(375), *range(400 + 32 * i, 432 + 32 * i)], i, 1, 6499) for i in range(16)]
     work = build(parts, 16)
     assert sum(item.length for item in work.items) == 6000 + 16 * 500
-    assert split_length(work, 32, 132, 16) == 896
-    assert split_length(work, 8, 132, 16) == 256
-    assert split_length(work, 32, 1, 16) == 2048
+    assert Cutter(1, 32, 132, 16).split_length(work) == 896
+    assert Cutter(4, 8, 132, 16).split_length(work) == 256
+    assert Cutter(1, 32, 1, 16).split_length(work) == 2048
 
 
 def test_buffers_take_later_steps_and_refuse_what_does_not_fit() -> None:

@@ -148,7 +148,7 @@ class Contexts:
         if context.resident >= context.computed:
             self._forget_saved(context)
 
-    def _pages(self, context: Context) -> list[Items[int]]:
+    def _pages(self, context: Context) -> list[tuple[int, ...]]:
         """The computed tokens of a context, a block at a time."""
         size = self._tree.block_size
         return [
@@ -156,7 +156,7 @@ class Contexts:
             for at in range(0, context.computed, size)
         ]
 
-    def _bring_back(self, context: Context, pages: Items[Items[int]], node: Node) -> None:
+    def _bring_back(self, context: Context, pages: Items[tuple[int, ...]], node: Node) -> None:
         """Copy the blocks behind those that are held, which end with `node`, from host memory.
 
         The tree gets them after the copy, because other sequences read what the tree holds. Without
@@ -173,7 +173,7 @@ class Contexts:
                 tree.pool.give(block)
             return
         for index, block in copies:
-            added = tree.add(node, tuple(pages[index]), block, tree.step)
+            added = tree.add(node, pages[index], block, tree.step)
             assert added is not None, "the tree was searched for these tokens"
             context.held.append(added)
             node = added

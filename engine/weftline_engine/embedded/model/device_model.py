@@ -22,7 +22,7 @@ from weftline_kernels.attention_triton import attend, units
 from weftline_kernels.device_tiles import Capacity, DeviceTiles
 from weftline_kernels.kv_store import NO_SLOT
 from weftline_kernels.staging import Staging
-from weftline_kernels.tiles import TILES_PER_UNIT, Tiles, cut, split_length, tile_rows
+from weftline_kernels.tiles import TILES_PER_UNIT, Cutter, Tiles, tile_rows
 from weftline_kernels.work_list import WorkList
 
 # A capture gets a function that computes a step on fixed buffers. It returns a function that
@@ -90,9 +90,10 @@ class DeviceModel:
     def forward(self, step: StepInput, cache: Tensor) -> Tensor:
         """`Model.forward`; the logits are valid until the next call."""
         block_size = cache.shape[4]
-        work, group = step.work, self._group
-        split = split_length(work, self.config.kv_heads, units(self.device), block_size)
-        tiles = cut(work, block_size, group, split)
+        work = step.work
+        cutter = Cutter(self._group, self.config.kv_heads, units(self.device), block_size)
+        split = cutter.split_length(work)
+        tiles = cutter.cut(work, split)
         rows = len(step.tokens_T)
         # If each sequence computes one token, logits are wanted for all rows, in their order.
         if rows == len(step.rows_R) <= self._sizes[-1] and cache is self._cache:
@@ -102,7 +103,7 @@ class DeviceModel:
             # Longer tiles balance the device less well, but a launched step takes far longer.
             while not room.holds(tiles) and split < longest:
                 split *= 2
-                tiles = cut(work, block_size, group, split)
+                tiles = cutter.cut(work, split)
             if room.holds(tiles):
                 captured.load(step, tiles)
                 return captured.replay()[:rows]

@@ -91,29 +91,34 @@ class LlamaDecoder(TorchModel):
         )
 
     def compute(self, step: StepInput, attend: Attention, kv_L2KPSH: Tensor) -> Tensor:
-        config = self.config
-        rms_norm, rope, silu_mul, kv_store = self.operations
-        cos_TH, sin_TH = rope_tables(step.positions_T, self.frequencies_F, self.dtype)
+        config, do = self.config, self.operations
+        tables = rope_tables(step.positions_T, self.frequencies_F, self.dtype)
         heads = (-1, config.heads + 2 * config.kv_heads, config.head_size)
-        x_TC = F.embedding(step.tokens_T, self.embedding_VC)
+        # What a layer adds is added where the next norm is made, in one operation.
+        x_TC: Tensor = F.embedding(step.tokens_T, self.embedding_VC)
+        more_TC: Tensor | None = None
         for layer, (keys_KPSH, values_KPSH) in zip(self.layers, kv_L2KPSH, strict=True):
-            normed_TC = rms_norm(x_TC, layer.attention_norm_C, config.norm_eps)
-            qkv_TNH = F.linear(normed_TC, layer.qkv_XC, layer.qkv_bias_X).view(*heads)
-            qk_TNH = qkv_TNH[:, : config.heads + config.kv_heads]
-            if layer.qk_norm_H is not None:
-                sides = qk_TNH[:, : config.heads], qk_TNH[:, config.heads :]
-                normed = map(rms_norm, sides, layer.qk_norm_H, (config.norm_eps,) * 2)
-                qk_TNH = torch.cat(tuple(normed), dim=1)
-            turned_TNH = rope(qk_TNH, cos_TH, sin_TH)
-            q_TNH, k_TKH = turned_TNH[:, : config.heads], turned_TNH[:, config.heads :]
-            kv_store(keys_KPSH, k_TKH, step.slots_T)
-            kv_store(values_KPSH, qkv_TNH[:, -config.kv_heads :], step.slots_T)
+            x_TC, normed_TC = self._add_norm(x_TC, more_TC, layer.attention_norm_C)
+            qkv_TXH = F.linear(normed_TC, layer.qkv_XC, layer.qkv_bias_X).view(*heads)
+            norms = None if layer.qk_norm_H is None else (*layer.qk_norm_H, config.norm_eps)
+            q_TNH = do.rope_store(qkv_TXH, *tables, norms, keys_KPSH, values_KPSH, step.slots_T)
             o_TNH = attend(q_TNH, keys_KPSH, values_KPSH)
-            x_TC = x_TC + F.linear(o_TNH.flatten(1), layer.out_CX)
-            normed_TC = rms_norm(x_TC, layer.mlp_norm_C, config.norm_eps)
-            x_TC = x_TC + F.linear(silu_mul(F.linear(normed_TC, layer.gate_up_XC)), layer.down_CM)
-        x_RC = rms_norm(x_TC[step.rows_R], self.norm_C, config.norm_eps)
-        return widened(F.linear(x_RC, self.head_VC))
+            more_TC = F.linear(o_TNH.flatten(1), layer.out_CX)
+            x_TC, normed_TC = self._add_norm(x_TC, more_TC, layer.mlp_norm_C)
+            more_TC = F.linear(do.silu_mul(F.linear(normed_TC, layer.gate_up_XC)), layer.down_CM)
+        assert more_TC is not None, "a model has a layer"
+        rows_R = step.rows_R
+        _, normed_RC = self._add_norm(x_TC[rows_R], more_TC[rows_R], self.norm_C)
+        return widened(F.linear(normed_RC, self.head_VC))
+
+    def _add_norm(
+        self, x_TC: Tensor, more_TC: Tensor | None, norm_C: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The sum of both, and the sum normalised."""
+        eps = self.config.norm_eps
+        if more_TC is None:
+            return x_TC, self.operations.rms_norm(x_TC, norm_C, eps)
+        return self.operations.add_rms_norm(x_TC, more_TC, norm_C, eps)
 
 
 def qkv_bias(weights: Checkpoint, config: LlamaConfig, index: int) -> Tensor | None:
