@@ -134,8 +134,8 @@ class Contexts:
             return
         tree = self._tree
         node = tree.root(context.salt)
-        pages = self._pages(context)
-        for tokens in pages:
+        blocks = _block_tokens(context, tree.block_size)
+        for tokens in blocks:
             found = tree.find(node, tokens)
             if found is None:
                 break
@@ -143,27 +143,19 @@ class Contexts:
             context.held.append(found)
             node = found
         # The tree has no node behind one that is missing.
-        if context.saved is not None and len(context.held) < len(pages):
-            self._bring_back(context, pages, node)
+        if context.saved is not None and len(context.held) < len(blocks):
+            self._bring_back(context, blocks, node)
         if context.resident >= context.computed:
             self._forget_saved(context)
 
-    def _pages(self, context: Context) -> list[tuple[int, ...]]:
-        """The computed tokens of a context, a block at a time."""
-        size = self._tree.block_size
-        return [
-            context.tokens[at : min(at + size, context.computed)]
-            for at in range(0, context.computed, size)
-        ]
-
-    def _bring_back(self, context: Context, pages: Items[tuple[int, ...]], node: Node) -> None:
+    def _bring_back(self, context: Context, blocks: Items[tuple[int, ...]], node: Node) -> None:
         """Copy the blocks behind those that are held, which end with `node`, from host memory.
 
         The tree gets them after the copy, because other sequences read what the tree holds. Without
         memory for the copy the context keeps what it holds.
         """
         tree, copies = self._tree, list[tuple[int, int]]()
-        for index in range(len(context.held), len(pages)):
+        for index in range(len(context.held), len(blocks)):
             block = tree.reserve()
             if block is None:
                 break
@@ -173,7 +165,7 @@ class Contexts:
                 tree.pool.give(block)
             return
         for index, block in copies:
-            added = tree.add(node, pages[index], block, tree.step)
+            added = tree.add(node, blocks[index], block, tree.step)
             assert added is not None, "the tree was searched for these tokens"
             context.held.append(added)
             node = added
@@ -268,3 +260,11 @@ class Contexts:
             del self._released[context.id]
             self._released_tokens -= len(context.tokens)
         self._tree.extents.stop(context)
+
+
+def _block_tokens(context: Context, size: int) -> list[tuple[int, ...]]:
+    """The computed tokens of a context, `size` at a time."""
+    return [
+        context.tokens[at : min(at + size, context.computed)]
+        for at in range(0, context.computed, size)
+    ]
