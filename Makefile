@@ -198,13 +198,13 @@ ON_GPU := PYTHONPATH=$(SOURCES):. $(PYTHON)
 FIGURES := 17 15 14 11 18 16
 gpu: ## tests and benchmarks on a CUDA device; needs torch and triton, and installs nothing
 	-@if $(ON_GPU) -c 'import pytest' 2>/dev/null; then \
-	  timeout 180 $(ON_GPU) -m pytest -q -c /dev/null --rootdir=. --import-mode=importlib -W ignore tests/gpu; \
+	  PYTHONPATH=$(SOURCES):. timeout 180 $(PYTHON) -m pytest -q -c /dev/null --rootdir=. --import-mode=importlib -W ignore tests/gpu; \
 	else echo "no pytest here: bench.gpu checks every kernel by itself"; fi
 	$(ON_GPU) -m bench.gpu $(PARTS)
 
 gpu-figures: ## replay figures of the Parrot paper on a CUDA device, 60 s each: FIG="15 17"
 	-@for figure in $(or $(FIG),$(FIGURES)); do \
-	  timeout 120 $(ON_GPU) -m bench.gpu.figures --fig $$figure --seconds 60; done
+	  PYTHONPATH=$(SOURCES):. timeout 120 $(PYTHON) -m bench.gpu.figures --fig $$figure --seconds 60; done
 
 clean: ## remove .venv and everything that was built; the model cache stays
 	rm -rf .venv build dist out .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis
