@@ -67,7 +67,7 @@ _SERVER = {
 # The graph makes its plain data in the way of the engines' contract, and knows nothing else of it.
 _SERVER["weftline_server.graph"] += ("weftline_engine.api.record",)
 # The runtime has one face: the layers above import nothing else of it. Logs render a prompt anew.
-_SERVER["weftline_server.observe"] += ("weftline_server.runtime.prompting",)
+_SERVER["weftline_server.observe"] += ("weftline_server.runtime.prompts",)
 for _layer in ("observe", "http"):
     _SERVER[f"weftline_server.{_layer}"] = tuple(
         "weftline_server.runtime.service" if name == "weftline_server.runtime" else name

@@ -37,7 +37,7 @@ from bench.simulator.world import world
 from weftline import AsyncClient
 from weftline.contract.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
 from weftline.local import local_server
-from weftline_engine.simulated import SimulatedConfig
+from weftline_engine.simulation import SimulatedConfig
 from weftline_engine.virtual_time import VirtualLoop, run
 from weftline_server.observe.view import graph_view
 

@@ -40,7 +40,7 @@ from weftline import AsyncClient
 from weftline.contract.protocol import Call, InOut, Placeholder, Segment, Submit, to_wire
 from weftline.local import local_server
 from weftline_engine.api import FinishReason, Hints, Usage
-from weftline_engine.simulated import SimulatedConfig
+from weftline_engine.simulation import SimulatedConfig
 from weftline_server.lowering.kinds.prompt import task_of
 from weftline_server.schedule.placement import EngineLoad, Queued, place
 from weftline_server.session import events as ev

@@ -13,7 +13,7 @@ import statistics
 from dataclasses import dataclass, field
 
 from weftline.contract.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
-from weftline_engine.simulated import SimulatedConfig
+from weftline_engine.simulation import SimulatedConfig
 from weftline_engine.virtual_time import VirtualLoop, run
 
 from .world import World, world

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from weftline_engine.api import Engine
-from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
+from weftline_engine.simulation import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_engine.virtual_time import VirtualLoop
 from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.registry import Registry, RegistryConfig

@@ -17,9 +17,9 @@ from tests.contract.test_null import script
 from weftline_engine import api
 from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
 from weftline_engine.transport import wire
+from weftline_engine.transport.tcp.gate import Gate
 from weftline_engine.transport.tcp.handshake import Connection, Rejected, respond
 from weftline_engine.transport.tcp.host import EngineHost, HostConfig
-from weftline_engine.transport.tcp.joined import Gate
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 KEY = "a key of enough characters"

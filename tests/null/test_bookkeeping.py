@@ -14,7 +14,7 @@ from weftline_engine import api
 from weftline_engine.bookkeeping import Backend, Book, Limits, Sampled, SchedulerConfig
 from weftline_engine.bookkeeping.kv import contexts as kv_contexts
 from weftline_engine.bookkeeping.kv import extents
-from weftline_engine.simulated import Words
+from weftline_engine.simulation import Words
 
 SIZE = 4
 

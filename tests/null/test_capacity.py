@@ -18,7 +18,7 @@ from weftline.contract.protocol import (
     Segment,
     Submit,
 )
-from weftline_engine.simulated import SimulatedConfig, StepCost
+from weftline_engine.simulation import SimulatedConfig, StepCost
 from weftline_engine.virtual_time import VirtualLoop, run
 from weftline_server.schedule.engines.capacity import TOKEN_S
 from weftline_server.schedule.placement import PATIENCE_S

@@ -10,7 +10,7 @@ import pytest
 from tests.null.asgi import Serve, Server, call
 from weftline_engine.null import LatencyProfile, NullConfig, NullMode
 from weftline_server.observe.critical import critical_path, critical_view
-from weftline_server.observe.following import MOST, Follower
+from weftline_server.observe.follower import MOST, Follower
 from weftline_server.session.session import Session
 
 TENANT = "local"

@@ -9,7 +9,7 @@ import pytest
 from tests.null.test_memory import World, make_op, make_usage
 from weftline_engine.api import KvCosts, Retention
 from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.schedule.memory.pausing import LONG_S
+from weftline_server.schedule.memory.paused_contexts import LONG_S
 from weftline_server.schedule.memory.verbs import Advise, Retain, Verb
 
 COPIES = KvCosts(step_s=0.02, fill_s=1e-3, chunk=64, copy_s=1e-6, host_tokens=800)

@@ -27,7 +27,7 @@ from weftline_engine.bookkeeping.drafting.drafting import Drafting
 from weftline_engine.bookkeeping.drafting.gate import LEAST_GAIN, counts
 from weftline_engine.bookkeeping.drafting.lookup import MOST_MATCHED
 from weftline_engine.bookkeeping.drafting.rates import OutputRate
-from weftline_engine.simulated import Words
+from weftline_engine.simulation import Words
 from weftline_server.http.openai.replies import usage_body
 
 # Rows cost nothing, so every draft pays; and rows cost as much as steps, so none does.

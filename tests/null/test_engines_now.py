@@ -11,8 +11,8 @@ from weftline_engine.api import Residency
 from weftline_engine.null import LatencyProfile, NullConfig, NullMode
 from weftline_server.config import ServerConfig
 from weftline_server.observe.engine_rates import Rates
+from weftline_server.schedule.engines.activity import EngineActivity, Tokens
 from weftline_server.schedule.engines.member import EngineState
-from weftline_server.schedule.engines.now import EngineNow, Tokens
 from weftline_server.schedule.engines.prefix_index import PrefixEstimate, PrefixIndex
 
 SLOW = NullConfig(mode=NullMode.FIXED, latency=LatencyProfile(step_s=60.0))
@@ -65,7 +65,7 @@ def test_rates_are_means_of_the_last_seconds() -> None:
 
     def look(now: float, output: int) -> dict[str, float] | None:
         tokens = Tokens(computed=0, cached=0, output=output)
-        row = EngineNow("e", EngineState.READY, "m", 0, 8, 0, tokens, None)
+        row = EngineActivity("e", EngineState.READY, "m", 0, 8, 0, tokens, None)
         (found,) = rates.rows([row], now)
         rate: dict[str, float] | None = found["rates"]
         return rate

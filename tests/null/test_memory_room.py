@@ -12,7 +12,7 @@ from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.memory.admission import Pool, admit, peak
 from weftline_server.schedule.memory.applications import OTHERS, Application, Growths, Habits
 from weftline_server.schedule.memory.keeper import Want
-from weftline_server.schedule.memory.pausing import LONG_S
+from weftline_server.schedule.memory.paused_contexts import LONG_S
 from weftline_server.schedule.memory.verbs import Advise, Retain
 
 

@@ -29,8 +29,8 @@ from weftline_server.lowering.step import StepKind, named
 from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.registry import Registry, RegistryConfig
 from weftline_server.schedule.dispatcher import Dispatcher
+from weftline_server.session.need import changes
 from weftline_server.session.task import RunState
-from weftline_server.session.wanted import changes
 
 ROOT = Path(__file__).parents[2]
 

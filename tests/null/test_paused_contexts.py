@@ -9,7 +9,7 @@ from bench.simulator.world import World, world
 from weftline.contract.protocol import Call, InOut, Message, Placeholder, Sampling, Segment, Submit
 from weftline.contract.tools import Function, Tool
 from weftline_engine import api
-from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost, asking
+from weftline_engine.simulation import SimulatedConfig, SimulatedEngine, StepCost, asking
 from weftline_engine.virtual_time import VirtualLoop, run
 
 # A request has about 330 tokens, so the cache holds the contexts of two requests.

@@ -54,7 +54,7 @@ def test_the_terms_add_up_to_the_score(
     )
     candidate = Candidate(load)
     cost = candidate.cost(item, item.throughput or item.grouped)
-    one = candidate.considered(item, cost, True)
+    one = candidate.terms(item, cost, True)
     assert one.score == cost
     assert one.missing == candidate.missing(item) == (200 if is_there else 900)
     assert one.prefix == PREFIX_WEIGHT * one.missing

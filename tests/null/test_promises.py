@@ -25,7 +25,7 @@ from weftline.contract.protocol import (
 from weftline_engine import api
 from weftline_engine.api import MOST_OVERTAKEN_S, Hints
 from weftline_engine.bookkeeping import SchedulerConfig
-from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
+from weftline_engine.simulation import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_engine.virtual_time import VirtualLoop, run
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.runtime.prompt_runner import meanings

@@ -17,7 +17,7 @@ from weftline_server.commands import sessions, trace
 from weftline_server.config import ServerConfig
 from weftline_server.graph.primitive import Task
 from weftline_server.observe import search
-from weftline_server.runtime.closed import (
+from weftline_server.runtime.closed_sessions import (
     CALL_BYTES,
     SESSION_BYTES,
     ClosedConfig,

@@ -13,7 +13,7 @@ from tests.null.asgi import Serve
 from weftline.contract.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
 from weftline.errors import InvalidRequest
 from weftline_engine.null import NullConfig
-from weftline_engine.simulated import SimulatedConfig, StepCost
+from weftline_engine.simulation import SimulatedConfig, StepCost
 from weftline_engine.virtual_time import VirtualLoop, run
 from weftline_server.config import OFF_BY_DEFAULT, OPTIMISATIONS, ServerConfig
 from weftline_server.prompt.prompter import Prompter

@@ -23,7 +23,7 @@ from weftline.contract.protocol import (
 )
 from weftline_engine.api import Description, Hints, Op, Retention
 from weftline_engine.null import NullConfig, NullEngine
-from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
+from weftline_engine.simulation import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_engine.virtual_time import VirtualLoop, run
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.render import PromptBefore

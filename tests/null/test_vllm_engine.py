@@ -18,9 +18,9 @@ from weftline_engine import api
 from weftline_engine.openai.endpoint import EndpointConfig
 from weftline_engine.vllm.child import Child
 from weftline_engine.vllm.config import SchedulerChoice, VLLMConfig
-from weftline_engine.vllm.early import WARM_TOKENS
 from weftline_engine.vllm.engine import UNREAD_TOKENS, VLLMEngine
 from weftline_engine.vllm.gauge import Gauge, Meter, gauge
+from weftline_engine.vllm.open_prompts import WARM_TOKENS
 
 ANSWER: dict[str, Any] = {"choices": [{"text": "a", "token_ids": [1], "finish_reason": "stop"}]}
 EVENT = b"data: " + json.dumps(ANSWER).encode() + b"\n\n"

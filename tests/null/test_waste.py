@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weftline_engine.api import KvCosts, Retention
+from weftline_server.schedule.memory.paused_contexts import LONG_S, PausedContext, PausedContexts
 from weftline_server.schedule.memory.pauses import (
     GUESS_WEIGHT,
     LONGEST_S,
@@ -19,7 +20,6 @@ from weftline_server.schedule.memory.pauses import (
     LogNormal,
     Pauses,
 )
-from weftline_server.schedule.memory.pausing import LONG_S, Paused, Pausing
 from weftline_server.schedule.memory.verbs import Advise, Retain
 from weftline_server.schedule.memory.waste import (
     Load,
@@ -153,47 +153,47 @@ def test_of_several_tools_the_longest_counts() -> None:
     assert len(pauses._tools) == MOST_TOOLS
 
 
-def make_paused(context: str, tokens: int, pause_s: float) -> Paused:
-    return Paused("e", context, tokens, "t", ("look",), pause_s, since=10.0, load=BUSY)
+def make_paused(context: str, tokens: int, pause_s: float) -> PausedContext:
+    return PausedContext("e", context, tokens, "t", ("look",), pause_s, since=10.0, load=BUSY)
 
 
 def test_a_context_goes_only_where_others_wait_and_by_its_waste() -> None:
     """Without pressure it stays, whatever the pause. Under pressure a short pause keeps it, a long
     one discards it, and a cheap copy takes it to the host, as long as there is room for it."""
-    pausing = Pausing()
-    pausing.add("e", 1000, GPTJ)
+    paused = PausedContexts()
+    paused.add("e", 1000, GPTJ)
     stays = Retain("e", "c", Retention.EVICTABLE)
-    assert pausing.begin(make_paused("c", 512, 60.0), False) == [
+    assert paused.begin(make_paused("c", 512, 60.0), False) == [
         Advise("e", "c", 60.0, None),
         stays,
     ]
-    assert pausing.begin(make_paused("c", 512, 0.5), True) == [Advise("e", "c", 0.5, None), stays]
-    assert pausing.begin(make_paused("c", 512, 60.0), True) == [
+    assert paused.begin(make_paused("c", 512, 0.5), True) == [Advise("e", "c", 0.5, None), stays]
+    assert paused.begin(make_paused("c", 512, 60.0), True) == [
         Advise("e", "c", LONG_S, None),
         stays,
     ]
-    pausing.add("e", 1000, replace(GPTJ, copy_s=1e-6, host_tokens=800))
+    paused.add("e", 1000, replace(GPTJ, copy_s=1e-6, host_tokens=800))
     swapped = [Advise("e", "c", 60.0, None), Retain("e", "c", Retention.SWAP)]
-    assert pausing.begin(make_paused("c", 512, 60.0), True) == swapped
-    second = pausing.begin(make_paused("d", 512, 60.0), True)
+    assert paused.begin(make_paused("c", 512, 60.0), True) == swapped
+    second = paused.begin(make_paused("d", 512, 60.0), True)
     assert second[1:] == [Retain("e", "d", Retention.SWAP), Retain("e", "c", Retention.DROP)]
 
 
 def test_each_pause_is_logged_and_learned(caplog: pytest.LogCaptureFixture) -> None:
     """The true waste stands beside the predicted one. A pause is counted once."""
-    pausing = Pausing()
-    pausing.add("e", 1000, GPTJ)
-    pausing.begin(make_paused("c", 512, 0.5), True)
+    paused = PausedContexts()
+    paused.add("e", 1000, GPTJ)
+    paused.begin(make_paused("c", 512, 0.5), True)
     with caplog.at_level(logging.INFO, "weftline.memory"):
-        pausing.resumed("c", 14.0)
-        pausing.resumed("c", 99.0)
+        paused.resumed("c", 14.0)
+        paused.resumed("c", 99.0)
     assert [record.getMessage() for record in caplog.records] == [
         "pause of 4.000 s (predicted 0.500 s), 512 tokens: preserve for 2048.0 token-seconds "
         "(predicted 256.0), best was discard for 513.3"
     ]
     known = LogNormal()
     known.learn(4.0)
-    expected = pausing.expect("t", ("look",))
+    expected = paused.expect("t", ("look",))
     # The tool's guess is the tenant's tools together, which have seen the same pause.
     assert expected == pytest.approx(known.expect(known.expect(UNKNOWN_PAUSE_S)))
-    assert Pausing(learns=False).expect("t", ("look",)) is None
+    assert PausedContexts(learns=False).expect("t", ("look",)) is None

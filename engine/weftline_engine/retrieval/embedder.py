@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from weftline_engine import api
-from weftline_engine.retrieval import described, vectors
+from weftline_engine.retrieval import descriptions, vectors
 from weftline_engine.retrieval.core import CHARS_PER_TOKEN, Item, Refused
-from weftline_engine.retrieval.described import EMBED, RERANK
+from weftline_engine.retrieval.descriptions import EMBED, RERANK
 
 PROFILED_ITEMS = (1, 4, 8, 32)  # batch sizes that are timed at start
 PROFILED_TOKENS = 32  # of each text
@@ -69,7 +69,7 @@ class SentenceBackend:
         self._last_query: tuple[str, np.ndarray[Any, Any]] | None = None
         self._cross: CrossEncoder | None = None
         self._bi: SentenceTransformer | None = None
-        if EMBED not in described.kinds_of(model):
+        if EMBED not in descriptions.kinds_of(model):
             self._cross = CrossEncoder(str(model), device=device, local_files_only=True)
         else:
             self._bi = SentenceTransformer(str(model), device=device, local_files_only=True)
@@ -79,7 +79,7 @@ class SentenceBackend:
         kind = RERANK if self._bi is None else EMBED
         self._timed(kind, 1)  # the first batch also allocates buffers, so it is not measured
         kinds = (RERANK,) if self._bi is None else (EMBED, RERANK)
-        return described.of_model(
+        return descriptions.of_model(
             self._name, kinds, tuple(self._timed(kind, items) for items in PROFILED_ITEMS)
         )
 

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from weftline_engine import api
-from weftline_engine.retrieval import described, vectors
+from weftline_engine.retrieval import descriptions, vectors
 from weftline_engine.retrieval.core import MAX_ITEMS, Item, Refused
-from weftline_engine.retrieval.described import EMBED, RERANK
+from weftline_engine.retrieval.descriptions import EMBED, RERANK
 from weftline_engine.retrieval.embedder import (
     checked_texts,
     query_of,
@@ -52,7 +52,7 @@ class WordBackend:
 
     def describe(self) -> api.Description:
         """A description without a profile."""
-        return described.of_model(self._name, (EMBED, RERANK))
+        return descriptions.of_model(self._name, (EMBED, RERANK))
 
     def items(self, op: api.Op) -> Sequence[Item]:
         """One item a text."""

@@ -20,9 +20,9 @@ from weftline_engine import api
 from weftline_engine.openai.breaker import BreakerConfig
 from weftline_engine.openai.endpoint import Endpoint, EndpointConfig, EndpointError
 from weftline_engine.openai.remote import Answer, RemoteEngine
-from weftline_engine.retrieval import described, vectors
+from weftline_engine.retrieval import descriptions, vectors
 from weftline_engine.retrieval.core import Refused
-from weftline_engine.retrieval.described import RERANK
+from weftline_engine.retrieval.descriptions import RERANK
 from weftline_engine.retrieval.embedder import query_of, size, texts_of
 
 
@@ -61,7 +61,7 @@ class RemoteItems(RemoteEngine):
             await self._endpoint.close()
             where = self._config.endpoint.url
             raise api.EngineDied(f"{self._config.name} at {where} did not start: {error}") from None
-        return described.of_endpoint(self._config.name, self._config.kind)
+        return descriptions.of_endpoint(self._config.name, self._config.kind)
 
     async def _ask_once(self) -> None:
         """Send one text. A reranker that refuses Jina's words may take those of TEI."""

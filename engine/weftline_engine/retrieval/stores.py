@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from weftline_engine import api
-from weftline_engine.retrieval import described, vectors
+from weftline_engine.retrieval import descriptions, vectors
 from weftline_engine.retrieval.core import MAX_ITEMS, Item, Refused
-from weftline_engine.retrieval.described import DELETE, INGEST, SEARCH
+from weftline_engine.retrieval.descriptions import DELETE, INGEST, SEARCH
 from weftline_engine.retrieval.vectors import Vectors
 
 MAX_HITS = 1000  # of one search
@@ -72,7 +72,7 @@ class StoreBackend:
 
     def describe(self) -> api.Description:
         """The description."""
-        return described.of_store(self._name)
+        return descriptions.of_store(self._name)
 
     def items(self, op: api.Op) -> Sequence[Item]:
         """The op itself, which checks its inputs when it is computed; each query of a search."""

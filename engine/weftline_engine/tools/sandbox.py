@@ -77,7 +77,8 @@ class Sandbox:
 
     def command(self, *arguments: str) -> list[str]:
         """The command line of a call's process."""
-        inner = [sys.executable, "-m", "weftline_engine.tools.inside", "--module", self.module]
+        child = "weftline_engine.tools.sandbox_child"
+        inner = [sys.executable, "-m", child, "--module", self.module]
         if self.user is not None:
             inner += ["--user", "{}:{}".format(*self.user)]
         return [self.program, *self._walls(), *self._files(), "--", *inner, *arguments]

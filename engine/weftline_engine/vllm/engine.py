@@ -34,9 +34,9 @@ from weftline_engine.openai.scheduling import Scheduler, headers
 from weftline_engine.transport import wire
 from weftline_engine.vllm.child import Child
 from weftline_engine.vllm.config import VLLMConfig
-from weftline_engine.vllm.early import WARM_TOKENS, OpenPrompt, OpenPrompts
 from weftline_engine.vllm.gauge import EVERY_S, Gauge, Meter
 from weftline_engine.vllm.notes import Notes
+from weftline_engine.vllm.open_prompts import WARM_TOKENS, OpenPrompt, OpenPrompts
 
 # One second of an application's age counts as this many tokens of work less. So no call starves.
 AGE_TOKENS = 256

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weftline_engine import api
-from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
+from weftline_engine.simulation import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_engine.virtual_time import VirtualLoop, run
 
 TEXT_STRIDE = 7919  # segments with different texts have no tokens in common for this many tokens

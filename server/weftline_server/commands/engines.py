@@ -13,7 +13,7 @@ from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Engine
 from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
 from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
-from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
+from weftline_engine.simulation import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_server.commands.engine_spec import (
     DIALECTS,
     ENDPOINT_SCHEDULERS,

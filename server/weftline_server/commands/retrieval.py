@@ -18,7 +18,7 @@ from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Description, Engine
 from weftline_engine.functions.config import FunctionConfig
 from weftline_engine.models import default_home
-from weftline_engine.retrieval import described
+from weftline_engine.retrieval import descriptions
 from weftline_engine.retrieval.config import EmbedderConfig, Store, StoreConfig
 from weftline_engine.tools.config import Limits
 from weftline_server.commands.settings import make
@@ -58,10 +58,11 @@ class EmbedderSpec:
     def says(self) -> Description:
         """What the engine will say of itself, without what is measured at its start."""
         if self.connect is not None:
-            return described.of_endpoint(self.name, self.kind)
+            return descriptions.of_endpoint(self.name, self.kind)
         if self.model == NULL:
-            return described.of_model(self.name, (described.EMBED, described.RERANK))
-        return described.of_model(self.name, described.kinds_of(_directory(self.model or MINILM)))
+            return descriptions.of_model(self.name, (descriptions.EMBED, descriptions.RERANK))
+        kinds = descriptions.kinds_of(_directory(self.model or MINILM))
+        return descriptions.of_model(self.name, kinds)
 
     def factory(self, kept: int | None = None) -> Callable[[], Engine]:
         """A function that makes the engine, which keeps the results of `kept` items for equal ones.
@@ -122,7 +123,7 @@ class StoreSpec:
 
     def says(self) -> Description:
         """What the engine will say of itself."""
-        return described.of_store(self.name)
+        return descriptions.of_store(self.name)
 
     def factory(self, kept: int | None = None) -> Callable[[], Engine]:
         """A function that makes the engine. Raises InvalidRequest for settings that do not fit."""

@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Engine
 from weftline_engine.models import DEFAULT_MODEL
-from weftline_engine.transport.tcp.joined import Gate
+from weftline_engine.transport.tcp.gate import Gate
 from weftline_server.app import create_app
 from weftline_server.commands import cluster, engine_spec, engines, retrieval, tools
 from weftline_server.commands.cluster import ClusterConfig

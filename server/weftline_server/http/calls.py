@@ -25,7 +25,7 @@ from weftline_server.observe.parts import json_text, to_json
 from weftline_server.observe.snapshot import Snapshot
 from weftline_server.observe.view import graph_parts, value_parts
 from weftline_server.runtime.service import Service, earlier_submit, step_is_due
-from weftline_server.session.given import client_step
+from weftline_server.session.client_values import client_step
 from weftline_server.session.origin import name_run
 from weftline_server.session.session import Session
 

@@ -14,7 +14,7 @@ from weftline_server.http.event_stream import EventStream, JsonStream, sse
 from weftline_server.http.state import ACCEPTING, PricesDep, ServiceDep, Tenant, sees_all, state_of
 from weftline_server.http.wire import read, schema
 from weftline_server.observe.chrome_trace import trace_parts
-from weftline_server.observe.following import Follower
+from weftline_server.observe.follower import Follower
 from weftline_server.observe.listing import MOST, listing
 from weftline_server.observe.parts import texts
 from weftline_server.observe.prompt_view import call_view

@@ -21,7 +21,7 @@ from weftline_server.journal.replay import Opened, Unreadable, replay, resumed
 from weftline_server.journal.store import Close, Drop, Keyed, Open, Store, StoreConfig
 from weftline_server.journal.writer import Item, Progress, Said, Sweep, Writer
 from weftline_server.session import events as ev
-from weftline_server.session.resumed import runs_once
+from weftline_server.session.resumption import runs_once
 from weftline_server.session.session import Session
 
 log = logging.getLogger("weftline.journal")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from weftline_server.schedule.engines.now import EngineNow, Tokens
+from weftline_server.schedule.engines.activity import EngineActivity, Tokens
 
 WINDOW_S = 5.0  # that rates are the mean of: prompts are counted at once, when their call ends
 
@@ -18,7 +18,7 @@ class Rates:
     def __init__(self) -> None:
         self._seen: dict[str, deque[tuple[float, Tokens]]] = {}
 
-    def rows(self, engines: Sequence[EngineNow], now: float) -> list[dict[str, Any]]:
+    def rows(self, engines: Sequence[EngineActivity], now: float) -> list[dict[str, Any]]:
         """A row for each engine at second `now`. The first rows have no rates yet."""
         rows = []
         for engine in engines:
@@ -27,7 +27,7 @@ class Rates:
             rows.append(row)
         return rows
 
-    def _rate(self, engine: EngineNow, now: float) -> dict[str, float] | None:
+    def _rate(self, engine: EngineActivity, now: float) -> dict[str, float] | None:
         assert engine.tokens is not None
         seen = self._seen.setdefault(engine.name, deque())
         seen.append((now, engine.tokens))

@@ -14,7 +14,7 @@ from typing import Any
 
 from weftline.contract.errors import WeftlineError
 from weftline_server.lowering.kinds.prompt import outputs_of
-from weftline_server.runtime.prompting import body_of, parts_before
+from weftline_server.runtime.prompts import body_of, parts_before
 from weftline_server.session.origin import ORIGIN
 from weftline_server.session.session import Session
 from weftline_server.session.task import TaskRun

@@ -7,7 +7,7 @@ from typing import Any
 from weftline.contract.errors import UnknownCall
 from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment
 from weftline_server.observe.cost import Prices
-from weftline_server.observe.placed import placement_view
+from weftline_server.observe.placement_view import placement_view
 from weftline_server.observe.view import task_view
 from weftline_server.prompt.render import value_text
 from weftline_server.session.session import Session

@@ -12,7 +12,7 @@ from weftline_server.lowering.control.each import GatherBody
 from weftline_server.lowering.kinds.prompt import call_of
 from weftline_server.observe.critical import critical_parts
 from weftline_server.observe.parts import Parts, in_parts, whole
-from weftline_server.observe.placed import placement_view
+from weftline_server.observe.placement_view import placement_view
 from weftline_server.observe.snapshot import Seen, Snapshot
 from weftline_server.runtime.service import EngineStatus
 from weftline_server.session.session import Session

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from weftline_server.graph.graph import Graph
 from weftline_server.passes.plan import Changed, Findings, Plan
-from weftline_server.passes.upward import upward
+from weftline_server.passes.propagation import upward
 
 # Larger distances count as this one. So a call that joins the end of a long chain changes at most
 # this many primitives above it, which takes 0.1 ms.

@@ -12,7 +12,7 @@ from itertools import chain
 from weftline.contract.protocol import Criterion
 from weftline_server.graph.graph import Graph
 from weftline_server.passes.plan import Changed, Findings, Plan
-from weftline_server.passes.upward import upward
+from weftline_server.passes.propagation import upward
 
 _STRICTEST_FIRST = (Criterion.LATENCY, Criterion.TTFT, Criterion.TPOT, Criterion.THROUGHPUT)
 

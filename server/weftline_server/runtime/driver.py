@@ -28,20 +28,20 @@ from weftline_server.runtime.backlog import Backlog
 from weftline_server.runtime.containment import Containment
 from weftline_server.runtime.early_fill import EarlyFill
 from weftline_server.runtime.early_items import EarlyItems
-from weftline_server.runtime.elsewhere import Elsewhere
+from weftline_server.runtime.engineless_runner import EnginelessRunner
 from weftline_server.runtime.future import Foresight
-from weftline_server.runtime.lowered import lowered
+from weftline_server.runtime.hint_updates import HintUpdates
 from weftline_server.runtime.readers import Readers
 from weftline_server.runtime.registry import Registry
-from weftline_server.runtime.replanned import Replanned
 from weftline_server.runtime.runners import Runners
+from weftline_server.runtime.submit_tasks import tasks_of
 from weftline_server.schedule.dispatcher import Dispatcher, withdraw
 from weftline_server.schedule.sessions import Outcome, Sent
 from weftline_server.session import events as ev
 from weftline_server.session.draft import Draft
 from weftline_server.session.execution import may_restart
 from weftline_server.session.origin import ORIGIN
-from weftline_server.session.resumed import runs_once
+from weftline_server.session.resumption import runs_once
 from weftline_server.session.session import Session
 from weftline_server.session.task import TaskRun
 
@@ -96,10 +96,10 @@ class Driver:
                 dispatcher, self._runners.steps, clock, self.apply, self._backlog.contained.spawn
             ),
         )
-        self._elsewhere = Elsewhere(self._hear, self.apply, self.readers.wake, clock)
+        self._engineless = EnginelessRunner(self._hear, self.apply, self.readers.wake, clock)
         self.without = without  # the optimisations that are off
         self._prepared: dict[PrimitiveId, Payload] = {}
-        self._replanned = Replanned(self._backlog.contained)
+        self._hint_updates = HintUpdates(self._backlog.contained)
 
     def open(self, tenant: str, *, stays: bool = True, alias: str | None = None) -> Session:
         """Open a session; one that `stays` may get more calls than the first submit has.
@@ -127,7 +127,7 @@ class Driver:
             self.apply(session, ev.SessionClosed(now=self._now(), reason=reason))
         finally:
             self.registry.end(session, self._now())
-            self._replanned.forget(session.id)
+            self._hint_updates.forget(session.id)
             withdraw(self.dispatcher, session.id)
             self._backlog.after(session, partial(_closed, self, session))
 
@@ -163,7 +163,7 @@ class Driver:
         await self._runners.workers.check(session.tenant, specs)
         tasks: list[Task] = []
         begun = 0
-        for task in lowered(session, submit, self.dispatcher, self.registry.salt(session.tenant)):
+        for task in tasks_of(session, submit, self.dispatcher, self.registry.salt(session.tenant)):
             tasks.append(task)
             parts = 0 if task.call is None else len(task.call.placeholders)
             begun += TURN_PARTS // TURN_CALLS + parts
@@ -256,7 +256,7 @@ class Driver:
 
     def _ended(self, session: Session, task: TaskRun) -> None:
         for run in task.primitives:
-            self._elsewhere.end(PrimitiveId(session.id, run.id))
+            self._engineless.end(PrimitiveId(session.id, run.id))
         for observer in self.observers:
             try:
                 observer.task_ended(session, task)
@@ -286,7 +286,7 @@ class Driver:
         if not run.live:
             return  # cancelled while it was being tokenised, or over its budget
         if primitive.traits.where is not Where.ENGINE:
-            self._elsewhere.start(session, primitive)
+            self._engineless.start(session, primitive)
             return
         if primitive.items is not None and primitive.items.streams:
             self._early.items.complete(session, primitive, payload)
@@ -321,7 +321,7 @@ class Driver:
 
     def replanned(self, waiting: Container[str]) -> Iterator[tuple[PrimitiveId, api.Hints]]:
         """The `waiting` primitives whose hints have changed, with their present hints."""
-        return self._replanned.drain(waiting)
+        return self._hint_updates.drain(waiting)
 
     def outcome(self, id: PrimitiveId, outcome: Outcome) -> None:
         """Turn an engine's report into an event of the session."""
@@ -417,7 +417,7 @@ def _perform(driver: Driver, session: Session, action: ev.Action) -> None:
         case ev.Stop(id):
             driver._stop(PrimitiveId(session.id, id))
         case ev.Replan(primitives):
-            driver._replanned.note(session, primitives)
+            driver._hint_updates.note(session, primitives)
         case ev.GoOn():
             contained.spawn(session, _next_turn(driver, session))
         case ev.Ended(task):

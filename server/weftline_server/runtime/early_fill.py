@@ -19,7 +19,7 @@ from weftline_server.prompt.prompter import Payload
 from weftline_server.prompt.render import PromptBefore
 from weftline_server.runtime.attempts import Attempt
 from weftline_server.runtime.prompt_runner import PromptRunner
-from weftline_server.runtime.prompting import known_before
+from weftline_server.runtime.prompts import known_before
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.session.session import Session
 from weftline_server.session.task import RunState

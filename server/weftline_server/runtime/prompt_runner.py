@@ -19,7 +19,7 @@ from weftline_server.lowering.sampling import asked, is_free, sampling_params
 from weftline_server.prompt.prompter import Payload, Prompter
 from weftline_server.prompt.tool_format import ToolFormat, triggers
 from weftline_server.runtime.attempts import Attempt, Runner, hints, queued_at
-from weftline_server.runtime.prompting import body_of, parts_before, tokenised
+from weftline_server.runtime.prompts import body_of, parts_before, tokenised
 from weftline_server.runtime.workers import Workers
 from weftline_server.schedule.engines.member import Work
 from weftline_server.schedule.memory.lengths import Lengths

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from weftline.contract.errors import Timeout
 from weftline.contract.protocol import Criterion
 from weftline_server.session import events as ev
-from weftline_server.session.given import client_step
+from weftline_server.session.client_values import client_step
 from weftline_server.session.session import Session
 from weftline_server.session.task import UNDER_WAY
 from weftline_server.session.variable import Variable

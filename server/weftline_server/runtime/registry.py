@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from weftline.contract.errors import Overloaded, ServerRestarted, StorageFull, UnknownSession
 from weftline_server.journal.journal import Journal
 from weftline_server.passes import Plugin
-from weftline_server.runtime.closed import ClosedConfig, ClosedSessions
+from weftline_server.runtime.closed_sessions import ClosedConfig, ClosedSessions
 from weftline_server.session.budget import Budget
 from weftline_server.session.session import Session
 

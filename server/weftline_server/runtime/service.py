@@ -18,8 +18,8 @@ from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.runtime.driver import Driver, TaskObserver, resume
 from weftline_server.runtime.readers import Chunk
 from weftline_server.runtime.tool_loop import ClientCall, ServerTools, Turn
+from weftline_server.schedule.engines.activity import EngineActivity
 from weftline_server.schedule.engines.member import EngineState, Member
-from weftline_server.schedule.engines.now import EngineNow
 from weftline_server.session.session import Session
 from weftline_server.session.variable import Variable
 
@@ -293,14 +293,14 @@ class Service:
         )
 
 
-def engine_loads(service: Service, tenant: str | None) -> list[EngineNow]:
+def engine_loads(service: Service, tenant: str | None) -> list[EngineActivity]:
     """What each engine does now. Of a `tenant`, only its own calls are counted."""
     driver = service._driver
     salt = None if tenant is None else driver.registry.salt(tenant)
     dispatcher = driver.dispatcher
     kept = dispatcher.occupancy().kept if salt is None else {}
     return [
-        EngineNow.of(one, salt, dispatcher.queued_of, kept.get(one.name, 0))
+        EngineActivity.of(one, salt, dispatcher.queued_of, kept.get(one.name, 0))
         for one in dispatcher.members
     ]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from weftline_engine import api
-from weftline_server.graph.considered import Considered
+from weftline_server.graph.engine_score import EngineScore
 from weftline_server.schedule.engines.fleet import Fleet
 from weftline_server.schedule.engines.member import EngineState, Member, Work
 from weftline_server.schedule.memory.keeper import Memory
@@ -119,7 +119,7 @@ class Rounds:
             self._memory.gate.progress(one.ops.left() for one in members)
             perform(self._memory.admit(model, pool, self._now()), self._fleet.members)
 
-    def _send(self, op: str, member: Member, why: tuple[Considered, ...] = ()) -> None:
+    def _send(self, op: str, member: Member, why: tuple[EngineScore, ...] = ()) -> None:
         work = self._queue.remove(op)
         assert work is not None and member.engine is not None
         if why and work.op.open:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from weftline_engine import api
-from weftline_server.graph.considered import Considered
+from weftline_server.graph.engine_score import EngineScore
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.memory.keeper import Outlook
 
@@ -23,7 +23,7 @@ class Sent:
     engine: str
     time: float
     node: str = ""
-    why: tuple[Considered, ...] = ()
+    why: tuple[EngineScore, ...] = ()
     admitted: float | None = None
 
 

@@ -13,11 +13,11 @@ from weftline.contract.protocol import Criterion
 from weftline_server.graph.addition import Addition
 from weftline_server.graph.primitive import Task
 from weftline_server.passes import consumers_first
-from weftline_server.session.held import Held
+from weftline_server.session.hold_queue import HoldQueue
+from weftline_server.session.need import decides
 from weftline_server.session.origin import NOBODY, Origin
 from weftline_server.session.task import PrimitiveRun, TaskRun
 from weftline_server.session.variable import Variable
-from weftline_server.session.wanted import decides
 
 PART = 256  # tasks that are drafted between two pauses, in 2 ms
 
@@ -60,7 +60,7 @@ class Draft:
             self._enter(task)
             if number % PART == 0:
                 yield
-        if Held.are_many(self.primitives):
+        if HoldQueue.are_many(self.primitives):
             yield
             known = self.added.primitives
             for id in consumers_first(self.added, known):

@@ -9,7 +9,7 @@ from weftline.contract.errors import WeftlineError
 from weftline.contract.protocol import Criterion
 from weftline_engine.api import FinishReason, Usage
 from weftline_engine.api.record import record
-from weftline_server.graph.considered import Considered
+from weftline_server.graph.engine_score import EngineScore
 from weftline_server.graph.primitive import Task
 from weftline_server.session.origin import NOBODY, Origin
 from weftline_server.session.task import TokenLogprob
@@ -158,7 +158,7 @@ class PrimitiveSent(PrimitiveEvent):
 
     engine: str
     node: str = ""
-    why: tuple[Considered, ...] = ()
+    why: tuple[EngineScore, ...] = ()
     admitted: float | None = None
 
     @property

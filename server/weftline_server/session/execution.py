@@ -15,7 +15,13 @@ from weftline_server.passes import Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Spent
 from weftline_server.session.draft import Draft
-from weftline_server.session.held import Held
+from weftline_server.session.hold_queue import HoldQueue
+from weftline_server.session.need import (
+    Need,
+    changes,
+    is_needed,
+    need_of,
+)
 from weftline_server.session.planning import Planning
 from weftline_server.session.readiness import (
     continues,
@@ -29,12 +35,6 @@ from weftline_server.session.readiness import (
 )
 from weftline_server.session.task import ALLOWED, UNDER_WAY, PrimitiveRun, RunState, Step, TaskRun
 from weftline_server.session.variable import WITHOUT_VALUE, Variable, VariableState
-from weftline_server.session.wanted import (
-    Need,
-    changes,
-    is_needed,
-    need_of,
-)
 
 # Primitives of a session that an op may name as references.
 _MOST_RECENT = 8
@@ -69,7 +69,7 @@ class Execution:
         self.recent: deque[str] = deque(maxlen=_MOST_RECENT)
         self.under_way = 0  # primitives on an engine or on their way to one
         self.now = 0.0  # the time of the event that is handled
-        self.held = Held()
+        self.held = HoldQueue()
         self._owned: dict[str, list[TaskRun]] = {}  # task → tasks that it has added
 
     def validate(self) -> None:
@@ -377,7 +377,7 @@ def start(execution: Execution, runs: Iterable[PrimitiveRun]) -> list[ev.Action]
 def close(execution: Execution, reason: str) -> list[ev.Action]:
     """Cancel every task that has not ended. No failure is propagated, because all tasks end."""
     actions: list[ev.Action] = []
-    execution.held = Held()
+    execution.held = HoldQueue()
     for task in execution.tasks.values():
         if not task.live:
             continue

@@ -16,11 +16,11 @@ from weftline_server.graph.graph import Graph
 from weftline_server.passes import Plan, Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Budget, Spent
+from weftline_server.session.client_values import give, refuse
 from weftline_server.session.control import finish, take_items
 from weftline_server.session.draft import Draft
 from weftline_server.session.execution import Execution, IllegalMove, close, go_on, restarted
-from weftline_server.session.given import give, refuse
-from weftline_server.session.resumed import abandon, resume
+from weftline_server.session.resumption import abandon, resume
 from weftline_server.session.task import PrimitiveRun, RunState, TaskRun
 from weftline_server.session.variable import Variable, settled_of
 from weftline_server.session.watch import Watch

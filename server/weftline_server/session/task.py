@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from weftline.contract.errors import WeftlineError
 from weftline_engine.api import FinishReason, Usage
-from weftline_server.graph.considered import Considered
+from weftline_server.graph.engine_score import EngineScore
 from weftline_server.graph.primitive import Primitive, Task
 from weftline_server.session.origin import NOBODY, Origin
 
@@ -63,7 +63,7 @@ class Step:
     transform_s: float = 0.0
     engine: str | None = None
     node: str = ""  # the machine, where the engine runs on another one
-    why: tuple[Considered, ...] = ()  # what placement weighed, for `engine` first
+    why: tuple[EngineScore, ...] = ()  # what placement weighed, for `engine` first
     admitted: float | None = None  # to the KV cache, if it waited for that
     usage: Usage | None = None
     reason: FinishReason | None = None

@@ -11,7 +11,7 @@ from tests.null.retrieval.timed_embedder import (
     questions_beside_ingest,
 )
 from weftline_engine import api
-from weftline_engine.retrieval import described
+from weftline_engine.retrieval import descriptions
 from weftline_engine.retrieval.batching import Share, Slots, Waiting, form
 from weftline_engine.retrieval.host import batches
 
@@ -35,7 +35,7 @@ def test_a_batch_holds_as_many_tokens_as_are_efficient() -> None:
     """Few long texts, or many short ones. Where the largest measured batch is the fastest, a larger
     one may be faster still, as on a GPU: then the tokens have the usual bound.
     """
-    found = replace(described.of_model("m", ("embed",)), batch_profile=PROFILE)
+    found = replace(descriptions.of_model("m", ("embed",)), batch_profile=PROFILE)
     assert batches(found) == Slots(items=4, tokens=768)
     on_gpu = ((1, 32, 0.01), (32, 1024, 0.01))
     assert batches(replace(found, batch_profile=on_gpu)) == Slots(items=32, tokens=8192)

@@ -38,7 +38,7 @@ from weftline_server.prompt.render import value_text
 from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.registry import Registry, RegistryConfig
 from weftline_server.schedule.dispatcher import Dispatcher
-from weftline_server.session import held
+from weftline_server.session import hold_queue
 from weftline_server.session.session import Session
 from weftline_server.session.variable import VariableState
 
@@ -537,7 +537,7 @@ def test_a_graph_gives_what_its_steps_give_one_by_one(
     """Random graphs, with random optimisations switched off, and their replay."""
     shared = Shared()
     program = Builder(random, "v", [], 2, shared).build(size)
-    with mock.patch.object(held, "PART", 1 if size % 2 else held.PART):
+    with mock.patch.object(hold_queue, "PART", 1 if size % 2 else hold_queue.PART):
         session = asyncio.run(outcomes(program, without, random, shared.retrieval))
         check_outcomes(program, session)
         check_effects(program, shared, session)

@@ -3,7 +3,7 @@
 Steps of a side may run before its branch is decided: that is speculation. A model never generates
 text for a side that may not be taken, because others wait for the engine, and a hosted one bills
 it. Only its prompt is filled early. What changes something outside the graph is never speculative
-either; see `weftline_server.session.wanted`.
+either; see `weftline_server.session.need`.
 """
 
 from __future__ import annotations

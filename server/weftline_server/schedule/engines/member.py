@@ -10,7 +10,7 @@ from operator import itemgetter
 from types import MappingProxyType
 
 from weftline_engine import api
-from weftline_server.graph.considered import Considered
+from weftline_server.graph.engine_score import EngineScore
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.engines.capacity import latency_tokens, most_at_once
 from weftline_server.schedule.engines.on_demand import OnDemand
@@ -72,7 +72,7 @@ class Work:
     stays: bool = False
     once: bool = False
     deaths: int = 0
-    why: tuple[Considered, ...] = ()  # of an open op that was placed
+    why: tuple[EngineScore, ...] = ()  # of an open op that was placed
     template: str = ""  # "" where nothing is learned
     expected: int | None = None
     item: Queued = field(init=False)  # placement's view of it, made once and not in each round

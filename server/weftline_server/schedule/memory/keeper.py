@@ -21,7 +21,7 @@ from weftline_server.schedule.memory.applications import (
     prefix_hash,
 )
 from weftline_server.schedule.memory.gate import Gate
-from weftline_server.schedule.memory.pausing import LONG_S, Paused, Pausing
+from weftline_server.schedule.memory.paused_contexts import LONG_S, PausedContext, PausedContexts
 from weftline_server.schedule.memory.verbs import Advise, Free, Retain, Verb
 from weftline_server.schedule.memory.waste import Load
 from weftline_server.schedule.placement import PROMPT_KINDS
@@ -136,7 +136,9 @@ class Memory:
         self._ranks = "memory_rank" not in without
         self._applications = Applications()
         self._pools = Pools()
-        self.pausing = Pausing("tool_pauses" not in without, "host_tier" not in without)
+        self.paused_contexts = PausedContexts(
+            "tool_pauses" not in without, "host_tier" not in without
+        )
         self._pressed: set[str] = set()  # models whose applications wait for room
         self._made: dict[str, PrimitiveId] = {}  # kept context → the primitive that left it
 
@@ -153,7 +155,7 @@ class Memory:
         others have started does not announce this, and may show it only later.
         """
         self._pools.add(engine, kv_tokens, counts)
-        self.pausing.add(engine, kv_tokens, costs)
+        self.paused_contexts.add(engine, kv_tokens, costs)
 
     def occupancy(self) -> Occupancy:
         """What the KV caches hold at this moment."""
@@ -166,12 +168,12 @@ class Memory:
     def lost(self, engine: str) -> None:
         """Forget an engine that is gone with all its contexts."""
         self._pools.lose(engine)
-        self.pausing.lose(engine)
+        self.paused_contexts.lose(engine)
         for one in self._applications:
             for context in [c for c, kept in one.kept.items() if kept.engine == engine]:
                 del one.kept[context]
                 self._made.pop(context, None)
-                self.pausing.freed(engine, context)
+                self.paused_contexts.freed(engine, context)
 
     def queued(
         self, op: Op, model: str, stays: bool, now: float, expected: int | None = None
@@ -189,10 +191,12 @@ class Memory:
             one.since = now
         one.queued(tokens, now, output)
         if self._ranks:
-            one.newest.need = self.pausing.need(tokens - output, output, one.expected_pause_s)
+            one.newest.need = self.paused_contexts.need(
+                tokens - output, output, one.expected_pause_s
+            )
         for context, kept in one.kept.items():
             if kept.paused and kept.begins(op.tokens or ()):
-                self.pausing.resumed(context, now)
+                self.paused_contexts.resumed(context, now)
         gated = self._admits and stays and self._pools.tokens and op.tokens is not None
         if gated and not self.gate.is_inside(one.id):
             self.gate.wait(one)
@@ -211,7 +215,7 @@ class Memory:
         (self._pressed.add if waits else self._pressed.discard)(model)
         if (waits and not waited) or (decided.enter and self._takes_room(model, pool)):
             kept = [c for a in self._applications if a.model == model for c in a.kept]
-            found += self.pausing.press(kept, now)
+            found += self.paused_contexts.press(kept, now)
         return found
 
     def _takes_room(self, model: str, pool: int | None) -> bool:
@@ -221,7 +225,7 @@ class Memory:
             for one in self._applications
             if one.model == model and not self.gate.is_inside(one.id)
             for context, kept in one.kept.items()
-            if not self.pausing.is_copied(kept.engine, context)
+            if not self.paused_contexts.is_copied(kept.engine, context)
         )
         return pool is not None and self.gate.held(model) + sum(outside) > pool
 
@@ -288,8 +292,8 @@ class Memory:
         if len(op.tokens) + len(written) == kept.tokens:
             kept.ids = (*op.tokens, *written)
         tools = self._outlook.called_tools(id)
-        pause_s = self.pausing.expect(op.salt, tools)
-        paused = Paused(
+        pause_s = self.paused_contexts.expect(op.salt, tools)
+        paused = PausedContext(
             engine=engine,
             context=op.context,
             tokens=kept.tokens,
@@ -299,11 +303,11 @@ class Memory:
             since=now,
             load=load or Load(),
         )
-        gives_up = self.pausing.gives_up(paused)
+        gives_up = self.paused_contexts.gives_up(paused)
         one.habits.learn_release(gives_up)
         if gives_up:
             self.gate.leave(one.id)
-        found += self.pausing.begin(paused, self.gate.is_waited_for(one.model))
+        found += self.paused_contexts.begin(paused, self.gate.is_waited_for(one.model))
         return found
 
     def continuing(self, engine: str, op: Op) -> Op:
@@ -335,7 +339,7 @@ class Memory:
             Retain(engine, context, Retention.KEEP)
             for context, kept in one.kept.items()
             if kept.engine == engine
-            and self.pausing.is_copied(engine, context)
+            and self.paused_contexts.is_copied(engine, context)
             and kept.begins(op.tokens)
         ]
 
@@ -411,6 +415,6 @@ class Memory:
             kept = one.kept.pop(context)
             self._made.pop(context, None)
             self._pools.unpin(kept)
-            self.pausing.freed(kept.engine, context)
+            self.paused_contexts.freed(kept.engine, context)
             found.append(Free(kept.engine, context))
         return found

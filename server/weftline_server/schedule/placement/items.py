@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from weftline_engine.api import AGING_S, Hints, Kind
 from weftline_engine.api.record import record
-from weftline_server.graph.considered import Considered
+from weftline_server.graph.engine_score import EngineScore
 
 __all__ = [
     "AGING_S",
@@ -135,7 +135,7 @@ class Placement:
 
     id: str
     engine: str
-    why: tuple[Considered, ...] = field(default=(), compare=False)
+    why: tuple[EngineScore, ...] = field(default=(), compare=False)
 
 
 def common(prefixes: Sequence[tuple[str, int]], known: Collection[str]) -> int:

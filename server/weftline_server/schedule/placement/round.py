@@ -7,7 +7,7 @@ from math import inf
 from types import MappingProxyType
 
 from weftline_engine.api import PATIENCE_S
-from weftline_server.graph.considered import Considered
+from weftline_server.graph.engine_score import EngineScore
 from weftline_server.schedule.placement.items import (
     Class,
     EngineLoad,
@@ -101,17 +101,17 @@ class _Replicas:
         better = [one for one in full if cost(one, item, batches) < least]
         return None if any(one.missing(item) < missing for one in better) else best
 
-    def why(self, item: Queued) -> tuple[Considered, ...]:
+    def why(self, item: Queued) -> tuple[EngineScore, ...]:
         """What decided for the engine that was `best` for `item` just now.
 
         Its terms come first, then those of the next cheapest engines, then of engines without room.
         """
         costs, full = self._seen
         engines = self.engines
-        found = [engines[at].considered(item, cost, True) for cost, _, at in costs[:MOST_SHOWN]]
+        found = [engines[at].terms(item, cost, True) for cost, _, at in costs[:MOST_SHOWN]]
         for one in full[: MOST_SHOWN - len(found)]:
             cost = one.cost(item, item.throughput or item.grouped)
-            found.append(one.considered(item, cost, False))
+            found.append(one.terms(item, cost, False))
         return tuple(found)
 
     def place(self, index: int, item: Queued) -> None:

@@ -9,7 +9,7 @@ from operator import attrgetter
 from types import MappingProxyType
 
 from weftline_engine.api import GROUP_WEIGHT
-from weftline_server.graph.considered import Considered
+from weftline_server.graph.engine_score import EngineScore
 from weftline_server.schedule.placement.items import (
     AGING_S,
     PROMPT_KINDS,
@@ -217,7 +217,7 @@ class Candidate:
                 cost -= GATHER_TOKENS
         return cost
 
-    def considered(self, item: Queued, cost: float, room: bool) -> Considered:
+    def terms(self, item: Queued, cost: float, room: bool) -> EngineScore:
         """The terms of a `cost`, to be shown."""
         batches = item.throughput or item.grouped
         load = self._loads[batches]
@@ -227,7 +227,7 @@ class Candidate:
             gather = -GATHER_TOKENS if item.throughput and self.throughput else 0
         prefix = cost - load - group - gather
         missing = int(prefix) // PREFIX_WEIGHT
-        return Considered(self.load.name, room, load, missing, prefix, group, gather)
+        return EngineScore(self.load.name, room, load, missing, prefix, group, gather)
 
 
 Cost = Callable[[Candidate, Queued, bool], float]

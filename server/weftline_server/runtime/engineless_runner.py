@@ -17,7 +17,7 @@ from weftline_server.session import events as ev
 from weftline_server.session.session import Session
 
 
-class Elsewhere:
+class EnginelessRunner:
     """Starts these primitives. `hear` takes outcomes as an engine's, `apply` tells a session, and
     `wake` tells the client that waits for a variable.
     """

@@ -17,14 +17,14 @@ from weftline_server.lowering.kinds.prompt import lower_call, template_of, with_
 from weftline_server.lowering.provenance import Sources
 from weftline_server.lowering.sampling import asked, check_served, is_free
 from weftline_server.lowering.step import kind_name, repeated_body
-from weftline_server.runtime.prompting import body_of
+from weftline_server.runtime.prompts import body_of
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.engines.member import efficient_batch
 from weftline_server.schedule.memory.lengths import Lengths
 from weftline_server.session.session import Session
 
 
-def lowered(
+def tasks_of(
     session: Session, submit: Submit, dispatcher: Dispatcher, salt: str = ""
 ) -> Iterator[Task]:
     """The tasks of all calls and steps, one after the other.

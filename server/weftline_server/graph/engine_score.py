@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Considered(NamedTuple):
+class EngineScore(NamedTuple):
     """An engine that was considered, in tokens; the engine with room and the least score wins.
 
     `load` is what the call finds there, with what it costs others. `missing` are the tokens of its

@@ -15,13 +15,13 @@ from collections.abc import Collection, Iterable
 
 from weftline_server.graph.graph import Graph
 from weftline_server.session import events as ev
+from weftline_server.session.need import Runs, above
 from weftline_server.session.task import PrimitiveRun
-from weftline_server.session.wanted import Runs, above
 
 PART = 512  # primitives and edges of a turn, which takes 10 to 30 ms
 
 
-class Held:
+class HoldQueue:
     """The held primitives, in the order in which they are planned and started.
 
     All are planned before any is started. `branches` says whether the graph has any. A decision has

@@ -1,6 +1,6 @@
 """The process of one call inside its sandbox, and the sandbox's self-test.
 
-`python -m weftline_engine.tools.inside --module M --tool T --fd N`, started by bubblewrap. A
+`python -m weftline_engine.tools.sandbox_child --module M --tool T --fd N`, started by bubblewrap. A
 function has `--function NAME`, and its limits in `--limits` and `--running`.
 """
 
@@ -23,7 +23,9 @@ from weftline_engine.tools.config import Limits
 
 def main() -> None:
     """Become the user, import the module, and serve the call."""
-    parser = argparse.ArgumentParser(prog="weftline_engine.tools.inside", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="weftline_engine.tools.sandbox_child", description=__doc__
+    )
     parser.add_argument("--module", required=True)
     parser.add_argument("--tool")
     parser.add_argument("--fd", type=int)

@@ -11,7 +11,7 @@ from weftline_server.runtime.containment import Containment
 from weftline_server.session.session import Session
 
 
-class Replanned:
+class HintUpdates:
     """Collects primitives by session; the dispatcher takes their hints before it places."""
 
     def __init__(self, contained: Containment) -> None:

@@ -34,7 +34,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineNow:
+class EngineActivity:
     """One engine. Of a single tenant's view, `running` and `waiting` count its own calls.
 
     `tokens` and `pool` are made by all tenants, so they are None in such a view. `waiting` counts
@@ -53,13 +53,13 @@ class EngineNow:
     @staticmethod
     def of(
         member: Member, salt: str | None, queued_of: Callable[[str | None, str], int], kept: int
-    ) -> EngineNow:
+    ) -> EngineActivity:
         """Return what the engine does for the tenant with this salt, or for all tenants."""
         described, works = member.description, member.ops.works.values()
         totals = member.ops.totals
         model = None if described is None else described.model
         whole = salt is None
-        return EngineNow(
+        return EngineActivity(
             name=member.name,
             state=member.state,
             model=model,

@@ -29,7 +29,7 @@ LOST = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Paused:
+class PausedContext:
     """A context of `tokens` tokens whose call stopped for `tools` and goes on in `pause_s`."""
 
     engine: str
@@ -42,7 +42,7 @@ class Paused:
     load: Load
 
 
-class Pausing:
+class PausedContexts:
     """The paused contexts of all applications, and what was learned from them.
 
     Engines that announce no costs get copies up to the size of their pool. Unless it `copies`, no
@@ -56,7 +56,7 @@ class Pausing:
         self._host = HostCopies()
         self._costs: dict[str, KvCosts] = {}
         self._pools: dict[str, int] = {}
-        self._open: dict[str, tuple[Paused, Waste | None, Strategy]] = {}  # by context
+        self._open: dict[str, tuple[PausedContext, Waste | None, Strategy]] = {}  # by context
 
     def add(self, engine: str, kv_tokens: int | None, costs: KvCosts | None) -> None:
         """Take note of an engine that takes work."""
@@ -88,7 +88,7 @@ class Pausing:
         need = Need(output, costs.step_s, held=held, pause_s=pause_s, strategy=strategy)
         return token_seconds(need)
 
-    def gives_up(self, paused: Paused) -> bool:
+    def gives_up(self, paused: PausedContext) -> bool:
         """Whether the application should give up its place: others use it better in the pause."""
         costs = self._costs.get(paused.engine)
         if costs is None:
@@ -96,7 +96,7 @@ class Pausing:
         found = waste(paused.tokens, paused.pause_s, costs, paused.load)
         return found.preserve > LOST * min(found.discard, found.swap)
 
-    def begin(self, paused: Paused, pressed: bool) -> list[Verb]:
+    def begin(self, paused: PausedContext, pressed: bool) -> list[Verb]:
         """Decide about a context; `pressed` says that an application waits for room."""
         costs = self._costs.get(paused.engine)
         found: Waste | None = None
@@ -163,7 +163,7 @@ class Pausing:
         self._open.pop(context, None)
         self._host.forget(engine, context)
 
-    def _verbs(self, paused: Paused, strategy: Strategy) -> list[Verb]:
+    def _verbs(self, paused: PausedContext, strategy: Strategy) -> list[Verb]:
         engine, context = paused.engine, paused.context
         pause_s = LONG_S if strategy is Strategy.DISCARD else paused.pause_s
         advice = Advise(engine, context, pause_s, None)
