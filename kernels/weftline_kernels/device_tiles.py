@@ -46,6 +46,7 @@ class DeviceTiles:
         self.capacity = capacity
         self.narrow_rows = narrow_rows
         self.wide_rows = wide_rows
+        self.wide = 0  # how many of the loaded tiles are wide
         needs = (
             2,
             capacity.tiles * FIELDS,
@@ -89,6 +90,7 @@ class DeviceTiles:
             raise ValueError("these tiles are for another number of query heads per KV head")
         if not self.capacity.holds(tiles):
             raise ValueError(f"the step's tiles exceed {self.capacity}")
+        self.wide = tiles.wide
         # Rows after the step's last one have no slots, so the merge skips them.
         padding = np.full(self.capacity.rows + 1 - len(tiles.first_R), tiles.slots, np.int32)
         values: tuple[Ints32, ...] = (

@@ -66,15 +66,41 @@ def test_no_tile_has_more_rows_than_its_kind(group: int) -> None:
     assert seen.tolist() == [39] * 17 + list(range(37, 87))
 
 
-def test_the_split_fills_the_device() -> None:
-    """LLaMA-7B at batch 16 on an H200 with 132 multiprocessors: 14,000 tokens × 32 heads give tiles
-    of 848 tokens, or 1,664 tiles. Eight heads give the smallest split, 256."""
-    parts = [Rows([*range(375), *range(400 + 32 * i, 432 + 32 * i)], i, 1, 6499) for i in range(16)]
-    work = build(parts, 16)
-    assert sum(item.length for item in work.items) == 6000 + 16 * 500
-    assert Cutter(1, 32, 132, 16).split_length(work) == 896
-    assert Cutter(4, 8, 132, 16).split_length(work) == 256
-    assert Cutter(1, 32, 1, 16).split_length(work) == 2048
+def decoding(streams: int, prefix: int, suffix: int) -> WorkList:
+    """A decode step of streams that share `prefix` tokens, in blocks of 16."""
+    common, own = list(range(prefix // 16)), -(-suffix // 16)
+    parts = [
+        Rows([*common, *range(9999 + own * i, 9999 + own * (i + 1))], i, 1, prefix + suffix - 1)
+        for i in range(streams)
+    ]
+    return build(parts, 16)
+
+
+@pytest.mark.parametrize(
+    ("group", "kv_heads", "step", "split"),
+    [
+        pytest.param(1, 32, (16, 6000, 500), 896, id="four tiles a multiprocessor: 848 tokens"),
+        pytest.param(1, 32, (64, 6000, 500), 1024, id="no longer tiles than that"),
+        pytest.param(4, 8, (1, 0, 500), 64, id="few tokens in short tiles"),
+        pytest.param(4, 8, (1, 0, 8000), 256, id="a row in 32 parts"),
+        pytest.param(4, 8, (1, 0, 131_000), 4096, id="a long row in 32 parts, too"),
+        pytest.param(4, 8, (32, 0, 500), 512, id="as many tiles as programs: whole items"),
+        pytest.param(1, 32, (8, 0, 4000), 4032, id="whole items, however long"),
+    ],
+)
+def test_the_split_fills_an_h200(
+    group: int, kv_heads: int, step: tuple[int, int, int], split: int
+) -> None:
+    """An H200 has 132 multiprocessors. The figures are streams, common tokens and own tokens."""
+    assert Cutter(group, kv_heads, 132, 16).split_length(decoding(*step)) == split
+
+
+def test_a_common_prefix_of_many_rows_is_split_until_its_bands_fill_the_device() -> None:
+    """64 sharers of 4 query heads are 4 bands, and 8 KV heads make 32 tiles of 132
+    multiprocessors: the prefix is split. On 8 multiprocessors it is not."""
+    work = decoding(64, 6000, 500)
+    assert Cutter(4, 8, 132, 16).cut(work).wide == 4 * -(-6000 // 896)
+    assert Cutter(4, 8, 8, 16).cut(work).wide == 4
 
 
 def test_buffers_take_later_steps_and_refuse_what_does_not_fit() -> None:

@@ -22,7 +22,7 @@ from weftline_kernels.attention_triton import attend, units
 from weftline_kernels.device_tiles import Capacity, DeviceTiles
 from weftline_kernels.kv_store import NO_SLOT
 from weftline_kernels.staging import Staging
-from weftline_kernels.tiles import TILES_PER_UNIT, Cutter, Tiles, tile_rows
+from weftline_kernels.tiles import MOST_SPLIT, TILES_PER_UNIT, Cutter, Tiles, tile_rows
 from weftline_kernels.work_list import WorkList
 
 # A capture gets a function that computes a step on fixed buffers. It returns a function that
@@ -33,10 +33,9 @@ Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 # reading 8 blocks again: 2 MB of LLaMA-7B's cache, half a microsecond.
 MIN_BLOCKS_SAVED = 8
 _LEVELS = 8  # of the context tree; a step with more shared levels is launched, not replayed
-# Partial results of a row in a large batch; they take 1 MB for LLaMA-7B. A batch of few rows has
-# room for all the tiles of a context, but for no more than _MOST_SLOTS, 64 MB for LLaMA-7B.
+# Partial results of a row; they take 1 MB for LLaMA-7B. A context is cut into 32 tiles at most, and
+# a row that needs more slots lies below several shared ones.
 _SLOTS_A_ROW = 64
-_MOST_SLOTS = 4096
 
 
 class CudaGraphs:
@@ -119,7 +118,8 @@ class DeviceModel:
         tokens_T, positions_T, slots_T, rows_R = torch.split(staging.tensor, counts)
         on_device = StepInput(tokens_T, positions_T, slots_T, rows_R, step.work)
         held = DeviceTiles.of(tiles, self.device)
-        return self.network.compute(on_device, partial(_attend, held, self.network.scale), cache)
+        attention = partial(_attend, held, self.network.scale, tiles.wide > 0)
+        return self.network.compute(on_device, attention, cache)
 
 
 class CapturedStep:
@@ -140,12 +140,19 @@ class CapturedStep:
         every_B = torch.arange(rows, device=device)
         step = StepInput(tokens_B, positions_B, slots_B, every_B, nothing)
         self._send(*(np.zeros(0, np.int64),) * 3)
-        attention = partial(_attend, self.tiles, network.scale)
         # A graph reads the addresses of the tensors that it was captured with, and keeps none of
-        # the tensors alive. This function does: the step's tensors, the tiles and the cache.
-        self._compute = partial(network.compute, step, attention, cache)
-        # Computes the loaded step: logits (B, V), in memory that the next replay overwrites.
-        self.replay = capture(self._compute)
+        # the tensors alive. These functions do: the step's tensors, the tiles and the cache.
+        narrow_rows, _ = tile_rows(config.heads // config.kv_heads)
+        can_be_wide = rows * config.heads > narrow_rows * config.kv_heads
+        self._computes = [
+            partial(network.compute, step, partial(_attend, self.tiles, network.scale, wide), cache)
+            for wide in ((False, True) if can_be_wide else (False,))
+        ]
+        self._replays = [capture(compute) for compute in self._computes]
+
+    def replay(self) -> Tensor:
+        """Compute the loaded step: logits (B, V), in memory that the next replay overwrites."""
+        return self._replays[self.tiles.wide > 0]()
 
     def load(self, step: StepInput, tiles: Tiles) -> None:
         """Load this step, of at most `rows` tokens, for the next replay."""
@@ -162,9 +169,14 @@ class CapturedStep:
 
 
 def _attend(
-    tiles: DeviceTiles, scale: float, q_RNH: Tensor, keys_KPSH: Tensor, values_KPSH: Tensor
+    tiles: DeviceTiles,
+    scale: float,
+    wide: bool,
+    q_RNH: Tensor,
+    keys_KPSH: Tensor,
+    values_KPSH: Tensor,
 ) -> Tensor:
-    return attend(tiles, q_RNH, keys_KPSH, values_KPSH, scale)
+    return attend(tiles, q_RNH, keys_KPSH, values_KPSH, scale, wide=wide)
 
 
 def sizes(max_running: int) -> tuple[int, ...]:
@@ -181,13 +193,11 @@ def capacity(
     context = min(config.context_limit, blocks * block_size)
     tokens = rows * context
     balanced = TILES_PER_UNIT * multiprocessors // config.kv_heads + 1
-    # A row's context is cut into `balanced` tiles, or into tiles of 2,048 tokens.
-    whole = rows * (balanced + context // 2048 + _LEVELS)
     return Capacity(
-        # Items are cut into tiles that balance the device, of at most 2,048 tokens.
-        tiles=4 * (balanced + 2 * rows) + tokens // 2048,
+        # Items are cut into tiles that balance the device, of at most MOST_SPLIT tokens.
+        tiles=4 * (balanced + 2 * rows) + tokens // MOST_SPLIT,
         blocks=tokens // block_size + rows,
         queries=_LEVELS * rows,
         rows=rows,
-        slots=max(_SLOTS_A_ROW * rows, min(whole, _MOST_SLOTS)),
+        slots=_SLOTS_A_ROW * rows,
     )
