@@ -205,6 +205,49 @@ def test_a_context_in_host_memory_is_reported_there() -> None:
     assert desk.told["a"] == (api.Residency.DROPPED, 0)
 
 
+class FullMemory(Blocks):
+    """A backend that has no memory for copies while `full`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full = True
+
+    def save(self, blocks: Sequence[int]) -> object | None:
+        return None if self.full else list(blocks)
+
+    def restore(self, saved: object, pairs: Sequence[tuple[int, int]]) -> bool:
+        return not self.full
+
+
+def test_without_memory_for_a_copy_a_context_stays_where_it_is() -> None:
+    """It can be evicted then. A copy that cannot come back stays in host memory and takes no block;
+    it comes back once there is room."""
+    desk = Desk(blocks=4)
+    memory = desk.backend = FullMemory()
+    desk.book.contexts._storage = memory
+    desk.run(fill("a", range(1, 10)))
+    desk.book.retain("a", api.Retention.SWAP)
+    desk.run()
+    assert desk.told["a"] == (api.Residency.RESIDENT, 9)
+    assert desk.book.contexts.named["a"].held == []
+    memory.full = False
+    desk.book.retain("a", api.Retention.KEEP)
+    desk.book.retain("a", api.Retention.SWAP)
+    desk.run(fill("b", [50] * 16))
+    desk.book.free("b")
+    assert desk.told["a"] == (api.Residency.HOST, 9)
+    memory.full = True
+    available = desk.book.scheduler.tree.available
+    desk.book.retain("a", api.Retention.KEEP)
+    desk.run()
+    assert desk.told["a"] == (api.Residency.HOST, 9)
+    assert desk.book.scheduler.tree.available == available
+    memory.full = False
+    desk.book.retain("a", api.Retention.KEEP)
+    desk.run()
+    assert desk.told["a"] == (api.Residency.RESIDENT, 9)
+
+
 def test_released_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three released names of one prompt are kept. The oldest are reported as dropped."""
     monkeypatch.setattr(kv_contexts, "MOST_RELEASED", 3)

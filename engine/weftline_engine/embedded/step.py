@@ -100,6 +100,18 @@ def step_cost(decoder: Model, block_size: int) -> StepCost:
 
 
 @torch.inference_mode()
+def largest_step(decoder: Model, rows: int, block_size: int) -> None:
+    """Compute a prompt of `rows` tokens, so that the device's allocator holds the memory that such
+    a step takes, and what is free then is free for the KV cache."""
+    rows = min(rows, decoder.config.context_limit)
+    blocks = tuple(range(-(-rows // block_size)))
+    op = Op(id="largest", kind=Kind.FILL, context="largest")
+    sequence = Sequence(op, 0, tokens=[0] * rows)
+    cache = decoder.new_cache(len(blocks), block_size)
+    _seconds(decoder, cache, block_size, (Chunk(sequence, 0, rows, blocks, samples=True),))
+
+
+@torch.inference_mode()
 def chunk_cost(decoder: Model, cache: Tensor, config: SchedulerConfig) -> StepCost:
     """The measured cost of a prompt row on a GPU, where a step takes far more rows before it takes
     longer: from a step of one row, and from the largest step of one prompt.
