@@ -58,6 +58,9 @@ class WordTokenizer:
             ids=[int(one[0][1:]) for one in found], offsets=[one.span() for one in found]
         )
 
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[Any]:
+        return [self.encode(text) for text in texts]
+
     def token_to_id(self, token: str) -> int | None:
         return None
 
