@@ -25,7 +25,7 @@ from weftline_engine import api
 from weftline_engine.bookkeeping import (
     Backend,
     Book,
-    Limits,
+    EngineLimits,
     Live,
     Sampled,
     SchedulerConfig,
@@ -164,7 +164,7 @@ class SimulatedEngine:
                 beside_tokens=config.beside_tokens,
                 predicts=config.predicts,
             ),
-            Limits(context=limit, vocabulary=config.words + self._more_words()),
+            EngineLimits(context=limit, vocabulary=config.words + self._more_words()),
             Words(config.words, config.tools) if config.tools else Words(),
             self._copies,
             clock=clock,

@@ -8,10 +8,10 @@ import pytest
 
 from tests.null.test_memory import World, app, make_op, names
 from weftline_engine.api import KvCosts, SamplingParams
-from weftline_server.schedule.memory.admission import Pool, admit
+from weftline_server.schedule.memory.admission import ModelPool, admit
 
 COSTS = KvCosts(step_s=0.02, fill_s=1e-4, chunk=512)
-FULL = Pool(tokens=1000, recomputed=0.0, busy=1.0)
+FULL = ModelPool(tokens=1000, recomputed=0.0, busy=1.0)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from weftline_engine.api import Event, Fed, Hints, Op, Retention
 from weftline_engine.bookkeeping import (
     Book,
     Detokenizer,
-    Limits,
+    EngineLimits,
     Sampled,
     SchedulerConfig,
     StepPlan,
@@ -53,7 +53,7 @@ class Core:
         self.worker = Worker(
             decoder, config, grammars=grammars, seed=seed, tree_attention=tree_attention
         )
-        limits = Limits(
+        limits = EngineLimits(
             context=self.limit, vocabulary=decoder.config.vocabulary, eos=decoder.config.eos
         )
         self.book = Book(config, limits, detokenizer, self.worker, clock=clock)

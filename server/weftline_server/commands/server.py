@@ -30,7 +30,7 @@ FLUSH_S = 3  # seconds to send the last responses after the drain
 HURRY_S = 1.5  # seconds from a second signal to a forced exit
 
 
-class Server(uvicorn.Server):
+class DrainingServer(uvicorn.Server):
     """uvicorn's server, which drains for at most `drain_s` seconds before it shuts down."""
 
     def __init__(self, url: str, config: uvicorn.Config, app: FastAPI, drain_s: float) -> None:

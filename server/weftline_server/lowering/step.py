@@ -25,7 +25,7 @@ from weftline_server.graph.primitive import (
     Task,
     Traits,
 )
-from weftline_server.graph.primitive import Body as PrimitiveBody
+from weftline_server.graph.primitive import PrimitiveBody as PrimitiveBody
 from weftline_server.session.budget import value_bytes
 
 CHARS_PER_TOKEN = 4  # a guess that needs no tokenizer

@@ -16,7 +16,7 @@ from weftline_server.prompt.prompter import Payload, Prompter
 from weftline_server.prompt.render import PromptBefore
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.runtime.driver import Driver, TaskObserver, resume
-from weftline_server.runtime.readers import Chunk
+from weftline_server.runtime.readers import TextChunk
 from weftline_server.runtime.tool_loop import ClientCall, ServerTools, Turn
 from weftline_server.schedule.engines.activity import EngineActivity
 from weftline_server.schedule.engines.member import EngineState, Member
@@ -247,7 +247,7 @@ class Service:
         criteria: Criterion | None = None,
         wait: bool = False,
         grace_s: float = 0.0,
-    ) -> AsyncIterator[Chunk]:
+    ) -> AsyncIterator[TextChunk]:
         """The variable's text from character `offset` on, as it is generated. Raises as `get` does.
 
         A reader that leaves still counts for `grace_s` seconds, in which it can come back.

@@ -19,7 +19,7 @@ from weftline_server.schedule.memory.keeper import Memory, Occupancy
 from weftline_server.schedule.memory.lengths import Lengths
 from weftline_server.schedule.memory.verbs import perform
 from weftline_server.schedule.queue import UNAVAILABLE_S, Queue
-from weftline_server.schedule.rounds import Rounds
+from weftline_server.schedule.rounds import PlacementRounds
 from weftline_server.schedule.sessions import Sent, Sessions
 
 log = logging.getLogger("weftline.dispatcher")
@@ -63,7 +63,7 @@ class Dispatcher:
         self._sessions: Sessions  # this and the next three are set by `start`
         self.memory: Memory
         self.occupancy: Callable[[], Occupancy] = Occupancy  # a cluster asks before the start
-        self._rounds: Rounds
+        self._rounds: PlacementRounds
         self._delivery: Delivery
         self._expiring: asyncio.Task[None] | None = None
 
@@ -76,7 +76,7 @@ class Dispatcher:
         self._sessions = sessions
         self.memory = memory = Memory(sessions.outlook, self._without)
         self.occupancy = memory.occupancy
-        self._rounds = rounds = Rounds(fleet, queue, memory, sessions, self._policy, now)
+        self._rounds = rounds = PlacementRounds(fleet, queue, memory, sessions, self._policy, now)
         learn = None if self.lengths is None else self.lengths.learn
         self._delivery = Delivery(fleet, queue, memory, sessions, rounds.soon, now, learn)
         await fleet.start(self._delivery)

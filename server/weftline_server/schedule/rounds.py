@@ -21,7 +21,7 @@ from weftline_server.schedule.suspects import alone, is_suspect
 TURN_SENDS = 128  # calls that are sent in one turn of the loop, in about 10 ms
 
 
-class Rounds:
+class PlacementRounds:
     """Runs one placement round for everything that happens in one turn of the event loop.
 
     A round that places more than TURN_SENDS calls sends them in several turns.

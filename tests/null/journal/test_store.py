@@ -19,16 +19,16 @@ from weftline_server.journal.store import (
     Append,
     Close,
     Drop,
+    JournalStore,
+    JournalStoreConfig,
     Keyed,
     Open,
-    Store,
-    StoreConfig,
 )
 
 
 @contextmanager
-def opened(path: Path, cipher: Cipher | None = None, **more: float) -> Iterator[Store]:
-    store = Store(StoreConfig(path=str(path), **more), cipher)  # type: ignore[arg-type]
+def opened(path: Path, cipher: Cipher | None = None, **more: float) -> Iterator[JournalStore]:
+    store = JournalStore(JournalStoreConfig(path=str(path), **more), cipher)  # type: ignore[arg-type]
     try:
         yield store
     finally:

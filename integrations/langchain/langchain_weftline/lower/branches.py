@@ -186,14 +186,14 @@ class Branches:
                 on.names = dict(names)
                 sides.append(_certain(on, part))
             on.names = names
-            if any(isinstance(side, (Routed, Choice)) for side in sides):
-                return Choice(truth, *sides)
+            if any(isinstance(side, (Routed, ChainChoice)) for side in sides):
+                return ChainChoice(truth, *sides)
             decision = self._choices.decision([truth], step.path, sides)
             return self._choices.take(decision, sides, step.path)
 
         return decide
 
-    def routed(self, step: Step, value: Any, choice: Choice) -> Steps:
+    def routed(self, step: Step, value: Any, choice: ChainChoice) -> Steps:
         """What a function gives that chooses a chain."""
         *cases, (_, default) = choice.cases()
         try:
@@ -225,7 +225,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChainChoice:
     """What a function returns that chooses a chain by a value of the server."""
 
     truth: Condition
@@ -242,7 +242,7 @@ class Choice:
 
 
 def _cases(side: Any) -> list[tuple[tuple[Condition, ...], Any]]:
-    if isinstance(side, Choice):
+    if isinstance(side, ChainChoice):
         return side.cases()
     return [((), side.runnable if isinstance(side, Routed) else Chosen(side))]
 

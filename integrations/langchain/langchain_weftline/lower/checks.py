@@ -15,7 +15,7 @@ from typing import Any
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from langchain_weftline.lower.steps import Run, Steps
+from langchain_weftline.lower.steps import StepRun, Steps
 from langchain_weftline.lower.symbols import Make, Ref
 
 _Key = tuple[str, str]
@@ -67,7 +67,7 @@ class Checks:
     def run(self, claimed: Sequence[Ref]) -> Steps:
         """Have the client check objects. What follows need not wait."""
         for ref in claimed:
-            yield Run(Check(), ref, {}, is_quick=True, may_wait=True)
+            yield StepRun(Check(), ref, {}, is_quick=True, may_wait=True)
 
 
 def objects_in(value: Any) -> Iterator[Ref]:

@@ -9,7 +9,7 @@ from typing import Any
 from langchain_weftline.lower.conditions import Condition, Predicate
 from langchain_weftline.lower.searches import Searches, name_at
 from langchain_weftline.lower.symbols import (
-    Answer,
+    AnswerMessage,
     CannotCompile,
     Fragment,
     Hole,
@@ -154,8 +154,8 @@ class Choices:
         ):
             parts = {key: [side[key] for side in sides] for key in first}
             return {key: self._take(decision, of, path, branch) for key, of in parts.items()}
-        if isinstance(first, (Ref, Answer)) and all(
-            isinstance(side, (Ref, Answer)) and replace(side, var=first.var) == first
+        if isinstance(first, (Ref, AnswerMessage)) and all(
+            isinstance(side, (Ref, AnswerMessage)) and replace(side, var=first.var) == first
             for side in sides
         ):
             return replace(first, var=self._branch(decision, [s.var for s in sides], path, branch))
@@ -171,7 +171,7 @@ class Choices:
         if isinstance(value, (list, tuple)):
             for item in value:
                 yield from self._sources(item)
-        names = [value.var] if isinstance(value, (Ref, Answer)) else []
+        names = [value.var] if isinstance(value, (Ref, AnswerMessage)) else []
         if isinstance(value, Text):
             names = [piece.ref.var for piece in value.pieces if isinstance(piece, Hole)]
         made = choices_of(self._searches.drafts)
@@ -235,4 +235,4 @@ def _is_same(one: Any, other: Any) -> bool:
     """Whether two sides are one value: no branch is needed for it."""
     if is_exact(one) and is_exact(other):
         return repr(one) == repr(other)
-    return isinstance(one, (Ref, Answer, Text)) and one == other
+    return isinstance(one, (Ref, AnswerMessage, Text)) and one == other

@@ -24,7 +24,7 @@ from langchain_weftline.lower.searches import check_unheard
 from langchain_weftline.lower.steps import Fetch, Fork, Lowerer, Step, Steps
 from langchain_weftline.lower.symbols import (
     UNKNOWN,
-    Answer,
+    AnswerMessage,
     CannotCompile,
     Ref,
     Text,
@@ -105,7 +105,7 @@ class Compression:
             answer = yield from self._lowering.step(
                 Step(texts, step.config), {"question": value, "context": text}
             )
-            return answer.text if isinstance(answer, Answer) else answer
+            return answer.text if isinstance(answer, AnswerMessage) else answer
 
         hits = Ref(found.var, found.transforms, is_text=False)
         return self._maps.over(step.of(chain, "compress"), hits, body)

@@ -17,7 +17,7 @@ from typing import Any
 
 from langchain_weftline.lower.pure import Evaluation, evaluation_of
 from langchain_weftline.lower.symbols import (
-    Answer,
+    AnswerMessage,
     CannotCompile,
     Ref,
     Said,
@@ -85,7 +85,7 @@ def truth_of(value: Any, step: object) -> Truth:
     """Whether a value is true."""
     if isinstance(value, Ref) and value.make is None:
         return _asked(value, {"op": "truthy"})
-    if isinstance(value, (Answer, Said)):
+    if isinstance(value, (AnswerMessage, Said)):
         return True  # a message
     if isinstance(value, Text) and any(isinstance(part, str) and part for part in value.pieces):
         return True

@@ -12,7 +12,7 @@ from langchain_core.runnables import RunnableWithFallbacks
 from langchain_core.runnables.retry import RunnableRetry
 from langchain_core.runnables.router import RouterRunnable
 
-from langchain_weftline.lower.steps import Fetch, Handler, Lowerer, Run, Step, Steps
+from langchain_weftline.lower.steps import Fetch, Handler, Lowerer, Step, StepRun, Steps
 from langchain_weftline.lower.symbols import Unknown, is_symbolic
 
 
@@ -75,7 +75,7 @@ class Control:
         if is_symbolic(value):
             value = yield Fetch(value)
         again = chain.model_copy(update={"max_attempt_number": chain.max_attempt_number - 1})
-        return (yield Run(again, value, step.config, step.options))
+        return (yield StepRun(again, value, step.config, step.options))
 
     def _waited_for(self, step: Step, part: Steps) -> Steps:
         """The output of `part`, still as variables, after waiting until it cannot fail."""

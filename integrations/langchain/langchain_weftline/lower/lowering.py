@@ -27,7 +27,7 @@ from langchain_weftline.lower.parsers import has_transform
 from langchain_weftline.lower.retrievers import Retrievers
 from langchain_weftline.lower.searches import Searches
 from langchain_weftline.lower.source import place_of
-from langchain_weftline.lower.steps import Fetch, Handler, Mode, Note, Noting, Run, Step, Steps
+from langchain_weftline.lower.steps import Fetch, Handler, Mode, Note, Noting, Step, StepRun, Steps
 from langchain_weftline.lower.symbols import (
     CannotCompile,
     Local,
@@ -118,7 +118,7 @@ class Lowering:
         """
         self.note(step, reason)
         how = {"is_quick": is_quick, "may_wait": may_wait and not is_quick}
-        return (yield Run(step.runnable, value, step.config, step.options, **how))
+        return (yield StepRun(step.runnable, value, step.config, step.options, **how))
 
     def note(self, step: Step, why: str, *, in_server: bool = False) -> None:
         """Note where `step` runs, and why."""

@@ -20,7 +20,7 @@ from langchain_core.runnables import Runnable
 
 from langchain_weftline.lower.source import Function, function_source
 from langchain_weftline.lower.symbols import (
-    Answer,
+    AnswerMessage,
     CannotCompile,
     Fragment,
     Local,
@@ -278,7 +278,11 @@ def _compare(on: Evaluation, node: ast.Compare) -> Any:
 
 def _attribute(on: Evaluation, node: ast.Attribute) -> Any:
     owner = on.value(node.value)
-    if isinstance(owner, Answer) and not owner.calls_tools and node.attr in ("content", "text"):
+    if (
+        isinstance(owner, AnswerMessage)
+        and not owner.calls_tools
+        and node.attr in ("content", "text")
+    ):
         return owner.text
     if isinstance(owner, Ref) and owner.shape is not None:
         return owner.shape.attribute(owner, node.attr, on.step)
@@ -330,7 +334,7 @@ def _call(on: Evaluation, node: ast.Call) -> Any:
         return settled(shown(values[0], on.step))
     if function is len and len(values) == 1 and is_symbolic(values[0]) and not named:
         return _length(on, values[0])
-    if any(isinstance(value, (Ref, Answer, Local, Text)) for value in values):
+    if any(isinstance(value, (Ref, AnswerMessage, Local, Text)) for value in values):
         raise on.unknown_length()
     if any(keyword.arg is None for keyword in node.keywords):
         raise on.impure(node)
@@ -413,7 +417,7 @@ def _each(on: Evaluation, generators: list[ast.comprehension]) -> Iterator[None]
     if more or loop.is_async:
         raise CannotCompile(on.step, "its comprehension has several loops")
     items = _items(on, loop.iter)
-    if isinstance(items, (Ref, Answer, Local, Text)):
+    if isinstance(items, (Ref, AnswerMessage, Local, Text)):
         raise on.unknown_length()
     if not isinstance(items, (dict, list, tuple, range, enumerate, zip)):
         raise on.impure(loop)

@@ -78,7 +78,7 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerMessage:
     """The AIMessage of a call. The variable `var` is its content, or with tools the whole message.
 
     `form` is the form that the request asked for.
@@ -175,7 +175,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PromptMessage:
     """One message of a prompt: constant text and slots. `role` has the server's name for it."""
 
     role: str
@@ -195,7 +195,7 @@ class Prompt:
     `source` has the template and its values, for a step that needs the prompt in the client.
     """
 
-    turns: tuple[Turn, ...]
+    turns: tuple[PromptMessage, ...]
     name: str | None = None
     source: tuple[BasePromptTemplate[Any], Mapping[str, Any]] | None = field(
         default=None, compare=False
@@ -257,7 +257,7 @@ def is_symbolic(value: Any) -> bool:
         return any(map(is_symbolic, value.values()))
     if isinstance(value, (list, tuple)):
         return any(map(is_symbolic, value))
-    return isinstance(value, (Ref, Answer, Local, Text, Said, Prompt))
+    return isinstance(value, (Ref, AnswerMessage, Local, Text, Said, Prompt))
 
 
 def shown(value: Any, step: object, *, quoted: bool = False) -> tuple[Fragment, ...]:
@@ -351,7 +351,7 @@ def _separated(items: list[tuple[Fragment, ...]], separator: str = ", ") -> list
 
 _KINDS = {
     Ref: "parsed value",
-    Answer: "message",
+    AnswerMessage: "message",
     Local: "value of the client",
     Said: "message",
     Text: "built string",

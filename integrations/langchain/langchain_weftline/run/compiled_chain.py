@@ -23,7 +23,7 @@ from langchain_weftline.lower.classic import is_classic
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.plan import plan
 from langchain_weftline.lower.steps import Mode
-from langchain_weftline.lower.symbols import UNKNOWN, Answer, Ref
+from langchain_weftline.lower.symbols import UNKNOWN, AnswerMessage, Ref
 from langchain_weftline.run.accelerated_chain import AcceleratedChain
 from langchain_weftline.run.explanation import Explanation, explain
 from langchain_weftline.run.runner import Execution
@@ -243,6 +243,6 @@ def _streams_text(
         return False
     if lowering.calls.asks_for_class:
         return False  # the openai client reads the object while the answer is streamed
-    if isinstance(made, Answer):
+    if isinstance(made, AnswerMessage):
         return not made.calls_tools and made.form is None
     return isinstance(made, Ref) and made.is_text and not made.transforms

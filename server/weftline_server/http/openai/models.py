@@ -12,7 +12,7 @@ from weftline.contract.errors import InvalidRequest
 from weftline_server.http.openai.requests import ChatMessage
 from weftline_server.http.state import ServiceDep, Tenant
 from weftline_server.http.wire import read, schema
-from weftline_server.prompt.render import PromptBefore, Turn
+from weftline_server.prompt.render import PromptBefore, RenderedMessage
 from weftline_server.runtime.service import ServedModel
 
 router = APIRouter(tags=["openai"])
@@ -38,7 +38,7 @@ class TokenizeRequest:
         if self.messages is None:
             return PromptBefore(self.prompt or "")
         turns = tuple(
-            Turn(
+            RenderedMessage(
                 one.role,
                 one.text,
                 name=one.name,

@@ -12,9 +12,9 @@ from weftline.contract.errors import InvalidRequest
 from weftline.contract.steps import Source, StepBase
 from weftline_engine.api import FinishReason
 from weftline_server.graph.primitive import (
-    Body,
     Flow,
     Primitive,
+    PrimitiveBody,
     Read,
     Specs,
     Task,
@@ -52,7 +52,7 @@ class Question:
         return found if self.cases is None else predicates.first(self.cases, found)
 
 
-class ControlBody(Body, ABC):
+class ControlBody(PrimitiveBody, ABC):
     """The body of a primitive that the server computes from the session's variables."""
 
     def asks(self, variables: Variables) -> Question | None:

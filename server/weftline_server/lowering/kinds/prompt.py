@@ -13,7 +13,15 @@ from weftline.contract.protocol import MAX_ITEMS, Call, InOut, Message, Placehol
 from weftline.contract.template import check_placeholders, parse
 from weftline_engine import api
 from weftline_engine.api.record import record
-from weftline_server.graph.primitive import Body, ItemFlow, Primitive, Read, Specs, Task, Traits
+from weftline_server.graph.primitive import (
+    ItemFlow,
+    Primitive,
+    PrimitiveBody,
+    Read,
+    Specs,
+    Task,
+    Traits,
+)
 from weftline_server.lowering.bounds import check_size
 from weftline_server.prompt.render import value_text
 from weftline_server.session.budget import value_bytes
@@ -25,7 +33,7 @@ _PLAIN_TEXT = ItemFlow()  # of every output without transforms; making one takes
 
 
 @record
-class PromptBody(Body):
+class PromptBody(PrimitiveBody):
     """Output number `index` of a call, and the part of the prompt that stands before it."""
 
     call: Call
@@ -83,7 +91,7 @@ def _all_stream(holder: Placeholder) -> bool:
     if not holder.transforms:
         return True
     flows = (transforms.read(spec).flow for spec in holder.transforms)
-    return all(flow is transforms.Flow.STREAM for flow in flows)
+    return all(flow is transforms.ValueFlow.STREAM for flow in flows)
 
 
 def lower_call(call: Call, model: str, id: str | None = None) -> Task:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from weftline.contract.steps import ClientStep
 from weftline.contract.tools import ClientTool, Function, Tool
 from weftline_engine import api
-from weftline_server.graph.primitive import Body, Effects, Primitive, Task, Traits
+from weftline_server.graph.primitive import Effects, Primitive, PrimitiveBody, Task, Traits
 from weftline_server.lowering.kinds import KINDS
 
 TRAITS = Traits(anywhere=True, of_request=True, operation="execute_tool")
@@ -55,7 +55,7 @@ def starts_early(tool: RunTool) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolBody(Body):
+class ToolBody(PrimitiveBody):
     """A tool, and the JSON text of its arguments. More of it may follow if it `is_open`."""
 
     tool: str

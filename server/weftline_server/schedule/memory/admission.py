@@ -54,7 +54,7 @@ RELOADS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class ModelPool:
     """The KV cache of all engines of a model, and how it has fared.
 
     `tokens` is its size. `recomputed` is the share of the recent prefill that had been computed
@@ -90,7 +90,7 @@ class Admission:
 
 
 def admit(
-    waiting: Iterable[Application], inside: Iterable[Application], pool: Pool, now: float
+    waiting: Iterable[Application], inside: Iterable[Application], pool: ModelPool, now: float
 ) -> Admission:
     """Decide which applications may start now.
 
@@ -131,7 +131,7 @@ def admit(
     )
 
 
-def _is_late(one: Application, pool: Pool, now: float) -> bool:
+def _is_late(one: Application, pool: ModelPool, now: float) -> bool:
     """Whether the application has waited long enough to be admitted without room."""
     apart = max(FORCED_EVERY_S, RELOADS * pool.fill_s * one.own)
     return now - one.since > PATIENCE_S and pool.forced > apart

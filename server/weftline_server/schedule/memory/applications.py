@@ -98,7 +98,7 @@ def mean(known: float | None, seen: float) -> float:
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptContext:
     """A context that was not freed. `prompt` and `hash` are its prompt's length and hash.
 
     `tokens` counts what will be read of it. It is kept for a call that the graph knows (`sure`),
@@ -158,7 +158,7 @@ class Application:
     newest: Newest = field(default_factory=Newest)
     prompt: tuple[int, int] | None = None  # length and hash of its newest prompt
     salt: str = ""  # of its tenant
-    kept: dict[str, Kept] = field(default_factory=dict)
+    kept: dict[str, KeptContext] = field(default_factory=dict)
 
     @property
     def expected_pause_s(self) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from weftline_engine.api import Usage
-from weftline_server.schedule.memory.admission import Admission, Pool, admit
+from weftline_server.schedule.memory.admission import Admission, ModelPool, admit
 from weftline_server.schedule.memory.applications import Application, Busy, Recomputed, mean
 
 # A prompt with fewer computed tokens tells more about the step than about a token.
@@ -130,7 +130,7 @@ class Gate:
         fill_s = use.fill_s or 0.0
         for one in [one for one in self._inside.values() if one.is_dormant(now, fill_s)]:
             del self._inside[one.id]
-        state = Pool(
+        state = ModelPool(
             tokens=pool,
             recomputed=use.recomputed.share,
             again=use.again,

@@ -17,7 +17,7 @@ from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.memory.applications import (
     Application,
     Applications,
-    Kept,
+    KeptContext,
     prefix_hash,
 )
 from weftline_server.schedule.memory.gate import Gate
@@ -90,7 +90,7 @@ class Pools:
         """Return the pool size of an engine that counts its cached tokens; else None."""
         return self.tokens.get(engine) if engine in self._counting else None
 
-    def pin(self, kept: Kept) -> bool:
+    def pin(self, kept: KeptContext) -> bool:
         """Count a context's tokens as pinned. Return False if the bound on pins is reached."""
         pool, pinned = self.tokens.get(kept.engine, 0), self._pinned.get(kept.engine, 0)
         if pinned + kept.tokens > MOST_PINNED * pool:
@@ -99,7 +99,7 @@ class Pools:
         kept.pinned = True
         return True
 
-    def unpin(self, kept: Kept) -> None:
+    def unpin(self, kept: KeptContext) -> None:
         """Give a context's tokens back, if it was pinned."""
         if kept.pinned:
             self._pinned[kept.engine] -= kept.tokens
@@ -367,9 +367,11 @@ class Memory:
         self.gate.forget(application)
         return [] if one is None else self._free(one, list(one.kept))
 
-    def _keep(self, one: Application, engine: str, id: PrimitiveId, op: Op, tokens: int) -> Kept:
+    def _keep(
+        self, one: Application, engine: str, id: PrimitiveId, op: Op, tokens: int
+    ) -> KeptContext:
         prompt = op.tokens or ()
-        kept = one.kept[op.context] = Kept(
+        kept = one.kept[op.context] = KeptContext(
             engine=engine,
             prompt=len(prompt),
             hash=prefix_hash(prompt, len(prompt)),

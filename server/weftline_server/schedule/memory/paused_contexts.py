@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from weftline_engine.api import KvCosts, Retention
 from weftline_server.schedule.memory.host import HostCopies
 from weftline_server.schedule.memory.pauses import Pauses
-from weftline_server.schedule.memory.rank import Need, token_seconds
+from weftline_server.schedule.memory.rank import MemoryNeed, token_seconds
 from weftline_server.schedule.memory.verbs import Advise, Retain, Verb
 from weftline_server.schedule.memory.waste import Load, Strategy, Waste, waste
 
@@ -85,7 +85,7 @@ class PausedContexts:
         if costs is None:
             return None
         strategy = waste(held + output, pause_s, costs, Load()).best
-        need = Need(output, costs.step_s, held=held, pause_s=pause_s, strategy=strategy)
+        need = MemoryNeed(output, costs.step_s, held=held, pause_s=pause_s, strategy=strategy)
         return token_seconds(need)
 
     def gives_up(self, paused: PausedContext) -> bool:
