@@ -33,8 +33,8 @@ OPTIMISATIONS = frozenset(PASSES) | {
 
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-]+(:\d{1,5})?|https?://\[[0-9a-f:]+\](:\d{1,5})?")
 
-# What earned less than 3 % where it was measured, or was not measured on a real load yet: on only
-# where `also` names it.
+# Optimisations that earned less than 3 % where they were measured, or that were not measured on a
+# real load yet. Each is on only where `also` names it.
 OFF_BY_DEFAULT = frozenset({"length_prediction"})
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")

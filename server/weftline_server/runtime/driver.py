@@ -1,4 +1,4 @@
-"""The thin asyncio layer around sessions: it performs their actions and tells them the results."""
+"""The driver of all sessions: it performs their actions and tells them the results."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TaskObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Early:
-    """What is sent before its inputs are complete: prompts, and items of lists."""
+    """The parts that send prompts and items of lists before a primitive's inputs are complete."""
 
     prompts: EarlyFill
     items: EarlyItems
@@ -247,7 +247,8 @@ class Driver:
     ) -> None:
         """Tell the session an event, and perform the actions that follow from it.
 
-        The `draft` is of the tasks that the event submits. Many actions are performed later.
+        `draft` is the draft of the tasks that the event submits. If there are many actions, they
+        are performed in later turns.
         """
         actions = session.handle(event, draft)
         if self.registry.journal is not None:
@@ -308,11 +309,12 @@ class Driver:
 
     @property
     def outlook(self) -> Foresight:
-        """What memory asks about the future."""
+        """Answers what memory asks about the future of a context."""
         return Foresight(self.registry, self.dispatcher.prompter)
 
     def restarts(self, id: PrimitiveId) -> bool:
-        """Forget the text of a primitive that is to run again; False if a client has some of it."""
+        """Forget the text of a primitive that is to run again; False if a client has some of the
+        text."""
         session = self.registry.by_id(id.session)
         if session is None or not may_restart(session.execution, id.primitive):
             return False
@@ -430,7 +432,7 @@ def _closed(driver: Driver, session: Session) -> None:
     for observer in driver.observers:
         try:
             observer.session_closed(session)
-        except Exception:  # the session is closed, even if a trace of it cannot be written
+        except Exception:  # the session is closed, even if its trace cannot be written
             log.exception("an observer of session %s failed", session.id)
 
 
@@ -449,9 +451,8 @@ async def _next_turn(driver: Driver, session: Session) -> None:
 def _pieces(
     session: Session, primitive: str, items: Sequence[Any], clock: Callable[[], float]
 ) -> Iterator[ev.ItemsCame]:
-    """What is new of a list, as several events: other sessions run between two of them.
-
-    There are none if the items that came while it was written are not in it.
+    """The new items of a list, as several events: other sessions run between two events. There are
+    no events if the list lacks items that came while it was written.
     """
     body = session.graph.primitives[primitive].body
     assert isinstance(body, TakesItems), f"{primitive} takes no items"

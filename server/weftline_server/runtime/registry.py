@@ -206,8 +206,8 @@ class Registry:
         ]
 
     def salt(self, tenant: str) -> str:
-        """The salt that separates this tenant's KV cache from all others. Its length is fixed, and
-        it cannot be guessed.
+        """The salt that separates this tenant's KV cache from all others. A salt has a fixed
+        length, and cannot be guessed.
         """
         return self._salts[tenant]
 

@@ -159,7 +159,8 @@ class Service:
         await self._driver.dispatcher.close()
 
     async def join(self, name: str, engine: api.Engine, description: api.Description) -> None:
-        """Add an engine that runs elsewhere. Raises InvalidRequest if it does not fit."""
+        """Add an engine that runs on another host. Raises InvalidRequest if the engine does not
+        fit."""
         await self._driver.dispatcher.join(name, engine, description)
 
     def observe(self, *observers: TaskObserver) -> None:
@@ -294,7 +295,7 @@ class Service:
 
 
 def engine_loads(service: Service, tenant: str | None) -> list[EngineActivity]:
-    """What each engine does now. Of a `tenant`, only its own calls are counted."""
+    """What each engine does now. For a `tenant`, only the tenant's own calls are counted."""
     driver = service._driver
     salt = None if tenant is None else driver.registry.salt(tenant)
     dispatcher = driver.dispatcher
@@ -311,7 +312,7 @@ async def step_is_due(service: Service, session: Session, variable: str) -> bool
 
 
 def earlier_submit(service: Service, key: Key | None) -> tuple[Session, tuple[Task, ...]] | None:
-    """What a submit with this key has added in an earlier run of the server, if any.
+    """The session and the tasks of a submit with this key in an earlier run of the server, if any.
 
     Raises KeyReused, and UnknownSession where its session is gone.
     """

@@ -43,8 +43,8 @@ _MOST_RECENT = 8
 _ENDS_ITEM = frozenset('\n,]}"')
 
 
-# A prompt that joins a list is filled item by item up to this many results. Each result renders
-# the known part of the prompt again.
+# A prompt that joins a list is filled item by item up to this many results. Each result makes the
+# server render the known part of the prompt again.
 _MOST_TOLD = 256
 
 
@@ -224,9 +224,8 @@ class Execution:
     def fail(
         self, task: TaskRun, error: WeftlineError, state: RunState = RunState.FAILED
     ) -> list[ev.Action]:
-        """End `task` and, at once, every task that it leaves without an input, all with its error.
-
-        What reads only outputs that the task had made before goes on.
+        """End `task` and, at once, every task that lacks an input for that reason, all with the
+        same error. A task that reads only outputs that `task` had made before goes on.
         """
         error.of_call(task.task.name)
         actions: list[ev.Action] = []
@@ -320,7 +319,8 @@ class Execution:
     def advance(self, run: PrimitiveRun, now: float, actions: list[ev.Action]) -> None:
         """Queue a waiting primitive if its inputs are there; else fill what is new of its prompt.
 
-        A read that is ready stays so, and the search for one that is not goes on where it ended.
+        An input that is ready stays ready, so each look begins at the first input that was not
+        ready in the last one.
         """
         if run.state is not RunState.WAITING or run.held:
             return

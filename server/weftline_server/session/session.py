@@ -1,4 +1,4 @@
-"""The session: events in, actions out. It decides everything and performs nothing.
+"""The session: events in, actions out. A session decides everything and performs nothing.
 
 No clock and no I/O: time enters with the events. Nothing but `handle` changes a session, so the
 same events give the same session.
@@ -119,9 +119,9 @@ class Session:
     def handle(self, event: ev.SessionEvent, draft: Draft | None = None) -> list[ev.Action]:
         """Change the session by one event; the table at the end has a method for each type.
 
-        A `draft` of the tasks of a submit saves the time to make one. Raises the errors of that
-        method, and then changes nothing. An IllegalMove is our bug; it is raised with the end of
-        the session's story.
+        A `draft` of the tasks of a submit saves the time to make one. Raises the errors of the
+        event's method, and then changes nothing. An IllegalMove is our bug, and is raised with the
+        end of the session's story.
         """
         self.execution.now = event.now
         try:
@@ -156,8 +156,8 @@ class Session:
     def _replan(self) -> tuple[str, ...]:
         """Bring the plan up to date; return the queued primitives whose hints have changed.
 
-        All queued primitives get new hints when the work left has halved or doubled. So each gets
-        them in time, and none of ten thousand gets them more than a few times.
+        All queued primitives get new hints when the work left has halved or doubled. So each
+        primitive gets its hints in time, and none of ten thousand gets hints more than a few times.
         """
         planning, runs = self.execution.planning, self.execution.primitives
         moved: Collection[str] = planning.update()
@@ -214,7 +214,7 @@ class Session:
         return close(self.execution, event.reason)
 
 
-# Most events are parts of text; these neither change the graph nor end a primitive.
+# Most events are parts of text; a part neither changes the graph nor ends a primitive.
 _CHANGES_NO_PLAN = frozenset(
     {
         ev.TextGenerated,

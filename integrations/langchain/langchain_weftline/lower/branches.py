@@ -100,7 +100,7 @@ class Branches:
         return (yield from self._lowering.step(step.of(step.runnable.default), value))
 
     def _any_branch(self, step: Step, value: Any) -> Steps:
-        """All branches, for an explanation. Before a run it is not known which one is taken."""
+        """All branches, for an explanation. Before a run it is not known which branch is taken."""
         if self._lowering.mode.is_ahead:
             return UNKNOWN
         ways = [runnable for _, runnable in step.runnable.branches]
@@ -194,7 +194,7 @@ class Branches:
         return decide
 
     def routed(self, step: Step, value: Any, choice: ChainChoice) -> Steps:
-        """What a function gives that chooses a chain."""
+        """The result of a function that chooses a chain."""
         *cases, (_, default) = choice.cases()
         try:
             with self._lowering.attempt():
@@ -226,7 +226,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class ChainChoice:
-    """What a function returns that chooses a chain by a value of the server."""
+    """The result of a function that chooses a chain by a value of the server."""
 
     truth: Condition
     then: Any

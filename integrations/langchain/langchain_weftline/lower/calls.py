@@ -60,7 +60,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a model of the chain was asked: its input, its configuration and its options.
+    """A request to a model of the chain: its input, its configuration and its options.
 
     The call is made only if all `guards` hold.
     """
@@ -80,7 +80,8 @@ def is_heard(asked: Asked) -> bool:
 
 
 def _is_refusal_check(function: Any) -> bool:
-    """Whether it is the check of langchain-openai 1.7.4 and later. Its name is private there."""
+    """Whether a step is the check of langchain-openai 1.7.4 and later, whose name is private
+    there."""
     place = (getattr(function, "__module__", ""), getattr(function, "__qualname__", ""))
     return place == ("langchain_openai.chat_models.base", "_check_refusal")
 
@@ -192,7 +193,8 @@ class Calls:
         if isinstance(values, Unknown):
             values = {name: values[name] for name in (*names, *values)}
         elif not isinstance(values, dict) or not set(names) <= values.keys():
-            # Let LangChain raise its own error. Its message has only names of variables and types.
+            # Let LangChain raise its own error, whose message has only names of variables and
+            # types.
             blank = dict.fromkeys(values, "") if isinstance(values, dict) else ""
             yield StepRun(template, blank, step.config, is_quick=True)
         if self._lowering.mode is not Mode.RUN and calls_user_code(template):

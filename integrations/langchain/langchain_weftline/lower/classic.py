@@ -23,7 +23,7 @@ from langchain_weftline.model.sampling import call_options
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A document. Its text may be a variable of the server."""
+    """A document, whose text may be a variable of the server."""
 
     text: Any
     metadata: Mapping[str, Any]
@@ -173,7 +173,8 @@ _OF_EACH = frozenset(
 def question_of_each(retriever: Any) -> Any:
     """The chain that a compressing retriever runs on each document that it has found.
 
-    It is None for any other retriever, and if a function of the user makes the chain's input.
+    The result is None for any other retriever, and if a function of the user makes the chain's
+    input.
     """
     if _name(retriever) != COMPRESSING:
         return None

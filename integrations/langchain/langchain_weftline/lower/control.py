@@ -1,6 +1,7 @@
 """The steps that choose by a value or a failure: routers, retries and fallbacks.
 
-If the value is in the server, the client fetches it and decides. What follows is lowered as usual.
+If the value is in the server, the client fetches the value and decides. The chosen steps are
+lowered as usual.
 """
 
 from __future__ import annotations

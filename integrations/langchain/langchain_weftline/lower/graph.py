@@ -256,7 +256,7 @@ def finish(
     If all readers of a variable want the same transforms, they become transforms of the call's
     output. Then the value is parsed once, and the graph shows it parsed. If the readers want
     different transforms, the variable stays raw, and each input has its own transforms. In both
-    cases the model generates once, and no reader waits for a parser that it does not use.
+    cases the model generates once, and no reader waits for a parser of another reader.
 
     The variables that `raw` names and those of `also`, which steps of the client read, stay raw.
     Variables of earlier submits do not change.

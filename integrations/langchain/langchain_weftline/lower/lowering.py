@@ -1,4 +1,5 @@
-"""Lowers an LCEL chain over a concrete input to calls. It does no I/O and runs no code of the user.
+"""Lowers an LCEL chain over a concrete input to calls. Lowering does no I/O and runs no code of the
+user.
 
 A lowering is a generator. If the client must run a step or wait for a value, the generator yields a
 request and is sent the result. So the same code serves `invoke`, `ainvoke` and planning.
@@ -39,9 +40,8 @@ from langchain_weftline.model.answers import new_variable
 
 
 class Lowering:
-    """One lowering. `calls` and `searches` collect what it finds. `note` is called for a step.
-
-    With `decides` the server takes the decisions that it can take.
+    """One lowering. `calls` and `searches` collect the calls and steps that the lowering finds.
+    `note` is called for a step. With `decides` the server takes all decisions that it can take.
     """
 
     def __init__(

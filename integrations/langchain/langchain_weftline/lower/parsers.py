@@ -1,9 +1,9 @@
 """The transform that replaces a LangChain parser, and how the client builds an object of its value.
 
 This module adds two kinds of parsers to the table of `weftline.adapters.parsers`. The value of some
-is not JSON (an object, a member of an enum, a date, a tuple). For them the server finds the parts,
-and the client builds the object. The others read a message's tool calls. Only exact classes
-count, because a subclass may override anything.
+parsers is not JSON (an object, a member of an enum, a date, a tuple). For these parsers the server
+finds the parts, and the client builds the object. The other parsers read a message's tool calls.
+Only exact classes count, because a subclass may override anything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lowers a chain ahead of its run. It sends nothing and runs no code of the user.
+"""Lowers a chain ahead of its run. Planning sends nothing and runs no code of the user.
 
 A value that only the run can know, from a step of the client or from the server, is UNKNOWN here.
 """

@@ -1,4 +1,4 @@
-"""Runs the parts of a lowering side by side. It has no I/O, clock or threads.
+"""Runs the parts of a lowering side by side. A program has no I/O, clock or threads.
 
 A part is a generator that yields requests. A step that the client must run becomes a job when its
 input is there. A part that needs values of the server waits for them. When no part can continue,
@@ -95,8 +95,8 @@ class Program:
         self._open: dict[Job, None] = {}  # in the order of the chain
         self._promised: dict[str, Job] = {}  # by the promise's variable
         self.known: dict[str, Event] = {}
-        # The forms that answers must have. The plain model raises what is wrong with an answer. The
-        # server does not: it may repair and parse one that was cut off.
+        # The forms that answers must have. The plain model raises an error for a wrong answer. The
+        # server does not: it may repair and parse an answer that was cut off.
         self.forms: dict[str, Form] = {}
         self.readers = Readers()
         self.running = 0

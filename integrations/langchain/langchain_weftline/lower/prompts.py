@@ -70,7 +70,8 @@ def render(template: BasePromptTemplate[Any], values: Mapping[str, Any]) -> Prom
 
 
 def messages_as_turns(messages: list[Any], step: object) -> tuple[PromptMessage, ...]:
-    """Messages as turns. Some may be answers that the server has not generated yet."""
+    """Messages as turns of a prompt. Some messages may be answers that the server has not generated
+    yet."""
     turns = []
     for message in messages:
         if isinstance(message, AnswerMessage):

@@ -1,4 +1,5 @@
-"""Lowers parts of a chain of which the client runs nothing, so that they may turn out needless."""
+"""Lowers parts of a chain that run in the server alone: such a part does no harm if its values turn
+out needless."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class AnswerMessage:
 
 @dataclass(eq=False, slots=True)
 class Shown:
-    """The texts of one step's output that stand in prompts. They are sent in sets.
+    """The texts of one step's output that stand in prompts. The texts are sent in sets.
 
     Each set is one variable. A set is `closed` when its value is made. Texts that are needed later
     go into another set.
@@ -223,9 +223,8 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 
 class Unknown(dict[Any, Any]):
-    """A value that is computed during the run. A plan knows at most some of its items.
-
-    It occurs only in plans and explanations, because a run has the value itself.
+    """A value that is computed during the run. A plan knows at most some items of the value. An
+    Unknown occurs only in plans and explanations, because a run has the value itself.
     """
 
     def __missing__(self, key: object) -> Unknown:
@@ -331,7 +330,7 @@ def item_of(value: Any, key: Any, step: object) -> Ref:
 
 
 def string_pieces(value: Any, step: object) -> tuple[Fragment, ...]:
-    """The fragments of a value that is used as a string. It must be known to be a string."""
+    """The fragments of a value that is used as a string. The value must be known to be a string."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, Text):

@@ -132,7 +132,8 @@ class LoopRounds:
 
 @dataclass(frozen=True, slots=True)
 class BeginBody(ControlBody, Growing):
-    """The begin of a loop. Its value is the most rounds that it may have."""
+    """The begin of a loop. The value of this primitive is the most rounds that the loop may
+    have."""
 
     rounds: LoopRounds
 

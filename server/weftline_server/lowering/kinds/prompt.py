@@ -166,8 +166,8 @@ def _chars(segments: Sequence[Segment], holders: dict[str, Placeholder]) -> int:
 
 
 def _primitive(task: str, body: PromptBody, chars: int, before: list[Primitive]) -> Primitive:
-    """The primitive of an output. Its work is `chars`, the text since the output before it, and
-    the output."""
+    """The primitive of an output. The primitive's work is `chars`, the text since the output
+    before, and the output."""
     sampling = body.output.sampling
     asked = sampling.max_tokens if sampling else None
     assert body.output.semantic_var_id is not None, "lowering gives every output a variable"
@@ -254,7 +254,7 @@ def _boundaries(call: Call) -> tuple[str, ...]:
 
 
 def _identity(segment: Segment, holders: dict[str, Placeholder]) -> str:
-    """What stands for an input or output in the hash: its variable, or else its value."""
+    """The identity of an input or output in the hash: its variable, or else its value."""
     holder = holders[segment.input or segment.output or ""]
     if holder.semantic_var_id is not None:
         return f"\x00variable:{holder.semantic_var_id}:{holder.transforms}\x00"
@@ -266,7 +266,7 @@ TEMPLATE_CHARS = 4096
 
 
 def template_of(body: PromptBody) -> str:
-    """What an output has in common with those of other calls: 16 hex digits.
+    """The template of an output, which it shares with outputs of other calls: 16 hex digits.
 
     The call's name, the output's place, the tools, and the text before the first input.
     """

@@ -89,7 +89,8 @@ class Gate:
     ) -> None:
         """Count a prompt of which `known` tokens had been computed before; see Recomputed.add.
 
-        What an application computes when it enters was lost outside, and not in a crowd.
+        The tokens that an application computes when it enters were lost while the application was
+        outside, and not in a crowd.
         """
         use = self.use(model)
         again = use.recomputed.add(usage, known, horizon)

@@ -16,9 +16,9 @@ from weftline_server.schedule.memory.waste import Strategy
 class MemoryNeed:
     """The rest of a request up to its next release, or with the pause behind it.
 
-    It holds `held` tokens and computes `tokens` more, one after the other, in `token_s` seconds
-    each. Then it pauses for `pause_s` under `strategy`, and computes `later` tokens. The context is
-    computed again in `again_s` seconds a token, or copied back in `copy_s`.
+    The request holds `held` tokens and computes `tokens` more, one after the other, in `token_s`
+    seconds each. Then the request pauses for `pause_s` under `strategy`, and computes `later`
+    tokens. The context is computed again in `again_s` seconds a token, or copied back in `copy_s`.
     """
 
     tokens: int
