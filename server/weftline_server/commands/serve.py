@@ -253,7 +253,7 @@ async def _serve(
     app = create_app(config, makers)
     # If an engine fails to start, print its sentence, without uvicorn's stack trace.
     logging.getLogger("uvicorn.error").addFilter(
-        lambda _: state_of(app).service.start_error is None
+        lambda _: state_of(app).service.lifecycle.start_error is None
     )
     server = DrainingServer(
         f"http://{config.host}:{port}",
@@ -277,11 +277,11 @@ async def _serve(
         async with _open(app, gate):
             await server.serve(sockets=[listener])
     except SystemExit:  # raised by uvicorn when the start failed
-        if state_of(app).service.start_error is None:
+        if state_of(app).service.lifecycle.start_error is None:
             raise
     finally:
         listener.close()
-    error = state_of(app).service.start_error
+    error = state_of(app).service.lifecycle.start_error
     if error is not None:
         print(f"weftline: {error}", file=sys.stderr)
         return 1
@@ -300,7 +300,7 @@ async def _open(app: FastAPI, opens: _Gate | None) -> AsyncIterator[None]:
         assert opens.spec is not None
         replicas = cluster.RayCluster(opens.cluster, opens.spec, service)
         host = host or await replicas.connect()
-    gate = JoinGate(opens.key, service.join)
+    gate = JoinGate(opens.key, service.lifecycle.join)
     try:
         port = await gate.listen(host, opens.port)
     except OSError as error:

@@ -87,7 +87,7 @@ def asking(request: Request) -> tuple[Service, str]:
     Raises EngineUnavailable while the server shuts down, and Unauthorized.
     """
     service = state_of(request.app).service
-    if service.draining:
+    if service.lifecycle.draining:
         raise EngineUnavailable("the server is shutting down", retry_after_s=5.0)
     return service, tenant_of(request)
 

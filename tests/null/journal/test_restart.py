@@ -241,7 +241,7 @@ async def test_a_request_that_waits_at_the_end_is_told_to_come_back(tmp_path: Pa
         await server.submit(id, call("one", "a long text {{output:x}}", x="a"))
         waiting = asyncio.create_task(server.get(id, "a"))
         await asyncio.sleep(0.05)
-        await server.service.drain(0.0)
+        await server.service.lifecycle.drain(0.0)
         answer = await waiting
         assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
     async with running(tmp_path / "store") as server:

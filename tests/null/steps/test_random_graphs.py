@@ -463,7 +463,7 @@ async def outcomes(
     engines = {"null": lambda: NullEngine(config), **retrieval.engines(without)}
     dispatcher = Dispatcher(engines, "app", without=without)
     driver = Driver(Registry(RegistryConfig(), without), dispatcher, without)
-    await dispatcher.start(driver)
+    await dispatcher.start(driver.reports)
     try:
         session = driver.open(TENANT)
         wire = json.dumps({"calls": program.calls, "steps": program.steps, "detach": True})

@@ -53,7 +53,7 @@ class TokenizeRequest:
 @router.get("/v1/models")
 async def models(service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
     """The served models, the default one first, in OpenAI's shape."""
-    return {"object": "list", "data": [_row(model) for model in service.models]}
+    return {"object": "list", "data": [_row(model) for model in service.engines.models]}
 
 
 @router.get("/v1/models/{model:path}")
