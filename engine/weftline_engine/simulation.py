@@ -265,8 +265,8 @@ class SimulatedEngine:
             if seconds:
                 await asyncio.sleep(seconds)
                 self.busy_s += seconds
-            self.book.apply(plan)
-            self.book.record(plan, [[self._sampled(live)] for live in self.book.sampling(plan)])
+            sampled = [[self._sampled(live)] for live in self.book.apply(plan)]
+            self.book.record(plan, sampled)
             if events := self.book.end_step(plan):
                 self._out.put_nowait(events)
                 if not seconds:

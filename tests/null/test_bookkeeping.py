@@ -63,8 +63,7 @@ class Desk:
         if fails and plan.chunks:
             self.book.break_off(plan, "it broke")
         else:
-            self.book.apply(plan)
-            sampling = self.book.sampling(plan)
+            sampling = self.book.apply(plan)
             self.book.record(
                 plan, [[Sampled(live.sequence.output % 3 + 1, {})] for live in sampling]
             )

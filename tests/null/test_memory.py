@@ -259,7 +259,7 @@ def test_an_application_that_does_not_fit_waits(
     world = World(*switched_off)
     for name in "ab":
         world.memory.queued(make_op(name, name, 590), "m", True, 0.0)
-    world.memory.gate.ran("m", 1.0, 0.0)
+    world.memory.gate.use("m").busy.note(1.0, 0.0)
     world.memory.gate.admit("m", 1000, 0.0)
     assert world.memory.gate.may_start("a")
     assert world.memory.gate.may_start("b") is starts
@@ -463,7 +463,7 @@ def test_small_applications_do_not_teach_that_large_ones_stay_small() -> None:
     for name in ("s", "t"):
         world.call(name, name, 50, 0.0)
         world.memory.closed(name)
-    world.memory.gate.ran("m", 1.0, 1.0)
+    world.memory.gate.use("m").busy.note(1.0, 1.0)
     for name in "ab":
         world.memory.queued(make_op(name, name, 300), "m", True, 2.0)
     world.memory.gate.admit("m", 1000, 2.0)
@@ -510,7 +510,7 @@ def test_no_application_leaves_for_an_engine_that_counts_no_cache(
     for name, tokens, now in (("a1", 100, 0.0), ("b1", 100, 2.0), ("a2", 500, 4.0)):
         world.call(name[0], name, tokens, now, cached=cached)
     world.call("b", "b2", 500, 6.0)
-    world.memory.gate.ran("m", 1.0, 7.0)
+    world.memory.gate.use("m").busy.note(1.0, 7.0)
     world.memory.gate.admit("m", 1000, 8.0)
     world.memory.queued(make_op("b", "b3", 700), "m", True, 8.5)
     assert world.memory.gate.may_start("b") is not out
@@ -524,7 +524,7 @@ def test_an_application_that_stays_away_gives_up_its_room() -> None:
     world.wants["x"] = Want()
     world.call("a", "x", 900, 0.0)
     world.memory.queued(make_op("b", "b", 900), "m", True, 20.0)
-    world.memory.gate.ran("m", 1.0, 20.0)
+    world.memory.gate.use("m").busy.note(1.0, 20.0)
     world.memory.gate.admit("m", 1000, 20.0)
     assert not world.memory.gate.may_start("b")
     world.memory.gate.admit("m", 1000, 40.0)

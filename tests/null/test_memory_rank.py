@@ -35,7 +35,7 @@ def test_what_holds_its_room_for_a_short_time_goes_first(
         op = make_op(name, name, size)
         op = replace(op, sampling=SamplingParams(max_tokens=output))
         world.memory.queued(op, "m", True, now)
-    world.memory.gate.ran("m", 1.0, 0.0)
+    world.memory.gate.use("m").busy.note(1.0, 0.0)
     world.memory.gate.admit("m", 900, 40.0)
     assert [world.memory.gate.is_inside(name) for name in ("short", "long")] == [
         first == "short",

@@ -102,7 +102,7 @@ def test_who_comes_back_before_others_took_its_room_does_not_wait() -> None:
     world = World()
     world.wants["x"] = Want()
     world.call("a", "x", 900, 0.0)
-    world.memory.gate.ran("m", 1.0, 20.0)
+    world.memory.gate.use("m").busy.note(1.0, 20.0)
     world.memory.queued(make_op("a", "y", 950), "m", True, 400.0)
     assert world.memory.gate.may_start("a")
 

@@ -136,16 +136,16 @@ class Book:
             self._filled(self.ops.of(sequence))
         return plan if self._drafting is None else self._draft(plan, self._drafting)
 
-    def apply(self, plan: StepPlan) -> None:
-        """Note that the step's keys and values are computed. Other sequences may use its blocks."""
-        self.scheduler.apply(plan)
+    def apply(self, plan: StepPlan) -> list[Live]:
+        """Note that the step's keys and values are computed. Other sequences may use its blocks.
 
-    def sampling(self, plan: StepPlan) -> list[Live]:
-        """The ops for which this step samples a token, in the order of their logits."""
+        Return the ops for which this step samples a token, in the order of their logits.
+        """
+        self.scheduler.apply(plan)
         return [self.ops.of(chunk.sequence) for chunk in plan.chunks if chunk.samples]
 
     def record(self, plan: StepPlan, tokens: Items[Items[Sampled]]) -> None:
-        """Record the step's results: the filled prompts, and for each op of `sampling` its accepted
+        """Record the step's results: the filled prompts, and for each sampled op its accepted
         drafts and one more token."""
         chunks = [chunk for chunk in plan.chunks if chunk.samples]
         for chunk, sampled in zip(chunks, tokens, strict=True):

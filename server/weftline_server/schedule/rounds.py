@@ -82,7 +82,7 @@ class PlacementRounds:
             self.soon()
         for model, members in models.items():
             busy = sum(bool(member.ops.works) for member in members) / len(members)
-            gate.ran(model, busy, self._now())
+            gate.use(model).busy.note(busy, self._now())
 
     def _send_some(self) -> None:
         """Send what was placed, at most TURN_SENDS calls. What cannot be sent any more still waits

@@ -19,7 +19,8 @@ from weftline_server.session.budget import Budget, Spent
 from weftline_server.session.client_values import give, refuse
 from weftline_server.session.control import finish, take_items
 from weftline_server.session.draft import Draft
-from weftline_server.session.execution import Execution, IllegalMove, close, go_on, restarted
+from weftline_server.session.execution import Execution, IllegalMove, go_on, restarted
+from weftline_server.session.invariants import validate
 from weftline_server.session.resumption import abandon, resume
 from weftline_server.session.task import PrimitiveRun, RunState, TaskRun
 from weftline_server.session.variable import Variable, settled_of
@@ -99,7 +100,7 @@ class Session:
 
     def validate(self) -> None:
         """Assert what holds between any two events."""
-        self.execution.validate()
+        validate(self.execution)
         assert all(count > 0 for count in self.watch.readers.values())
 
     def story(self) -> list[ev.StoryLine]:
@@ -209,9 +210,16 @@ class Session:
         variable.fail(error)
         return self.execution.settled(variable, event.now)
 
+    def _failed(self, event: ev.PrimitiveFailed) -> list[ev.Action]:
+        """Fail the primitive's task and all tasks below it."""
+        run = self.primitives.get(event.primitive)
+        if run is None or not run.live:
+            return []
+        return self.execution.fail(run.task, event.error)
+
     def _close(self, event: ev.SessionClosed) -> list[ev.Action]:
         self.ended = event.now
-        return close(self.execution, event.reason)
+        return self.execution.close(event.reason)
 
 
 # Most events are parts of text; a part neither changes the graph nor ends a primitive.
@@ -252,7 +260,7 @@ _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Actio
             ev.ItemsCame: lambda session, event: take_items(
                 session.execution, session.spent, event, session.opened
             ),
-            ev.PrimitiveFailed: lambda session, event: session.execution.failed(event),
+            ev.PrimitiveFailed: Session._failed,
         }
     )
 )

@@ -28,7 +28,8 @@ from weftline_server.journal.store import (
 
 @contextmanager
 def opened(path: Path, cipher: Cipher | None = None, **more: float) -> Iterator[JournalStore]:
-    store = JournalStore(JournalStoreConfig(path=str(path), **more), cipher)  # type: ignore[arg-type]
+    config = JournalStoreConfig(path=str(path), **more)  # type: ignore[arg-type]
+    store = JournalStore(config, cipher)
     try:
         yield store
     finally:

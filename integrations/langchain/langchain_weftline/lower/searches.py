@@ -17,7 +17,6 @@ from langchain_weftline.retrieval.vectorstore import (
     StoreInServer,
     WeftlineVectorStore,
     documents_of,
-    in_server,
 )
 from langchain_weftline.trace.audience import hears_retrievers
 from weftline.adapters import Server
@@ -122,7 +121,7 @@ class Searches:
         kept = retriever.vectorstore
         if type(kept) is not WeftlineVectorStore:
             raise CannotCompile(retriever, f"its store {type(kept).__name__!r} is in the client")
-        store = in_server(kept)
+        store = kept.in_server
         if store is None:
             raise CannotCompile(retriever, "the client embeds its queries")
         if self._lowering.mode.is_ahead:

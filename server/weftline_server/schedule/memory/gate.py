@@ -80,10 +80,6 @@ class Gate:
         """Return the record of a model's KV cache."""
         return self._uses.setdefault(model, _Use())
 
-    def ran(self, model: str, busy: float, now: float) -> None:
-        """Note the share of the model's engines that are busy from now on."""
-        self.use(model).busy.note(busy, now)
-
     def computed(
         self, model: str, usage: Usage, known: int, horizon: float, application: str = ""
     ) -> None:
