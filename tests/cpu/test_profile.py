@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from weftline_engine.api import KvCosts
-from weftline_engine.embedded.budget import CPUStepCost
+from weftline_engine.embedded.budget import RowCost
 from weftline_engine.embedded.config import EmbeddedConfig
 from weftline_engine.embedded.costs import kv_costs
 from weftline_engine.embedded.step import step_profile
@@ -62,7 +62,7 @@ def test_the_costs_of_the_cache(make_bench: Callable[..., Any]) -> None:
     core.cache.normal_()
     before = core.cache.clone()
     times = iter([0.0, 9.0, 10.0, 12.0, 20.0, 25.0])
-    found = kv_costs(CPUStepCost(0.5, 0.25), core.cache, core.config, 100, lambda: next(times))
+    found = kv_costs(RowCost(0.5, 0.25), core.cache, core.config, 100, lambda: next(times))
     size = core.config.block_size
     assert found == KvCosts(
         step_s=0.5,

@@ -23,7 +23,7 @@ GPU_TOKENS, GPU_EARLY = 2048, 512
 
 
 @dataclass(frozen=True, slots=True)
-class CPUStepCost:
+class RowCost:
     """Seconds of a step on a CPU: a part for the weights, and a part for each prompt row."""
 
     base_s: float
@@ -44,13 +44,13 @@ class StepBudget:
     early_tokens: int
 
 
-def cost_of(one_s: float, many_s: float, rows: int) -> CPUStepCost:
+def cost_of(one_s: float, many_s: float, rows: int) -> RowCost:
     """The cost from the seconds of a step of one row and of a step of `rows`."""
     row_s = max((many_s - one_s) / (rows - 1), 1e-6)
-    return CPUStepCost(max(one_s - row_s, 0.0), row_s)
+    return RowCost(max(one_s - row_s, 0.0), row_s)
 
 
-def budget(cost: CPUStepCost | None, max_running: int, wanted: int | None) -> StepBudget:
+def budget(cost: RowCost | None, max_running: int, wanted: int | None) -> StepBudget:
     """The budget of a step. `cost` is None on a GPU. `wanted` is the user's number of tokens.
 
     A step always has more tokens than `max_running`, so that some are left for a prompt when all
