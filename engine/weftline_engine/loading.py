@@ -19,7 +19,7 @@ from weftline_engine.api import Capability, Constraint, Description
 from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.detokenizer import ByteDetokenizer
 from weftline_engine.embedded import devices
-from weftline_engine.embedded.budget import StepCost, budget
+from weftline_engine.embedded.budget import RowCost, budget
 from weftline_engine.embedded.costs import kv_costs
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model.base import Model, TorchModel
@@ -138,7 +138,7 @@ def _precision(decoder: Model, asked: str) -> str:
 
 
 def _scheduling(
-    options: argparse.Namespace, decoder: Model, measured: StepCost | None, per_token: int
+    options: argparse.Namespace, decoder: Model, measured: RowCost | None, per_token: int
 ) -> SchedulerConfig:
     """The bounds of a step, for `per_token` bytes of KV cache. Raises ModelError."""
     device = decoder.device

@@ -12,7 +12,7 @@ import pytest
 from weftline_engine.api import KvCosts
 from weftline_engine.bookkeeping.schedule.scheduler import Chunk
 from weftline_engine.embedded import step
-from weftline_engine.embedded.budget import StepCost
+from weftline_engine.embedded.budget import RowCost
 from weftline_engine.embedded.config import EmbeddedConfig
 from weftline_engine.embedded.costs import kv_costs
 from weftline_engine.embedded.step import step_profile
@@ -65,7 +65,7 @@ def test_the_costs_of_the_cache(make_bench: Callable[..., Any]) -> None:
     core.cache.normal_()
     before = core.cache.clone()
     times = iter([0.0, 9.0, 10.0, 12.0, 20.0, 25.0])
-    found = kv_costs(StepCost(0.5, 0.25), core.cache, core.config, 100, lambda: next(times))
+    found = kv_costs(RowCost(0.5, 0.25), core.cache, core.config, 100, lambda: next(times))
     size = core.config.block_size
     assert found == KvCosts(
         step_s=0.5,
@@ -94,7 +94,7 @@ def test_the_cost_of_a_prompt_is_that_of_the_largest_step(
     config = replace(core.config, max_running=4, step_tokens=64)
     found = step.chunk_cost(core.worker.decoder, core.cache, config)
     assert rows == [1] * 4 + [64] * 4
-    assert found == StepCost(pytest.approx(0.001 - 0.001 / 63), pytest.approx(0.001 / 63))
+    assert found == RowCost(pytest.approx(0.001 - 0.001 / 63), pytest.approx(0.001 / 63))
 
 
 def test_the_largest_step_is_computed_before_the_cache_is_sized(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weftline_engine import api
-from weftline_engine.bookkeeping import Backend, Book, Limits, Sampled, SchedulerConfig
+from weftline_engine.bookkeeping import Backend, Book, EngineLimits, Sampled, SchedulerConfig
 from weftline_engine.bookkeeping.kv import contexts as kv_contexts
 from weftline_engine.bookkeeping.kv import extents
 from weftline_engine.simulation import Words
@@ -44,7 +44,7 @@ class Desk:
         self.now = 0.0
         self.backend = Blocks()
         config = SchedulerConfig(blocks=self.blocks, block_size=SIZE, max_running=4, step_tokens=16)
-        limits = Limits(context=self.blocks * SIZE, vocabulary=100, eos=(99,))
+        limits = EngineLimits(context=self.blocks * SIZE, vocabulary=100, eos=(99,))
         self.book = Book(
             config,
             limits,
@@ -63,8 +63,7 @@ class Desk:
         if fails and plan.chunks:
             self.book.break_off(plan, "it broke")
         else:
-            self.book.apply(plan)
-            sampling = self.book.sampling(plan)
+            sampling = self.book.apply(plan)
             self.book.record(
                 plan, [[Sampled(live.sequence.output % 3 + 1, {})] for live in sampling]
             )

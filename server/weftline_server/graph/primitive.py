@@ -90,7 +90,7 @@ class Traits:
 PLAIN = Traits()  # of a kind that an engine computes from values
 
 
-class Body:
+class PrimitiveBody:
     """The part of a primitive that only its kind understands; plain immutable data.
 
     The methods say what is true of a body without a prompt.
@@ -158,7 +158,7 @@ class Primitive:
     after: tuple[str, ...] = ()
     effects: Effects = Effects.NONE
     work: int = 0
-    body: Body | None = None
+    body: PrimitiveBody | None = None
     items: ItemFlow | None = None
     traits: Traits = PLAIN
 

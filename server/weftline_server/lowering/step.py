@@ -25,7 +25,7 @@ from weftline_server.graph.primitive import (
     Task,
     Traits,
 )
-from weftline_server.graph.primitive import Body as PrimitiveBody
+from weftline_server.graph.primitive import PrimitiveBody as PrimitiveBody
 from weftline_server.session.budget import value_bytes
 
 CHARS_PER_TOKEN = 4  # a guess that needs no tokenizer
@@ -44,7 +44,7 @@ class StepBody(PrimitiveBody):
 
 @dataclass(frozen=True, eq=False)
 class Kinds:
-    """The kinds of steps by name. They lower the steps and calls of a submit or a body."""
+    """The kinds of steps by name. The kinds lower the steps and calls of a submit or a body."""
 
     by_name: Mapping[str, StepKind[Any]]
     lower_call: Callable[[Call, str, str], Task]  # a call, its model, the task's id
@@ -64,7 +64,8 @@ class Kinds:
         return self.of(step).lower(step, resource, id or f"s_{uuid.uuid4().hex[:12]}", batch, self)
 
     def is_free(self, body: Body) -> bool:
-        """Whether a body can run for nothing: it changes nothing outside the graph."""
+        """Whether a body changes nothing outside the graph, so that it does no harm if it runs for
+        nothing."""
         return not any(self.of(step).changes(step, self) for step in body.steps)
 
 
@@ -79,7 +80,7 @@ class StepKind(Generic[S]):
     engine: ClassVar[str] = "store"
 
     def effects(self, step: S) -> Effects:
-        """What a repetition would do."""
+        """The effects that running the step again would have."""
         return Effects.NONE
 
     def changes(self, step: S, kinds: Kinds) -> bool:

@@ -6,7 +6,7 @@ No module here imports Jinja or tokenizers before it renders or tokenises.
 from __future__ import annotations
 
 from weftline_server.prompt.prompter import Payload, Prompter
-from weftline_server.prompt.render import PromptBefore, Turn, render
+from weftline_server.prompt.render import PromptBefore, RenderedMessage, render
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.prompt.tool_parser import ToolParser, message_of, parser_of
 
@@ -14,9 +14,9 @@ __all__ = [
     "Payload",
     "PromptBefore",
     "Prompter",
+    "RenderedMessage",
     "ToolFormat",
     "ToolParser",
-    "Turn",
     "message_of",
     "parser_of",
     "render",

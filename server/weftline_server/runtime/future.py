@@ -1,6 +1,6 @@
 """The future of the context that a finished primitive leaves, as far as the graph knows it.
 
-It says which primitive reads the context next, how much of it, and when.
+The future says which primitive reads the context next, how much of the context, and when.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ class Foresight:
 def want(session: Session, id: str) -> Want | None:
     """The future use of the context of primitive `id`; None without a future reader.
 
-    The next output of the same call reads all of it, at once. Another call reads the prefix that
-    the two prompts share, once the calls that it still waits for have ended; each is expected to
-    last as long as this one did. A session that stays open may continue any context at any time.
+    The next output of the same call reads the whole context, at once. Another call reads the prefix
+    that the two prompts share, once the calls that the reader still waits for have ended; each of
+    these calls is expected to last as long as this one did. A session that stays open may continue
+    any context at any time.
     """
     run = session.primitives.get(id)
     if run is None or session.ended is not None:

@@ -143,7 +143,8 @@ def references(session: Session, primitive: Primitive) -> tuple[str, ...]:
 def meanings(session: Session, primitive: Primitive) -> tuple[tuple[str, int], ...]:
     """(hash, estimated length) of the beginnings of a prompt that hold a variable of the session.
 
-    The value need not exist. So calls that will share it go to one engine before it does.
+    The variable need not have a value yet. So calls that will share the value go to one engine
+    before the value exists.
     """
     body = body_of(primitive)
     hashes = session.plan.prefixes.get(primitive.id, ())

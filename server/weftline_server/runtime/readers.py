@@ -20,7 +20,7 @@ from weftline_server.session.variable import Variable
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class TextChunk:
     """Text of a variable from character `offset` on; `end` is the offset after it."""
 
     offset: int
@@ -125,7 +125,7 @@ class Readers:
         criteria: Criterion | None = None,
         wait: bool = False,
         grace_s: float = 0.0,
-    ) -> AsyncIterator[Chunk]:
+    ) -> AsyncIterator[TextChunk]:
         """The variable's text from character `offset` on, as it comes; raises its error.
 
         A reader that goes away counts for `grace_s` more seconds, in which it can come back.
@@ -137,7 +137,7 @@ class Readers:
                 if text := found.text[offset:]:
                     if not (found.taken or found.settled):
                         self._apply(session, ev.TextTaken(now=self._now(), variable=variable))
-                    yield Chunk(offset, text)
+                    yield TextChunk(offset, text)
                     offset += len(text)
                 elif found.settled:
                     break

@@ -38,8 +38,8 @@ def tasks_of(
     sources = Sources(session)
 
     def model_of(call: Call) -> str:
-        model = dispatcher.model(call.model)
-        check_served(call, dispatcher.prompter(model).description)
+        model = dispatcher.catalogue.model(call.model)
+        check_served(call, dispatcher.catalogue.prompter(model).description)
         return model
 
     def named(call: Call) -> Call:
@@ -88,4 +88,6 @@ def _resource(dispatcher: Dispatcher, step: StepBase) -> str:
     if kind.traits.where is not Where.ENGINE:
         return ""
     with _naming(step):
-        return dispatcher.resource(kind_name(step), kind.engine, resource_of(step) or None)
+        return dispatcher.catalogue.resource(
+            kind_name(step), kind.engine, resource_of(step) or None
+        )

@@ -202,7 +202,7 @@ class ToolLoop:
     def _parser(self, task: Task) -> ToolParser | BlockParser:
         if self._blocks is not None:
             return BlockParser(self._blocks, task.id)
-        format = self._driver.dispatcher.prompter(task.resource).tool_format
+        format = self._driver.dispatcher.catalogue.prompter(task.resource).tool_format
         return parser_of(call_of(task), f"{task.id}/0", format)
 
     async def _hear(self, turn: Turn, delta: Delta) -> str:
@@ -415,7 +415,7 @@ class ServerTools:
         """
         known = {
             name: ServerTool.of(resource, told)
-            for name, (resource, told) in self._driver.dispatcher.tools.items()
+            for name, (resource, told) in self._driver.dispatcher.catalogue.tools.items()
         }
         if code is not None:
             return ToolLoop(self._driver, session, call, known, _blocks_of(known, code))

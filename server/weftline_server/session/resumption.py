@@ -1,6 +1,8 @@
-"""What a session does when another run of the server goes on with it, and when readers are gone.
+"""What a session does when another run of the server goes on with the session, and when readers are
+gone.
 
-The journal has put the session back into its state at its last event. Nothing of it runs yet.
+The journal has put the session back into the state after its last event. No primitive of the
+session runs yet.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ def abandon(execution: Execution, event: ev.TasksAbandoned) -> list[ev.Action]:
 
 
 def resume(execution: Execution, event: ev.SessionResumed) -> list[ev.Action]:
-    """Run again what had not ended. A step that may happen once only, and may have happened, fails.
+    """Run the primitives again that had not ended. A step that may happen once only, and may have
+    happened, fails.
 
     A primitive whose effects are `once` is running, for the session, from before it was sent.
     """

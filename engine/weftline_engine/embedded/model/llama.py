@@ -22,7 +22,7 @@ from weftline_kernels.rope import rope_tables
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LlamaLayer:
     """The weights of one layer; q, k and v are one matrix, gate and up another."""
 
     attention_norm_C: Tensor
@@ -61,7 +61,7 @@ class LlamaDecoder(TorchModel):
         tied = config.tied or "lm_head.weight" not in weights
         self.head_VC = self.embedding_VC if tied else read("lm_head.weight", vocabulary, hidden)
 
-    def _layer(self, weights: Checkpoint, index: int) -> Layer:
+    def _layer(self, weights: Checkpoint, index: int) -> LlamaLayer:
         config = self.config
         hidden, mlp = config.hidden, config.mlp
         query, kv = config.heads * config.head_size, config.kv_heads * config.head_size
@@ -71,7 +71,7 @@ class LlamaDecoder(TorchModel):
             return found.to(self.device, self.dtype)
 
         bias_X = qkv_bias(weights, config, index)
-        return Layer(
+        return LlamaLayer(
             read("input_layernorm", hidden),
             torch.cat(
                 [

@@ -31,7 +31,7 @@ from weftline_server.http.openai.replies import (
 )
 from weftline_server.http.openai.requests import ChatRequest, CompletionRequest
 from weftline_server.http.openai.runs import Runs
-from weftline_server.http.openai.surface import Endpoint, check
+from weftline_server.http.openai.surface import OpenAIRoute, check
 from weftline_server.http.state import asking, state_of
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.kinds.prompt import call_of
@@ -56,7 +56,7 @@ router = APIRouter(prefix="/v1", tags=["openai"], route_class=Direct)
 async def chat(request: Request) -> Response:
     """One chat completion, whole or streamed."""
     service, tenant = asking(request)
-    body = await read(request, ChatRequest, partial(check, Endpoint.CHAT))
+    body = await read(request, ChatRequest, partial(check, OpenAIRoute.CHAT))
     if body.weftline is not None and body.weftline.run_tools:
         state = state_of(request.app)
         return await tool_runs.respond(request, service, state.runs, tenant, body, state.prices)
@@ -71,7 +71,7 @@ async def chat(request: Request) -> Response:
 async def complete(request: Request) -> Response:
     """One text completion, whole or streamed."""
     service, tenant = asking(request)
-    body = await read(request, CompletionRequest, partial(check, Endpoint.TEXT))
+    body = await read(request, CompletionRequest, partial(check, OpenAIRoute.TEXT))
     return await _complete(request, service, tenant, body, TEXT)
 
 
@@ -95,9 +95,9 @@ class Running:
     prices: Prices
 
     @property
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[ReplyChoice]:
         """The choices of the response, of which nothing has been sent."""
-        return [Choice.of(self, index, task) for index, task in enumerate(self.tasks)]
+        return [ReplyChoice.of(self, index, task) for index, task in enumerate(self.tasks)]
 
     def usage(self) -> dict[str, Any]:
         """The usage of all choices, which have ended."""
@@ -118,7 +118,7 @@ class Running:
 
 
 @dataclass(slots=True)
-class Choice:
+class ReplyChoice:
     """One choice of a response, and how much of it has been sent."""
 
     running: Running
@@ -129,7 +129,7 @@ class Choice:
     chars: int = 0  # the length of these tokens' text
 
     @staticmethod
-    def of(running: Running, index: int, task: Task) -> Choice:
+    def of(running: Running, index: int, task: Task) -> ReplyChoice:
         """Choice number `index`, which `node` generates."""
         parser = None
         if call_of(task).offered_tools:
@@ -137,7 +137,7 @@ class Choice:
             parser = parser_of(
                 call_of(task), key, running.service.model(call_of(task).model).tool_format
             )
-        return Choice(running, index, task, parser)
+        return ReplyChoice(running, index, task, parser)
 
     @property
     def step(self) -> Step | None:

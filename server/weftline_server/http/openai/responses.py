@@ -20,7 +20,7 @@ from weftline_server.http.event_stream import EventStream, sse
 from weftline_server.http.openai.completions import Running, start
 from weftline_server.http.openai.replies import CHAT
 from weftline_server.http.openai.response_requests import ResponsesRequest
-from weftline_server.http.openai.surface import Endpoint, check
+from weftline_server.http.openai.surface import OpenAIRoute, check
 from weftline_server.http.state import asking
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.prompt.tool_parser import Arguments, Called, Delta, Said
@@ -38,7 +38,7 @@ Event = dict[str, Any]
 async def respond(request: Request) -> Response:
     """One response: text, or calls of the tools that the request offers."""
     service, tenant = asking(request)
-    body = await read(request, ResponsesRequest, partial(check, Endpoint.RESPONSES))
+    body = await read(request, ResponsesRequest, partial(check, OpenAIRoute.RESPONSES))
     chat = body.chat()
     if chat.weftline is not None and chat.weftline.run_tools:
         raise InvalidRequest("run_tools goes with chat completions", param="weftline")

@@ -30,7 +30,7 @@ def resolved(
 
 
 def resource_of(step: StepBase) -> str:
-    """What the step says that runs it; "" if it says nothing. A resolved one names an engine."""
+    """The engine, model or store that the step names, or "". A resolved step names an engine."""
     said = (getattr(step, name, None) for name in ("function", "store", "engine"))
     return next(filter(None, said), "")
 
@@ -46,7 +46,7 @@ def has_calls(body: Body) -> bool:
 
 
 def size_of(body: Body) -> int:
-    """The calls and steps of one instance. Those of a body inside it count once."""
+    """The calls and steps of one instance. The calls and steps of a body inside count once."""
     return len(body.calls) + len(body.steps) + sum(map(size_of, inside(body)))
 
 
@@ -118,9 +118,10 @@ def instance(body: Body, made: Instance, kinds: Kinds) -> tuple[Task, ...]:
 class Tried:
     """What an instance of a body will be like.
 
-    `watched` are the variables that tell that all of it has ended, by their names in the body:
-    those that the step asks for, and those that no task of it reads. Only sides of branches may
-    read `sides`, which are variables around it. `work` is estimated, in tokens.
+    Once the `watched` variables are settled, all tasks of the instance have ended. These are the
+    variables that the step asks for, and those that no task of the instance reads, by their names
+    in the body. `sides` are variables around the body that only sides of branches may read. `work`
+    is estimated, in tokens.
     """
 
     watched: tuple[str, ...]

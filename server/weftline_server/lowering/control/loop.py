@@ -69,7 +69,7 @@ class LoopKind(StepKind[Loop]):
         made = tried(step.body, last, kinds, (step.until.on, *step.next.values()))
         later, waits = dict.fromkeys(self.later(step, kinds)), waits_for(step)
         sides = tuple(one for one in later if one in made.sides and one not in waits)
-        rounds = Rounds(step, id, made.watched, sides, kinds)
+        rounds = LoopRounds(step, id, made.watched, sides, kinds)
         reads = reads_of(waits, [one for one in later if one not in sides])
         begin = primitive(id, 0, "loop", f"{id}.rounds", BeginBody(rounds), reads, self.traits)
         primitives = (
@@ -80,7 +80,7 @@ class LoopKind(StepKind[Loop]):
 
 
 @dataclass(frozen=True, slots=True)
-class Rounds:
+class LoopRounds:
     """Makes the rounds of a loop. `watched` are the variables that tell that a round has ended.
     Only sides of branches may read `sides`, in any round.
     """
@@ -132,9 +132,10 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True)
 class BeginBody(ControlBody, Growing):
-    """The begin of a loop. Its value is the most rounds that it may have."""
+    """The begin of a loop. The value of this primitive is the most rounds that the loop may
+    have."""
 
-    rounds: Rounds
+    rounds: LoopRounds
 
     @property
     def changes(self) -> bool:
@@ -157,7 +158,7 @@ class BeginBody(ControlBody, Growing):
 class UntilBody(ControlBody, Growing):
     """Whether a loop ends with this round."""
 
-    rounds: Rounds
+    rounds: LoopRounds
     number: int
 
     def asks(self, variables: Variables) -> Question:

@@ -13,7 +13,15 @@ from weftline.contract.protocol import MAX_ITEMS, Call, InOut, Message, Placehol
 from weftline.contract.template import check_placeholders, parse
 from weftline_engine import api
 from weftline_engine.api.record import record
-from weftline_server.graph.primitive import Body, ItemFlow, Primitive, Read, Specs, Task, Traits
+from weftline_server.graph.primitive import (
+    ItemFlow,
+    Primitive,
+    PrimitiveBody,
+    Read,
+    Specs,
+    Task,
+    Traits,
+)
 from weftline_server.lowering.bounds import check_size
 from weftline_server.prompt.render import value_text
 from weftline_server.session.budget import value_bytes
@@ -25,7 +33,7 @@ _PLAIN_TEXT = ItemFlow()  # of every output without transforms; making one takes
 
 
 @record
-class PromptBody(Body):
+class PromptBody(PrimitiveBody):
     """Output number `index` of a call, and the part of the prompt that stands before it."""
 
     call: Call
@@ -83,7 +91,7 @@ def _all_stream(holder: Placeholder) -> bool:
     if not holder.transforms:
         return True
     flows = (transforms.read(spec).flow for spec in holder.transforms)
-    return all(flow is transforms.Flow.STREAM for flow in flows)
+    return all(flow is transforms.ValueFlow.STREAM for flow in flows)
 
 
 def lower_call(call: Call, model: str, id: str | None = None) -> Task:
@@ -158,8 +166,8 @@ def _chars(segments: Sequence[Segment], holders: dict[str, Placeholder]) -> int:
 
 
 def _primitive(task: str, body: PromptBody, chars: int, before: list[Primitive]) -> Primitive:
-    """The primitive of an output. Its work is `chars`, the text since the output before it, and
-    the output."""
+    """The primitive of an output. The primitive's work is `chars`, the text since the output
+    before, and the output."""
     sampling = body.output.sampling
     asked = sampling.max_tokens if sampling else None
     assert body.output.semantic_var_id is not None, "lowering gives every output a variable"
@@ -246,7 +254,7 @@ def _boundaries(call: Call) -> tuple[str, ...]:
 
 
 def _identity(segment: Segment, holders: dict[str, Placeholder]) -> str:
-    """What stands for an input or output in the hash: its variable, or else its value."""
+    """The identity of an input or output in the hash: its variable, or else its value."""
     holder = holders[segment.input or segment.output or ""]
     if holder.semantic_var_id is not None:
         return f"\x00variable:{holder.semantic_var_id}:{holder.transforms}\x00"
@@ -258,7 +266,7 @@ TEMPLATE_CHARS = 4096
 
 
 def template_of(body: PromptBody) -> str:
-    """What an output has in common with those of other calls: 16 hex digits.
+    """The template of an output, which it shares with outputs of other calls: 16 hex digits.
 
     The call's name, the output's place, the tools, and the text before the first input.
     """

@@ -1,6 +1,6 @@
 """Kind `tool`: a tool that an answer of a model calls.
 
-Whatever becomes of the call, it is an observation for the model, and no failure of the graph.
+Every end of the call is an observation for the model, and no failure of the graph.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from weftline.contract.steps import ClientStep
 from weftline.contract.tools import ClientTool, Function, Tool
 from weftline_engine import api
-from weftline_server.graph.primitive import Body, Effects, Primitive, Task, Traits
+from weftline_server.graph.primitive import Effects, Primitive, PrimitiveBody, Task, Traits
 from weftline_server.lowering.kinds import KINDS
 
 TRAITS = Traits(anywhere=True, of_request=True, operation="execute_tool")
@@ -55,8 +55,8 @@ def starts_early(tool: RunTool) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolBody(Body):
-    """A tool, and the JSON text of its arguments. More of it may follow if it `is_open`."""
+class ToolBody(PrimitiveBody):
+    """A tool, and the JSON text of its arguments. More text may follow if the body `is_open`."""
 
     tool: str
     arguments: str
@@ -92,7 +92,7 @@ def task_of_tool(
 
 
 def observed(finished: api.Finished) -> object:
-    """What the model is told of a call that an engine has finished."""
+    """The observation of a call that an engine has finished, for the model."""
     assert isinstance(finished.value, dict), "a tool engine's value is an observation"
     return finished.value["content"]
 
