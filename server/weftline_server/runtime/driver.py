@@ -268,6 +268,7 @@ class Driver:
     def _stop(self, id: PrimitiveId) -> None:
         self._prepared.pop(id, None)
         self._early.forget(id)
+        self._runners.prompts.answers.forget(str(id))
         self.dispatcher.cancel(str(id))
 
     async def _run(self, session: Session, id: str) -> None:
@@ -309,13 +310,14 @@ class Driver:
     @property
     def outlook(self) -> Foresight:
         """What memory asks about the future."""
-        return Foresight(self.registry, self.dispatcher.prompter)
+        return Foresight(self.registry)
 
     def restarts(self, id: PrimitiveId) -> bool:
         """Forget the text of a primitive that is to run again; False if a client has some of it."""
         session = self.registry.by_id(id.session)
         if session is None or not may_restart(session.execution, id.primitive):
             return False
+        self._runners.prompts.answers.forget(str(id))
         self.apply(session, ev.PrimitiveRestarted(now=self._now(), primitive=id.primitive))
         return True
 
@@ -376,6 +378,8 @@ class Driver:
     def _finish(self, session: Session, primitive: Primitive, finished: api.Finished) -> None:
         """Make the value, elsewhere if that takes long, and tell the session."""
         finished = self._early.items.finished(session.id, primitive, finished)
+        if (last := self._runners.prompts.last(primitive, finished)) is not None:
+            self.apply(session, last)
         made = self._runners.of(primitive).result(session, primitive, finished)
         takes_items = isinstance(primitive.body, TakesItems)
         if isinstance(made, Transformed) and not takes_items:

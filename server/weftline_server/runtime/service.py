@@ -120,6 +120,7 @@ class Service:
         self._driver = driver
         self.tools = ServerTools(driver)
         self.registry = driver.registry
+        self.readers = driver.readers
         self._sweeper: asyncio.Task[None] | None = None
         self.draining = False  # no new work is taken
         self.start_error: Exception | None = None

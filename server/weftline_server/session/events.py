@@ -11,6 +11,7 @@ from weftline_engine.api import FinishReason, Usage
 from weftline_engine.api.record import record
 from weftline_server.graph.engine_score import EngineScore
 from weftline_server.graph.primitive import Task
+from weftline_server.prompt.tool_parser import Delta
 from weftline_server.session.origin import NOBODY, Origin
 from weftline_server.session.task import TokenLogprob
 
@@ -172,6 +173,7 @@ class TextGenerated(PrimitiveEvent):
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
+    deltas: tuple[Delta, ...] = ()  # what was read of an answer that may call tools
 
     @property
     def detail(self) -> str:

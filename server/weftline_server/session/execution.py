@@ -169,10 +169,13 @@ class Execution:
             return []
         if event.logprobs:
             run.step.logprobs += event.logprobs
-        if not event.text:
+        if not event.text and not event.deltas:
             return []
         variable = self.variables[self.graph.primitives[run.id].writes[0]]
         actions: list[ev.Action] = [ev.Notify(variable.id)]
+        variable.deltas += event.deltas
+        if not event.text:
+            return actions
         is_full = variable.append(event.text)
         if not _ENDS_ITEM.isdisjoint(event.text):
             actions += takers(self.graph, self.primitives, variable.id)

@@ -37,7 +37,7 @@ from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.kinds.prompt import call_of
 from weftline_server.observe.cost import Prices
 from weftline_server.observe.view import output_step
-from weftline_server.prompt.tool_parser import ToolParser, parser_of
+from weftline_server.prompt.tool_parser import Called, Delta, Said
 from weftline_server.runtime.service import Service
 from weftline_server.session.origin import name_run
 from weftline_server.session.session import Session
@@ -124,20 +124,14 @@ class Choice:
     running: Running
     index: int
     task: Task
-    parser: ToolParser | None
+    calls_tools: bool
     tokens: int = 0  # tokens whose log probabilities were sent
     chars: int = 0  # the length of these tokens' text
 
     @staticmethod
     def of(running: Running, index: int, task: Task) -> Choice:
         """Choice number `index`, which `node` generates."""
-        parser = None
-        if call_of(task).offered_tools:
-            key = f"{task.id}/0"
-            parser = parser_of(
-                call_of(task), key, running.service.model(call_of(task).model).tool_format
-            )
-        return Choice(running, index, task, parser)
+        return Choice(running, index, task, bool(call_of(task).offered_tools))
 
     @property
     def step(self) -> Step | None:
@@ -148,7 +142,7 @@ class Choice:
         """The choice once it is complete. Raises the error of its call."""
         running = self.running
         variable = await running.service.get(running.session, self.task.writes[0])
-        value = variable.text if self.parser is None else variable.value
+        value = variable.value if self.calls_tools else variable.text
         step = self.step
         assert step is not None, "a ready output has a step"
         return running.reply.choice(self.index, value, step, self.logprobs())
@@ -157,29 +151,35 @@ class Choice:
         """The choice in chunks as it is generated, each JSON or data that becomes JSON."""
         reply = self.running.reply
         yield reply.chunk(self.index, {"content": ""}, first=True)
-        plain = self.parser is None and not self.running.body.wants_logprobs
+        plain = not self.calls_tools and not self.running.body.wants_logprobs
         text_chunk = reply.text_chunk(self.index)
-        async for chunk in self.running.service.stream(self.running.session, self.task.writes[0]):
-            if plain:
-                yield text_chunk(chunk.text)
-                continue
-            for part in self._parts(chunk.text):
-                yield part
         calls = False
-        if self.parser is not None:
-            for last in deltas_of(self.parser.end()):
-                yield reply.chunk(self.index, last)
-            calls = self.parser.calls > 0
+        if plain:
+            service = self.running.service
+            async for chunk in service.stream(self.running.session, self.task.writes[0]):
+                yield text_chunk(chunk.text)
+        else:
+            async for deltas in self.deltas():
+                calls = calls or any(isinstance(one, Called) for one in deltas)
+                for part in self._parts(deltas_of(deltas)):
+                    yield part
         step = self.step
         assert step is not None and step.reason is not None, "the stream has ended"
         finish = finish_reason(step.reason, calls)
         yield reply.chunk(self.index, {}, logprobs=self.logprobs(), finish=finish)
 
-    def _parts(self, text: str) -> Iterator[dict[str, Any]]:
-        """The chunks for new `text`, of which the first has the new log probabilities."""
-        deltas = [{"content": text}]
-        if self.parser is not None:
-            deltas = deltas_of(self.parser.feed(text))
+    async def deltas(self) -> AsyncIterator[Sequence[Delta]]:
+        """The parts of the choice as they are generated: its text, and calls of tools."""
+        running, variable = self.running, self.task.writes[0]
+        if self.calls_tools:
+            async for deltas in running.service.readers.answer(running.session, variable, _has_come):
+                yield deltas
+        else:
+            async for chunk in running.service.stream(running.session, variable):
+                yield [Said(chunk.text)]
+
+    def _parts(self, deltas: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The chunks for new `deltas`, of which the first has the new log probabilities."""
         logprobs = self.logprobs()
         if logprobs is not None and not deltas:
             deltas = [{}]
@@ -202,6 +202,11 @@ class Choice:
         self.tokens += len(new)
         self.chars += sum(len(token.text) for token in new)
         return body
+
+
+def _has_come(deltas: Sequence[Delta]) -> bool:
+    """Any part of an answer is sent on, or held back only until more of it has come."""
+    return True
 
 
 async def start(

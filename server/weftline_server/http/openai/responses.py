@@ -23,7 +23,8 @@ from weftline_server.http.openai.response_requests import ResponsesRequest
 from weftline_server.http.openai.surface import Endpoint, check
 from weftline_server.http.state import asking
 from weftline_server.http.wire import or_disconnect, read, schema
-from weftline_server.prompt.tool_parser import Arguments, Called, Delta, Said
+from weftline_server.prompt.answer import deltas_of
+from weftline_server.prompt.tool_parser import Arguments, Called, Said
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=Direct)
 
@@ -50,7 +51,7 @@ async def respond(request: Request) -> Response:
         [choice] = running.choices
         whole = await or_disconnect(request, choice.whole())
         running.runs.responded(running.session)
-        for event in made.read(_deltas(whole["message"])):
+        for event in made.read(deltas_of(whole["message"])):
             assert event, "the response is built of its events"
         return JSONResponse(made.ended(whole["finish_reason"], running.usage()))
     except WeftlineError as error:
@@ -58,15 +59,6 @@ async def respond(request: Request) -> Response:
         raise
     finally:
         running.end()
-
-
-def _deltas(message: Mapping[str, Any]) -> Iterator[Delta]:
-    """A whole message as the deltas of a stream."""
-    if message["content"]:
-        yield Said(message["content"])
-    for index, call in enumerate(message.get("tool_calls", ())):
-        yield Called(index, call["id"], call["function"]["name"])
-        yield Arguments(index, call["function"]["arguments"])
 
 
 async def _events(running: Running, made: Made) -> AsyncGenerator[bytes, None]:
@@ -83,12 +75,8 @@ async def _events(running: Running, made: Made) -> AsyncGenerator[bytes, None]:
         for kind in ("response.created", "response.in_progress"):
             yield numbered({"type": kind, "response": made.body()})
         running.runs.responded(running.session)
-        async for chunk in running.service.stream(running.session, choice.task.writes[0]):
-            said = [Said(chunk.text)] if choice.parser is None else choice.parser.feed(chunk.text)
-            for event in made.read(said):
-                yield numbered(event)
-        if choice.parser is not None:
-            for event in made.read(choice.parser.end()):
+        async for deltas in choice.deltas():
+            for event in made.read(deltas):
                 yield numbered(event)
         for event in made.close():
             yield numbered(event)

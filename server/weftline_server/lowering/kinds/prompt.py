@@ -16,6 +16,7 @@ from weftline_engine.api.record import record
 from weftline_server.graph.primitive import Body, ItemFlow, Primitive, Read, Specs, Task, Traits
 from weftline_server.lowering.bounds import check_size
 from weftline_server.prompt.render import value_text
+from weftline_server.prompt.tool_blocks import BlockStyle
 from weftline_server.session.budget import value_bytes
 
 CHARS_PER_TOKEN = 4  # of English, under the tokenizers in use
@@ -36,6 +37,16 @@ class PromptBody(Body):
     is_last: bool
     # Of these inputs the text may not enter the prompt part by part: a transform needs the whole.
     whole: frozenset[str] = frozenset()
+
+    @property
+    def blocks(self) -> BlockStyle | None:
+        """How blocks in the output call a tool; None if they call none."""
+        return None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the output may call tools."""
+        return bool(self.call.offered_tools) or self.blocks is not None
 
     @property
     def is_constant(self) -> bool:
