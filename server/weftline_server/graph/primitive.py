@@ -116,6 +116,12 @@ class Body:
         """
         return None
 
+    def lost(self) -> object | None:
+        """The value of a primitive that may have run, and must not run again; None if there can be
+        none.
+        """
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class ItemFlow:

@@ -22,10 +22,12 @@ from weftline_server.lowering.control.sides import gated
 from weftline_server.lowering.kinds import KINDS
 from weftline_server.lowering.kinds.prompt import PromptBody
 from weftline_server.lowering.results import Transformed
+from weftline_server.prompt.answer import CallState
 from weftline_server.prompt.prompter import Payload
 from weftline_server.runtime.attempts import Attempt
 from weftline_server.runtime.backlog import Backlog
 from weftline_server.runtime.containment import Containment
+from weftline_server.runtime.early_calls import EarlyCalls
 from weftline_server.runtime.early_fill import EarlyFill
 from weftline_server.runtime.early_items import EarlyItems
 from weftline_server.runtime.engineless_runner import EnginelessRunner
@@ -43,7 +45,7 @@ from weftline_server.session.execution import may_restart
 from weftline_server.session.origin import ORIGIN
 from weftline_server.session.resumption import runs_once
 from weftline_server.session.session import Session
-from weftline_server.session.task import TaskRun
+from weftline_server.session.task import RunState, TaskRun
 
 log = logging.getLogger("weftline.driver")
 
@@ -62,15 +64,17 @@ class TaskObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Early:
-    """What is sent before its inputs are complete: prompts, and items of lists."""
+    """What is sent before its inputs are complete: prompts, items of lists, calls of tools."""
 
     prompts: EarlyFill
     items: EarlyItems
+    calls: EarlyCalls
 
     def forget(self, id: PrimitiveId) -> None:
         """The primitive was stopped."""
         self.prompts.forget(id)
         self.items.forget(id)
+        self.calls.forget(id)
 
 
 class Driver:
@@ -94,6 +98,14 @@ class Driver:
             EarlyFill(dispatcher, self._runners.prompts, clock),
             EarlyItems(
                 dispatcher, self._runners.steps, clock, self.apply, self._backlog.contained.spawn
+            ),
+            EarlyCalls(
+                dispatcher,
+                self._runners.prompts.answers,
+                clock,
+                self.apply,
+                partial(_cut, self),
+                early="early_tools" not in without,
             ),
         )
         self._engineless = EnginelessRunner(self._hear, self.apply, self.readers.wake, clock)
@@ -150,11 +162,12 @@ class Driver:
         key: Key | None = None,
         *,
         whole: bool = False,
+        shaped: Callable[[Task], Task] | None = None,
     ) -> tuple[Task, ...]:
         """Lower and start all calls and steps of `submit`, or raise and change nothing.
 
         The journal keeps the `key` of the request with them. With `whole` the client streams
-        none of their outputs.
+        none of their outputs. The tasks are `shaped` by this function.
         """
         if not submit.calls and not submit.steps:
             return ()  # it only reads
@@ -164,7 +177,7 @@ class Driver:
         tasks: list[Task] = []
         begun = 0
         for task in tasks_of(session, submit, self.dispatcher, self.registry.salt(session.tenant)):
-            tasks.append(task)
+            tasks.append(task if shaped is None else shaped(task))
             parts = 0 if task.call is None else len(task.call.placeholders)
             begun += TURN_PARTS // TURN_CALLS + parts
             if begun >= TURN_PARTS:
@@ -257,6 +270,7 @@ class Driver:
     def _ended(self, session: Session, task: TaskRun) -> None:
         for run in task.primitives:
             self._engineless.end(PrimitiveId(session.id, run.id))
+            self._early.calls.forget(PrimitiveId(session.id, run.id))
         for observer in self.observers:
             try:
                 observer.task_ended(session, task)
@@ -306,6 +320,8 @@ class Driver:
             attempt = Attempt(number)
             work = runner.work(session, primitive, payload, attempt, self._now())
             self.dispatcher.enqueue(work)
+            if work.op.open:
+                self._early.calls.opened(full)
 
     @property
     def outlook(self) -> Foresight:
@@ -344,7 +360,9 @@ class Driver:
                     admitted=admitted,
                 )
             case api.Part():
-                event = self._runners.prompts.part(primitive, outcome, self._now())
+                part = self._runners.prompts.part(primitive, outcome, self._now())
+                _told(self, session, part)
+                return
             case api.Items():
                 self._early.items.came(session, primitive, outcome)
                 return
@@ -356,7 +374,10 @@ class Driver:
                     self._finish(session, primitive, ended)
                     return
                 error = error_named(name, EngineFailed)(message, param=param)
-                event = ev.PrimitiveFailed(now=self._now(), primitive=primitive.id, error=error)
+                taken = any(session.variables[var].taken for var in primitive.writes)
+                event = ev.PrimitiveFailed(
+                    now=self._now(), primitive=primitive.id, error=error, is_taken=taken
+                )
             case api.Paused(reason=mark, usage=usage):
                 # For the call it has ended: the tool runs in the client, or in another task.
                 log.debug("primitive %s paused on %r", primitive.id, mark)
@@ -379,9 +400,11 @@ class Driver:
         """Make the value, elsewhere if that takes long, and tell the session."""
         finished = self._early.items.finished(session.id, primitive, finished)
         if (last := self._runners.prompts.last(primitive, finished)) is not None:
-            self.apply(session, last)
+            _told(self, session, last)
+        is_cut = finished.reason is api.FinishReason.LENGTH
+        self._early.calls.ended(session, primitive.id, CallState.CUT if is_cut else CallState.ENDED)
         made = self._runners.of(primitive).result(session, primitive, finished)
-        takes_items = isinstance(primitive.body, TakesItems)
+        takes_items = isinstance(primitive.body, TakesItems) and not primitive.traits.has_prompt
         if isinstance(made, Transformed) and not takes_items:
             self.apply(session, _finished(primitive, finished, made))
             return
@@ -420,12 +443,34 @@ def _perform(driver: Driver, session: Session, action: ev.Action) -> None:
             contained.spawn(session, _filled(driver._early.prompts, session, id))
         case ev.Stop(id):
             driver._stop(PrimitiveId(session.id, id))
+        case ev.Cut(id):
+            _cut(driver, session, id)
         case ev.Replan(primitives):
             driver._hint_updates.note(session, primitives)
         case ev.GoOn():
             contained.spawn(session, _next_turn(driver, session))
         case ev.Ended(task):
             driver._ended(session, session.tasks[task])
+
+
+def _told(driver: Driver, session: Session, event: ev.TextGenerated) -> None:
+    """More of an output was generated: its readers are told, and the tools that it calls start."""
+    driver.apply(session, event)
+    if event.deltas:
+        driver._early.calls.came(session, event.primitive, event.deltas)
+
+
+def _cut(driver: Driver, session: Session, id: str) -> None:
+    """End an output, which an engine generates, as if it had ended by itself."""
+    if session.primitives[id].state is not RunState.RUNNING:
+        return  # its text will come again
+    driver.dispatcher.cancel(str(PrimitiveId(session.id, id)))
+    driver._early.calls.ended(session, id, CallState.REFUSED)
+    value = driver._runners.prompts.said(session, session.graph.primitives[id])
+    event = ev.PrimitiveFinished(
+        now=driver._now(), primitive=id, reason=api.FinishReason.STOP, value=value
+    )
+    driver.apply(session, event)
 
 
 def _closed(driver: Driver, session: Session) -> None:

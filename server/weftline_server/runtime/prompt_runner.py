@@ -123,14 +123,19 @@ class PromptRunner(Runner):
         self, session: Session, primitive: Primitive, finished: api.Finished
     ) -> Transformed | Coroutine[object, object, Transformed]:
         body = body_of(primitive)
-        text = session.variables[primitive.writes[0]].text
-        value: object = text
-        if body.call.offered_tools:
-            value = self.answers.of(finished.op).message()
-        self.answers.forget(finished.op)
-        if is_large(body.output.transforms, text):
+        value = self.said(session, primitive)
+        if is_large(body.output.transforms, session.variables[primitive.writes[0]].text):
             return self._result(session.tenant, body, value)
         return transformed(body, value)
+
+    def said(self, session: Session, primitive: Primitive) -> object:
+        """What an output has said: its text, or the message that calls tools. It ends with that."""
+        op = str(PrimitiveId(session.id, primitive.id))
+        message = self.answers.of(op).message()
+        self.answers.forget(op)
+        if body_of(primitive).call.offered_tools:
+            return message
+        return session.variables[primitive.writes[0]].text
 
     async def _result(self, tenant: str, body: PromptBody, value: object) -> Transformed:
         """The value of an output whose transforms may take long."""

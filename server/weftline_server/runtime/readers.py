@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -137,8 +137,7 @@ class Readers:
             self._apply(session, ev.VariableRead(now=self._now(), variable=variable))
             while True:
                 if text := found.text[offset:]:
-                    if not (found.taken or found.settled):
-                        self._apply(session, ev.TextTaken(now=self._now(), variable=variable))
+                    self.shown(session, variable)
                     yield Chunk(offset, text)
                     offset += len(text)
                 elif found.settled:
@@ -152,7 +151,7 @@ class Readers:
 
     async def answer(
         self, session: Session, variable: str, shows: Callable[[Sequence[Delta]], bool]
-    ) -> AsyncIterator[Sequence[Delta]]:
+    ) -> AsyncGenerator[Sequence[Delta], None]:
         """What is read of an answer that may call tools, as it is generated; raises its error.
 
         A new part may complete nothing. A part that the client `shows` may not change any more.
@@ -168,8 +167,8 @@ class Readers:
                     heard, count, chars = found.deltas, 0, 0  # it is generated again
                 if len(heard) > count or found.streamed > chars:
                     fresh = heard[count:]
-                    if not (found.taken or found.settled) and shows(fresh):
-                        self._apply(session, ev.TextTaken(now=self._now(), variable=variable))
+                    if shows(fresh):
+                        self.shown(session, variable)
                     count, chars = count + len(fresh), found.streamed
                     yield fresh
                 elif found.settled:
@@ -180,6 +179,12 @@ class Readers:
         await self._kept(session)
         if found.error is not None:
             raise found.error
+
+    def shown(self, session: Session, variable: str) -> None:
+        """A client has something that follows from the text of the variable so far."""
+        found = session.variable(variable)
+        if not (found.taken or found.settled):
+            self._apply(session, ev.TextTaken(now=self._now(), variable=variable))
 
     @asynccontextmanager
     async def _reading(

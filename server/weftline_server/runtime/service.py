@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from weftline.contract.errors import StorageFull, WeftlineError
@@ -12,18 +12,16 @@ from weftline.contract.protocol import Criterion, SetVariable, Submit
 from weftline_engine import api
 from weftline_server.graph.primitive import Task
 from weftline_server.journal.journal import Key
+from weftline_server.lowering.step import Tools
 from weftline_server.prompt.prompter import Payload, Prompter
 from weftline_server.prompt.render import PromptBefore
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.runtime.driver import Driver, TaskObserver, resume
 from weftline_server.runtime.readers import Chunk
-from weftline_server.runtime.tool_loop import ClientCall, ServerTools, Turn
 from weftline_server.schedule.engines.activity import EngineActivity
 from weftline_server.schedule.engines.member import EngineState, Member
 from weftline_server.session.session import Session
 from weftline_server.session.variable import Variable
-
-__all__ = ["ClientCall", "Service", "Status", "Turn"]
 
 log = logging.getLogger("weftline.service")
 
@@ -118,7 +116,7 @@ class Service:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self.tools = ServerTools(driver)
+        self.tools: Callable[[], Tools] = lambda: driver.dispatcher.tools
         self.registry = driver.registry
         self.readers = driver.readers
         self._sweeper: asyncio.Task[None] | None = None
@@ -184,20 +182,26 @@ class Service:
         self._driver.close(session)
 
     async def submit(
-        self, session: Session, submit: Submit, key: Key | None = None, *, whole: bool = False
+        self,
+        session: Session,
+        submit: Submit,
+        key: Key | None = None,
+        *,
+        whole: bool = False,
+        shaped: Callable[[Task], Task] | None = None,
     ) -> tuple[Task, ...]:
         """Add all calls of `submit` to the session, or raise and change nothing. With `whole` the
-        client streams none of their outputs.
+        client streams none of their outputs. Their tasks are `shaped` by this function.
 
         On a server that keeps sessions on disk they are there at the return. Where the disk is full
         only now, the calls that were added are cancelled.
         """
         journal = self.registry.journal
         if journal is None:
-            return await self._driver.submit(session, submit, whole=whole)
+            return await self._driver.submit(session, submit, whole=whole, shaped=shaped)
         if submit.calls or submit.steps:
             journal.admit()
-        tasks = await self._driver.submit(session, submit, key, whole=whole)
+        tasks = await self._driver.submit(session, submit, key, whole=whole, shaped=shaped)
         try:
             await journal.kept(session)
         except StorageFull:

@@ -230,9 +230,13 @@ class ItemsCame(PrimitiveEvent):
 
 @record
 class PrimitiveFailed(PrimitiveEvent):
-    """The primitive failed and is not tried again. Failed attempts before are not reported."""
+    """The primitive failed and is not tried again. Failed attempts before are not reported.
+
+    Its output `is_taken` if a client has a part of it.
+    """
 
     error: WeftlineError
+    is_taken: bool = False
 
     @property
     def detail(self) -> str:
@@ -305,6 +309,13 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """End the primitive, which an engine has, with what it has said so far."""
+
+    primitive: str
+
+
+@dataclass(frozen=True, slots=True)
 class Notify:
     """Wake the readers of the variable: it has a new part, a value or an error."""
 
@@ -330,7 +341,7 @@ class GoOn:
     """Tell the session a TurnCame in a later turn of the event loop: it holds more primitives."""
 
 
-Action = Run | Fill | Stop | Notify | Replan | Ended | GoOn
+Action = Run | Fill | Stop | Cut | Notify | Replan | Ended | GoOn
 
 
 @dataclass(frozen=True, slots=True)

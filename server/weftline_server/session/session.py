@@ -17,7 +17,7 @@ from weftline_server.passes import Plan, Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Budget, Spent
 from weftline_server.session.client_values import give, refuse
-from weftline_server.session.control import finish, take_items
+from weftline_server.session.control import fail, finish, take_items
 from weftline_server.session.draft import Draft
 from weftline_server.session.execution import Execution, IllegalMove, close, go_on, restarted
 from weftline_server.session.resumption import abandon, resume
@@ -252,7 +252,9 @@ _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Actio
             ev.ItemsCame: lambda session, event: take_items(
                 session.execution, session.spent, event, session.opened
             ),
-            ev.PrimitiveFailed: lambda session, event: session.execution.failed(event),
+            ev.PrimitiveFailed: lambda session, event: fail(
+                session.execution, session.spent, event, session.opened
+            ),
         }
     )
 )

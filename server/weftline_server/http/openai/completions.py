@@ -170,12 +170,12 @@ class Choice:
 
     async def deltas(self) -> AsyncIterator[Sequence[Delta]]:
         """The parts of the choice as they are generated: its text, and calls of tools."""
-        running, variable = self.running, self.task.writes[0]
+        service, session, variable = self.running.service, self.running.session, self.task.writes[0]
         if self.calls_tools:
-            async for deltas in running.service.readers.answer(running.session, variable, _has_come):
+            async for deltas in service.readers.answer(session, variable, _has_come):
                 yield deltas
         else:
-            async for chunk in running.service.stream(running.session, variable):
+            async for chunk in service.stream(session, variable):
                 yield [Said(chunk.text)]
 
     def _parts(self, deltas: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -27,7 +27,7 @@ from weftline_server.lowering.control.base import (
 from weftline_server.lowering.control.body import (
     Instance,
     check_writes,
-    has_calls,
+    generates,
     instance,
     read_outside,
     renamed_body,
@@ -144,7 +144,7 @@ class BeginBody(ControlBody, Growing):
     @property
     def generates(self) -> bool:
         """Whether its body does."""
-        return has_calls(self.rounds.step.body)
+        return generates(self.rounds.step.body, self.rounds.kinds)
 
     def value(self, variables: Variables, answer: Any = None) -> object:
         return self.rounds.step.most
