@@ -18,6 +18,7 @@ class CallState(StrEnum):
     ENDED = "ended"  # the answer went on, or ended, without the call's closing mark
     CUT = "cut"  # the answer was cut off in it
     REFUSED = "refused"  # its tool ended before the call was complete
+    GONE = "gone"  # it is not in the answer, which was written again
 
 
 @dataclass(frozen=True, slots=True)

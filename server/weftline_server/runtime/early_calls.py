@@ -84,10 +84,12 @@ class EarlyCalls:
         if not isinstance(session.graph.primitives[id].body, TurnBody):
             return
         calls = list(self._answers.of(str(PrimitiveId(session.id, id))).calls())
+        count = len(calls)
         for index, call in enumerate(calls):
             if call.state is CallState.OPEN:
-                is_last = index + 1 == len(calls)
-                calls[index] = replace(call, state=last if is_last else CallState.ENDED)
+                calls[index] = replace(call, state=last if index + 1 == count else CallState.ENDED)
+        known = self._body(session, id).taken
+        calls += [replace(one.call, state=CallState.GONE) for one in known if one.index >= count]
         if calls:
             body = self._take(session, id, 0, calls)
             for one in body.taken:

@@ -26,10 +26,12 @@ FAST = LatencyProfile(step_s=0.001)
 SLOW = LatencyProfile(step_s=0.02)  # a turn with 100 words takes two seconds
 
 
-def engine(folder: Path, latency: LatencyProfile = FAST, other: bool = False) -> NullConfig:
-    """A model that follows a script. `other` writes another call than before."""
+ADDS = called("add", a=1, b=2) + called("look_up", query="x " * 100)
+
+
+def engine(folder: Path, latency: LatencyProfile = FAST, adds: str = ADDS) -> NullConfig:
+    """A model that follows a script, in which it `adds`."""
     path, end = str(folder / "notes"), str(folder / "end")
-    first = called("add", a=1, b=3 if other else 2)
     forecast = called("forecast", location="Bonn, NRW", days=3)
     rules = (
         ("It may have run", "I check."),
@@ -37,7 +39,7 @@ def engine(folder: Path, latency: LatencyProfile = FAST, other: bool = False) ->
         ("waited", "I waited."),
         ('warm"', "Sun."),
         ('"found": "x', "Found."),
-        ("#add", first + called("look_up", query="x " * 100)),
+        ("#add", adds),
         ("#once", called("note", path=path, wait_s=60.0)),
         ("#wait", called("wait_for", path=end)),
         ("#stream", forecast + called("look_up", query="y " * 100)),
@@ -52,9 +54,9 @@ def tools() -> Mapping[str, Callable[[], Engine]]:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, latency: LatencyProfile = FAST, other: bool = False
+    folder: Path, latency: LatencyProfile = FAST, adds: str = ADDS
 ) -> AsyncIterator[Server]:
-    made = engine(folder, latency, other)
+    made = engine(folder, latency, adds)
     async with running(folder / "store", made, tools()) as server:
         yield server
 
@@ -96,24 +98,35 @@ async def test_a_replay_has_the_same_turns_and_tools(tmp_path: Path) -> None:
         assert again.execution.under_way == 0
 
 
-@pytest.mark.parametrize("other", [False, True], ids=["written again", "another call"])
-async def test_a_turn_that_was_being_written_is_written_again(tmp_path: Path, other: bool) -> None:
+@pytest.mark.parametrize(
+    ("adds", "said", "results"),
+    [
+        (ADDS, "Found.", ["3"]),
+        (ADDS.replace("2", "3", 1), "Found.", ["3", "4"]),
+        ("I can do that alone.", "I can do that alone.", ["3"]),
+    ],
+    ids=["written again", "another call", "no call"],
+)
+async def test_a_turn_that_was_being_written_is_written_again(
+    tmp_path: Path, adds: str, said: str, results: list[str]
+) -> None:
     """Its first call has ended when the server does. The turn takes over the result of the call if
-    it is written again; if another one is written, that one runs."""
+    it is written again. If another one is written, that one runs, and its result counts."""
     async with serving(tmp_path, SLOW) as server:
         session = await began(server, "#add")
         await task_named(server, session, "add", "done")
         await server.service.registry.kept(server.service.find("local", session))
         await cut(server)
-    async with serving(tmp_path, other=other) as server:
-        assert (await server.get(session, "a")).json()["value"] == "Found."
+    async with serving(tmp_path, adds=adds) as server:
+        assert (await server.get(session, "a")).json()["value"] == said
         graph = await server.graph(session)
-        assert names(graph)["add"] == (2 if other else 1)
         found = server.service.find("local", session)
         found.validate()
-        _, last = graph["calls"]
-        read = [found.variable(one).value for one in last["inputs"]]
-        assert read[0] == ("4" if other else "3")
+        added = [one["outputs"][0] for one in graph["steps"] if one["name"] == "add"]
+        assert [found.variable(one).value for one in added] == results
+        assert len(graph["calls"]) == (2 if said == "Found." else 1)
+        if said == "Found.":
+            assert graph["calls"][-1]["inputs"][0] == added[-1]
 
 
 async def test_a_tool_that_takes_its_call_as_it_is_written_is_fed_again(tmp_path: Path) -> None:

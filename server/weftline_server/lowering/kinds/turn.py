@@ -227,24 +227,25 @@ class TurnBody(PromptBody, TakesItems):
         if old is not None and old.call == call:
             return self
         others = tuple(one for one in self.taken if one.index != index)
-        spare = self.spare
         if old is not None and _continues(old.call, call):
             made = replace(old, call=call)
             if made.task and call.state in (CallState.SEALED, CallState.ENDED):
                 grown.rewritten.update(_closed(graph, made))
-        else:
-            if old is not None and old.task:
-                grown.released.append(old.result)
-            made = Taken(index, call)
-            if (known := self._spare_of(call)) is not None:
-                made = replace(made, task=known.task)
-                spare = tuple(one for one in spare if one is not known)
-            elif call.state is CallState.SEALED and self.starts(call.name):
-                made = self._started(graph, made, grown)
-            elif call.state is CallState.OPEN and self.opens(call.name):
-                made = self._opened(graph, made, grown)
-        taken = tuple(sorted((*others, made), key=lambda one: one.index))
-        return replace(self, taken=taken, spare=spare)
+            return replace(self, taken=_ordered(*others, made))
+        if old is not None and old.task:
+            grown.released.append(old.result)
+        if call.state is CallState.GONE:
+            return replace(self, taken=others)
+        made = Taken(index, call)
+        if (known := self._spare_of(call)) is not None:
+            spare = tuple(one for one in self.spare if one is not known)
+            made = replace(made, task=known.task)
+            return replace(self, taken=_ordered(*others, made), spare=spare)
+        if call.state is CallState.SEALED and self.starts(call.name):
+            made = self._started(graph, made, grown)
+        elif call.state is CallState.OPEN and self.opens(call.name):
+            made = self._opened(graph, made, grown)
+        return replace(self, taken=_ordered(*others, made))
 
     def _spare_of(self, call: WrittenCall) -> Taken | None:
         """An equal call of an attempt that has failed."""
@@ -383,9 +384,15 @@ def said(value: Any) -> str:
     return value if isinstance(value, str) else value["content"] or ""
 
 
+def _ordered(*taken: Taken) -> tuple[Taken, ...]:
+    """The calls in the order of the answer."""
+    return tuple(sorted(taken, key=lambda one: one.index))
+
+
 def _continues(old: WrittenCall, new: WrittenCall) -> bool:
     """Whether both are the same call, which was being written."""
-    return old.state is CallState.OPEN and (old.id, old.name) == (new.id, new.name)
+    is_same = (old.id, old.name) == (new.id, new.name)
+    return is_same and old.state is CallState.OPEN and new.state is not CallState.GONE
 
 
 def _closed(graph: Graph, one: Taken) -> Mapping[str, Primitive]:
