@@ -74,8 +74,9 @@ class Traits:
 
     A kind that acts `anywhere` may change any place outside the graph: nobody knows which, or the
     tasks that it adds do it. A kind that `chooses` decides which of several variables is needed. A
-    kind `of_request` serves one request of a client, and ends when the server does. `operation`
-    is OpenTelemetry's name of what the kind does; "" is the kind's own name.
+    kind `of_request` serves one request of a client, and ends when the server does, as tool calls
+    in the records of earlier versions do. `operation` is OpenTelemetry's name of what the kind
+    does; "" is the kind's own name.
     """
 
     where: Where = Where.ENGINE

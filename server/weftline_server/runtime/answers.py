@@ -27,7 +27,7 @@ class _Reading:
 
 
 class Answers:
-    """The answers that engines generate now, by their ops. One without tools is not read."""
+    """The answers with tools that engines generate now, by their ops."""
 
     def __init__(self, prompter: Callable[[str], Prompter]) -> None:
         self._prompter = prompter
@@ -36,12 +36,12 @@ class Answers:
     def read(self, op: str, primitive: Primitive, text: str) -> tuple[Delta, ...]:
         """The parts of more text."""
         reading = self._reading(op, primitive)
-        return () if reading is None else reading.put(reading.reader.feed(text))
+        return reading.put(reading.reader.feed(text))
 
     def end(self, op: str, primitive: Primitive) -> tuple[Delta, ...]:
         """The parts that the end of the text completes."""
         reading = self._reading(op, primitive)
-        return () if reading is None else reading.put(reading.reader.end())
+        return reading.put(reading.reader.end())
 
     def of(self, op: str) -> Answer:
         """The answer as far as it was read."""
@@ -52,12 +52,11 @@ class Answers:
         """The answer has ended, or is generated again."""
         self._readings.pop(op, None)
 
-    def _reading(self, op: str, primitive: Primitive) -> _Reading | None:
+    def _reading(self, op: str, primitive: Primitive) -> _Reading:
         found = self._readings.get(op)
         if found is None:
             body = primitive.body
-            if not isinstance(body, PromptBody) or not body.is_read:
-                return None
+            assert isinstance(body, PromptBody) and body.is_read, "its text is read"
             format = self._prompter(primitive.resource).tool_format
             found = self._readings[op] = _Reading(reader_of(body, primitive.id, format))
         return found

@@ -269,8 +269,9 @@ class Driver:
 
     def _ended(self, session: Session, task: TaskRun) -> None:
         for run in task.primitives:
-            self._engineless.end(PrimitiveId(session.id, run.id))
-            self._early.calls.forget(PrimitiveId(session.id, run.id))
+            id = PrimitiveId(session.id, run.id)
+            self._engineless.end(id)
+            self._early.calls.forget(id)
         for observer in self.observers:
             try:
                 observer.task_ended(session, task)
@@ -399,10 +400,8 @@ class Driver:
     def _finish(self, session: Session, primitive: Primitive, finished: api.Finished) -> None:
         """Make the value, elsewhere if that takes long, and tell the session."""
         finished = self._early.items.finished(session.id, primitive, finished)
-        if (last := self._runners.prompts.last(primitive, finished)) is not None:
-            _told(self, session, last)
-        is_cut = finished.reason is api.FinishReason.LENGTH
-        self._early.calls.ended(session, primitive.id, CallState.CUT if is_cut else CallState.ENDED)
+        if isinstance(primitive.body, PromptBody) and primitive.body.is_read:
+            _read_to_end(self, session, primitive, finished)
         made = self._runners.of(primitive).result(session, primitive, finished)
         takes_items = isinstance(primitive.body, TakesItems) and not primitive.traits.has_prompt
         if isinstance(made, Transformed) and not takes_items:
@@ -458,6 +457,17 @@ def _told(driver: Driver, session: Session, event: ev.TextGenerated) -> None:
     driver.apply(session, event)
     if event.deltas:
         driver._early.calls.came(session, event.primitive, event.deltas)
+
+
+def _read_to_end(
+    driver: Driver, session: Session, primitive: Primitive, finished: api.Finished
+) -> None:
+    """An answer with tools has ended: the session is told of all its calls."""
+    if (last := driver._runners.prompts.last(primitive, finished)) is not None:
+        _told(driver, session, last)
+    is_cut = finished.reason is api.FinishReason.LENGTH
+    state = CallState.CUT if is_cut else CallState.ENDED
+    driver._early.calls.ended(session, primitive.id, state)
 
 
 def _cut(driver: Driver, session: Session, id: str) -> None:

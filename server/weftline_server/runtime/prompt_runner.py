@@ -107,13 +107,14 @@ class PromptRunner(Runner):
     def part(self, primitive: Primitive, part: api.Part, now: float) -> ev.TextGenerated:
         """The event of a generated part of an output."""
         logprobs = token_logprobs(part, self.prompter(primitive.resource))
-        deltas = self.answers.read(part.op, primitive, part.text)
+        is_read = body_of(primitive).is_read
+        deltas = self.answers.read(part.op, primitive, part.text) if is_read else ()
         return ev.TextGenerated(
             now=now, primitive=primitive.id, text=part.text, logprobs=logprobs, deltas=deltas
         )
 
     def last(self, primitive: Primitive, finished: api.Finished) -> ev.TextGenerated | None:
-        """The event of what the end of the text completes, if anything."""
+        """The event of what the end of an answer with tools completes, if anything."""
         deltas = self.answers.end(finished.op, primitive)
         if not deltas:
             return None
@@ -130,12 +131,13 @@ class PromptRunner(Runner):
 
     def said(self, session: Session, primitive: Primitive) -> object:
         """What an output has said: its text, or the message that calls tools. It ends with that."""
+        body, text = body_of(primitive), session.variables[primitive.writes[0]].text
+        if not body.is_read:
+            return text
         op = str(PrimitiveId(session.id, primitive.id))
         message = self.answers.of(op).message()
         self.answers.forget(op)
-        if body_of(primitive).call.offered_tools:
-            return message
-        return session.variables[primitive.writes[0]].text
+        return message if body.call.offered_tools else text
 
     async def _result(self, tenant: str, body: PromptBody, value: object) -> Transformed:
         """The value of an output whose transforms may take long."""

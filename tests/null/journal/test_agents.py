@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ from weftline_engine.api import Engine
 from weftline_engine.null import LatencyProfile, NullConfig, NullMode
 from weftline_engine.tools.calls import Begun
 from weftline_engine.tools.engine import ToolEngine
+from weftline_server.journal import journal
+from weftline_server.journal.store import Change, Store
+from weftline_server.journal.writer import Item, Writer
 from weftline_server.schedule.engines import fleet
 
 FAST = LatencyProfile(step_s=0.001)
@@ -41,6 +46,7 @@ def engine(folder: Path, latency: LatencyProfile = FAST, adds: str = ADDS) -> Nu
         ('"found": "x', "Found."),
         ("#add", adds),
         ("#once", called("note", path=path, wait_s=60.0)),
+        ("#both", called("add", a=1, b=2) + called("note", path=path)),
         ("#wait", called("wait_for", path=end)),
         ("#stream", forecast + called("look_up", query="y " * 100)),
     )
@@ -207,4 +213,51 @@ async def test_a_turn_that_a_client_has_seen_is_not_written_again(
         assert [one.task.name for one in found.tasks.values()] == ["chat", "add"]
     async with running(tmp_path / "store", engine(tmp_path), also) as server:
         found = server.service.find("local", session)
-        assert [one.state for one in found.tasks.values()] == ["failed", "done"]
+        turn, add = found.tasks.values()
+        assert turn.state == "failed" and not add.live
+
+
+async def test_a_kill_at_any_commit_runs_a_tool_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each entry is committed alone, and the file is copied after each commit. On every copy a
+    server ends the agent. Where `note` had begun and had not ended, the model reads that it may
+    have run; it runs only where it had not begun.
+    """
+    copies: list[Path] = []
+    write, notes = Store.write, tmp_path / "notes"
+
+    def copied(store: Store, changes: Sequence[Change]) -> None:
+        write(store, changes)
+        path = tmp_path / f"copy{len(copies)}"
+        with closing(sqlite3.connect(path)) as copy:
+            store._db.backup(copy)
+        copies.append(path)
+
+    class OneByOne(Writer):
+        """Commits each entry when it is put."""
+
+        def put(self, items: tuple[Item, ...]) -> None:
+            super().put(items)
+            self._commit_all(True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "write", copied)
+        patched.setattr(journal, "Writer", OneByOne)
+        async with serving(tmp_path) as server:
+            session = await began(server, "#both")
+            assert (await server.get(session, "a")).json()["value"] == "It is noted."
+    assert notes.read_text() == "noted\n"
+    ends: list[tuple[str, bool]] = []
+    for copy in copies:
+        notes.unlink(missing_ok=True)
+        async with running(copy, engine(tmp_path), tools()) as server:
+            found = await server.get(session, "a")
+            if found.status_code == 404:
+                continue  # it was not acknowledged
+            ends.append((found.json()["value"], notes.exists()))
+            server.service.find("local", session).validate()
+    assert len(ends) >= 6
+    # Before it began it runs, then it may have run, then its result is on disk.
+    states = [("It is noted.", True), ("I check.", False), ("It is noted.", False)]
+    assert [state for state, _ in groupby(ends)] == states

@@ -37,16 +37,12 @@ class PromptBody(Body):
     is_last: bool
     # Of these inputs the text may not enter the prompt part by part: a transform needs the whole.
     whole: frozenset[str] = frozenset()
+    is_read: bool = False  # the output may call tools: its text is read while it is generated
 
     @property
     def blocks(self) -> BlockStyle | None:
         """How blocks in the output call a tool; None if they call none."""
         return None
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the output may call tools."""
-        return bool(self.call.offered_tools) or self.blocks is not None
 
     @property
     def is_constant(self) -> bool:
@@ -134,6 +130,7 @@ def task_of(id: str, call: Call) -> Task:
             holders=tuple(named.values()),
             is_last=is_last,
             whole=whole,
+            is_read=bool(call.offered_tools),
         )
         own = segments[start:] if is_last else segments[start:at]
         primitives.append(_primitive(id, body, _chars(own, holders), primitives))

@@ -354,7 +354,7 @@ def as_turn(task: Task, run: AgentRun, kinds: Kinds) -> Task:
     body = primitive.body
     assert isinstance(body, PromptBody), "a turn is a call"
     given = {one.name: getattr(body, one.name) for one in fields(PromptBody)}
-    turn = TurnBody(**given, task=task.id, run=run, kinds=kinds)
+    turn = TurnBody(**{**given, "is_read": True}, task=task.id, run=run, kinds=kinds)
     return replace(task, primitives=(replace(primitive, body=turn),), owner=run.owner)
 
 
