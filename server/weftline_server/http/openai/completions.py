@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,34 +13,27 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from weftline.contract.errors import WeftlineError
-from weftline.contract.protocol import Submit
 from weftline_server.graph.primitive import Task
 from weftline_server.http.direct import Direct
 from weftline_server.http.event_stream import EventStream, sse
 from weftline_server.http.openai import tool_runs
-from weftline_server.http.openai.provenance import Provenance
 from weftline_server.http.openai.replies import (
     CHAT,
     TEXT,
-    Reply,
     Shape,
     deltas_of,
     finish_reason,
     logprobs_body,
-    usage_body,
 )
 from weftline_server.http.openai.requests import ChatRequest, CompletionRequest
-from weftline_server.http.openai.runs import Runs
+from weftline_server.http.openai.submission import Body, Running, start
 from weftline_server.http.openai.surface import Endpoint, check
-from weftline_server.http.state import asking, state_of
+from weftline_server.http.state import asking
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.kinds.prompt import call_of
-from weftline_server.observe.cost import Prices
 from weftline_server.observe.view import output_step
 from weftline_server.prompt.tool_parser import Called, Delta, Said
 from weftline_server.runtime.service import Service
-from weftline_server.session.origin import name_run
-from weftline_server.session.session import Session
 from weftline_server.session.task import Step
 
 T = TypeVar("T")
@@ -58,8 +51,7 @@ async def chat(request: Request) -> Response:
     service, tenant = asking(request)
     body = await read(request, ChatRequest, partial(check, Endpoint.CHAT))
     if body.weftline is not None and body.weftline.run_tools:
-        state = state_of(request.app)
-        return await tool_runs.respond(request, service, state.runs, tenant, body, state.prices)
+        return await tool_runs.respond(request, service, tenant, body)
     return await _complete(request, service, tenant, body, CHAT)
 
 
@@ -73,48 +65,6 @@ async def complete(request: Request) -> Response:
     service, tenant = asking(request)
     body = await read(request, CompletionRequest, partial(check, Endpoint.TEXT))
     return await _complete(request, service, tenant, body, TEXT)
-
-
-Body = ChatRequest | CompletionRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A submitted request: a call for each choice, and whether the session is its own.
-
-    A request that names a session leaves it open, and its calls in the session's graph.
-    """
-
-    service: Service
-    runs: Runs
-    session: Session
-    tasks: tuple[Task, ...]
-    own: bool
-    body: Body
-    reply: Reply
-    prices: Prices
-
-    @property
-    def choices(self) -> list[Choice]:
-        """The choices of the response, of which nothing has been sent."""
-        return [Choice.of(self, index, task) for index, task in enumerate(self.tasks)]
-
-    def usage(self) -> dict[str, Any]:
-        """The usage of all choices, which have ended."""
-        steps = (output_step(self.session, task.writes[0]) for task in self.tasks)
-        usages = [step.usage for step in steps if step is not None and step.usage is not None]
-        cost = self.prices.of_usages(self.reply.model, usages)
-        return {**usage_body(usages, self.body.n or 1), **self.prices.shown(cost)}
-
-    def end(self) -> None:
-        """Cancel the calls that still run, or close the session if it is the request's own."""
-        if self.own:
-            self.service.close(self.session)
-            return
-        if self.session.ended is None:
-            for task in self.tasks:
-                self.service.cancel(self.session, task.id)
-        self.runs.leave(self.session)
 
 
 @dataclass(slots=True)
@@ -209,47 +159,9 @@ def _has_come(deltas: Sequence[Delta]) -> bool:
     return True
 
 
-async def start(
-    request: Request, service: Service, tenant: str, body: Body, shape: Shape
-) -> Running:
-    """Submit the calls of `body`, in a session of the request's own, in the one that it names, or
-    in that of its conversation."""
-    body.check()
-    state = state_of(request.app)
-    runs = state.runs
-    said = body.weftline or Provenance()
-    if body.session_id is not None:
-        said = replace(said, session_id=body.session_id)
-    name_run(said.run_name)
-    runs.close(tenant, said.close)
-    found = None
-    if said.session_id is None and body.weftline is None and state.conversations is not None:
-        found = state.conversations.find(tenant, request.headers, body)
-    own = said.session_id is None and found is None
-    if found is not None:
-        session = found
-    elif said.session_id is None:
-        session = service.open(tenant, stays=False)
-    else:
-        session = runs.enter(tenant, said.session_id, opens=said.open)
-    try:
-        submit = Submit(session_id=session.id, calls=body.calls(session))
-        tasks = await service.submit(session, submit, whole=not body.stream)
-    except BaseException as error:
-        body.name_field(error)
-        if own:
-            service.close(session)
-        else:
-            runs.leave(session)
-        raise
-    ours = None if body.weftline is None else _ids(session, tasks[0])
-    reply = Reply.new(shape, service.model(body.model).name, ours)
-    return Running(service, runs, session, tasks, own, body, reply, state.prices)
-
-
-def _ids(session: Session, task: Task) -> dict[str, str]:
-    """The ids by which a client can name this call's value later."""
-    return {"session_id": session.id, "call_id": task.id, "semantic_var_id": task.writes[0]}
+def choices_of(running: Running) -> list[Choice]:
+    """The choices of the response, of which nothing has been sent."""
+    return [Choice.of(running, index, task) for index, task in enumerate(running.tasks)]
 
 
 async def _complete(
@@ -261,10 +173,10 @@ async def _complete(
         usage = body.stream_options is not None and body.stream_options.include_usage
         return EventStream(_events(running, usage))
     try:
-        reading = asyncio.gather(*(choice.whole() for choice in running.choices))
+        reading = asyncio.gather(*(choice.whole() for choice in choices_of(running)))
         choices = await or_disconnect(request, reading)
         running.runs.responded(running.session)
-        return JSONResponse(running.reply.whole(choices, running.usage()))
+        return JSONResponse(running.reply.whole(choices, running.usage(running.tasks)))
     except WeftlineError as error:
         body.name_field(error)
         raise
@@ -275,14 +187,14 @@ async def _complete(
 async def _events(running: Running, with_usage: bool) -> AsyncGenerator[bytes, None]:
     """Chunks as the text is generated. The calls end with the stream, whichever side ends it."""
     try:
-        streams = [choice.chunks() for choice in running.choices]
+        streams = [choice.chunks() for choice in choices_of(running)]
         async with aclosing(_merged(streams)) as chunks:
             async for chunk in chunks:
                 yield sse(None, chunk)
                 running.runs.responded(running.session)
         usage = b""
         if with_usage:
-            usage = sse(None, running.reply.usage_chunk(running.usage()))
+            usage = sse(None, running.reply.usage_chunk(running.usage(running.tasks)))
         yield usage + sse(None, "[DONE]")
     except WeftlineError as error:
         running.body.name_field(error)

@@ -17,9 +17,10 @@ from weftline.contract.errors import InvalidRequest, Overloaded, WeftlineError
 from weftline_engine.api import FinishReason
 from weftline_server.http.direct import Direct
 from weftline_server.http.event_stream import EventStream, sse
-from weftline_server.http.openai.completions import Running, start
+from weftline_server.http.openai.completions import choices_of
 from weftline_server.http.openai.replies import CHAT
 from weftline_server.http.openai.response_requests import ResponsesRequest
+from weftline_server.http.openai.submission import Running, start
 from weftline_server.http.openai.surface import Endpoint, check
 from weftline_server.http.state import asking
 from weftline_server.http.wire import or_disconnect, read, schema
@@ -48,12 +49,12 @@ async def respond(request: Request) -> Response:
     if body.stream:
         return EventStream(_events(running, made))
     try:
-        [choice] = running.choices
+        [choice] = choices_of(running)
         whole = await or_disconnect(request, choice.whole())
         running.runs.responded(running.session)
         for event in made.read(deltas_of(whole["message"])):
             assert event, "the response is built of its events"
-        return JSONResponse(made.ended(whole["finish_reason"], running.usage()))
+        return JSONResponse(made.ended(whole["finish_reason"], running.usage(running.tasks)))
     except WeftlineError as error:
         chat.name_field(error)
         raise
@@ -70,7 +71,7 @@ async def _events(running: Running, made: Made) -> AsyncGenerator[bytes, None]:
         number += 1
         return sse(event["type"], {**event, "sequence_number": number - 1})
 
-    [choice] = running.choices
+    [choice] = choices_of(running)
     try:
         for kind in ("response.created", "response.in_progress"):
             yield numbered({"type": kind, "response": made.body()})
@@ -82,7 +83,7 @@ async def _events(running: Running, made: Made) -> AsyncGenerator[bytes, None]:
             yield numbered(event)
         step = choice.step
         assert step is not None and step.reason is not None, "the stream has ended"
-        whole = made.ended(step.reason.value, running.usage())
+        whole = made.ended(step.reason.value, running.usage(running.tasks))
         yield numbered({"type": f"response.{whole['status']}", "response": whole})
     except WeftlineError as error:
         failed = {**made.body("failed"), "error": _error(error)}

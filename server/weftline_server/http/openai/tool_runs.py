@@ -16,19 +16,14 @@ from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
 from weftline.contract.errors import EngineFailed, InvalidRequest, WeftlineError
-from weftline.contract.protocol import Submit
 from weftline_engine.api import FinishReason
 from weftline_server.graph.primitive import Task, Where
 from weftline_server.http.event_stream import EventStream, sse
-from weftline_server.http.openai.provenance import Provenance
-from weftline_server.http.openai.replies import CHAT, Reply, usage_body
+from weftline_server.http.openai.replies import CHAT, Reply
 from weftline_server.http.openai.requests import ChatRequest
-from weftline_server.http.openai.runs import Runs
+from weftline_server.http.openai.submission import Running, start
 from weftline_server.http.wire import or_disconnect
-from weftline_server.lowering.kinds import KINDS
-from weftline_server.lowering.kinds.agent import agent_of
 from weftline_server.lowering.kinds.turn import Taken, turn_body, turns
-from weftline_server.observe.cost import Prices
 from weftline_server.observe.view import output_step
 from weftline_server.prompt.tool_parser import Delta, Said
 from weftline_server.runtime.service import Service
@@ -36,56 +31,32 @@ from weftline_server.session.session import Session
 from weftline_server.session.task import Step
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ToolRun:
     """One request, and how it becomes a response. `answers` are its turns that were not written
     again, as far as the response has come.
     """
 
-    service: Service
-    runs: Runs
-    session: Session
-    own: bool
-    prices: Prices
-    reply: Reply
-    first: Task | None = None
+    running: Running
     answers: list[Task] = field(default_factory=list)
     told: set[str] = field(default_factory=set)  # the client's calls that it was told of
 
-    @staticmethod
-    async def begin(
-        service: Service, runs: Runs, tenant: str, body: ChatRequest, prices: Prices
-    ) -> ToolRun:
-        """Submit the first turn. Raises InvalidRequest, and what a submit raises."""
-        check(body)
-        said = body.weftline or Provenance()
-        if body.session_id is not None:
-            said = replace(said, session_id=body.session_id)
-        own = said.session_id is None
-        if said.session_id is None:
-            session = service.open(tenant)
-        else:
-            session = runs.enter(tenant, said.session_id, opens=said.open)
-        reply = Reply.new(CHAT, "", None)
-        run = ToolRun(service, runs, session, own, prices, reply)
-        try:
-            [call] = body.calls(session)
-            known = service.tools()
-            call, shaped = agent_of(call, said.client_tools, said.code_tool, known, KINDS)
-            run.reply = replace(reply, model=service.model(body.model).name)
-            submit = Submit(session_id=session.id, calls=(call,))
-            [run.first] = await service.submit(session, submit, shaped=shaped)
-        except BaseException:
-            run.end()
-            raise
-        return run
+    @property
+    def session(self) -> Session:
+        """The session that it runs in."""
+        return self.running.session
+
+    @property
+    def reply(self) -> Reply:
+        """What makes the response's parts."""
+        return self.running.reply
 
     async def whole(self) -> dict[str, Any]:
         """The body of a response that is not streamed."""
         async for _ in self._parts(lambda deltas: False):
             pass
         choice = self.reply.choice(0, self._message(self.answers[-1]), self._step(), None)
-        body = self.reply.whole([choice], self.usage())
+        body = self.reply.whole([choice], self.running.usage(self.answers))
         return {**body, "weftline": self._ours()}
 
     async def events(self, with_usage: bool) -> AsyncGenerator[bytes, None]:
@@ -105,32 +76,24 @@ class ToolRun:
             delta = {"tool_calls": [{**one, "index": at} for at, one in enumerate(calls)]}
             end = self.reply.chunk(0, delta if calls else {}, finish=last["finish_reason"])
             yield sse(None, {**end, "weftline": {**self._ours(), "message": message}})
-            usage = sse(None, self.reply.usage_chunk(self.usage())) if with_usage else b""
-            yield usage + sse(None, "[DONE]")
+            if with_usage:
+                yield sse(None, self.reply.usage_chunk(self.running.usage(self.answers)))
+            yield sse(None, "[DONE]")
         except WeftlineError as error:
             yield sse(None, error.to_body())
         finally:
             self.end()
 
-    def usage(self) -> dict[str, Any]:
-        """The usage of all turns, and what they cost."""
-        steps = (output_step(self.session, turn.writes[0]) for turn in self.answers)
-        usages = [one.usage for one in steps if one and one.usage is not None]
-        cost = self.prices.of_usages(self.reply.model, usages)
-        return {**usage_body(usages, 1), **self.prices.shown(cost)}
-
     def end(self) -> None:
         """End what still runs, and the session if it is the request's own."""
-        if self.own:
-            self.service.close(self.session)
-            return
-        if self.session.ended is None and self.first is not None:
-            graph = self.session.graph
-            for turn in list(turns(graph, self.first.id)):
-                tools = [one.task for one in turn_body(graph, turn.id).taken if one.task]
-                for id in (turn.id, *tools):
-                    self.service.cancel(self.session, id)
-        self.runs.leave(self.session)
+        self.running.end(self._tasks())
+
+    def _tasks(self) -> Iterator[str]:
+        """The turns and tools of the run so far."""
+        graph = self.session.graph
+        for turn in list(turns(graph, self.running.tasks[0].id)):
+            yield turn.id
+            yield from (one.task for one in turn_body(graph, turn.id).taken if one.task)
 
     async def _parts(
         self, shows: Callable[[Sequence[Delta]], bool]
@@ -140,8 +103,7 @@ class ToolRun:
         The client `shows` some parts of the answers: a turn of which it has one is not written
         again.
         """
-        assert self.first is not None, "the first turn was submitted"
-        readers, session, id = self.service.readers, self.session, self.first.id
+        readers, session, id = self.running.service.readers, self.session, self.running.tasks[0].id
         while id:
             turn = session.graph.tasks[id]
             self.answers.append(turn)
@@ -169,7 +131,7 @@ class ToolRun:
                 continue
             if graph.primitives[f"{one.task}/0"].traits.where is Where.CLIENT:
                 self.told.add(one.task)
-                self.service.readers.shown(self.session, turn.writes[0])
+                self.running.service.readers.shown(self.session, turn.writes[0])
                 call = {"id": one.call.id, "name": one.call.name, "arguments": one.call.arguments}
                 yield {**call, "variable": one.result}
 
@@ -223,23 +185,16 @@ def check(body: ChatRequest) -> None:
         raise InvalidRequest("run_tools gives no logprobs: leave them out", param="logprobs")
 
 
-async def respond(
-    request: Request,
-    service: Service,
-    runs: Runs,
-    tenant: str,
-    body: ChatRequest,
-    prices: Prices,
-) -> Response:
+async def respond(request: Request, service: Service, tenant: str, body: ChatRequest) -> Response:
     """The response to a chat completion whose tools the server runs."""
-    body.check()
-    run = await ToolRun.begin(service, runs, tenant, body, prices)
+    check(body)
+    run = ToolRun(await start(request, service, tenant, body, CHAT))
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage
         return EventStream(run.events(usage))
     try:
         made = await or_disconnect(request, run.whole())
-        runs.responded(run.session)
+        run.running.runs.responded(run.session)
         return JSONResponse(made)
     finally:
         run.end()
