@@ -161,6 +161,16 @@ async def test_an_agent_ends_after_its_most_turns(server: Server) -> None:
     assert (step["finish_reason"], names(found["graph"])["ask"]) == ("stop", 1)
 
 
+async def test_an_agent_runs_the_tools_that_its_call_names(server: Server, tmp_path: Path) -> None:
+    """The model calls a tool of the server that it was not told of: the run ends, and nothing has
+    happened."""
+    step = agent({"text": "#note"})
+    step["call"]["tools"] = [{"type": "function", "function": {"name": "add"}}]
+    found = await run(server, step, get=["a"])
+    assert (found["values"], names(found["graph"])["ask"]) == ({"a": ""}, 1)
+    assert not (tmp_path / "notes").exists()
+
+
 async def test_an_agent_that_is_cancelled_ends_its_tools(server: Server, tmp_path: Path) -> None:
     """What reads it fails with it, and nothing of it runs on."""
     session = await server.session()

@@ -4,7 +4,7 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -116,12 +116,13 @@ def agent_of(
     the answer, for that tool. Raises InvalidRequest if there is no tool to run.
     """
     if code is not None:
-        made = AgentRun(id="", served=_served(tools), code=(code, _text_argument(tools, code)))
+        argument = _text_argument(tools, code)
+        run = AgentRun(id="", served=_served([code], tools), code=(code, argument))
     else:
         _check_own(call, own, tools)
-        call, _ = _offered(call, tools, has_others=bool(own))
-        made = AgentRun(id="", served=_served(tools), own=tuple(own))
-    return call, partial(_first_turn, run=made, kinds=kinds)
+        call, served = _offered(call, tools, has_others=bool(own))
+        run = AgentRun(id="", served=served, own=tuple(own))
+    return call, partial(_first_turn, run=run, kinds=kinds)
 
 
 def _first_turn(task: Task, run: AgentRun, kinds: Kinds) -> Task:
@@ -131,22 +132,26 @@ def _first_turn(task: Task, run: AgentRun, kinds: Kinds) -> Task:
 def _offered(
     call: Call, tools: Tools, has_others: bool = False
 ) -> tuple[Call, tuple[ServedTool, ...]]:
-    """The call with the server's tools that it names, or all if it names none."""
+    """The call with the server's tools that it names, or all if it names none, and these tools. The
+    server runs no others.
+    """
     if not tools and not has_others:
         raise InvalidRequest(
             "this server has no tools: add a [[tool]] table to its configuration",
             param="weftline.run_tools",
         )
-    named = (
-        tool_of(tools[name][1]) if (name := one.function.name) in tools else one
-        for one in call.tools
-    )
-    offered = tuple(named) or tuple(tool_of(told) for _, told in tools.values())
-    return replace(call, tools=offered), _served(tools)
+    if not call.tools:
+        offered = tuple(tool_of(told) for _, told in tools.values())
+        return replace(call, tools=offered), _served(tools, tools)
+    names = [one.function.name for one in call.tools]
+    named = zip(names, call.tools, strict=True)
+    offered = tuple(tool_of(tools[name][1]) if name in tools else one for name, one in named)
+    return replace(call, tools=offered), _served(names, tools)
 
 
-def _served(tools: Tools) -> tuple[ServedTool, ...]:
-    return tuple(served_tool(engine, told) for engine, told in tools.values())
+def _served(names: Iterable[str], tools: Tools) -> tuple[ServedTool, ...]:
+    known = (tools[name] for name in names if name in tools)
+    return tuple(served_tool(engine, told) for engine, told in known)
 
 
 def _check_own(call: Call, own: Sequence[ClientTool], tools: Tools) -> None:
