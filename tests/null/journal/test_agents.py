@@ -21,6 +21,7 @@ from tests.null.tools.test_tool_runs import _Dies, called, streamed, until
 from weftline_engine.api import Engine
 from weftline_engine.null import LatencyProfile, NullConfig, NullMode
 from weftline_engine.tools.calls import Begun
+from weftline_engine.tools.config import ToolsConfig
 from weftline_engine.tools.engine import ToolEngine
 from weftline_server.journal import journal
 from weftline_server.journal.store import Change, Store
@@ -149,6 +150,46 @@ async def test_a_tool_that_takes_its_call_as_it_is_written_is_fed_again(tmp_path
         assert names(graph)["forecast"] == 1
 
 
+SLOW_TOOL = """
+import time
+from pathlib import Path
+from weftline.toolkit import StreamingTool
+
+class Sleep(StreamingTool):
+    "Wait for a file."
+    name = "sleep"
+    effects = "none"
+    parameters = {"path": str}
+
+    def finish(self):
+        path = Path(self.arguments["path"])
+        path.with_suffix(".begun").touch()
+        while not path.exists():
+            time.sleep(0.01)
+        return "slept"
+"""
+
+
+async def test_a_tool_has_its_arguments_from_the_disk(tmp_path: Path) -> None:
+    """It took its call as it was written, and ran on when the turn had ended. The next run gives it
+    the call again, though the model does not write it again."""
+    (tmp_path / "sleeping.py").write_text(SLOW_TOOL)
+    made, begun = ToolsConfig(name="some", module="sleeping", path=tmp_path), Begun()
+    rules = ("slept", "I slept."), ("#sleep", called("sleep", path=str(tmp_path / "end")))
+    model = NullConfig(mode=NullMode.SCRIPT, script=rules, latency=FAST)
+    also = {"tool:some": lambda: ToolEngine(made, begun)}
+    async with running(tmp_path / "store", model, also) as server:
+        session = await began(server, "#sleep")
+        await task_named(server, session, "ask", "done")
+        while not (tmp_path / "end.begun").exists():  # noqa: ASYNC110 - another process makes it
+            await asyncio.sleep(0.01)
+        await server.service.registry.kept(server.service.find("local", session))
+        await cut(server)
+    (tmp_path / "end").touch()
+    async with running(tmp_path / "store", model, also) as server:
+        assert (await server.get(session, "a", timeout_s=20)).json()["value"] == "I slept."
+
+
 async def test_a_tool_that_runs_once_is_not_repeated(tmp_path: Path) -> None:
     """The model reads that it may have run, and goes on."""
     async with serving(tmp_path) as server:
@@ -256,6 +297,7 @@ async def test_a_kill_at_any_commit_runs_a_tool_once(
             if found.status_code == 404:
                 continue  # it was not acknowledged
             ends.append((found.json()["value"], notes.exists()))
+            assert names(await server.graph(session))["add"] == 1
             server.service.find("local", session).validate()
     assert len(ends) >= 6
     # Before it began it runs, then it may have run, then its result is on disk.

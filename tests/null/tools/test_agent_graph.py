@@ -11,7 +11,7 @@ import pytest
 
 from tests.null.asgi import Serve, Server, call
 from tests.null.tools.conftest import config
-from tests.null.tools.test_tool_runs import PACE, called, until
+from tests.null.tools.test_tool_runs import PACE, ask, called, until
 from weftline_engine.null import NullConfig, NullMode
 from weftline_engine.tools.calls import Begun
 from weftline_engine.tools.engine import ToolEngine
@@ -33,6 +33,8 @@ def script(folder: Path) -> tuple[tuple[str, str], ...]:
         ("#wait", called("wait_for", path=str(folder / "end"))),
         ("summary of", "A summary."),
         ("#plain", "Nothing to call."),
+        ("#slow", "and so on " * 40),
+        ("#list", "Rome\nplain " + "and so on " * 40),
     )
 
 
@@ -132,6 +134,85 @@ async def test_an_agent_is_a_side_of_a_branch(server: Server, tmp_path: Path, ki
         int(kind == "note"),
         int(kind == "look"),
     )
+
+
+def naming(step: Any, tool: str) -> Any:
+    """The agent, whose call names one tool."""
+    named = [{"type": "function", "function": {"name": tool}}]
+    return {**step, "call": {**step["call"], "tools": named}}
+
+
+@pytest.mark.parametrize("taken", [False, True])
+async def test_agents_in_a_list_wait_for_a_branch(server: Server, taken: bool) -> None:
+    """The branch is decided by a text that takes a while. Until then no model writes for the list
+    on its side, although its tools change nothing."""
+    decides = call("decide", "#slow {{output:kind}}", kind="kind")
+    branch = {
+        "kind": "branch",
+        "on": {"var": "kind"},
+        "cases": [{"when": {"op": "contains", "value": "and" if taken else "or"}, "take": "all"}],
+        "default": "none",
+        "out": "answer",
+    }
+    one = naming(agent({"text": "#"}, {"input": "item"}, out="a", item="item"), "look_up")
+    each = {
+        "kind": "each",
+        "over": {"value": ["Rome"]},
+        "body": {"steps": [one]},
+        "collect": {"a": "all"},
+    }
+    none = {"kind": "text", "parts": [{"value": "nothing"}], "out": "none"}
+    found = await run(server, branch, each, none, calls=[decides], get=["answer"])
+    assert found["values"]["answer"] == (["Rome is found."] if taken else "nothing")
+    assert names(found["graph"])["ask"] == (2 if taken else 0)
+    if taken:
+        first, decided = began(found["graph"], "decide")
+        assert first >= decided
+
+
+@pytest.mark.parametrize(("tool", "early"), [("look_up", True), ("note", False)])
+async def test_an_agent_begins_while_its_list_is_written(
+    server: Server, tool: str, early: bool
+) -> None:
+    """Where a tool changes something, it waits for the end: the list may not have the item then."""
+    writes = call("list", "#list {{output:list}}", list="list")
+    one = naming(agent({"text": "#"}, {"input": "item"}, out="a", item="item"), tool)
+    each = {
+        "kind": "each",
+        "over": {"var": "list", "transforms": [{"op": "line_list"}]},
+        "body": {"steps": [one]},
+        "collect": {"a": "all"},
+    }
+    found = await run(server, each, calls=[writes], get=["all"])
+    said = "Rome is found." if early else ""
+    assert found["values"]["all"] == [said, "Nothing to call."]
+    first, written = began(found["graph"], "list")
+    assert (first < written) is early
+
+
+def began(graph: dict[str, Any], other: str) -> tuple[float, float]:
+    """When the first turn of an agent was queued, and when another call ended."""
+    turns = [one["steps"][0]["queued_s"] for one in graph["calls"] if one["name"] == "ask"]
+    [ended] = [one["ended_s"] for one in graph["calls"] if one["name"] == other]
+    return min(turns), ended
+
+
+async def test_a_request_runs_a_tool_with_effects_beside_an_undecided_branch(
+    server: Server, tmp_path: Path
+) -> None:
+    """Nobody reads its last answer but the request: its tool is needed all the same."""
+    session = await server.session()
+    branch = {
+        "kind": "branch",
+        "on": {"var": "unset"},
+        "cases": [{"when": {"op": "equals", "value": 1}, "take": "unset"}],
+        "default": "unset",
+        "out": "answer",
+    }
+    await server.submit(session, steps=[branch])
+    answer = await ask(server, "#note", session_id=session)
+    assert answer["choices"][0]["message"]["content"] == "It is noted."
+    assert (tmp_path / "notes").read_text() == "noted\n"
 
 
 async def test_an_agent_is_the_body_of_a_loop(server: Server) -> None:
