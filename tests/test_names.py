@@ -65,6 +65,7 @@ PUBLIC = frozenset({"client/weftline/watching.py", "engine/weftline_engine/embed
 _FRAME = "the frame that carries the verb to an engine; the wire writes the class's name"
 _EVENT = "an event for users of weftline.watching, and an event of the engines' contract"
 SHARED = {
+    "AgentRun": "an agent's run for users of the client, and what its turns share in the server",
     "Failed": _EVENT,
     "Feed": "the submits of an adapter's run, and " + _FRAME,
     "Finished": "a transform named like LangChain's parser, and an event of the engines' contract",

@@ -74,8 +74,9 @@ class Traits:
 
     A kind that acts `anywhere` may change any place outside the graph: nobody knows which, or the
     tasks that it adds do it. A kind that `chooses` decides which of several variables is needed. A
-    kind `of_request` serves one request of a client, and ends when the server does. `operation`
-    is OpenTelemetry's name of what the kind does; "" is the kind's own name.
+    kind `of_request` serves one request of a client, and ends when the server does, as tool calls
+    in the records of earlier versions do. `operation` is OpenTelemetry's name of what the kind
+    does; "" is the kind's own name.
     """
 
     where: Where = Where.ENGINE
@@ -113,6 +114,12 @@ class PrimitiveBody:
     def joins(self, variable: str) -> Specs | None:
         """The transforms of an input, if the last joins the items of a list to a text, so that the
         text of the first items can be used before the list is complete; None if it does not.
+        """
+        return None
+
+    def lost(self) -> object | None:
+        """The value of a primitive that may have run, and must not run again; None if there can be
+        none.
         """
         return None
 

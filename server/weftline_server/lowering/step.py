@@ -32,6 +32,8 @@ CHARS_PER_TOKEN = 4  # a guess that needs no tokenizer
 GUESSED_WORK = 64  # tokens of a step whose inputs are not known yet
 
 S = TypeVar("S", bound=StepBase)
+# The tools that engines run, by name: the engine's name, and what it says of the tool.
+Tools = Mapping[str, tuple[str, Mapping[str, Any]]]
 Rename = Callable[[str], str]
 
 
@@ -40,6 +42,18 @@ class StepBody(PrimitiveBody):
     """The step that a primitive runs."""
 
     step: StepBase
+
+
+@dataclass(frozen=True, slots=True)
+class Resolver:
+    """What the names in a step mean on this server. Each function raises if there is no such thing.
+
+    `prepare` names the model of a call, `resource` is what runs a step, `tools` are all tools.
+    """
+
+    prepare: Callable[[Call], Call]
+    resource: Callable[[StepBase], str]
+    tools: Callable[[], Tools]
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +101,14 @@ class StepKind(Generic[S]):
         """Whether it, or the body that it repeats, changes something outside the graph."""
         body = repeated_body(step)
         return self.effects(step) is not Effects.NONE or not (body is None or kinds.is_free(body))
+
+    def generates(self, step: S) -> bool:
+        """Whether a model generates text in the step itself."""
+        return False
+
+    def resolved(self, step: S, resolver: Resolver) -> S:
+        """The step with what its names mean; see also `control.body.resolved`."""
+        return step
 
     def later(self, step: S, kinds: Kinds) -> tuple[str, ...]:
         """The variables that it may read once it has decided something."""

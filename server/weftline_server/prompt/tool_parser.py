@@ -399,23 +399,3 @@ def parser_of(call: Call, key: str, format: ToolFormat) -> ToolParser:
     """Return the parser for an output of `call`. `key` identifies the output."""
     schemas = {tool.function.name: tool.function.schema for tool in call.offered_tools}
     return ToolParser(format, schemas, key, single=not call.parallel_tool_calls)
-
-
-def message_of(parser: ToolParser, text: str) -> dict[str, Any]:
-    """Return a complete answer as OpenAI's assistant message: its text, and its calls if any."""
-    said: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for delta in (*parser.feed(text), *parser.end()):
-        match delta:
-            case Said(more):
-                said.append(more)
-            case Called(_, id, name):
-                function = {"name": name, "arguments": ""}
-                calls.append({"id": id, "type": "function", "function": function})
-            case Arguments(index, more):
-                calls[index]["function"]["arguments"] += more
-    content = "".join(said)
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    if calls:
-        message |= {"content": content or None, "tool_calls": calls}
-    return message

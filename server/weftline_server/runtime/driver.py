@@ -11,16 +11,19 @@ from typing import Protocol
 
 from weftline.contract.errors import ClientStepFailed, StorageFull, WeftlineError
 from weftline.contract.protocol import SetVariable, Submit
+from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId, Task, Where
 from weftline_server.journal.journal import Journal, Key
 from weftline_server.lowering.bounds import costly_specs
 from weftline_server.lowering.control.sides import gated
 from weftline_server.lowering.kinds import KINDS
 from weftline_server.lowering.kinds.prompt import PromptBody
+from weftline_server.prompt.answer import CallState
 from weftline_server.prompt.prompter import Payload
 from weftline_server.runtime.attempts import Attempt
 from weftline_server.runtime.backlog import Backlog
 from weftline_server.runtime.containment import Containment
+from weftline_server.runtime.early_calls import EarlyCalls
 from weftline_server.runtime.early_fill import EarlyFill
 from weftline_server.runtime.early_items import EarlyItems
 from weftline_server.runtime.engine_reports import EngineReports
@@ -36,7 +39,7 @@ from weftline_server.session.draft import Draft
 from weftline_server.session.origin import ORIGIN
 from weftline_server.session.resumption import runs_once
 from weftline_server.session.session import Session
-from weftline_server.session.task import TaskRun
+from weftline_server.session.task import RunState, TaskRun
 
 log = logging.getLogger("weftline.driver")
 
@@ -76,12 +79,20 @@ class Driver:
         self._items = EarlyItems(
             dispatcher, self._runners.steps, clock, self.apply, contained.spawn
         )
+        self._calls = EarlyCalls(
+            dispatcher,
+            self._runners.prompts.answers,
+            clock,
+            self.apply,
+            self._cut,
+            early="early_tools" not in without,
+        )
         self._hint_updates = HintUpdates(contained)
         self.reports = EngineReports(
             registry,
-            dispatcher.catalogue.prompter,
             self._runners,
             self._items,
+            self._calls,
             self._hint_updates,
             contained,
             self.apply,
@@ -141,11 +152,12 @@ class Driver:
         key: Key | None = None,
         *,
         whole: bool = False,
+        shaped: Callable[[Task], Task] | None = None,
     ) -> tuple[Task, ...]:
         """Lower and start all calls and steps of `submit`, or raise and change nothing.
 
         The journal keeps the `key` of the request with them. With `whole` the client streams
-        none of their outputs.
+        none of their outputs. The tasks are `shaped` by this function.
         """
         if not submit.calls and not submit.steps:
             return ()  # it only reads
@@ -155,7 +167,7 @@ class Driver:
         tasks: list[Task] = []
         begun = 0
         for task in tasks_of(session, submit, self.dispatcher, self.registry.salts[session.tenant]):
-            tasks.append(task)
+            tasks.append(task if shaped is None else shaped(task))
             parts = 0 if task.call is None else len(task.call.placeholders)
             begun += TURN_PARTS // TURN_CALLS + parts
             if begun >= TURN_PARTS:
@@ -259,12 +271,26 @@ class Driver:
                 contained.spawn(session, _filled(self._prompts, session, id))
             case ev.Stop(id):
                 self._stop(PrimitiveId(session.id, id))
+            case ev.Cut(id):
+                self._cut(session, id)
             case ev.Replan(primitives):
                 self._hint_updates.note(session, primitives)
             case ev.GoOn():
                 contained.spawn(session, self._next_turn(session))
             case ev.Ended(task):
                 self._ended(session, session.tasks[task])
+
+    def _cut(self, session: Session, id: str) -> None:
+        """End an output, which an engine generates, as if it had ended by itself."""
+        if session.primitives[id].state is not RunState.RUNNING:
+            return  # its text will come again
+        self.dispatcher.cancel(str(PrimitiveId(session.id, id)))
+        self._calls.ended(session, id, CallState.REFUSED)
+        value = self._runners.prompts.said(session, session.graph.primitives[id])
+        event = ev.PrimitiveFinished(
+            now=self._now(), primitive=id, reason=api.FinishReason.STOP, value=value
+        )
+        self.apply(session, event)
 
     async def _next_turn(self, session: Session) -> None:
         await asyncio.sleep(0)  # what was started in this turn runs before
@@ -288,7 +314,9 @@ class Driver:
 
     def _ended(self, session: Session, task: TaskRun) -> None:
         for run in task.primitives:
-            self._engineless.end(PrimitiveId(session.id, run.id))
+            id = PrimitiveId(session.id, run.id)
+            self._engineless.end(id)
+            self._calls.forget(id)
         for observer in self.observers:
             try:
                 observer.task_ended(session, task)
@@ -301,6 +329,8 @@ class Driver:
         self._prepared.pop(id, None)
         self._prompts.forget(id)
         self._items.forget(id)
+        self._calls.forget(id)
+        self._runners.prompts.answers.forget(str(id))
         self.dispatcher.cancel(str(id))
 
     async def _run(self, session: Session, id: str) -> None:
@@ -338,6 +368,8 @@ class Driver:
             attempt = Attempt(number)
             work = runner.work(session, primitive, payload, attempt, self._now())
             self.dispatcher.enqueue(work)
+            if work.op.open:
+                self._calls.opened(full)
 
     def resume(self, journal: Journal) -> None:
         """Go on with the sessions that are on disk."""

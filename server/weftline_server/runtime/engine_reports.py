@@ -12,9 +12,11 @@ from weftline.contract.errors import from_name as error_named
 from weftline_engine import api
 from weftline_server.graph.growth import TakesItems
 from weftline_server.graph.primitive import Primitive, PrimitiveId
+from weftline_server.lowering.kinds.prompt import PromptBody
 from weftline_server.lowering.results import Transformed
-from weftline_server.prompt.prompter import Prompter
+from weftline_server.prompt.answer import CallState
 from weftline_server.runtime.containment import Containment
+from weftline_server.runtime.early_calls import EarlyCalls
 from weftline_server.runtime.early_items import EarlyItems
 from weftline_server.runtime.future import Foresight
 from weftline_server.runtime.hint_updates import HintUpdates
@@ -39,18 +41,18 @@ class EngineReports:
     def __init__(
         self,
         registry: Registry,
-        prompter: Callable[[str], Prompter],
         runners: Runners,
         items: EarlyItems,
+        calls: EarlyCalls,
         hint_updates: HintUpdates,
         contained: Containment,
         apply: Callable[[Session, ev.SessionEvent], None],
         clock: Callable[[], float],
     ) -> None:
         self._registry = registry
-        self._prompter = prompter
         self._runners = runners
         self._items = items
+        self._calls = calls
         self._hint_updates = hint_updates
         self._contained = contained
         self._apply = apply
@@ -59,7 +61,7 @@ class EngineReports:
     @property
     def outlook(self) -> Foresight:
         """Answers what memory asks about the future of a context."""
-        return Foresight(self._registry, self._prompter)
+        return Foresight(self._registry)
 
     def restarts(self, id: PrimitiveId) -> bool:
         """Forget the text of a primitive that is to run again; False if a client has some of the
@@ -67,6 +69,7 @@ class EngineReports:
         session = self._registry.by_id(id.session)
         if session is None or not may_restart(session.execution, id.primitive):
             return False
+        self._runners.prompts.answers.forget(str(id))
         self._apply(session, ev.PrimitiveRestarted(now=self._now(), primitive=id.primitive))
         return True
 
@@ -94,7 +97,9 @@ class EngineReports:
                     admitted=admitted,
                 )
             case api.Part():
-                event = self._runners.prompts.part(primitive, outcome, self._now())
+                part = self._runners.prompts.part(primitive, outcome, self._now())
+                self._told(session, part)
+                return
             case api.Items():
                 self._items.came(session, primitive, outcome)
                 return
@@ -106,7 +111,10 @@ class EngineReports:
                     self._finish(session, primitive, ended)
                     return
                 error = error_named(name, EngineFailed)(message, param=param)
-                event = ev.PrimitiveFailed(now=self._now(), primitive=primitive.id, error=error)
+                taken = any(session.variables[var].taken for var in primitive.writes)
+                event = ev.PrimitiveFailed(
+                    now=self._now(), primitive=primitive.id, error=error, is_taken=taken
+                )
             case api.Paused(reason=mark, usage=usage):
                 # For the call it has ended: the tool runs in the client, or in another task.
                 log.debug("primitive %s paused on %r", primitive.id, mark)
@@ -128,8 +136,10 @@ class EngineReports:
     def _finish(self, session: Session, primitive: Primitive, finished: api.Finished) -> None:
         """Make the value, elsewhere if that takes long, and tell the session."""
         finished = self._items.finished(session.id, primitive, finished)
+        if isinstance(primitive.body, PromptBody) and primitive.body.is_read:
+            self._read_to_end(session, primitive, finished)
         made = self._runners.of(primitive).result(session, primitive, finished)
-        takes_items = isinstance(primitive.body, TakesItems)
+        takes_items = isinstance(primitive.body, TakesItems) and not primitive.traits.has_prompt
         if isinstance(made, Transformed) and not takes_items:
             self._apply(session, _finished(primitive, finished, made))
             return
@@ -143,6 +153,21 @@ class EngineReports:
             self._apply(session, _finished(primitive, finished, value))
 
         self._contained.spawn(session, later())
+
+    def _told(self, session: Session, event: ev.TextGenerated) -> None:
+        """More of an output was generated: its readers are told, and the tools that it calls
+        start."""
+        self._apply(session, event)
+        if event.deltas:
+            self._calls.came(session, event.primitive, event.deltas)
+
+    def _read_to_end(self, session: Session, primitive: Primitive, finished: api.Finished) -> None:
+        """An answer with tools has ended: the session is told of all its calls."""
+        if (last := self._runners.prompts.last(primitive, finished)) is not None:
+            self._told(session, last)
+        is_cut = finished.reason is api.FinishReason.LENGTH
+        state = CallState.CUT if is_cut else CallState.ENDED
+        self._calls.ended(session, primitive.id, state)
 
 
 def _pieces(

@@ -5,13 +5,9 @@ The future says which primitive reads the context next, how much of the context,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.lowering.kinds.prompt import PromptBody
-from weftline_server.prompt.prompter import Prompter
-from weftline_server.prompt.tool_format import ToolFormat
-from weftline_server.prompt.tool_parser import Called, parser_of
+from weftline_server.prompt.tool_parser import Called
 from weftline_server.runtime.registry import Registry
 from weftline_server.schedule.memory.keeper import Want
 from weftline_server.session.session import Session
@@ -24,11 +20,10 @@ _MOST_HOPS = 8
 
 
 class Foresight:
-    """Memory's `Outlook`. `prompter` is that of a served model."""
+    """Memory's `Outlook`."""
 
-    def __init__(self, registry: Registry, prompter: Callable[[str], Prompter]) -> None:
+    def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._prompter = prompter
 
     def want(self, id: PrimitiveId) -> Want | None:
         """The future use of a finished primitive's context; None without a future reader."""
@@ -45,8 +40,7 @@ class Foresight:
         session = self._registry.by_id(id.session)
         if session is None or id.primitive not in session.graph.primitives:
             return ()
-        resource = session.graph.primitives[id.primitive].resource
-        return called_tools(session, id.primitive, self._prompter(resource).tool_format)
+        return called_tools(session, id.primitive)
 
 
 def want(session: Session, id: str) -> Want | None:
@@ -77,14 +71,10 @@ def want(session: Session, id: str) -> Want | None:
     return Want() if session.stays else None
 
 
-def called_tools(session: Session, id: str, format: ToolFormat) -> tuple[str, ...]:
+def called_tools(session: Session, id: str) -> tuple[str, ...]:
     """The names of the tools that the output of primitive `id` calls, in its order."""
-    body = session.graph.primitives[id].body
-    variable = body.output.semantic_var_id if isinstance(body, PromptBody) else None
-    if variable is None or not isinstance(body, PromptBody):
-        return ()
-    parser, text = parser_of(body.call, id, format), session.variables[variable].text
-    deltas = (*parser.feed(text), *parser.end())
+    [variable] = session.graph.primitives[id].writes
+    deltas = session.variables[variable].deltas
     return tuple(delta.name for delta in deltas if isinstance(delta, Called))
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from weftline.contract.errors import StorageFull
 from weftline.contract.protocol import Criterion, SetVariable, Submit
 from weftline_server.graph.primitive import Task
 from weftline_server.journal.journal import Key
+from weftline_server.lowering.step import Tools
 from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.engine_view import EngineStatus, EngineView, ServedModel, Status
 from weftline_server.runtime.lifecycle import Lifecycle
 from weftline_server.runtime.readers import TextChunk
-from weftline_server.runtime.tool_loop import ClientCall, ServerTools, Turn
 from weftline_server.session.session import Session
 from weftline_server.session.variable import Variable
 
-__all__ = ["ClientCall", "EngineStatus", "ServedModel", "Service", "Status", "Turn"]
+__all__ = ["EngineStatus", "ServedModel", "Service", "Status"]
 
 
 class Service:
@@ -24,7 +24,7 @@ class Service:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self.tools = ServerTools(driver)
+        self.tools: Callable[[], Tools] = lambda: driver.dispatcher.catalogue.tools
         self.registry = driver.registry
         self.readers = driver.readers
         self.lifecycle = Lifecycle(driver)
@@ -47,20 +47,26 @@ class Service:
         self._driver.close(session)
 
     async def submit(
-        self, session: Session, submit: Submit, key: Key | None = None, *, whole: bool = False
+        self,
+        session: Session,
+        submit: Submit,
+        key: Key | None = None,
+        *,
+        whole: bool = False,
+        shaped: Callable[[Task], Task] | None = None,
     ) -> tuple[Task, ...]:
         """Add all calls of `submit` to the session, or raise and change nothing. With `whole` the
-        client streams none of their outputs.
+        client streams none of their outputs. Their tasks are `shaped` by this function.
 
         On a server that keeps sessions on disk they are there at the return. Where the disk is full
         only now, the calls that were added are cancelled.
         """
         journal = self.registry.journal
         if journal is None:
-            return await self._driver.submit(session, submit, whole=whole)
+            return await self._driver.submit(session, submit, whole=whole, shaped=shaped)
         if submit.calls or submit.steps:
             journal.admit()
-        tasks = await self._driver.submit(session, submit, key, whole=whole)
+        tasks = await self._driver.submit(session, submit, key, whole=whole, shaped=shaped)
         try:
             await journal.kept(session)
         except StorageFull:

@@ -16,7 +16,7 @@ from weftline_server.lowering.kinds import KINDS
 from weftline_server.lowering.kinds.prompt import lower_call, template_of, with_length
 from weftline_server.lowering.provenance import Sources
 from weftline_server.lowering.sampling import asked, check_served, is_free
-from weftline_server.lowering.step import kind_name, repeated_body
+from weftline_server.lowering.step import Resolver, kind_name, repeated_body
 from weftline_server.runtime.prompts import body_of
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.engines.member import efficient_batch
@@ -46,11 +46,13 @@ def tasks_of(
         return replace(sources.verified(call), model=model_of(call))
 
     resource = partial(_resource, dispatcher)
+    resolver = Resolver(named, resource, lambda: dispatcher.catalogue.tools)
 
     def step_of(step: Step) -> Task:
         if repeated_body(step) is not None:
-            step = resolved(step, named, resource)
+            step = resolved(step, resolver, KINDS)
         with _naming(step):
+            step = KINDS.of(step).resolved(step, resolver)
             found = resource(step)
             batch = efficient_batch(dispatcher.members, kind_name(step), found)
             return replace(KINDS.lower_step(step, found, batch=batch), step=step)

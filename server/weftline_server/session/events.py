@@ -11,6 +11,7 @@ from weftline_engine.api import FinishReason, Usage
 from weftline_engine.api.record import record
 from weftline_server.graph.engine_score import EngineScore
 from weftline_server.graph.primitive import Task
+from weftline_server.prompt.tool_parser import Delta
 from weftline_server.session.origin import NOBODY, Origin
 from weftline_server.session.task import TokenLogprob
 
@@ -172,6 +173,7 @@ class TextGenerated(PrimitiveEvent):
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
+    deltas: tuple[Delta, ...] = ()  # what was read of an answer that may call tools
 
     @property
     def detail(self) -> str:
@@ -229,9 +231,13 @@ class ItemsCame(PrimitiveEvent):
 
 @record
 class PrimitiveFailed(PrimitiveEvent):
-    """The primitive failed and is not tried again. Failed attempts before are not reported."""
+    """The primitive failed and is not tried again. Failed attempts before are not reported.
+
+    Its output `is_taken` if a client has a part of it.
+    """
 
     error: WeftlineError
+    is_taken: bool = False
 
     @property
     def detail(self) -> str:
@@ -304,6 +310,13 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """End the primitive, which an engine has, with what it has said so far."""
+
+    primitive: str
+
+
+@dataclass(frozen=True, slots=True)
 class Notify:
     """Wake the readers of the variable, which has a new part, a value or an error."""
 
@@ -330,7 +343,7 @@ class GoOn:
     primitives."""
 
 
-Action = Run | Fill | Stop | Notify | Replan | Ended | GoOn
+Action = Run | Fill | Stop | Cut | Notify | Replan | Ended | GoOn
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from weftline.contract.errors import BudgetExceeded, Cancelled, WeftlineError
 from weftline_server.graph.graph import Graph
+from weftline_server.graph.growth import TakesItems
 from weftline_server.graph.primitive import Flow
 from weftline_server.passes import Plugin
 from weftline_server.session import events as ev
@@ -143,10 +144,13 @@ class Execution:
             return []
         if event.logprobs:
             run.step.logprobs += event.logprobs
-        if not event.text:
+        if not event.text and not event.deltas:
             return []
         variable = self.variables[self.graph.primitives[run.id].writes[0]]
         actions: list[ev.Action] = [ev.Notify(variable.id)]
+        variable.deltas += event.deltas
+        if not event.text:
+            return actions
         is_full = variable.append(event.text)
         if not _ENDS_ITEM.isdisjoint(event.text):
             actions += takers(self.graph, self.primitives, variable.id)
@@ -372,10 +376,14 @@ def go_on(execution: Execution) -> list[ev.Action]:
 
 
 def may_restart(execution: Execution, primitive: str) -> bool:
-    """Whether another attempt is safe: no client has text that it could change."""
-    run = execution.primitives[primitive]
-    writes = execution.graph.primitives[primitive].writes
-    return run.live and not any(execution.variables[var].taken for var in writes)
+    """Whether another attempt is safe: neither a client nor the graph has text that it could
+    change.
+    """
+    run, found = execution.primitives[primitive], execution.graph.primitives[primitive]
+    is_used = isinstance(found.body, TakesItems) and bool(found.body.taken)
+    return (
+        run.live and not is_used and not any(execution.variables[var].taken for var in found.writes)
+    )
 
 
 def restarted(execution: Execution, event: ev.PrimitiveRestarted) -> list[ev.Action]:

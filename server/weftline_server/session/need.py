@@ -163,5 +163,5 @@ def _given(graph: Graph, task: TaskRun) -> list[str]:
         var
         for one in own
         for var in one.writes
-        if not isinstance(one.body, Growing) or graph.consumers.get(var)
+        if not isinstance(one.body, Growing) or one.body.gives or graph.consumers.get(var)
     ]

@@ -8,6 +8,7 @@ session runs yet.
 from __future__ import annotations
 
 from weftline.contract.errors import Cancelled, Interrupted
+from weftline_engine.api import FinishReason
 from weftline_server.graph.primitive import Effects
 from weftline_server.session import events as ev
 from weftline_server.session.execution import Execution
@@ -37,11 +38,22 @@ def resume(execution: Execution, event: ev.SessionResumed) -> list[ev.Action]:
     filling = [run for run in runs if run.state is RunState.WAITING and run.filling]
     actions: list[ev.Action] = []
     for run in runs:  # failures come first: what they start would otherwise be started twice
-        if run.state is RunState.RUNNING or (run.live and _is_orphan(execution, run)):
+        if run.state is RunState.RUNNING and (value := _lost(execution, run)) is not None:
+            ended = ev.PrimitiveFinished(
+                now=event.now, primitive=run.id, reason=FinishReason.STOP, value=value
+            )
+            actions += execution.finished(ended)
+        elif run.state is RunState.RUNNING or (run.live and _is_orphan(execution, run)):
             actions += execution.fail(run.task, _interrupted(run), RunState.FAILED)
     actions += [ev.Run(run.id) for run in queued if run.live]
     actions += [ev.Fill(run.id) for run in filling if run.state is RunState.WAITING]
     return actions
+
+
+def _lost(execution: Execution, run: PrimitiveRun) -> object | None:
+    """The value of a primitive that may have run; None where that is a failure."""
+    body = execution.graph.primitives[run.id].body
+    return None if body is None or _is_orphan(execution, run) else body.lost()
 
 
 def _is_orphan(execution: Execution, run: PrimitiveRun) -> bool:

@@ -17,7 +17,7 @@ from weftline_server.passes import Plan, Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Budget, Spent
 from weftline_server.session.client_values import give, refuse
-from weftline_server.session.control import finish, take_items
+from weftline_server.session.control import fail, finish, take_items
 from weftline_server.session.draft import Draft
 from weftline_server.session.execution import Execution, IllegalMove, go_on, restarted
 from weftline_server.session.invariants import validate
@@ -210,13 +210,6 @@ class Session:
         variable.fail(error)
         return self.execution.settled(variable, event.now)
 
-    def _failed(self, event: ev.PrimitiveFailed) -> list[ev.Action]:
-        """Fail the primitive's task and all tasks below it."""
-        run = self.primitives.get(event.primitive)
-        if run is None or not run.live:
-            return []
-        return self.execution.fail(run.task, event.error)
-
     def _close(self, event: ev.SessionClosed) -> list[ev.Action]:
         self.ended = event.now
         return self.execution.close(event.reason)
@@ -260,7 +253,9 @@ _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Actio
             ev.ItemsCame: lambda session, event: take_items(
                 session.execution, session.spent, event, session.opened
             ),
-            ev.PrimitiveFailed: Session._failed,
+            ev.PrimitiveFailed: lambda session, event: fail(
+                session.execution, session.spent, event, session.opened
+            ),
         }
     )
 )

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from weftline.contract.errors import Skipped, WeftlineError
+from weftline_server.prompt.tool_parser import Called, Delta
 
 
 class VariableState(StrEnum):
@@ -51,6 +52,8 @@ class Variable:
     value: Any = None
     error: WeftlineError | None = None
     streamed: int = 0  # characters that came in parts
+    # What was read of an answer that may call tools. Of a ready one the calls are left.
+    deltas: list[Delta] = field(default_factory=list)
     items: list[Any] = field(default_factory=list)  # of a list that is not complete
     reads: int = 0  # how often a client was given the value or a part of it
     taken: bool = False  # a client has text of it that was not complete
@@ -95,12 +98,14 @@ class Variable:
     def restart(self, attempt: int | None) -> None:
         """Forget the text, which will be generated again, in the next attempt or in this one."""
         assert not self.taken, f"a client has text of variable {self.id}"
-        self.parts, self.streamed = [], 0
+        self.parts, self.streamed, self.deltas = [], 0, []
         self.attempt = self.attempt + 1 if attempt is None else attempt
 
     def set(self, value: Any) -> None:
         self.move_to(VariableState.READY)
         self.value = value
+        if self.deltas:  # a stream goes on with the list that it has
+            self.deltas = [one for one in self.deltas if isinstance(one, Called)]
         if not self.parts and isinstance(value, str):
             self.parts = [value]
 

@@ -28,7 +28,7 @@ from weftline_server.lowering.control.base import (
 from weftline_server.lowering.control.body import (
     Instance,
     check_writes,
-    has_calls,
+    generates,
     instance,
     read_outside,
     renamed_body,
@@ -116,7 +116,7 @@ class EachBody(ControlBody, TakesItems):
     @property
     def generates(self) -> bool:
         """Whether its body does."""
-        return has_calls(self.step.body)
+        return generates(self.step.body, self.kinds)
 
     def value(self, variables: Variables, answer: Any = None) -> object:
         items = answer

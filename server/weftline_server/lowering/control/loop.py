@@ -27,7 +27,7 @@ from weftline_server.lowering.control.base import (
 from weftline_server.lowering.control.body import (
     Instance,
     check_writes,
-    has_calls,
+    generates,
     instance,
     read_outside,
     renamed_body,
@@ -71,7 +71,7 @@ class LoopKind(StepKind[Loop]):
         sides = tuple(one for one in later if one in made.sides and one not in waits)
         rounds = LoopRounds(step, id, made.watched, sides, kinds)
         reads = reads_of(waits, [one for one in later if one not in sides])
-        begin = primitive(id, 0, "loop", f"{id}.rounds", BeginBody(rounds), reads, self.traits)
+        begin = primitive(id, 0, "loop", f"{id}.rounds", LoopBegin(rounds), reads, self.traits)
         primitives = (
             replace(begin, work=1 + made.work),  # one round is certain
             primitive(id, 1, "last", step.out or f"{id}.out", LastBody(), rounds.side_reads),
@@ -131,7 +131,7 @@ class LoopRounds:
 
 
 @dataclass(frozen=True, slots=True)
-class BeginBody(ControlBody, Growing):
+class LoopBegin(ControlBody, Growing):
     """The begin of a loop. The value of this primitive is the most rounds that the loop may
     have."""
 
@@ -145,7 +145,7 @@ class BeginBody(ControlBody, Growing):
     @property
     def generates(self) -> bool:
         """Whether its body does."""
-        return has_calls(self.rounds.step.body)
+        return generates(self.rounds.step.body, self.rounds.kinds)
 
     def value(self, variables: Variables, answer: Any = None) -> object:
         return self.rounds.step.most

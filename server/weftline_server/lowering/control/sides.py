@@ -100,7 +100,8 @@ def _decides(task: Task) -> bool:
 
 def given(task: Task) -> tuple[str, ...]:
     """The variables of a task that others may read."""
-    given = (one for one in task.primitives if not isinstance(one.body, Growing))
+    bodies = ((one, one.body) for one in task.primitives)
+    given = (one for one, body in bodies if not isinstance(body, Growing) or body.gives)
     return tuple(variable for one in given for variable in one.writes)
 
 

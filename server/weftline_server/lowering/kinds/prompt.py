@@ -24,6 +24,7 @@ from weftline_server.graph.primitive import (
 )
 from weftline_server.lowering.bounds import check_size
 from weftline_server.prompt.render import value_text
+from weftline_server.prompt.tool_blocks import BlockStyle
 from weftline_server.session.budget import value_bytes
 
 CHARS_PER_TOKEN = 4  # of English, under the tokenizers in use
@@ -44,6 +45,12 @@ class PromptBody(PrimitiveBody):
     is_last: bool
     # Of these inputs the text may not enter the prompt part by part: a transform needs the whole.
     whole: frozenset[str] = frozenset()
+    is_read: bool = False  # the output may call tools: its text is read while it is generated
+
+    @property
+    def blocks(self) -> BlockStyle | None:
+        """How blocks in the output call a tool; None if they call none."""
+        return None
 
     @property
     def is_constant(self) -> bool:
@@ -131,6 +138,7 @@ def task_of(id: str, call: Call) -> Task:
             holders=tuple(named.values()),
             is_last=is_last,
             whole=whole,
+            is_read=bool(call.offered_tools),
         )
         own = segments[start:] if is_last else segments[start:at]
         primitives.append(_primitive(id, body, _chars(own, holders), primitives))
