@@ -40,11 +40,11 @@ class Growing(ABC):
     def growth(self, graph: Graph, value: Any) -> Growth:
         """What the graph gets when the primitive ends with `value`. Raises a WeftlineError."""
 
-    def repeated(self, graph: Graph, error: WeftlineError) -> Growth | None:
-        """What the graph gets when the primitive fails and something else takes its place; None if
-        nothing does. No client has a part of its value.
+    def failure(self, graph: Graph, error: WeftlineError, is_taken: bool) -> Growth:
+        """What the graph gets when the primitive fails. Its value `is_taken` if a client has a part
+        of it, so that nothing else may take its place.
         """
-        return None
+        return Growth()
 
     @property
     def changes(self) -> bool:

@@ -59,14 +59,13 @@ def fail(
         return []
     body = execution.graph.primitives[run.id].body
     actions: list[ev.Action] = []
-    if isinstance(body, Growing) and not event.is_taken:
-        growth = body.repeated(execution.graph, event.error)
-        if growth is not None:
-            try:
-                actions = _grow(execution, spent, run, growth, event.now - opened)
-            except WeftlineError as error:
-                return execution.fail(run.task, error)
-            actions += execution.skip(growth.released)
+    if isinstance(body, Growing):
+        growth = body.failure(execution.graph, event.error, event.is_taken)
+        try:
+            actions = _grow(execution, spent, run, growth, event.now - opened)
+        except WeftlineError as error:
+            return execution.fail(run.task, error)
+        actions += execution.skip(growth.released)
     return actions + execution.fail(run.task, event.error)
 
 

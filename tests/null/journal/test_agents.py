@@ -27,6 +27,7 @@ from weftline_server.journal import journal
 from weftline_server.journal.store import Change, JournalStore
 from weftline_server.journal.writer import Item, Writer
 from weftline_server.schedule.engines import fleet
+from weftline_server.session.session import Session
 
 FAST = LatencyProfile(step_s=0.001)
 SLOW = LatencyProfile(step_s=0.02)  # a turn with 100 words takes two seconds
@@ -76,15 +77,15 @@ async def began(server: Server, text: str) -> str:
     return session
 
 
+def _states(session: Session) -> set[tuple[str, str]]:
+    return {(one.task.name, str(one.state)) for one in session.tasks.values()}
+
+
 async def task_named(server: Server, session: str, name: str, state: str) -> None:
     """Wait until a task with this name has this state."""
     found = server.service.find("local", session)
-
-    def states() -> list[tuple[str, str]]:
-        return [(one.task.name, one.state) for one in found.tasks.values()]
-
     async with asyncio.timeout(20):
-        while (name, state) not in states():  # noqa: ASYNC110 - a state sets no event
+        while (name, state) not in _states(found):  # noqa: ASYNC110 - no event marks it
             await asyncio.sleep(0.005)
 
 

@@ -12,10 +12,20 @@ import pytest
 from tests.null.asgi import Serve, Server, call
 from tests.null.tools.conftest import config
 from tests.null.tools.test_tool_runs import PACE, ask, called, until
+from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment
+from weftline.contract.tools import ServedTool
+from weftline.errors import EngineFailed
 from weftline_engine.null import NullConfig, NullMode
 from weftline_engine.tools.calls import Begun
 from weftline_engine.tools.engine import ToolEngine
 from weftline_server.config import ServerConfig
+from weftline_server.lowering.kinds import KINDS
+from weftline_server.lowering.kinds.prompt import lower_call
+from weftline_server.lowering.kinds.turn import AgentRun, as_turn
+from weftline_server.prompt.answer import CallState, WrittenCall
+from weftline_server.session import events as ev
+from weftline_server.session.session import Session
+from weftline_server.session.task import RunState
 
 
 def script(folder: Path) -> tuple[tuple[str, str], ...]:
@@ -315,6 +325,36 @@ async def test_what_an_agent_cannot_be_is_refused(
     for sent in (step, each):
         answer = await server.http.post("/v1/submit", json={"steps": [sent]})
         assert answer.status_code in (400, 404, 422) and said in answer.text, answer.text
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_turn_that_fails_ends_its_tools_or_is_written_again(is_taken: bool) -> None:
+    """Its engine has died. Another attempt takes over the tool of an equal call, unless a client
+    has a part of the answer: then the tool ends with the turn."""
+    session = Session("s", "", 0.0)
+    holder = Placeholder(name="answer", in_out=InOut.OUT)
+    said = Message(role="user", content=(Segment(text="x"),))
+    prompt = (said, Message(role="assistant", content=(Segment(output="answer"),)))
+    call = Call(name="ask", prompt=prompt, placeholders=(holder,))
+    run = AgentRun(id="c", served=(ServedTool(name="look", engine="t", effects="none"),))
+    item = {"id": "1", "name": "look", "arguments": "{}"}
+    again = WrittenCall("2", "look", "{}", CallState.SEALED).to_item()
+
+    def tell(event: ev.SessionEvent) -> None:
+        session.handle(event)
+        session.validate()
+
+    tell(ev.TasksSubmitted(now=0.0, tasks=(as_turn(lower_call(call, "m", "c"), run, KINDS),)))
+    tell(ev.PrimitiveSent(now=0.0, primitive="c/0", engine="e"))
+    tell(ev.ItemsCame(now=0.0, primitive="c/0", offset=0, items=(item,)))
+    assert session.tasks["c.t0"].state is RunState.QUEUED
+    error = EngineFailed("it died")
+    tell(ev.PrimitiveFailed(now=1.0, primitive="c/0", error=error, is_taken=is_taken))
+    assert session.tasks["c.t0"].state is (RunState.SKIPPED if is_taken else RunState.QUEUED)
+    assert list(session.tasks) == ["c", "c.t0", *([] if is_taken else ["cx2"])]
+    if not is_taken:
+        tell(ev.ItemsCame(now=2.0, primitive="cx2/0", offset=0, items=(again,)))
+        assert list(session.tasks) == ["c", "c.t0", "cx2"]
 
 
 async def test_an_agent_needs_a_server_with_tools(serve: Serve) -> None:

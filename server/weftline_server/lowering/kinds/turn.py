@@ -189,25 +189,24 @@ class TurnBody(PromptBody, TakesItems):
         turn = turn_of(self.run, self.kinds, call, id, number=self.number + 1, again=self.again)
         return body._followed(graph, turn, grown)
 
-    def repeated(self, graph: Graph, error: WeftlineError) -> Growth | None:
-        """Another attempt to write the turn, whose engine has died.
+    def failure(self, graph: Graph, error: WeftlineError, is_taken: bool) -> Growth:
+        """Another attempt to write the turn, if its engine has died. Else its tools end with it.
 
         Where no tool had started, the engines have had all their attempts.
         """
-        if not self.again or not self.taken or not isinstance(error, EngineFailed):
-            return None
         grown = _Grown()
         begun = [one for one in self.taken if one.task]
+        if is_taken or not self.again or not self.taken or not isinstance(error, EngineFailed):
+            grown.released += [one.result for one in (*begun, *self.spare)]
+            return grown.done()
         sealed = [one for one in begun if one.call.state is CallState.SEALED]
         grown.released += [one.result for one in begun if one not in sealed]
-        id = f"{self.task}x{self.again}"
         [output] = [one for one in self.call.placeholders if one.in_out is InOut.OUT]
-        call = _with_output(self.call, replace(output, semantic_var_id=None))
         turn = turn_of(
             self.run,
             self.kinds,
-            call,
-            id,
+            _with_output(self.call, replace(output, semantic_var_id=None)),
+            f"{self.task}x{self.again}",
             number=self.number,
             again=self.again - 1,
             spare=(*self.spare, *sealed),
