@@ -88,13 +88,12 @@ class EarlyCalls:
         for index, call in enumerate(calls):
             if call.state is CallState.OPEN:
                 calls[index] = replace(call, state=last if index + 1 == count else CallState.ENDED)
-        known = self._body(session, id).taken
-        calls += [replace(one.call, state=CallState.GONE) for one in known if one.index >= count]
-        if calls:
-            body = self._take(session, id, 0, calls)
-            for one in body.taken:
-                if one.call.state in (CallState.SEALED, CallState.ENDED):
-                    self._end(session, one)
+        for one in self._body(session, id).taken:
+            if one.index >= count:
+                self._take(session, id, one.index, [replace(one.call, state=CallState.GONE)])
+        for one in self._take(session, id, 0, calls).taken:
+            if one.call.state in (CallState.SEALED, CallState.ENDED):
+                self._end(session, one)
 
     def opened(self, id: PrimitiveId) -> None:
         """The open op of a tool is queued: from now on it can be fed."""

@@ -179,7 +179,7 @@ class TurnBody(PromptBody, TakesItems):
         unused = [one.result for one in self.spare]
         if not self._goes_on or self.number + 1 == self.run.most:
             grown.released += [*unused, *(one.result for one in self.taken if one.task)]
-            self._answers(graph, self.task, grown, limit=self._goes_on)
+            self._answers(graph, str(self.output.semantic_var_id), grown, limit=self._goes_on)
             return self._grow(graph, grown)
         taken = tuple(one if one.task else self._started(graph, one, grown) for one in self.taken)
         grown.released += unused
@@ -201,11 +201,10 @@ class TurnBody(PromptBody, TakesItems):
             return grown.done()
         sealed = [one for one in begun if one.call.state is CallState.SEALED]
         grown.released += [one.result for one in begun if one not in sealed]
-        [output] = [one for one in self.call.placeholders if one.in_out is InOut.OUT]
         turn = turn_of(
             self.run,
             self.kinds,
-            _with_output(self.call, replace(output, semantic_var_id=None)),
+            _unbound(self.call),
             f"{self.task}x{self.again}",
             number=self.number,
             again=self.again - 1,
@@ -288,24 +287,22 @@ class TurnBody(PromptBody, TakesItems):
     def _followed(self, graph: Graph, turn: Task, grown: _Grown) -> Growth:
         """The growth with a turn that goes on."""
         grown.tasks.append(turn)
-        self._answers(graph, turn.id, grown, writes=turn.writes[0])
+        self._answers(graph, turn.writes[0], grown)
         return replace(self, next=turn.id)._grow(graph, grown)
 
-    def _answers(
-        self, graph: Graph, turn: str, grown: _Grown, *, writes: str = "", limit: bool = False
-    ) -> None:
-        """Let the agent's value be the answer of the turn."""
+    def _answers(self, graph: Graph, variable: str, grown: _Grown, *, limit: bool = False) -> None:
+        """Let the agent's value be this answer."""
         if self.run.owner:
-            variable = writes or graph.primitives[f"{turn}/0"].writes[0]
             last = graph.primitives[f"{self.run.owner}/1"]
             body = AnswerBody(variable, limit)
             grown.rewritten[last.id] = rewired(last, (Read(variable),), body)
 
     def _next_call(self, text: str) -> Call:
         """The call of the next turn, whose prompt reads the results of the tools."""
-        call = self.call
+        call = _unbound(self.call)
         assert not isinstance(call.prompt, str), "the prompt of a chat is messages"
         *before, answer = call.prompt
+        *inputs, output = call.placeholders
         in_text = self.run.code is not None
         made = tuple(_tool_call(one.call) for one in self.taken if not in_text)
         content = (Segment(text=text),) if text else ()
@@ -318,12 +315,10 @@ class TurnBody(PromptBody, TakesItems):
             result = (Segment(input=name),)
             messages.append(Message(role="tool", content=result, tool_call_id=id))
             holders.append(Placeholder(name=name, in_out=InOut.IN, semantic_var_id=one.result))
-        [output] = [one for one in call.placeholders if one.in_out is InOut.OUT]
-        inputs = tuple(one for one in call.placeholders if one.in_out is InOut.IN)
         return replace(
             call,
             prompt=(*before, *messages, answer),
-            placeholders=(*inputs, *holders, replace(output, semantic_var_id=None)),
+            placeholders=(*inputs, *holders, output),
             # A forced call is forced once: otherwise the model could never answer.
             tool_choice="auto" if call.tool_choice != "none" else "none",
         )
@@ -422,7 +417,8 @@ def _unused(name: str, names: set[str]) -> str:
     return name
 
 
-def _with_output(call: Call, output: Placeholder) -> Call:
-    """The call with this output in place of its own."""
+def _unbound(call: Call) -> Call:
+    """The call with its output last, which has no variable yet."""
+    [output] = [one for one in call.placeholders if one.in_out is InOut.OUT]
     inputs = (one for one in call.placeholders if one.in_out is InOut.IN)
-    return replace(call, placeholders=(*inputs, output))
+    return replace(call, placeholders=(*inputs, replace(output, semantic_var_id=None)))
