@@ -30,7 +30,7 @@ import triton.backends.nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bench.gpu.results import kernel_hashes
+from bench.gpu.results import kernel_hashes, on_one_line
 from weftline_kernels import attention_triton, kv_store, rms_norm, rope_store, silu_mul
 from weftline_kernels.jit import power_of_two
 from weftline_kernels.tiles import tile_rows
@@ -241,16 +241,12 @@ def main() -> None:
         summary["triton"][version] = rows
         lines = json.dumps(summary, indent=1, sort_keys=True)
         # A row on one line, so that a change is a line of a diff.
-        SUMMARY.write_text(re.sub(r"\{\n {4}([^{}]*?)\n {3}\}", _one_line, lines) + "\n")
+        SUMMARY.write_text(re.sub(r"\{\n {4}([^{}]*?)\n {3}\}", on_one_line, lines) + "\n")
     wrong = all_faults(summary)
     for one in wrong:
         print(one)
     if wrong:
         sys.exit(f"{len(wrong)} faults")
-
-
-def _one_line(row: re.Match[str]) -> str:
-    return "{" + re.sub(r"\s*\n\s*", " ", row[1]) + "}"
 
 
 if __name__ == "__main__":

@@ -14,14 +14,17 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
+# Comments, white space, and commas before a closing bracket.
+_FORMATTING = re.compile(r"#.*|\s+|,(?=\s*[)\]}])")
 KERNELS = ROOT / "kernels" / "weftline_kernels"
 
 
 def kernel_hashes(folder: Path = KERNELS) -> dict[str, str]:
-    """The SHA-256 of each file of the GPU's kernels, by its path. Those of the CPU are left out."""
+    """The SHA-256 of each file of the GPU's kernels, by its path. Those of the CPU are left out, and
+    so are comments and the breaks of lines: a formatter changes no result."""
     paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.py"))}
     return {
-        name: hashlib.sha256(path.read_bytes()).hexdigest()
+        name: hashlib.sha256(_FORMATTING.sub("", path.read_text("utf-8")).encode()).hexdigest()
         for name, path in paths.items()
         if not name.startswith("cpu/")
     }
@@ -52,5 +55,11 @@ def write(
     machine = re.sub(r"[^a-z0-9]+", "-", machine.lower()).strip("-")
     path = results / f"{date}-{machine}" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=2) + "\n")
+    text = json.dumps(report, indent=1)
+    path.write_text(re.sub(r"\{\n {4}([^{}]*?)\n {3}\}", on_one_line, text) + "\n")
     return path
+
+
+def on_one_line(row: re.Match[str]) -> str:
+    """A row of a report without its line breaks, so that a row is a line of a diff."""
+    return "{" + re.sub(r"\s*\n\s*", " ", row[1]) + "}"

@@ -130,20 +130,9 @@ def attend(
     programs = launch.programs * units(q_RNH.device)
     block_h = max(16, power_of_two(width))
     _attend[(max(1, min(programs, tiles.capacity.tiles * kv_heads)),)](
-        q_RNH,
-        keys_KBSH,
-        values_KBSH,
-        o_RNH,
-        part_UNH,
-        lse_UN,
-        tiles.counts,
-        tiles.fields_TF,
-        tiles.blocks,
-        tiles.queries_Q3,
-        scale * math.log2(math.e),
-        q_RNH.stride(0),
-        q_RNH.stride(1),
-        keys_KBSH.stride(0),
+        q_RNH, keys_KBSH, values_KBSH, o_RNH, part_UNH, lse_UN,
+        tiles.counts, tiles.fields_TF, tiles.blocks, tiles.queries_Q3,
+        scale * math.log2(math.e), q_RNH.stride(0), q_RNH.stride(1), keys_KBSH.stride(0),
         KV_HEADS=kv_heads,
         GROUP=heads // kv_heads,
         WIDTH=width,
@@ -155,7 +144,7 @@ def attend(
         UPCAST=INTERPRETED and q_RNH.dtype == torch.bfloat16,
         num_warps=launch.warps,
         num_stages=launch.stages,
-    )
+    )  # fmt: skip
     if tiles.capacity.slots:
         _merge[(min(rows, tiles.capacity.rows), heads)](
             part_UNH,
