@@ -20,7 +20,7 @@ KERNELS = ROOT / "kernels" / "weftline_kernels"
 
 
 def kernel_hashes(folder: Path = KERNELS) -> dict[str, str]:
-    """The SHA-256 of each file of the GPU's kernels, by its path. Those of the CPU are left out, and
+    """The SHA-256 of each file of the GPU's kernels, by its path. Those of the CPU are left out;
     so are comments and the breaks of lines: a formatter changes no result."""
     paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.py"))}
     return {
