@@ -16,7 +16,16 @@ from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model.base import Model, TorchModel
 from weftline_engine.embedded.model.checkpoint import RandomWeights
-from weftline_engine.embedded.model.config import LlamaConfig, ModelConfig, OptConfig, Rope
+from weftline_engine.embedded.model.config import (
+    Biases,
+    HeadNorm,
+    LayerKind,
+    LlamaConfig,
+    ModelConfig,
+    Norms,
+    OptConfig,
+    Rope,
+)
 from weftline_engine.embedded.model.decoders import torch_model
 from weftline_engine.embedded.model.device_model import Capture, DeviceModel
 from weftline_kernels.operations import TORCH, TRITON, Operations
@@ -52,10 +61,10 @@ def llama(*, width: int = 16, kv_heads: int = 2, layers: int = 2) -> LlamaConfig
         context_limit=512,
         tied=False,
         eos=(0,),
-        rope=Rope(10000.0),
+        kinds=(LayerKind(Rope(10000.0)),),
         norm_eps=1e-5,
-        qkv_bias=True,
-        qk_norm=True,
+        norms=Norms(heads=HeadNorm.HEAD),
+        biases=Biases(qkv=True),
     )
 
 

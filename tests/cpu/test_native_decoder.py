@@ -19,8 +19,9 @@ from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model import native as decoder
 from weftline_engine.embedded.model.checkpoint import Checkpoint
-from weftline_engine.embedded.model.config import LlamaConfig, read_config
+from weftline_engine.embedded.model.config import LlamaConfig
 from weftline_engine.embedded.model.decoders import load_decoder
+from weftline_engine.embedded.model.families import read_config
 from weftline_engine.embedded.model.llama import LlamaDecoder
 from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_kernels.attention import TorchAttention

@@ -17,8 +17,17 @@ from torch import Tensor
 
 from weftline_engine.embedded.model.base import CPU, StepInput, empty_cache
 from weftline_engine.embedded.model.checkpoint import Checkpoint
-from weftline_engine.embedded.model.config import LlamaConfig
-from weftline_engine.embedded.model.llama import frequencies, qkv_bias
+from weftline_engine.embedded.model.config import (
+    Activation,
+    Biases,
+    HeadNorm,
+    LayerKind,
+    LlamaConfig,
+    Norms,
+    Scales,
+)
+from weftline_engine.embedded.model.layer_weights import LayerWeights, norm_weight
+from weftline_engine.embedded.model.rope import frequencies
 from weftline_kernels.cpu.items import Flat, flatten, queries_of_task
 from weftline_kernels.cpu.layout import interleave, pack, pack_int8, rounded_stride, stride
 from weftline_kernels.work_list import MIN_BLOCKS_SAVED
@@ -66,8 +75,17 @@ _CStep = _struct(
 
 def runs(config: LlamaConfig, block_size: int) -> bool:
     """Whether the C decoder can run this model."""
-    size = config.head_size
-    return block_size == BLOCK and size % 16 == 0 and size <= _MOST_SIZE and config.hidden % 2 == 0
+    size, first = config.head_size, config.kind(0)
+    plain = (
+        set(config.kinds) == {LayerKind(first.rope)}
+        and first.rope is not None
+        and (first.rope.components, first.rope.amplitude) == (None, 1.0)
+        and config.norms in (Norms(), Norms(heads=HeadNorm.HEAD))
+        and config.biases in (Biases(), Biases(qkv=True))
+        and (config.scales, config.activation) == (Scales(), Activation.SILU)
+    )
+    fits = size % 16 == 0 and size <= _MOST_SIZE and config.hidden % 2 == 0
+    return plain and fits and block_size == BLOCK
 
 
 class NativeDecoder:
@@ -89,7 +107,9 @@ class NativeDecoder:
         self.threads = torch.get_num_threads()
         self._forward = library.weftline_forward
         self._panel = int(library.weftline_panel())  # columns
-        self._frequencies_F = frequencies(config.rope, config.head_size)
+        rope = config.kind(0).rope
+        assert rope is not None, "`runs` refuses a model without a rope"
+        self._frequencies_F = frequencies(rope, config.head_size)
         self._kept: list[Tensor] = []  # tensors to which the C structs point
         self._scratch: dict[str, npt.NDArray[np.float32]] = {}
         hidden, vocabulary = config.hidden, config.vocabulary
@@ -97,7 +117,7 @@ class NativeDecoder:
         tied = config.tied or "lm_head.weight" not in weights
         head = embedding if tied else weights.read("lm_head.weight", (vocabulary, hidden))
         self._layers = (_CLayer * config.layers)(
-            *(self._layer(weights, i) for i in range(config.layers))
+            *(self._layer(LayerWeights(weights, config, i)) for i in range(config.layers))
         )
         self._model = _CModel(
             **{name: getattr(config, name) for name in _SIZES},
@@ -105,46 +125,32 @@ class NativeDecoder:
             # A copy, so that no tensor keeps the mapped file, which is as large as the packed
             # weights.
             embedding=self._keep(embedding.to(torch.bfloat16, copy=True)),
-            norm=self._keep(weights.read("model.norm.weight", (hidden,)).float()),
+            norm=self._vector(norm_weight(weights, config, "model.norm", hidden)),
             head=self._weight(head),
             layer=self._layers,
         )
 
-    def _layer(self, weights: Checkpoint, index: int) -> Any:
-        config = self.config
-        hidden, mlp = config.hidden, config.mlp
-        query, kv = config.heads * config.head_size, config.kv_heads * config.head_size
-
-        def read(name: str, *shape: int) -> Tensor:
-            return weights.read(f"model.layers.{index}.{name}.weight", shape)
-
-        qkv = [
-            read("self_attn.q_proj", query, hidden),
-            read("self_attn.k_proj", kv, hidden),
-            read("self_attn.v_proj", kv, hidden),
-        ]
-        gate, up = read("mlp.gate_proj", mlp, hidden), read("mlp.up_proj", mlp, hidden)
-        return _CLayer(
-            attention_norm=self._keep(read("input_layernorm", hidden).float()),
-            mlp_norm=self._keep(read("post_attention_layernorm", hidden).float()),
-            qkv=self._weight(torch.cat(qkv)),
-            out=self._weight(read("self_attn.o_proj", hidden, query)),
-            gate_up=self._weight(interleave(gate, up, self._panel // 2)),
-            down=self._weight(read("mlp.down_proj", hidden, mlp)),
-            **self._extras(weights, index),
+    def _layer(self, found: LayerWeights) -> Any:
+        norms, bias_X, head_norms = self.config.norms, found.qkv_bias(), found.head_norms()
+        layer = _CLayer(
+            attention_norm=self._vector(found.norm(norms.attention)),
+            mlp_norm=self._vector(found.norm(norms.mlp)),
+            qkv_bias=self._vector(bias_X),
+            qkv=self._weight(torch.cat(found.qkv())),
+            out=self._weight(found.out()),
+            gate_up=self._weight(interleave(*found.gate_up(), self._panel // 2)),
+            down=self._weight(found.down()),
         )
+        if head_norms is not None:
+            layer.q_norm, layer.k_norm = map(self._vector, head_norms)
+        return layer
 
-    def _extras(self, weights: Checkpoint, index: int) -> dict[str, int]:
-        """Weights that only some models have: biases, padded to whole panels, and head norms."""
-        config, extras = self.config, {}
-        bias_X = qkv_bias(weights, config, index)
-        if bias_X is not None:
-            padding = -len(bias_X) % self._panel
-            extras["qkv_bias"] = self._keep(torch.nn.functional.pad(bias_X.float(), (0, padding)))
-        for name in ("q_norm", "k_norm") if config.qk_norm else ():
-            found = f"model.layers.{index}.self_attn.{name}.weight"
-            extras[name] = self._keep(weights.read(found, (config.head_size,)).float())
-        return extras
+    def _vector(self, values_X: Tensor | None) -> int | None:
+        """The address of a vector in float32, padded to whole panels."""
+        if values_X is None:
+            return None
+        padding = -len(values_X) % self._panel
+        return self._keep(torch.nn.functional.pad(values_X.float(), (0, padding)))
 
     def _weight(self, weight_XY: Tensor) -> Any:
         """The weights of a product in panels."""
