@@ -88,7 +88,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma 3": {
         "family": Gemma3TextConfig,
         **_GEMMA,
-        "num_hidden_layers": 7,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "num_key_value_heads": 1,
         "rope_parameters": {
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},

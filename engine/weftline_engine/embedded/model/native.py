@@ -17,15 +17,7 @@ from torch import Tensor
 
 from weftline_engine.embedded.model.base import CPU, StepInput, empty_cache
 from weftline_engine.embedded.model.checkpoint import Checkpoint
-from weftline_engine.embedded.model.config import (
-    Activation,
-    Biases,
-    HeadNorm,
-    LayerKind,
-    LlamaConfig,
-    Norms,
-    Scales,
-)
+from weftline_engine.embedded.model.config import Activation, HeadNorm, LayerKind, LlamaConfig
 from weftline_engine.embedded.model.layer_weights import LayerWeights, norm_weight
 from weftline_engine.embedded.model.rope import frequencies
 from weftline_kernels.cpu.items import Flat, flatten, queries_of_task
@@ -42,22 +34,38 @@ def _struct(name: str, fields: list[tuple[str, Any]]) -> Any:
     return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
-_LAYER = ("attention_norm", "mlp_norm", "qkv_bias", "q_norm", "k_norm")
+_LAYER = (
+    *("attention_norm", "attended_norm", "mlp_norm", "mlp_out_norm", "q_norm", "k_norm"),
+    *("qkv_bias", "out_bias", "gate_up_bias", "down_bias"),
+)
 _MATRICES = ("qkv", "out", "gate_up", "down")
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_size", "mlp", "vocabulary")
-_ARRAYS = ("ids", "slots", "wanted", "cosine", "sine", "item", "block", "query", "visible")
-_SCRATCH = ("x", "qkv", "normed", "attended", "gated", "partial", "top", "weight", "rounded")
+_KINDS = ("turned", "gelu", "row_norms")
+_FACTORS = (
+    *("eps", "embedding_scale", "residual_scale", "score_scale", "logit_scale"),
+    *("score_cap", "logit_cap"),
+)
+_ARRAYS = ("ids", "positions", "slots", "wanted", "cosine", "sine", "item", "block", "query")
+_PARTS = ("visible", "part_at", "part", "cache")
+_SCRATCH = (
+    *("x", "qkv", "added", "normed", "attended", "gated", "partial", "top", "weight"),
+    "rounded",
+)
 
 _CWeight = _struct("_CWeight", [("panels", Pointer), ("scale", Pointer)])
 _CLayer = _struct(
     "_CLayer",
-    [*((name, Pointer) for name in _LAYER), *((name, _CWeight) for name in _MATRICES)],
+    [
+        *((name, Pointer) for name in _LAYER),
+        *((name, ctypes.c_int32) for name in ("rope", "window")),
+        *((name, _CWeight) for name in _MATRICES),
+    ],
 )
 _CModel = _struct(
     "_CModel",
     [
-        *((name, ctypes.c_int32) for name in _SIZES),
-        ("eps", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in (*_SIZES, *_KINDS)),
+        *((name, ctypes.c_float) for name in _FACTORS),
         *((name, Pointer) for name in ("embedding", "norm")),
         ("head", _CWeight),
         ("layer", ctypes.POINTER(_CLayer)),
@@ -68,24 +76,40 @@ _CStep = _struct(
     [
         *((name, ctypes.c_int32) for name in ("tokens", "rows", "items", "threads")),
         ("blocks", ctypes.c_int64),
-        *((name, Pointer) for name in (*_ARRAYS, "part_at", "part", "cache", *_SCRATCH, "logits")),
+        *((name, Pointer) for name in (*_ARRAYS, *_PARTS, *_SCRATCH, "logits")),
     ],
 )
 
 
 def runs(config: LlamaConfig, block_size: int) -> bool:
     """Whether the C decoder can run this model."""
-    size, first = config.head_size, config.kind(0)
-    plain = (
-        set(config.kinds) == {LayerKind(first.rope)}
-        and first.rope is not None
-        and (first.rope.components, first.rope.amplitude) == (None, 1.0)
-        and config.norms in (Norms(), Norms(heads=HeadNorm.HEAD))
-        and config.biases in (Biases(), Biases(qkv=True))
-        and (config.scales, config.activation) == (Scales(), Activation.SILU)
-    )
+    size = config.head_size
     fits = size % 16 == 0 and size <= _MOST_SIZE and config.hidden % 2 == 0
-    return plain and fits and block_size == BLOCK
+    return fits and block_size == BLOCK and len(_turned(config)) == 1
+
+
+def _turned(config: LlamaConfig) -> set[int]:
+    """How many components of a head each rope turns; a model without a rope turns none."""
+    ropes = [kind.rope for kind in config.kinds if kind.rope is not None]
+    return {rope.components or config.head_size for rope in ropes} or {0}
+
+
+def _described(config: LlamaConfig) -> dict[str, float]:
+    """What decoder.c is told of the model besides its sizes and weights."""
+    scales = config.scales
+    (turned,) = _turned(config)
+    return {
+        "turned": turned,
+        "gelu": config.activation is Activation.GELU_TANH,
+        "row_norms": config.norms.heads is HeadNorm.ROW,
+        "eps": config.norm_eps,
+        "embedding_scale": scales.embedding,
+        "residual_scale": scales.residual,
+        "score_scale": config.score_scale,
+        "logit_scale": scales.logits,
+        "score_cap": scales.score_cap or 0.0,
+        "logit_cap": scales.logit_cap or 0.0,
+    }
 
 
 class NativeDecoder:
@@ -107,9 +131,9 @@ class NativeDecoder:
         self.threads = torch.get_num_threads()
         self._forward = library.weftline_forward
         self._panel = int(library.weftline_panel())  # columns
-        rope = config.kind(0).rope
-        assert rope is not None, "`runs` refuses a model without a rope"
-        self._frequencies_F = frequencies(rope, config.head_size)
+        ropes = {config.kind(i).rope for i in range(config.layers)} - {None}
+        self._ropes = [rope for rope in ropes if rope is not None]
+        self._frequencies = [frequencies(rope, config.head_size) for rope in self._ropes]
         self._kept: list[Tensor] = []  # tensors to which the C structs point
         self._scratch: dict[str, npt.NDArray[np.float32]] = {}
         hidden, vocabulary = config.hidden, config.vocabulary
@@ -117,11 +141,14 @@ class NativeDecoder:
         tied = config.tied or "lm_head.weight" not in weights
         head = embedding if tied else weights.read("lm_head.weight", (vocabulary, hidden))
         self._layers = (_CLayer * config.layers)(
-            *(self._layer(LayerWeights(weights, config, i)) for i in range(config.layers))
+            *(
+                self._layer(LayerWeights(weights, config, i), config.kind(i))
+                for i in range(config.layers)
+            )
         )
         self._model = _CModel(
             **{name: getattr(config, name) for name in _SIZES},
-            eps=config.norm_eps,
+            **_described(config),
             # A copy, so that no tensor keeps the mapped file, which is as large as the packed
             # weights.
             embedding=self._keep(embedding.to(torch.bfloat16, copy=True)),
@@ -130,20 +157,31 @@ class NativeDecoder:
             layer=self._layers,
         )
 
-    def _layer(self, found: LayerWeights) -> Any:
-        norms, bias_X, head_norms = self.config.norms, found.qkv_bias(), found.head_norms()
-        layer = _CLayer(
-            attention_norm=self._vector(found.norm(norms.attention)),
-            mlp_norm=self._vector(found.norm(norms.mlp)),
-            qkv_bias=self._vector(bias_X),
+    def _layer(self, found: LayerWeights, kind: LayerKind) -> Any:
+        norms, lanes = self.config.norms, self._panel // 2
+        q_norm, k_norm = found.head_norms() or (None, None)
+        bias = found.gate_up_bias()
+        vectors = {
+            "attention_norm": found.norm(norms.attention),
+            "attended_norm": found.norm(norms.attended),
+            "mlp_norm": found.norm(norms.mlp),
+            "mlp_out_norm": found.norm(norms.mlp_out),
+            "q_norm": q_norm,
+            "k_norm": k_norm,
+            "qkv_bias": found.qkv_bias(),
+            "out_bias": found.out_bias(),
+            "gate_up_bias": None if bias is None else interleave(*bias, lanes),
+            "down_bias": found.down_bias(),
+        }
+        return _CLayer(
+            **{name: self._vector(values_X) for name, values_X in vectors.items()},
+            rope=-1 if kind.rope is None else self._ropes.index(kind.rope),
+            window=kind.window or 0,
             qkv=self._weight(torch.cat(found.qkv())),
             out=self._weight(found.out()),
-            gate_up=self._weight(interleave(*found.gate_up(), self._panel // 2)),
+            gate_up=self._weight(interleave(*found.gate_up(), lanes)),
             down=self._weight(found.down()),
         )
-        if head_norms is not None:
-            layer.q_norm, layer.k_norm = map(self._vector, head_norms)
-        return layer
 
     def _vector(self, values_X: Tensor | None) -> int | None:
         """The address of a vector in float32, padded to whole panels."""
@@ -168,18 +206,18 @@ class NativeDecoder:
         """Compute a step: fills the tokens' KV slots and returns logits (R, V) in float32."""
         config = self.config
         tokens, rows = len(step.tokens_T), len(step.rows_R)
-        angles_TF = step.positions_T.to(torch.float32)[:, None] * self._frequencies_F[None, :]
-        cosine_TF, sine_TF = angles_TF.cos(), angles_TF.sin()
+        cosine, sine = self._turns(step.positions_T)
         queries = queries_of_task(tokens, config.kv_heads, self.threads)
         flat: Flat = flatten(step.work, queries=queries)
         logits_RV = torch.empty(rows, config.vocabulary)
         heads = config.heads * len(flat.query)
         inputs = {
             "ids": step.tokens_T,
+            "positions": step.positions_T,
             "slots": step.slots_T,
             "wanted": step.rows_R,
-            "cosine": cosine_TF,
-            "sine": sine_TF,
+            "cosine": cosine,
+            "sine": sine,
             "cache": cache_L2KPX,
             "logits": logits_RV,
         }
@@ -202,6 +240,7 @@ class NativeDecoder:
                     attended=self._scratch_for(
                         "attended", tokens * stride(config.heads * config.head_size)
                     ),
+                    added=self._scratch_for("added", tokens * config.hidden),
                     gated=self._scratch_for("gated", tokens * stride(config.mlp)),
                     partial=self._scratch_for("partial", heads * config.head_size),
                     top=self._scratch_for("top", heads),
@@ -211,6 +250,15 @@ class NativeDecoder:
             ),
         )
         return logits_RV
+
+    def _turns(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the positions, one rope after the other."""
+        cosine, sine = [torch.empty(0)], [torch.empty(0)]
+        for rope, frequencies_F in zip(self._ropes, self._frequencies, strict=True):
+            angles_TF = positions_T.to(torch.float32)[:, None] * frequencies_F[None, :]
+            cosine.append((angles_TF.cos() * rope.amplitude).flatten())
+            sine.append((angles_TF.sin() * rope.amplitude).flatten())
+        return torch.cat(cosine), torch.cat(sine)
 
     def _rounded(self, rows: int) -> int | None:
         """The address of scratch memory for the inputs of a product in int8."""
