@@ -34,29 +34,23 @@ def _struct(name: str, fields: list[tuple[str, Any]]) -> Any:
     return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
-_LAYER = (
-    *("attention_norm", "attended_norm", "mlp_norm", "mlp_out_norm", "q_norm", "k_norm"),
-    *("qkv_bias", "out_bias", "gate_up_bias", "down_bias"),
-)
+_NORMS = ("attention_norm", "attended_norm", "mlp_norm", "mlp_out_norm", "q_norm", "k_norm")
+_BIASES = ("qkv_bias", "out_bias", "gate_up_bias", "down_bias")
 _MATRICES = ("qkv", "out", "gate_up", "down")
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_size", "mlp", "vocabulary")
 _KINDS = ("turned", "gelu", "row_norms")
-_FACTORS = (
-    *("eps", "embedding_scale", "residual_scale", "score_scale", "logit_scale"),
-    *("score_cap", "logit_cap"),
-)
+_SCALES = ("eps", "embedding_scale", "residual_scale", "score_scale", "logit_scale")
+_CAPS = ("score_cap", "logit_cap")
 _ARRAYS = ("ids", "positions", "slots", "wanted", "cosine", "sine", "item", "block", "query")
 _PARTS = ("visible", "part_at", "part", "cache")
-_SCRATCH = (
-    *("x", "qkv", "added", "normed", "attended", "gated", "partial", "top", "weight"),
-    "rounded",
-)
+_ROWS = ("x", "qkv", "added", "normed", "attended", "gated")
+_SCRATCH = ("partial", "top", "weight", "rounded")
 
 _CWeight = _struct("_CWeight", [("panels", Pointer), ("scale", Pointer)])
 _CLayer = _struct(
     "_CLayer",
     [
-        *((name, Pointer) for name in _LAYER),
+        *((name, Pointer) for name in (*_NORMS, *_BIASES)),
         *((name, ctypes.c_int32) for name in ("rope", "window")),
         *((name, _CWeight) for name in _MATRICES),
     ],
@@ -65,7 +59,7 @@ _CModel = _struct(
     "_CModel",
     [
         *((name, ctypes.c_int32) for name in (*_SIZES, *_KINDS)),
-        *((name, ctypes.c_float) for name in _FACTORS),
+        *((name, ctypes.c_float) for name in (*_SCALES, *_CAPS)),
         *((name, Pointer) for name in ("embedding", "norm")),
         ("head", _CWeight),
         ("layer", ctypes.POINTER(_CLayer)),
@@ -76,7 +70,7 @@ _CStep = _struct(
     [
         *((name, ctypes.c_int32) for name in ("tokens", "rows", "items", "threads")),
         ("blocks", ctypes.c_int64),
-        *((name, Pointer) for name in (*_ARRAYS, *_PARTS, *_SCRATCH, "logits")),
+        *((name, Pointer) for name in (*_ARRAYS, *_PARTS, *_ROWS, *_SCRATCH, "logits")),
     ],
 )
 
