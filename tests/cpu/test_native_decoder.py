@@ -29,8 +29,8 @@ from weftline_kernels.attention import TorchAttention
 from weftline_kernels.cpu import SOURCE, runnable, this_machine
 from weftline_kernels.cpu.items import flatten, queries_of_task
 from weftline_kernels.cpu.parts import Parts
-from weftline_kernels.kv_store import kv_store
 from weftline_kernels.operations import TORCH
+from weftline_kernels.rope_store import rope_store
 from weftline_kernels.work_list import Rows, build
 
 Make = Callable[..., Any]
@@ -61,11 +61,17 @@ def pair(
     save_file({name: t.bfloat16() for name, t in load_file(path).items()}, path)
     config, weights = read_config(directory), Checkpoint(directory)
     assert isinstance(config, LlamaConfig)
-    operations = TORCH._replace(
-        kv_store=lambda cache, x, slots: kv_store(cache, x.bfloat16().double(), slots)
-    )
+    operations = TORCH._replace(rope_store=stored_in_bfloat16)
     reference = LlamaDecoder(config, weights, torch.float64, operations=operations)
     return reference, NativeDecoder(config, weights, built)
+
+
+def stored_in_bfloat16(*inputs: Any) -> torch.Tensor:
+    """`rope_store` into a cache that holds bfloat16 numbers."""
+    found = rope_store(*inputs)
+    for cache in inputs[4:6]:
+        cache.copy_(cache.bfloat16())
+    return found
 
 
 @pytest.fixture
