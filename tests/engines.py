@@ -16,7 +16,19 @@ from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model.base import Model, TorchModel
 from weftline_engine.embedded.model.checkpoint import RandomWeights
-from weftline_engine.embedded.model.config import LlamaConfig, ModelConfig, OptConfig, Rope
+from weftline_engine.embedded.model.config import (
+    Activation,
+    Biases,
+    HeadNorm,
+    LayerKind,
+    Linear,
+    LlamaConfig,
+    ModelConfig,
+    Norms,
+    OptConfig,
+    Rope,
+    Scales,
+)
 from weftline_engine.embedded.model.decoders import torch_model
 from weftline_engine.embedded.model.device_model import Capture, DeviceModel
 from weftline_kernels.operations import TORCH, TRITON, Operations
@@ -52,10 +64,27 @@ def llama(*, width: int = 16, kv_heads: int = 2, layers: int = 2) -> LlamaConfig
         context_limit=512,
         tied=False,
         eos=(0,),
-        rope=Rope(10000.0),
+        kinds=(LayerKind(Rope(10000.0)),),
         norm_eps=1e-5,
-        qkv_bias=True,
-        qk_norm=True,
+        norms=Norms(heads=HeadNorm.HEAD),
+        biases=Biases(qkv=True),
+    )
+
+
+def mixed(*, layers: int = 2) -> LlamaConfig:
+    """Everything that a family may do unlike Llama and that a device computes.
+
+    Layers without a rope, heads turned in part, norms behind attention and MLP and of whole rows,
+    biases, multipliers, GELU.
+    """
+    return replace(
+        llama(layers=layers),
+        kinds=(LayerKind(Rope(500.0, 12, Linear(2.0), 1.25)), LayerKind(None)),
+        norms=Norms(None, "after", "before", "behind", HeadNorm.ROW, 1.0),
+        biases=Biases(qkv=True, out=True, mlp=True),
+        scales=Scales(3.0, 0.5, 0.2, 2.0, logit_cap=8.0),
+        activation=Activation.GELU_TANH,
+        tied=True,
     )
 
 

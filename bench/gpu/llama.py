@@ -19,7 +19,7 @@ from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model.base import StepInput, TorchModel
 from weftline_engine.embedded.model.checkpoint import RandomWeights
-from weftline_engine.embedded.model.config import LlamaConfig, Rope
+from weftline_engine.embedded.model.config import LayerKind, LlamaConfig, Rope
 from weftline_engine.embedded.model.decoders import torch_model
 from weftline_engine.embedded.model.device_model import (
     CapturedStep,
@@ -49,10 +49,8 @@ LLAMA_7B = LlamaConfig(
     context_limit=8192,
     tied=False,
     eos=(2,),
-    rope=Rope(10000.0),
+    kinds=(LayerKind(Rope(10000.0)),),
     norm_eps=1e-5,
-    qkv_bias=False,
-    qk_norm=False,
 )
 # For --dry-run: the interpreter takes 10 ms for each tile and head.
 TINY = replace(

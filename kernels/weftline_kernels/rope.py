@@ -28,12 +28,13 @@ def rope(x_TNH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
 
 
 def rope_tables(
-    positions_T: Tensor, frequencies_F: Tensor, dtype: torch.dtype
+    positions_T: Tensor, frequencies_F: Tensor, dtype: torch.dtype, amplitude: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Return (cos_TH, sin_TH) for `rope`. Compute them once per step, for all layers.
 
-    The angles are float32 for every `dtype`, as in the models' original implementation.
+    The angles are float32 for every `dtype`, as in the models' original implementation. YaRN and
+    LongRoPE multiply sines and cosines by an `amplitude`.
     """
     angles_TF = positions_T.to(torch.float32)[:, None] * frequencies_F[None, :]
-    cos, sin = angles_TF.cos(), angles_TF.sin()
+    cos, sin = angles_TF.cos() * amplitude, angles_TF.sin() * amplitude
     return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)

@@ -38,12 +38,16 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """`blocks` hold `length` tokens. Row `queries[i]` sees the first `visible[i]` of them."""
+    """`blocks` hold `length` tokens. Row `queries[i]` sees the first `visible[i]` of them.
+
+    `start` is the position of the first of them in its sequence.
+    """
 
     blocks: Ints
     length: int
     queries: Ints
     visible: Ints
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,13 @@ class WorkList:
     items: tuple[Item, ...]
     rows: int
     merged: bool
+
+    def positions(self) -> Ints:
+        """The position of each row in its sequence: the last one that the row sees."""
+        found = np.zeros(self.rows, dtype=np.int64)
+        for item in self.items:
+            np.maximum.at(found, item.queries, item.start + item.visible - 1)
+        return found
 
 
 def build(
@@ -74,7 +85,8 @@ def build(
             [np.arange(parts[i].first, parts[i].first + parts[i].count) for i in members]
         )
         length = len(blocks) * block_size
-        items.append(Item(blocks, length, queries, np.full(len(queries), length)))
+        start = begin * block_size
+        items.append(Item(blocks, length, queries, np.full(len(queries), length), start))
         for i in members:
             done[i] = end
     for part, covered in zip(parts, done, strict=True):
@@ -87,6 +99,7 @@ def build(
                 length,
                 np.arange(part.first, part.first + part.count),
                 np.arange(part.start + 1 - before, length + 1),
+                before,
             )
         )
     return WorkList(tuple(items), sum(part.count for part in parts), any(done))

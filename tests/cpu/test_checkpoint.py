@@ -113,6 +113,13 @@ def configure(**changes: Any) -> Callable[[Path], None]:
     return change
 
 
+GRANITE_4: dict[str, Any] = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "shared_intermediate_size": 96,
+}
+LONG = {"rope_type": "longrope", "original_max_position_embeddings": 64}
+
+
 @pytest.mark.parametrize(
     ("break_it", "says"),
     [
@@ -128,7 +135,18 @@ def configure(**changes: Any) -> Callable[[Path], None]:
         (configure(architectures=["OPTForCausalLM"], activation_function="gelu"), "only 'relu' is"),
         (configure(vocab_size=300), "has shape .* where config.json means"),
         (configure(num_hidden_layers=None), "config.json lacks or misstates"),
-        (configure(rope_parameters={"rope_type": "yarn"}), "rope type 'yarn' is not supported"),
+        (configure(rope_parameters={"rope_type": "dynamic"}), "rope_type 'dynamic' is not supp"),
+        (configure(rope_parameters={"rope_type": "yarn"}), "lacks or misstates"),
+        (configure(partial_rotary_factor=0.2), "partial_rotary_factor 0.2 turns 3 of 16"),
+        (
+            configure(rope_scaling={**LONG, "long_factor": [1.0]}, rope_parameters=None),
+            "long_factor has 1 numbers where 8 pairs are turned",
+        ),
+        (configure(quantization_config={"quant_method": "awq"}), "quantization_config of a Llama"),
+        (configure(layer_types=["mamba"] * 3), "layer_types 'mamba' is not supported in a Llama"),
+        (configure(layer_types=["full_attention"]), "lacks or misstates"),
+        (configure(**GRANITE_4), "layer_types 'mamba' is not"),
+        (configure(**GRANITE_4, num_local_experts=8), "num_local_experts 8 is not supported"),
         (lambda directory: (directory / "config.json").unlink(), "holds no config.json"),
         (lambda directory: (directory / "config.json").write_text("{"), "cannot be read as JSON"),
     ],

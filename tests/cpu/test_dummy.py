@@ -13,11 +13,14 @@ import httpx
 import pytest
 import torch
 
+from tests.families import FAMILIES
 from weftline.local import local_server
 from weftline_engine.api import Part
 from weftline_engine.embedded.config import EmbeddedConfig
 from weftline_engine.embedded.devices import choose
-from weftline_engine.embedded.model.config import ModelError
+from weftline_engine.embedded.model.config import LlamaConfig, ModelError
+from weftline_engine.embedded.model.decoders import for_device
+from weftline_engine.embedded.model.families import read_config
 from weftline_engine.loading import load
 
 OPT = {
@@ -107,3 +110,17 @@ def test_an_unknown_load_format_is_refused(tmp_path: Path) -> None:
         EmbeddedConfig(model=tmp_path, load_format="npz")
     words = EmbeddedConfig(model=tmp_path, load_format="dummy").arguments(3)
     assert words[words.index("--load-format") + 1] == "dummy"
+
+
+def test_a_device_gets_no_window(tiny_llama: Callable[..., Path], tmp_path: Path) -> None:
+    """Attention on a GPU has no windows and no caps. So the context ends where the first window
+    would, and a cap is refused."""
+    config = read_config(tiny_llama(tmp_path / "m", **FAMILIES["Mistral, windows"]))
+    assert isinstance(config, LlamaConfig)
+    assert (config.window, config.context_limit) == (20, 512)
+    found = for_device(config)
+    assert isinstance(found, LlamaConfig)
+    assert (found.window, found.context_limit) == (None, 20)
+    gemma = read_config(tiny_llama(tmp_path / "g", **FAMILIES["Gemma 2, caps"]))
+    with pytest.raises(ModelError, match="attn_logit_softcapping is not supported on a GPU"):
+        for_device(gemma)

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from tests.variants import prefill
 from weftline_engine.embedded.model.checkpoint import Checkpoint
-from weftline_engine.embedded.model.config import LlamaConfig, ModelError, read_config
+from weftline_engine.embedded.model.config import LlamaConfig, ModelError
 from weftline_engine.embedded.model.decoders import load_decoder
+from weftline_engine.embedded.model.families import read_config
 from weftline_engine.embedded.model.llama import LlamaDecoder
 from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_kernels.cpu.parts import Parts

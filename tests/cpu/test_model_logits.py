@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MistralConfig, OPTConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, OPTConfig
 
+from tests.families import FAMILIES, ROPES
 from weftline_engine.embedded.model.base import StepInput
 from weftline_engine.embedded.model.decoders import load_model
 from weftline_kernels.work_list import Rows, build
@@ -21,22 +22,8 @@ SHAPES = [
     pytest.param(TINY, id="grouped-query, untied head"),
     pytest.param({"tie_word_embeddings": True, "num_key_value_heads": 1}, id="tied head"),
     pytest.param({"num_key_value_heads": 4, "head_dim": 32}, id="wide heads, no groups"),
-    pytest.param(
-        {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 500.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 64,
-            }
-        },
-        id="Llama 3.1 rope",
-    ),
-    pytest.param({"family": MistralConfig, "sliding_window": 128}, id="Mistral"),
-    pytest.param({"family": Qwen2Config}, id="Qwen2, with biases"),
-    pytest.param({"family": Qwen3Config, "head_dim": 32}, id="Qwen3, with norms of heads"),
+    *(pytest.param(changes, id=name) for name, changes in ROPES.items()),
+    *(pytest.param(changes, id=name) for name, changes in FAMILIES.items()),
     pytest.param({**OPT, "tie_word_embeddings": True}, id="OPT"),
     pytest.param(OPT, id="OPT, untied head"),
     pytest.param(
@@ -49,7 +36,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("changes", SHAPES)
-@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 2e-5), (torch.float64, 2e-5)])
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-4), (torch.float64, 1e-4)])
 def test_logits_equal_transformers(
     changes: dict[str, Any],
     dtype: torch.dtype,
@@ -70,6 +57,7 @@ def test_logits_equal_transformers(
     with torch.inference_mode():
         expected = reference(tokens[None]).logits[0]
     decoder = load_model(tmp_path, dtype)
+    assert float(expected.std()) > 0.5, "random weights that say too little"
     cache = decoder.new_cache(8, 16)
     blocks = np.arange(7, -1, -1)
     slots = blocks[np.arange(75) // 16] * 16 + np.arange(75) % 16

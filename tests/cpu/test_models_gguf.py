@@ -1,4 +1,4 @@
-"""A local GGUF file is converted once and keyed by its content. It is refused if it is no Llama."""
+"""A local GGUF file is converted once and keyed by its content. An odd one is refused."""
 
 from __future__ import annotations
 
@@ -61,16 +61,20 @@ def test_an_untied_head_is_kept(write_gguf: Write, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"architecture": "qwen2"}, "of architecture 'qwen2', and only llama"),
+        ({"architecture": "mamba"}, "architecture 'mamba' is not read from a GGUF; llama, qwen2"),
         (
             {"metadata": {"llama.rope.scaling.type": "yarn"}},
-            r"scales its rotary embedding \(yarn\)",
+            r"odd\.gguf: it lacks the metadata key llama\.rope\.scaling\.factor",
         ),
-        ({"metadata": {"tokenizer.ggml.pre": "tekken"}}, "tokenizer of kind gpt2/tekken"),
+        (
+            {"metadata": {"llama.rope.scaling.type": "spiral"}},
+            r"its rope\.scaling\.type 'spiral' cannot be read",
+        ),
+        ({"metadata": {"tokenizer.ggml.pre": "bloom"}}, "tokenizer of kind gpt2/bloom"),
         ({"without": "blk.0.attn_k.weight"}, r"lacks the tensor blk\.0\.attn_k\.weight"),
         (
             {"tensors": {"blk.0.attn_q.bias": np.zeros(32, dtype=np.float32)}},
-            r"has the tensor blk\.0\.attn_q\.bias",
+            r"lacks the tensor blk\.0\.attn_k\.bias",
         ),
         (
             {"tensors": {"output_norm.weight": np.zeros(16, dtype=np.float32)}},
@@ -86,7 +90,7 @@ def test_an_untied_head_is_kept(write_gguf: Write, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_gguf_that_is_no_plain_llama_is_refused(
+def test_a_gguf_that_is_not_as_it_should_be_is_refused(
     write_gguf: Write, tmp_path: Path, changes: dict[str, object], sentence: str
 ) -> None:
     """One sentence says why, and the cache stays empty."""

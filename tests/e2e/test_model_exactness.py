@@ -23,8 +23,9 @@ from weftline_engine.detokenizer import ByteDetokenizer
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model.base import Model, TorchModel
 from weftline_engine.embedded.model.checkpoint import Checkpoint
-from weftline_engine.embedded.model.config import LlamaConfig, read_config
+from weftline_engine.embedded.model.config import LlamaConfig
 from weftline_engine.embedded.model.decoders import load_decoder, load_model
+from weftline_engine.embedded.model.families import read_config
 from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_engine.embedded.step import step_input
 from weftline_kernels.cpu import FLAGS, library

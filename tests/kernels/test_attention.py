@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -40,11 +42,20 @@ def steps(draw: st.DrawFn) -> list[Rows]:
 
 
 @settings(max_examples=50, deadline=None)
-@given(steps(), st.sampled_from([(4, 1), (2, 2), (1, 3)]), st.sampled_from([1, 2, 1000]))
+@given(
+    steps(),
+    st.sampled_from([(4, 1), (2, 2), (1, 3)]),
+    st.sampled_from([1, 2, 1000]),
+    st.sampled_from([{}, {"window": 1}, {"window": 5}, {"window": 9, "cap": 1.5}]),
+)
 def test_sharing_changes_no_result(
-    parts: list[Rows], heads: tuple[int, int], min_blocks_saved: int
+    parts: list[Rows],
+    heads: tuple[int, int],
+    min_blocks_saved: int,
+    words: dict[str, Any],
 ) -> None:
-    """With any sharing, each row equals the reference on the work list without sharing."""
+    """With any sharing, each row equals the reference on the work list without sharing. A shared
+    prefix may lie wholly before a row's window."""
     kv_heads, group = heads
     rows = sum(part.count for part in parts)
     torch.manual_seed(rows)
@@ -53,13 +64,13 @@ def test_sharing_changes_no_result(
     values = torch.randn(kv_heads, POOL, BLOCK, 8, dtype=torch.float64)
     plain = build(parts, BLOCK, min_blocks_saved=10**9)
     assert not plain.merged
-    expected = attention_reference(plain, 0.3)(q, keys, values)
+    expected = attention_reference(plain, 0.3, **words)(q, keys, values)
     work = build(parts, BLOCK, min_blocks_saved=min_blocks_saved)
     torch.testing.assert_close(
-        TorchAttention(work, 0.3)(q, keys, values), expected, atol=1e-12, rtol=0
+        TorchAttention(work, 0.3, **words)(q, keys, values), expected, atol=1e-12, rtol=0
     )
     torch.testing.assert_close(
-        attention_reference(work, 0.3)(q, keys, values), expected, atol=1e-12, rtol=0
+        attention_reference(work, 0.3, **words)(q, keys, values), expected, atol=1e-12, rtol=0
     )
 
 

@@ -23,7 +23,7 @@ from weftline_engine.models.name import ModelUnavailable
 MANIFEST = "weftline.json"
 
 # Increase it when the converter's output changes. Entries of an older format are made again.
-FORMAT = 1
+FORMAT = 2
 
 # Bytes to leave free on the disk beside a new entry, so that a pull never fills it.
 SPARE_BYTES = 32 << 20

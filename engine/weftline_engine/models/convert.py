@@ -1,6 +1,6 @@
 """Converts a GGUF file to a Hugging Face directory: bf16 safetensors, config, tokenizer, template.
 
-`gguf` reads the weights. transformers reads the tokenizer, the chat template and the config. It is
+`gguf` reads weights and metadata. transformers reads the tokenizer and the chat template. It is
 imported after the file was checked, because it takes 8 s of a slow core, most of them for torch.
 """
 
@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
 
 from weftline_engine.models.cache import Cache
@@ -22,19 +21,21 @@ from weftline_engine.models.name import ModelUnavailable
 from weftline_engine.models.progress import StageDisplay
 from weftline_engine.models.safetensors_file import total_bytes, write_bf16
 
-# Pre-tokenizers by llama.cpp's name, as steps to add before GPT-2's. transformers reads all of them
-# as GPT-2's. SmolLM's also splits off each digit.
-_PRE_TOKENIZERS = {
-    "default": (),
-    "gpt-2": (),
-    "smollm": (pre_tokenizers.Digits(individual_digits=True),),
-}
+# Pre-tokenizers by llama.cpp's name, as steps to add before GPT-2's. These split off each digit.
+_DIGITS = (pre_tokenizers.Digits(individual_digits=True),)
+_PRE_TOKENIZERS = {"smollm": _DIGITS, "refact": _DIGITS, "starcoder": _DIGITS}
+# Those that transformers reads as they are, or as GPT-2's, which they are.
+_READ = frozenset(
+    {"default", "gpt-2", "llama3", "llama-v3", "llama-bpe", "smaug-bpe", "dbrx", "tekken", "qwen2"}
+    | {"deepseek-r1-qwen", "gpt-4o"}
+)
 
 
 def convert(source: Path, target: Path, cache: Cache, progress: StageDisplay) -> None:
     """Write the model of the GGUF file `source` to the empty directory `target`.
 
-    Raises ModelUnavailable if the file is not a GGUF, is truncated, or is not a supported Llama.
+    Raises ModelUnavailable if the file is not a GGUF, is truncated, or is of an architecture that
+    is not read.
     """
     model = LlamaGguf(source)
     _check_tokenizer(model)
@@ -47,18 +48,14 @@ def convert(source: Path, target: Path, cache: Cache, progress: StageDisplay) ->
                 meter.at(done + 1)
 
         write_bf16(target / "model.safetensors", model.shapes, counted())
-    with progress.stage("read config and tokenizer", 2, "files") as meter, _quiet():
-        from transformers import AutoConfig, AutoTokenizer
+    with progress.stage("read the tokenizer", 1, "files") as meter, _quiet():
+        from transformers import PreTrainedTokenizerFast
 
-        config = _read(AutoConfig, source)
+        tokenizer = _read(PreTrainedTokenizerFast, source)
         meter.at(1)
-        tokenizer = _read(AutoTokenizer, source)
-        meter.at(2)
-    if config.model_type != "llama":
-        raise ModelUnavailable(f"{source.name} is a {config.model_type} model, not a Llama")
-    limit = config.max_position_embeddings
-    _write_json(target / "config.json", _config(config, model))
-    _write_json(target / "generation_config.json", _special_ids(config))
+    limit = model.config["max_position_embeddings"]
+    _write_json(target / "config.json", model.config)
+    _write_json(target / "generation_config.json", _special_ids(model.config))
     _write_json(target / "tokenizer_config.json", _tokenizer_config(tokenizer, limit))
     backend = _cut_as(tokenizer.backend_tokenizer, model)
     backend.save(str(target / "tokenizer.json"))
@@ -69,7 +66,8 @@ def convert(source: Path, target: Path, cache: Cache, progress: StageDisplay) ->
 def _check_tokenizer(model: LlamaGguf) -> None:
     kind = model.metadata.text("tokenizer.ggml.model", "none")
     cut = model.metadata.text("tokenizer.ggml.pre", "default")
-    if kind != "gpt2" or cut not in _PRE_TOKENIZERS:
+    # A vocabulary of SentencePiece, which GGUF calls "llama", has no pre-tokenizer.
+    if kind != "llama" and (kind != "gpt2" or cut not in {*_PRE_TOKENIZERS, *_READ}):
         raise ModelUnavailable(
             f"{model.path.name} has a tokenizer of kind {kind[:40]}/{cut[:40]}, which cannot be "
             "read from a GGUF: use the model's Hugging Face directory"
@@ -84,24 +82,13 @@ def _read(reader: Any, source: Path) -> Any:
         )
     except Exception as error:  # tokenizers raises Exception itself
         raise ModelUnavailable(
-            f"the tokenizer or config of {source.name} cannot be read: fetch it again"
+            f"the tokenizer of {source.name} cannot be read: fetch it again"
         ) from error
 
 
-def _config(config: Any, model: LlamaGguf) -> dict[str, Any]:
-    """Return config.json: what transformers read, our dtype, and no path of the source."""
-    written: dict[str, Any] = json.loads(config.to_json_string())
-    for name in ("_model_name_or_path", "_name_or_path", "gguf_file"):
-        written.pop(name, None)
-    # GGUF stores float32. The shortest decimal of it is the number that the publisher wrote.
-    written["rms_norm_eps"] = float(str(np.float32(written["rms_norm_eps"])))
-    written["tie_word_embeddings"] = model.dimensions.tied
-    return {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", **written}
-
-
-def _special_ids(config: Any) -> dict[str, int]:
+def _special_ids(config: dict[str, Any]) -> dict[str, int]:
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    return {name: value for name in names if (value := getattr(config, name, None)) is not None}
+    return {name: config[name] for name in names if name in config}
 
 
 def _tokenizer_config(tokenizer: Any, limit: int) -> dict[str, Any]:
@@ -115,7 +102,7 @@ def _tokenizer_config(tokenizer: Any, limit: int) -> dict[str, Any]:
 
 
 def _cut_as(tokenizer: Tokenizer, model: LlamaGguf) -> Tokenizer:
-    first = _PRE_TOKENIZERS[model.metadata.text("tokenizer.ggml.pre", "default")]
+    first = _PRE_TOKENIZERS.get(model.metadata.text("tokenizer.ggml.pre", "default"), ())
     if first:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*first, tokenizer.pre_tokenizer])
     return tokenizer

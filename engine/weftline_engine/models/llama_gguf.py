@@ -1,4 +1,4 @@
-"""Reads the weights of a Llama-family GGUF, dequantised to float32, by their Hugging Face names.
+"""Reads the weights of a GGUF, dequantised to float32, by their Hugging Face names.
 
 An unknown architecture, tensor or rope scaling is refused. A model that loads and answers slightly
 wrong is worse than one that does not load.
@@ -6,7 +6,7 @@ wrong is worse than one that does not load.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,67 +15,74 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from weftline_engine.models.gguf_architecture import ARCHITECTURES, Architecture
+from weftline_engine.models.gguf_config import FACTORS, config_of
+from weftline_engine.models.gguf_metadata import Metadata
 from weftline_engine.models.name import ModelUnavailable
 
 # GGUFReader checks little. These are the errors that it raises for damaged files.
 _MALFORMED = (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError, OSError)
 
-_MAX_DIMENSION = 1 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor's name in the GGUF, its shape, and the number of heads if llama.cpp permuted it."""
+    """A tensor's name in the GGUF and its shape.
+
+    `heads` is their number if llama.cpp permuted the rows, and `offset` what it added to all
+    numbers.
+    """
 
     source: str
     shape: tuple[int, ...]
     heads: int | None = None
+    offset: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dimensions:
-    """The dimensions of a Llama model, from the GGUF's metadata."""
+def tensors_of(
+    architecture: Architecture, config: Mapping[str, Any], stored: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Every tensor of the model by Hugging Face name, in the order to write them."""
+    sizes = _sizes(config)
+    embedding = (sizes["V"], sizes["C"])
+    heads = {"Q": config["num_attention_heads"], "K": config["num_key_value_heads"]}
+    biased = {
+        name
+        for group in architecture.biases
+        if any(f"blk.0.{name}.bias" in stored for name in group)
+        for name in group
+    }
+    permuted = {"attn_q": heads["Q"], "attn_k": heads["K"]} if architecture.permuted else {}
+    found = {"model.embed_tokens.weight": Tensor("token_embd.weight", embedding)}
+    for layer in range(config["num_hidden_layers"]):
+        for source, (name, letters) in architecture.tensors.items():
+            shape = tuple(sizes[letter] for letter in letters)
+            offset = architecture.offset if len(shape) == 1 else 0.0
+            for kind, width in (("weight", shape), ("bias", shape[:1])):
+                if kind == "weight" or source in biased:
+                    found[f"model.layers.{layer}.{name}.{kind}"] = Tensor(
+                        f"blk.{layer}.{source}.{kind}", width, permuted.get(source), offset
+                    )
+    norm = Tensor("output_norm.weight", (sizes["C"],), offset=architecture.offset)
+    found["model.norm.weight"] = norm
+    if not config["tie_word_embeddings"]:
+        found["lm_head.weight"] = Tensor("output.weight", embedding)
+    return found
 
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    tied: bool
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return every tensor of the model by Hugging Face name, in the order to write them."""
-        found = {"model.embed_tokens.weight": Tensor("token_embd.weight", self._embedding)}
-        for layer in range(self.layers):
-            for name, (source, shape, heads) in self._layer().items():
-                found[f"model.layers.{layer}.{name}.weight"] = Tensor(
-                    f"blk.{layer}.{source}.weight", shape, heads
-                )
-        found["model.norm.weight"] = Tensor("output_norm.weight", (self.hidden,))
-        if not self.tied:
-            found["lm_head.weight"] = Tensor("output.weight", self._embedding)
-        return found
-
-    @property
-    def _embedding(self) -> tuple[int, int]:
-        return (self.vocabulary, self.hidden)
-
-    def _layer(self) -> dict[str, tuple[str, tuple[int, ...], int | None]]:
-        hidden, wide = self.hidden, self.intermediate
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return {
-            "input_layernorm": ("attn_norm", (hidden,), None),
-            "self_attn.q_proj": ("attn_q", (queries, hidden), self.heads),
-            "self_attn.k_proj": ("attn_k", (keys, hidden), self.kv_heads),
-            "self_attn.v_proj": ("attn_v", (keys, hidden), None),
-            "self_attn.o_proj": ("attn_output", (hidden, queries), None),
-            "post_attention_layernorm": ("ffn_norm", (hidden,), None),
-            "mlp.gate_proj": ("ffn_gate", (wide, hidden), None),
-            "mlp.up_proj": ("ffn_up", (wide, hidden), None),
-            "mlp.down_proj": ("ffn_down", (hidden, wide), None),
-        }
+def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
+    """The dimensions by the letters of `gguf_architecture`."""
+    size, mlp = config["head_dim"], config["intermediate_size"]
+    query, key = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
+    return {
+        "C": config["hidden_size"],
+        "Q": query,
+        "K": key,
+        "H": size,
+        "M": mlp,
+        "S": query + 2 * key,
+        "T": 2 * mlp,
+        "V": config["vocab_size"],
+    }
 
 
 class LlamaGguf:
@@ -92,14 +99,16 @@ class LlamaGguf:
         try:
             self._reader = _Reader(path)
             self._stored = {tensor.name: tensor for tensor in self._reader.tensors}
-            self.metadata = _Metadata(self._reader)
-            self._check_kind()
-            self.dimensions = self._dimensions()
+            self.metadata = Metadata(self._reader)
+            self.architecture = self._known()
+            self.config = config_of(self.metadata, self.architecture, self._stored)
         except _MALFORMED as error:
             raise ModelUnavailable(
                 f"{path.name} is a truncated or damaged GGUF file: fetch it again"
             ) from error
-        self.tensors = self.dimensions.tensors()
+        except ModelUnavailable as refused:
+            raise ModelUnavailable(f"{path.name}: {refused}") from None
+        self.tensors = tensors_of(self.architecture, self.config, self._stored)
         self._check_tensors()
 
     @property
@@ -116,52 +125,30 @@ class LlamaGguf:
                 raise ModelUnavailable(
                     f"{self.path.name} has weights in {name} that are not finite"
                 )
-            yield name, unpermute(values, tensor.heads) if tensor.heads else values
+            values = unpermute(values, tensor.heads) if tensor.heads else values
+            yield name, values - np.float32(tensor.offset)
 
-    def _check_kind(self) -> None:
-        architecture = self.metadata.text("general.architecture")
-        if architecture != "llama":
+    def _known(self) -> Architecture:
+        found = self.metadata.architecture
+        if found not in ARCHITECTURES:
             raise ModelUnavailable(
-                f"{self.path.name} is of architecture {architecture[:40]!r}, and only llama can be "
-                "read from a GGUF: use its Hugging Face directory"
+                f"architecture {found[:40]!r} is not read from a GGUF; {', '.join(ARCHITECTURES)} "
+                "are"
             )
-        scaling = self.metadata.text("llama.rope.scaling.type", "none")
-        if scaling != "none":
-            raise ModelUnavailable(
-                f"{self.path.name} scales its rotary embedding ({scaling[:40]}), which cannot be "
-                "read from a GGUF: use the model's Hugging Face directory"
-            )
-
-    def _dimensions(self) -> Dimensions:
-        number = self.metadata.number
-        hidden, heads = number("llama.embedding_length"), number("llama.attention.head_count")
-        head_dim = number("llama.attention.key_length", hidden // heads)
-        if number("llama.rope.dimension_count", head_dim) != head_dim or head_dim % 2:
-            raise ModelUnavailable(
-                f"{self.path.name} rotates only a part of each head, which cannot be read from a "
-                "GGUF: use its Hugging Face directory"
-            )
-        return Dimensions(
-            layers=number("llama.block_count"),
-            hidden=hidden,
-            intermediate=number("llama.feed_forward_length"),
-            heads=heads,
-            kv_heads=number("llama.attention.head_count_kv", heads),
-            head_dim=head_dim,
-            vocabulary=self.metadata.length("tokenizer.ggml.tokens"),
-            tied="output.weight" not in self._stored,
-        )
+        return ARCHITECTURES[found]
 
     def _check_tensors(self) -> None:
         wanted = {tensor.source: tensor for tensor in self.tensors.values()}
-        if wanted.keys() != self._stored.keys():
-            odd = sorted(wanted.keys() ^ self._stored.keys())
+        stored_names = self._stored.keys() - set(FACTORS)
+        if wanted.keys() != stored_names:
+            odd = sorted(wanted.keys() ^ stored_names)
             verb = "has" if odd[0] in self._stored else "lacks"
             raise ModelUnavailable(
-                f"{self.path.name} {verb} the tensor {odd[0][:60]}, unlike a plain Llama: use the "
-                "model's Hugging Face directory"
+                f"{self.path.name} {verb} the tensor {odd[0][:60]}, unlike other models of "
+                f"architecture {self.metadata.architecture}: use its Hugging Face directory"
             )
-        for name, stored in self._stored.items():
+        for name in wanted:
+            stored = self._stored[name]
             # GGUF lists the fastest-varying dimension first.
             shape = tuple(int(size) for size in reversed(stored.shape))
             if shape != wanted[name].shape:
@@ -192,49 +179,16 @@ class _Reader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
         self._bytes = np.asarray(mapped)
 
 
-class _Metadata:
-    """The key-value pairs of a GGUF, with checked types."""
-
-    def __init__(self, reader: Any) -> None:
-        self._reader = reader
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self._value(key, default)
-        if not isinstance(value, str):
-            raise ValueError(f"{key} is not a string")
-        return value
-
-    def number(self, key: str, default: int | None = None) -> int:
-        value = self._value(key, default)
-        if not isinstance(value, int) or not 0 < value <= _MAX_DIMENSION:
-            raise ValueError(f"{key} is not a size")
-        return value
-
-    def length(self, key: str) -> int:
-        field = self._reader.get_field(key)
-        if field is None:
-            raise KeyError(key)
-        return len(field.data)
-
-    def _value(self, key: str, default: object) -> object:
-        field = self._reader.get_field(key)
-        if field is not None:
-            return field.contents()
-        if default is None:
-            raise KeyError(key)
-        return default
-
-
 def unpermute(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """Undo llama.cpp's row order of a query or key projection, [heads * head_dim, hidden].
+    """Undo llama.cpp's row order of a query or key projection, [heads * head_dim, hidden], or bias.
 
     Rotary embedding rotates pairs of rows. llama.cpp stores the rows of a pair side by side
     (0, h/2, 1, h/2 + 1, ...). Hugging Face stores the first rows of all pairs of a head, then the
     second rows.
     """
-    rows, columns = values.shape
-    pairs = values.reshape(heads, rows // heads // 2, 2, columns)
-    return pairs.swapaxes(1, 2).reshape(rows, columns)
+    rows = len(values)
+    pairs = values.reshape(heads, rows // heads // 2, 2, -1)
+    return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
 def _can_dequantise(kind: gguf.GGMLQuantizationType) -> bool:

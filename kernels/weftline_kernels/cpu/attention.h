@@ -65,10 +65,11 @@ INLINE void weigh(float *const out[], const int rows, const int n, const act *we
 }
 
 /* Computes the weights exp(score - highest score so far) of one row's `tokens` scores. The row sees
- * the first `own` of them. Scales the row's sums so far to the new highest score. */
-INLINE void soften(float *row, act *weights, int tokens, int own, float *out, float *top,
-                   float *weight, int64_t size) {
+ * the first `own` of them, without those before `since`. Scales the row's sums so far to the new highest score. */
+INLINE void soften(float *row, act *weights, int tokens, int since, int own, float *out,
+                   float *top, float *weight, int64_t size) {
     int computed = (tokens + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
+    for (int t = 0; t < since; t++) row[t] = -INFINITY;
     for (int t = own; t < computed; t++) row[t] = -INFINITY;
     vec highs = all(*top); /* `larger` drops NaN here, but exp_of returns NaN for it */
     for (int t = 0; t < tokens; t += LANES) highs = larger(load(row + t), highs);
@@ -92,8 +93,15 @@ INLINE void soften(float *row, act *weights, int tokens, int own, float *out, fl
 typedef struct {
     const float *q[QUERIES];
     float *out[QUERIES], *top[QUERIES], *weight[QUERIES];
-    int32_t seen[QUERIES], most;
+    int32_t since[QUERIES], seen[QUERIES], least, most; /* a row sees the tokens from one to the other */
+    float scale, cap;                                   /* of scores */
 } Rows;
+
+/* The keys and values of a KV head, and the window of its layer. */
+typedef struct {
+    const u16 *keys, *values;
+    int64_t head, window;
+} Keys;
 
 /* Up to SCORES tokens of an item: their KV blocks, and the number of the first token. */
 typedef struct {
@@ -104,7 +112,7 @@ typedef struct {
 /* Computes the attention of a batch of rows to a span. */
 INLINE void attend_rows(const Rows *batch, const int rows, const act *laid, const Span *span,
                         int32_t tokens, int64_t size) {
-    float scores[QUERIES * SCORES], scale = 1.0f / sqrtf((float)size);
+    float scores[QUERIES * SCORES], scale = batch->scale;
     act weights[QUERIES * SCORES];
     for (int t = 0; t < tokens; t += 2 * LANES) {
         vec sums[QUERIES][2];
@@ -113,16 +121,18 @@ INLINE void attend_rows(const Rows *batch, const int rows, const act *laid, cons
         else if (t + LANES < tokens) right = span->key[t / BLOCK + 1];
         const u16 *next = span->key[(t + BLOCK < tokens ? t + BLOCK : t) / BLOCK];
         score(laid, rows, left, right, next, span->value[t / BLOCK], size, sums);
-        for (int r = 0; r < rows; r++) {
-            store(scores + r * SCORES + t, sums[r][0] * scale);
-            store(scores + r * SCORES + t + LANES, sums[r][1] * scale);
-        }
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < 2; v++) {
+                vec value = sums[r][v] * scale;
+                if (batch->cap > 0) value = capped(value, batch->cap);
+                store(scores + r * SCORES + t + v * LANES, value);
+            }
     }
     for (int r = 0; r < rows; r++) {
-        int32_t own = batch->seen[r] - span->begin;
+        int32_t own = batch->seen[r] - span->begin, since = batch->since[r] - span->begin;
         own = own < 0 ? 0 : own < tokens ? own : tokens;
-        soften(scores + r * SCORES, weights + r * SCORES, tokens, own, batch->out[r],
-               batch->top[r], batch->weight[r], size);
+        soften(scores + r * SCORES, weights + r * SCORES, tokens, since < own ? since : own, own,
+               batch->out[r], batch->top[r], batch->weight[r], size);
     }
     int64_t i = 0;
     for (; i + 2 * LANES <= size; i += 2 * LANES)
@@ -150,16 +160,21 @@ INLINE int batch_of(int64_t left) {
     return left >= 3 ? 3 : 1;
 }
 
-static void find_rows(const Model *m, const Step *s, const Item *item, int64_t kv, int64_t first,
-                      int count, Rows *rows) {
+static void find_rows(const Model *m, const Step *s, const Item *item, const Keys *kv,
+                      int64_t first, int count, Rows *rows) {
     int64_t size = m->head_size, group = m->heads / m->kv_heads;
     int64_t wide = (m->heads + 2 * m->kv_heads) * size;
-    rows->most = 0;
+    rows->most = 0, rows->least = item->length;
+    rows->scale = m->score_scale, rows->cap = m->score_cap;
     for (int r = 0; r < count; r++) {
         int64_t slot = item->query_at + (first + r) / group;
-        int64_t head = kv * group + (first + r) % group;
+        int64_t head = kv->head * group + (first + r) % group;
         rows->q[r] = s->qkv + s->query[slot] * wide + head * size;
         rows->seen[r] = s->visible[slot];
+        rows->since[r] = 0;
+        if (kv->window) /* the first position that the row sees, counted from the item's first */
+            rows->since[r] = s->positions[s->query[slot]] + 1 - kv->window - item->start;
+        if (rows->since[r] < rows->least) rows->least = rows->since[r];
         rows->out[r] = s->partial + (slot * m->heads + head) * size;
         rows->top[r] = s->top + slot * m->heads + head;
         rows->weight[r] = s->weight + slot * m->heads + head;
@@ -169,8 +184,8 @@ static void find_rows(const Model *m, const Step *s, const Item *item, int64_t k
 
 /* Computes `count` rows of an item, from `from` on, for one KV head. It goes span by span, so a
  * span stays in the processor's cache for all rows. */
-static void attend_some(const Model *m, const Step *s, const Item *item, int64_t kv, int64_t from,
-                        int64_t count, const u16 *keys, const u16 *values) {
+static void attend_some(const Model *m, const Step *s, const Item *item, const Keys *kv,
+                        int64_t from, int64_t count) {
     int64_t size = m->head_size;
     act laid[count * size];
     Rows rows;
@@ -188,14 +203,15 @@ static void attend_some(const Model *m, const Step *s, const Item *item, int64_t
         Span span = {.begin = begin};
         for (int32_t t = begin; t < item->length && t < begin + SCORES; t += BLOCK) {
             int64_t at = s->block[item->block_at + t / BLOCK] * size * BLOCK;
-            span.key[(t - begin) / BLOCK] = keys + at;
-            span.value[(t - begin) / BLOCK] = values + at;
+            span.key[(t - begin) / BLOCK] = kv->keys + at;
+            span.value[(t - begin) / BLOCK] = kv->values + at;
         }
         for (int64_t first = 0; first < count; first += batch_of(count - first)) {
             int some = batch_of(count - first);
             find_rows(m, s, item, kv, from + first, some, &rows);
             int32_t tokens = rows.most - begin < SCORES ? rows.most - begin : SCORES;
-            if (tokens <= 0) continue;
+            /* A span that no row sees adds exact zeros. So leaving it out changes no bit. */
+            if (tokens <= 0 || rows.least >= begin + SCORES) continue;
             switch (some) {
 #define BATCH(n) case n: attend##n(&rows, laid + first * size, &span, tokens, size); break;
                 BATCH(1) BATCH(3)
@@ -212,12 +228,11 @@ static void attend_some(const Model *m, const Step *s, const Item *item, int64_t
 }
 
 /* Computes all rows of an item for one KV head. */
-static void attend(const Model *m, const Step *s, const Item *item, int64_t kv, const u16 *keys,
-                   const u16 *values) {
+static void attend(const Model *m, const Step *s, const Item *item, const Keys *kv) {
     int64_t count = item->queries * (m->heads / m->kv_heads);
     for (int64_t from = 0; from < count; from += MOST_ROWS) {
         int64_t left = count - from;
-        attend_some(m, s, item, kv, from, left < MOST_ROWS ? left : MOST_ROWS, keys, values);
+        attend_some(m, s, item, kv, from, left < MOST_ROWS ? left : MOST_ROWS);
     }
 }
 
@@ -249,12 +264,15 @@ static void merge(const Model *m, const Step *s, int64_t row) {
 }
 
 /* Computes the attention of a step to one layer's keys and values. */
-INLINE void attend_all(const Model *m, const Step *s, const u16 *keys, const u16 *values) {
+INLINE void attend_all(const Model *m, const Step *s, const Layer *layer, const u16 *keys,
+                       const u16 *values) {
     int64_t head = s->blocks * m->head_size * BLOCK;
 #pragma omp for collapse(2) schedule(dynamic, 1)
     for (int64_t i = 0; i < s->items; i++)
-        for (int64_t k = 0; k < m->kv_heads; k++)
-            attend(m, s, s->item + i, k, keys + k * head, values + k * head);
+        for (int64_t k = 0; k < m->kv_heads; k++) {
+            Keys kv = {keys + k * head, values + k * head, k, layer->window};
+            attend(m, s, s->item + i, &kv);
+        }
 #pragma omp for
     for (int64_t t = 0; t < s->tokens; t++) merge(m, s, t);
 }

@@ -1,4 +1,5 @@
-/* The forward pass of a Llama-like decoder on a CPU: all layers of a step in one parallel region.
+/* The forward pass of a decoder on a CPU: all layers of a step in one parallel region. A layer is data:
+ * families differ in the norms, biases, windows and factors of `Layer` and `Model`.
  *
  * Weights are bfloat16 or int8, in panels of columns. The residual stream is float32, the KV cache
  * bfloat16. A KV block has 16 tokens. Keys are stored transposed in their block: a vector
@@ -14,31 +15,59 @@
 #include "parts.h"
 #include "rows.h"
 
+/* Makes the inputs of a product from the residual stream. */
+static void enter(const Model *m, const Step *s, const float *norm) {
+    int64_t hidden = m->hidden, stride = stride_of(hidden);
+#pragma omp for
+    for (int64_t t = 0; t < s->tokens; t++)
+        normalise(s->x + t * hidden, norm, hidden, m->eps, s->normed + t * stride);
+}
+
+/* Adds a product to the residual stream, normalised if there is a norm. */
+static void leave(const Model *m, const Step *s, const act *from, int64_t inner, Weight weight,
+                  const float *bias, const float *norm) {
+    int64_t hidden = m->hidden, panels = (hidden + PANEL - 1) / PANEL;
+    if (!norm) {
+        Added back = {s->x, bias, hidden, m->residual_scale};
+        multiply(from, s->tokens, inner, weight, panels, s->rounded, add, &back);
+        return;
+    }
+    Plain added = {s->added, bias, hidden};
+    multiply(from, s->tokens, inner, weight, panels, s->rounded, put, &added);
+#pragma omp for
+    for (int64_t t = 0; t < s->tokens; t++)
+        add_normalised(s->added + t * hidden, norm, hidden, m->eps, m->residual_scale,
+                       s->x + t * hidden);
+}
+
 static void run_layer(const Model *m, const Step *s, int64_t index) {
     const Layer *layer = m->layer + index;
-    int64_t hidden = m->hidden, size = m->head_size, query = m->heads * size, tokens = s->tokens;
-    int64_t wide = query + 2 * m->kv_heads * size;
+    int64_t hidden = m->hidden, query = m->heads * m->head_size, tokens = s->tokens;
+    int64_t wide = query + 2 * m->kv_heads * m->head_size;
     u16 *keys = keys_of(m, s, index), *values = values_of(m, s, index);
-    Plain qkv = {s->qkv, layer->qkv_bias, wide}, back = {s->x, 0, hidden};
-    Gated gated = {s->gated, m->mlp, stride_of(m->mlp)};
-    int64_t stride = stride_of(hidden);
-#pragma omp for
-    for (int64_t t = 0; t < tokens; t++)
-        normalise(s->x + t * hidden, layer->attention_norm, hidden, m->eps, s->normed + t * stride);
+    Plain qkv = {s->qkv, layer->qkv_bias, wide};
+    Gated gated = {s->gated, layer->gate_up_bias, m->mlp, stride_of(m->mlp), m->gelu};
+    enter(m, s, layer->attention_norm);
     multiply(s->normed, tokens, hidden, layer->qkv, (wide + PANEL - 1) / PANEL, s->rounded,
              put, &qkv);
 #pragma omp for
     for (int64_t t = 0; t < tokens; t++) place(m, layer, s, t, keys, values);
-    attend_all(m, s, keys, values);
-    multiply(s->attended, tokens, query, layer->out, (hidden + PANEL - 1) / PANEL, s->rounded,
-             add, &back);
-#pragma omp for
-    for (int64_t t = 0; t < tokens; t++)
-        normalise(s->x + t * hidden, layer->mlp_norm, hidden, m->eps, s->normed + t * stride);
+    attend_all(m, s, layer, keys, values);
+    leave(m, s, s->attended, query, layer->out, layer->out_bias, layer->attended_norm);
+    enter(m, s, layer->mlp_norm);
     multiply(s->normed, tokens, hidden, layer->gate_up, (m->mlp + LANES - 1) / LANES, s->rounded,
              gate, &gated);
-    multiply(s->gated, tokens, m->mlp, layer->down, (hidden + PANEL - 1) / PANEL, s->rounded,
-             add, &back);
+    leave(m, s, s->gated, m->mlp, layer->down, layer->down_bias, layer->mlp_out_norm);
+}
+
+/* Scales and caps the logits. */
+static void finish(const Model *m, const Step *s) {
+    if (m->logit_scale == 1 && m->logit_cap == 0) return;
+#pragma omp for
+    for (int64_t i = 0; i < (int64_t)s->rows * m->vocabulary; i++) {
+        float value = s->logits[i] * m->logit_scale;
+        s->logits[i] = m->logit_cap > 0 ? m->logit_cap * tanhf(value / m->logit_cap) : value;
+    }
 }
 
 /* Returns the columns of a panel, which the caller packs the weights by. */
@@ -51,7 +80,8 @@ void weftline_forward(const Model *m, const Step *s) {
 #pragma omp for
         for (int64_t t = 0; t < s->tokens; t++)
             for (int64_t i = 0; i < hidden; i++)
-                s->x[t * hidden + i] = widen(m->embedding[s->ids[t] * hidden + i]);
+                s->x[t * hidden + i] =
+                    m->embedding_scale * widen(m->embedding[s->ids[t] * hidden + i]);
         for (int64_t index = 0; index < m->layers; index++) run_layer(m, s, index);
 #pragma omp for
         for (int64_t r = 0; r < s->rows; r++)
@@ -60,5 +90,6 @@ void weftline_forward(const Model *m, const Step *s) {
         Plain logits = {s->logits, 0, m->vocabulary};
         multiply(s->normed, s->rows, hidden, m->head, (m->vocabulary + PANEL - 1) / PANEL,
                  s->rounded, put, &logits);
+        finish(m, s);
     }
 }

@@ -34,8 +34,8 @@ def queries_of_task(tokens: int, kv_heads: int, threads: int) -> int:
 class Flat(NamedTuple):
     """The arrays of a step.
 
-    Columns of `item`: block_at, length, query_at, queries, with offsets into `block` and `query`.
-    The partial results of row r are in the query slots part[part_at[r] : part_at[r + 1]].
+    Columns of `item`: block_at, length, query_at, queries and start, with offsets into `block` and
+    `query`. The partial results of row r are in the query slots part[part_at[r] : part_at[r + 1]].
     """
 
     item: Int32s
@@ -70,7 +70,9 @@ def flatten(work: WorkList, block_size: int = 16, queries: int = _QUERIES) -> Fl
     query = np.concatenate([item.queries for item in work.items])[from_S].astype(np.int32)
     seen_S = np.concatenate([item.visible for item in work.items])[from_S] - past_P[part_S]
     counts = np.bincount(query, minlength=work.rows)
-    columns = (_before(blocks_I)[item_P] + block_P, length_P, _before(queries_P), queries_P)
+    start_P = np.array([item.start for item in work.items])[item_P] + past_P
+    first_block_P = _before(blocks_I)[item_P] + block_P
+    columns = (first_block_P, length_P, _before(queries_P), queries_P, start_P)
     order_P = np.argsort(-length_P * queries_P, kind="stable")
     return Flat(
         np.stack(columns, axis=1).astype(np.int32)[order_P],

@@ -47,8 +47,10 @@ def rounded_stride(width: int) -> int:
 
 
 def interleave(gate_MY: Tensor, up_MY: Tensor, lanes: int) -> Tensor:
-    """`lanes` rows of gate, those of up that belong to them, and so on, padded with zeros."""
-    blocks = -(-gate_MY.shape[0] // lanes)
-    both = torch.zeros(2, blocks * lanes, gate_MY.shape[1], dtype=torch.bfloat16)
-    both[0, : gate_MY.shape[0]], both[1, : up_MY.shape[0]] = gate_MY, up_MY
-    return both.view(2, blocks, lanes, -1).transpose(0, 1).flatten(0, 2)
+    """`lanes` rows of gate, those of up that belong to them, and so on, padded with zeros. They may
+    be matrices or biases."""
+    rows, *columns = gate_MY.shape
+    blocks = -(-rows // lanes)
+    both = gate_MY.new_zeros(2, blocks * lanes, *columns)
+    both[0, :rows], both[1, :rows] = gate_MY, up_MY
+    return both.view(2, blocks, lanes, *columns).transpose(0, 1).flatten(0, 2)

@@ -43,7 +43,8 @@ typedef struct { const void *panels; const float *scale; } Weight;
 typedef void (*Sink)(const void *to, int64_t row, int64_t panel, const vec sums[2]);
 
 typedef struct { float *out; const float *bias; int64_t width; } Plain;
-typedef struct { act *out; int64_t width, stride; } Gated;
+typedef struct { float *out; const float *bias; int64_t width; float scale; } Added;
+typedef struct { act *out; const float *bias; int64_t width, stride; int gelu; } Gated;
 
 INLINE void put(const void *to, int64_t row, int64_t panel, const vec sums[2]) {
     const Plain *plain = to;
@@ -58,22 +59,32 @@ INLINE void put(const void *to, int64_t row, int64_t panel, const vec sums[2]) {
 }
 
 INLINE void add(const void *to, int64_t row, int64_t panel, const vec sums[2]) {
-    const Plain *plain = to;
-    float *out = plain->out + row * plain->width + panel * PANEL;
-    int64_t left = plain->width - panel * PANEL;
+    const Added *added = to;
+    float *out = added->out + row * added->width + panel * PANEL;
+    int64_t left = added->width - panel * PANEL;
     for (int half = 0; half < 2 && left > 0; half++, out += LANES, left -= LANES) {
-        if (left >= LANES) store(out, load(out) + sums[half]);
-        else for (int i = 0; i < left; i++) out[i] += sums[half][i];
+        vec value = sums[half];
+        if (added->bias) value += load(added->bias + panel * PANEL + half * LANES);
+        value *= added->scale;
+        if (left >= LANES) store(out, load(out) + value);
+        else for (int i = 0; i < left; i++) out[i] += value[i];
     }
 }
 
-/* A panel of gate_up holds a vector of gates and one of their ups. */
+/* A panel of gate_up holds a vector of gates and one of their ups. SiLU is x * sigmoid(x). GELU's form
+ * with tanh is x * sigmoid(2 z), where z is the argument of tanh. */
 INLINE void gate(const void *to, int64_t row, int64_t panel, const vec sums[2]) {
     const Gated *gated = to;
     act *out = gated->out + row * gated->stride + panel * LANES;
-    vec small = exp_of(either(sums[0] < 0.0f, sums[0], -sums[0])); /* exp(-|gate|) */
-    vec sigmoid = either(sums[0] < 0.0f, small, all(1)) / (1 + small);
-    vec value = sums[0] * sigmoid * sums[1];
+    vec x = sums[0], up = sums[1];
+    if (gated->bias) {
+        x += load(gated->bias + panel * PANEL);
+        up += load(gated->bias + panel * PANEL + LANES);
+    }
+    vec z = gated->gelu ? x * (1.59576912f + 0.0713548163f * x * x) : x;
+    vec small = exp_of(either(z < 0.0f, z, -z)); /* exp(-|z|) */
+    vec sigmoid = either(z < 0.0f, small, all(1)) / (1 + small);
+    vec value = x * sigmoid * up;
     int64_t left = gated->width - panel * LANES;
     if (left >= LANES) put_act(out, value);
     else for (int i = 0; i < left; i++) out[i] = act_of(value[i]);

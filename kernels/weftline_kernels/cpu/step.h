@@ -6,34 +6,41 @@
 #define BLOCK 16 /* tokens of a KV block */
 #define MOST_SIZE 256 /* largest head size */
 
+/* Norms and biases that a family has not are NULL. `attended_norm` and `mlp_out_norm` normalise what
+ * attention and MLP add to the residual stream. */
 typedef struct {
-    const float *attention_norm, *mlp_norm;
-    const float *qkv_bias, *q_norm, *k_norm; /* NULL if the model has none */
+    const float *attention_norm, *attended_norm, *mlp_norm, *mlp_out_norm, *q_norm, *k_norm;
+    const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias;
+    int32_t rope;   /* which sines and cosines turn the heads; -1 if none do */
+    int32_t window; /* tokens that a row sees, itself among them; 0 if it sees all */
     Weight qkv, out, gate_up, down;
 } Layer;
 
+/* `turned` components of a head are turned. `row_norms` is whether q_norm and k_norm see all heads of a
+ * row at once. A cap c makes c * tanh(x / c) of x; 0 is no cap. */
 typedef struct {
-    int32_t layers, hidden, heads, kv_heads, head_size, mlp, vocabulary;
-    float eps;
+    int32_t layers, hidden, heads, kv_heads, head_size, mlp, vocabulary, turned, gelu, row_norms;
+    float eps, embedding_scale, residual_scale, score_scale, logit_scale, score_cap, logit_cap;
     const u16 *embedding;
     const float *norm;
     Weight head;
     const Layer *layer;
 } Model;
 
-/* An item's blocks begin at block[block_at], its queries at query[query_at] and visible[query_at]. */
-typedef struct { int32_t block_at, length, query_at, queries; } Item;
+/* An item's blocks begin at block[block_at], its queries at query[query_at] and visible[query_at]. Its
+ * first token has the position `start`. */
+typedef struct { int32_t block_at, length, query_at, queries, start; } Item;
 
 typedef struct {
     int32_t tokens, rows, items, threads;
     int64_t blocks; /* KV blocks of the pool */
-    const int64_t *ids, *slots, *wanted;
-    const float *cosine, *sine; /* T x H / 2 */
+    const int64_t *ids, *positions, *slots, *wanted;
+    const float *cosine, *sine; /* ropes x T x turned / 2 */
     const Item *item;
     const int32_t *block, *query, *visible;
     const int32_t *part_at, *part; /* query slots of each row */
     u16 *cache;                    /* L x 2 x K x blocks x (H * 16) */
-    float *x, *qkv;                 /* scratch, T rows each */
+    float *x, *qkv, *added;         /* scratch, T rows each */
     act *normed, *attended, *gated; /* scratch, rows `stride_of` apart */
     float *partial, *top, *weight;              /* scratch, a row per query slot */
     RowHead *rounded;                           /* scratch for int8 weights, a row per token */

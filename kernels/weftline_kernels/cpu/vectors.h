@@ -236,3 +236,10 @@ INLINE vec exp_of(vec x) {
     return either(x < -87.0f, all(0), p * scale);
 #endif
 }
+
+/* c * tanh(x / c), with an absolute error of some c / 2^22. */
+INLINE vec capped(vec x, float c) {
+    vec small = exp_of(either(x < 0.0f, x, -x) * (2.0f / c));
+    vec value = (1 - small) / (1 + small) * c;
+    return either(x < 0.0f, -value, value);
+}

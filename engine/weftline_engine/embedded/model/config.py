@@ -1,10 +1,10 @@
-"""The configuration of a model, read from the config.json of a Hugging Face directory."""
+"""What a decoder consists of, as data: sizes, norms, rotary embeddings, windows, multipliers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,124 @@ class ModelError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Linear:
+    """All waves are slower by a factor."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3:
+    """Llama 3.1's scaling: long waves are slower by a factor, short ones stay."""
+
+    factor: float
+    low: float
+    high: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Yarn:
+    """YaRN (arXiv:2309.00071): waves that turn fewer than `slow` times in the original context are
+    slower by a factor, those that turn more than `fast` times stay, and between them is a ramp."""
+
+    factor: float
+    original_context: int
+    fast: float
+    slow: float
+    whole: bool  # whether the ends of the ramp are rounded to whole components
+
+
+@dataclass(frozen=True, slots=True)
+class LongRope:
+    """LongRoPE (arXiv:2402.13753): every wave is slower by a factor of its own."""
+
+    factors: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding: plain if `factor` is 1, else with Llama 3.1's scaling."""
+    """Rotary embedding of the first `components` of a head (None: of all)."""
 
     theta: float
-    factor: float = 1.0
-    low: float = 1.0
-    high: float = 4.0
-    original_context: int = 8192
+    components: int | None = None
+    scaling: Linear | Llama3 | Yarn | LongRope | None = None
+    amplitude: float = 1.0  # a factor of every sine and cosine
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """In what a layer may differ from its neighbours.
+
+    A row sees the last `window` tokens, itself among them. None means all tokens.
+    """
+
+    rope: Rope | None
+    window: int | None = None
+    experts: bool = False
+
+
+class HeadNorm(Enum):
+    """What the RMSNorms of queries and keys see at once."""
+
+    NONE = "none"
+    HEAD = "each head"
+    ROW = "all heads of a row"
+
+
+class Activation(Enum):
+    """The function of an MLP's gate."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_pytorch_tanh"
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """The RMSNorms of a layer by the names of their weights. None: the family has no such norm.
+
+    `attended` and `mlp_out` normalise what attention and MLP add to the residual stream. A row is
+    multiplied by its weight plus `offset`, which Gemma's checkpoints leave out.
+    """
+
+    attention: str | None = "input_layernorm"
+    attended: str | None = None
+    mlp: str | None = "post_attention_layernorm"
+    mlp_out: str | None = None
+    heads: HeadNorm = HeadNorm.NONE
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The matrices of a layer by name. Several names are stacked to one matrix, and one name of
+    `qkv` or `gate_up` is a matrix that the checkpoint holds stacked already."""
+
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    out: str = "self_attn.o_proj"
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """Which matrices have a bias."""
+
+    qkv: bool = False
+    out: bool = False
+    mlp: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Factors of the residual stream and of scores. A cap c makes c * tanh(x / c) of x."""
+
+    embedding: float = 1.0
+    residual: float = 1.0  # of what attention and MLP add
+    scores: float | None = None  # None: 1 / sqrt(head_size)
+    logits: float = 1.0
+    score_cap: float | None = None
+    logit_cap: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +153,29 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig(ModelConfig):
-    """Llama, and models that differ from it in a detail."""
+    """Llama, and the families that differ from it in details, each of them a field."""
 
-    rope: Rope
+    kinds: tuple[LayerKind, ...]  # of the layers in their order, repeated if there are more
     norm_eps: float
-    qkv_bias: bool
-    qk_norm: bool  # RMSNorm of every query and key head before the rotary embedding
+    norms: Norms = Norms()
+    names: Names = Names()
+    biases: Biases = Biases()
+    scales: Scales = Scales()
+    activation: Activation = Activation.SILU
+
+    def kind(self, layer: int) -> LayerKind:
+        """The kind of a layer."""
+        return self.kinds[layer % len(self.kinds)]
+
+    @property
+    def score_scale(self) -> float:
+        """The factor of a score before the softmax."""
+        return self.head_size**-0.5 if self.scales.scores is None else self.scales.scores
+
+    @property
+    def window(self) -> int | None:
+        """The smallest window of a layer. None if every layer sees all tokens."""
+        return min((kind.window for kind in self.kinds if kind.window is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +186,6 @@ class OptConfig(ModelConfig):
     bias: bool
     norm_first: bool  # before attention and MLP; after them in 350M
     last_norm: bool
-
-
-LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-ARCHITECTURES = (*LLAMA_LIKE, "OPTForCausalLM")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -76,103 +199,3 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{path} should hold a JSON object")
     return value
-
-
-def read_config(directory: Path) -> ModelConfig:
-    """Read and check config.json (and the stop tokens of generation_config.json)."""
-    raw = read_json(directory / "config.json")
-    names = raw.get("architectures") or ["none"]
-    if names[0] not in ARCHITECTURES:
-        raise ModelError(
-            f"architecture {names[0]} is not supported; this engine runs {', '.join(ARCHITECTURES)}"
-        )
-    generation = directory / "generation_config.json"
-    stops = read_json(generation).get("eos_token_id") if generation.exists() else None
-    eos = stops if stops is not None else raw.get("eos_token_id")
-    read = _llama if names[0] in LLAMA_LIKE else _opt
-    try:
-        return read(names[0], raw, _ids(eos))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{directory / 'config.json'} lacks or misstates {error}") from None
-
-
-def _only(name: str, raw: Mapping[str, Any], **values: Any) -> None:
-    """Raise ModelError if one of these keys has another value."""
-    for key, only in values.items():
-        if raw.get(key, only) != only:
-            raise ModelError(f"{key} {raw[key]!r} is not supported in a {name}; only {only!r} is")
-
-
-def _ids(value: Any) -> tuple[int, ...]:
-    return () if value is None else tuple(value) if isinstance(value, list) else (int(value),)
-
-
-def _llama(name: str, raw: Mapping[str, Any], eos: tuple[int, ...]) -> LlamaConfig:
-    _only(name, raw, hidden_act="silu", attention_bias=False, mlp_bias=False)
-    heads = int(raw["num_attention_heads"])
-    return LlamaConfig(
-        architecture=name,
-        vocabulary=int(raw["vocab_size"]),
-        hidden=int(raw["hidden_size"]),
-        layers=int(raw["num_hidden_layers"]),
-        heads=heads,
-        kv_heads=int(raw.get("num_key_value_heads") or heads),
-        head_size=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
-        mlp=int(raw["intermediate_size"]),
-        context_limit=_context_limit(raw),
-        rope=_rope(raw),
-        norm_eps=float(raw["rms_norm_eps"]),
-        tied=bool(raw.get("tie_word_embeddings", False)),
-        qkv_bias=name == "Qwen2ForCausalLM",
-        qk_norm=name == "Qwen3ForCausalLM",
-        eos=eos,
-    )
-
-
-def _opt(name: str, raw: Mapping[str, Any], eos: tuple[int, ...]) -> OptConfig:
-    _only(name, raw, activation_function="relu", layer_norm_elementwise_affine=True)
-    heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
-    first = bool(raw.get("do_layer_norm_before", True))
-    return OptConfig(
-        architecture=name,
-        vocabulary=int(raw["vocab_size"]),
-        hidden=hidden,
-        layers=int(raw["num_hidden_layers"]),
-        heads=heads,
-        kv_heads=heads,
-        head_size=hidden // heads,
-        mlp=int(raw["ffn_dim"]),
-        context_limit=int(raw["max_position_embeddings"]),
-        tied=bool(raw.get("tie_word_embeddings", True)),
-        embedding=int(raw.get("word_embed_proj_dim") or hidden),
-        bias=bool(raw.get("enable_bias", True)),
-        norm_first=first,
-        last_norm=first and not raw.get("_remove_final_layer_norm", False),
-        eos=eos,
-    )
-
-
-def _context_limit(raw: Mapping[str, Any]) -> int:
-    """The positions that the model was trained for, but at most its sliding window. Up to the
-    length of the window, its attention is plain attention."""
-    limit = int(raw["max_position_embeddings"])
-    window = raw.get("sliding_window") if raw.get("use_sliding_window", True) else None
-    return limit if window is None else min(limit, int(window))
-
-
-def _rope(raw: Mapping[str, Any]) -> Rope:
-    """Newer files have `rope_parameters`, older ones `rope_theta` and `rope_scaling`."""
-    found = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    theta = float(found.get("rope_theta") or raw.get("rope_theta") or 10000.0)
-    kind = found.get("rope_type") or found.get("type") or "default"
-    if kind == "default":
-        return Rope(theta)
-    if kind != "llama3":
-        raise ModelError(f"rope type {kind!r} is not supported; only default and llama3 are")
-    return Rope(
-        theta,
-        float(found["factor"]),
-        float(found["low_freq_factor"]),
-        float(found["high_freq_factor"]),
-        int(found["original_max_position_embeddings"]),
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,9 +15,9 @@ from weftline_engine.embedded.model.config import (
     ModelConfig,
     ModelError,
     OptConfig,
-    read_config,
 )
 from weftline_engine.embedded.model.device_model import CudaGraphs, DeviceModel
+from weftline_engine.embedded.model.families import read_config
 from weftline_engine.embedded.model.llama import LlamaDecoder
 from weftline_engine.embedded.model.native import NativeDecoder, runs
 from weftline_engine.embedded.model.opt import OptDecoder
@@ -94,8 +95,26 @@ def load_on_device(
 ) -> DeviceModel:
     """The model of a Hugging Face directory, or a dummy, on a CUDA device. Raises ModelError."""
     weights = RandomWeights(device) if dummy else Checkpoint(directory, heard)
-    network = torch_model(read_config(directory), weights, getattr(torch, dtype), device, TRITON)
+    config = for_device(read_config(directory))
+    network = torch_model(config, weights, getattr(torch, dtype), device, TRITON)
     return DeviceModel(network, max_running=max_running, capture=CudaGraphs())
+
+
+def for_device(config: ModelConfig) -> ModelConfig:
+    """The model as the attention kernel of a device runs it, which has no windows and no cap of
+    scores: contexts end where the first window would. Raises ModelError."""
+    if not isinstance(config, LlamaConfig):
+        return config
+    if config.scales.score_cap is not None:
+        raise ModelError("attn_logit_softcapping is not supported on a GPU; give --device cpu")
+    if config.window is None:
+        return config
+    _say(
+        f"contexts of at most {config.window:,} tokens, because attention on a GPU has no "
+        "sliding_window yet; --device cpu has it."
+    )
+    kinds = tuple(replace(kind, window=None) for kind in config.kinds)
+    return replace(config, kinds=kinds, context_limit=min(config.context_limit, config.window))
 
 
 def load_model(directory: Path, dtype: torch.dtype) -> TorchModel:

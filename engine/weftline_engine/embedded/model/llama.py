@@ -1,4 +1,4 @@
-"""The forward pass of Llama, and of models that differ from it in a detail.
+"""The forward pass of Llama in torch, and of the families that differ from it by their config.
 
 T = packed tokens, C = hidden, N = query heads, K = KV heads, H = head size, M = MLP channels,
 V = vocabulary, L = layers, P = KV blocks, S = tokens a block, R = rows whose logits are wanted.
@@ -6,7 +6,7 @@ V = vocabulary, L = layers, P = KV blocks, S = tokens a block, R = rows whose lo
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,28 +15,38 @@ from torch import Tensor
 
 from weftline_engine.embedded.model.base import CPU, StepInput, TorchModel, widened
 from weftline_engine.embedded.model.checkpoint import Checkpoint
-from weftline_engine.embedded.model.config import LlamaConfig, Rope
-from weftline_kernels.attention import Attention
+from weftline_engine.embedded.model.config import Activation, HeadNorm, LlamaConfig, Rope
+from weftline_engine.embedded.model.layer_weights import LayerWeights, norm_weight
+from weftline_engine.embedded.model.rope import frequencies
+from weftline_kernels.attention import Attention, TorchAttention
 from weftline_kernels.operations import TORCH, Operations
 from weftline_kernels.rope import rope_tables
+
+# Sines and cosines of a step by rope.
+Turns = dict[Rope | None, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaLayer:
     """The weights of one layer; q, k and v are one matrix, gate and up another."""
 
-    attention_norm_C: Tensor
+    attention_norm_C: Tensor | None
     qkv_XC: Tensor  # X = (N + 2K) * H
-    out_CX: Tensor  # X = N * H
-    mlp_norm_C: Tensor
-    gate_up_XC: Tensor  # X = 2M
-    down_CM: Tensor
     qkv_bias_X: Tensor | None
-    qk_norm_H: tuple[Tensor, Tensor] | None
+    head_norms: tuple[Tensor, Tensor] | None
+    out_CX: Tensor  # X = N * H
+    out_bias_C: Tensor | None
+    attended_norm_C: Tensor | None
+    mlp_norm_C: Tensor | None
+    gate_up_XC: Tensor  # X = 2M
+    gate_up_bias_X: Tensor | None
+    down_CM: Tensor
+    down_bias_C: Tensor | None
+    mlp_out_norm_C: Tensor | None
 
 
 class LlamaDecoder(TorchModel):
-    """Llama, Mistral, Qwen2 (biases of q, k and v) and Qwen3 (norms of the heads)."""
+    """A decoder that a LlamaConfig describes. Each step of a layer is a method."""
 
     config: LlamaConfig
 
@@ -49,95 +59,144 @@ class LlamaDecoder(TorchModel):
         operations: Operations = TORCH,
     ) -> None:
         super().__init__(config, dtype, device, operations)
-        self.frequencies_F = frequencies(config.rope, config.head_size).to(device)
+        self.scale = config.score_scale
+        self.kinds = [config.kind(i) for i in range(config.layers)]
+        ropes = {kind.rope for kind in self.kinds if kind.rope is not None}
+        self.frequencies = {rope: frequencies(rope, config.head_size).to(device) for rope in ropes}
         hidden, vocabulary = config.hidden, config.vocabulary
 
         def read(name: str, *shape: int) -> Tensor:
             return weights.read(name, shape).to(device, dtype)
 
         self.embedding_VC = read("model.embed_tokens.weight", vocabulary, hidden)
-        self.layers = [self._layer(weights, i) for i in range(config.layers)]
-        self.norm_C = read("model.norm.weight", hidden)
+        self.layers = [self._layer(LayerWeights(weights, config, i)) for i in range(config.layers)]
+        self.norm_C = norm_weight(weights, config, "model.norm", hidden).to(device, dtype)
         tied = config.tied or "lm_head.weight" not in weights
         self.head_VC = self.embedding_VC if tied else read("lm_head.weight", vocabulary, hidden)
 
-    def _layer(self, weights: Checkpoint, index: int) -> LlamaLayer:
-        config = self.config
-        hidden, mlp = config.hidden, config.mlp
-        query, kv = config.heads * config.head_size, config.kv_heads * config.head_size
+    def _layer(self, found: LayerWeights) -> LlamaLayer:
+        norms, head_norms, bias = self.config.norms, found.head_norms(), found.gate_up_bias()
 
-        def read(name: str, *shape: int) -> Tensor:
-            found = weights.read(f"model.layers.{index}.{name}.weight", shape)
-            return found.to(self.device, self.dtype)
+        def here(tensor: Tensor) -> Tensor:
+            return tensor.to(self.device, self.dtype)
 
-        bias_X = qkv_bias(weights, config, index)
+        def perhaps(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else here(tensor)
+
         return LlamaLayer(
-            read("input_layernorm", hidden),
-            torch.cat(
-                [
-                    read("self_attn.q_proj", query, hidden),
-                    read("self_attn.k_proj", kv, hidden),
-                    read("self_attn.v_proj", kv, hidden),
-                ]
-            ),
-            read("self_attn.o_proj", hidden, query),
-            read("post_attention_layernorm", hidden),
-            torch.cat([read("mlp.gate_proj", mlp, hidden), read("mlp.up_proj", mlp, hidden)]),
-            read("mlp.down_proj", hidden, mlp),
-            None if bias_X is None else bias_X.to(self.device, self.dtype),
-            (read("self_attn.q_norm", config.head_size), read("self_attn.k_norm", config.head_size))
-            if config.qk_norm
-            else None,
+            perhaps(found.norm(norms.attention)),
+            here(torch.cat(found.qkv())),
+            perhaps(found.qkv_bias()),
+            None if head_norms is None else (here(head_norms[0]), here(head_norms[1])),
+            here(found.out()),
+            perhaps(found.out_bias()),
+            perhaps(found.norm(norms.attended)),
+            perhaps(found.norm(norms.mlp)),
+            here(torch.cat(found.gate_up())),
+            None if bias is None else here(torch.cat(bias)),
+            here(found.down()),
+            perhaps(found.down_bias()),
+            perhaps(found.norm(norms.mlp_out)),
         )
 
+    def forward(self, step: StepInput, kv_L2KPSH: Tensor) -> Tensor:
+        """`Model.forward` on the CPU."""
+        cap = self.config.scales.score_cap
+        attends = {
+            window: TorchAttention(step.work, self.scale, window=window, cap=cap)
+            for window in {kind.window for kind in self.kinds}
+        }
+        return self._compute(step, attends.__getitem__, kv_L2KPSH)
+
     def compute(self, step: StepInput, attend: Attention, kv_L2KPSH: Tensor) -> Tensor:
-        config, do = self.config, self.operations
-        tables = rope_tables(step.positions_T, self.frequencies_F, self.dtype)
-        heads = (-1, config.heads + 2 * config.kv_heads, config.head_size)
+        assert self.config.window is None, "a device's attention has no windows"
+        return self._compute(step, lambda window: attend, kv_L2KPSH)
+
+    def _compute(
+        self, step: StepInput, attend: Callable[[int | None], Attention], kv_L2KPSH: Tensor
+    ) -> Tensor:
+        turns = self._turns(step.positions_T)
         # What a layer adds is added where the next norm is made, in one operation.
-        x_TC: Tensor = F.embedding(step.tokens_T, self.embedding_VC)
+        x_TC = self._embed(step.tokens_T)
         more_TC: Tensor | None = None
-        for layer, (keys_KPSH, values_KPSH) in zip(self.layers, kv_L2KPSH, strict=True):
+        for layer, kind, (keys, values) in zip(self.layers, self.kinds, kv_L2KPSH, strict=True):
             x_TC, normed_TC = self._add_norm(x_TC, more_TC, layer.attention_norm_C)
-            qkv_TXH = F.linear(normed_TC, layer.qkv_XC, layer.qkv_bias_X).view(*heads)
-            norms = None if layer.qk_norm_H is None else (*layer.qk_norm_H, config.norm_eps)
-            q_TNH = do.rope_store(qkv_TXH, *tables, norms, keys_KPSH, values_KPSH, step.slots_T)
-            o_TNH = attend(q_TNH, keys_KPSH, values_KPSH)
-            more_TC = F.linear(o_TNH.flatten(1), layer.out_CX)
+            qkv_TXH, norms = self._qkv(layer, normed_TC)
+            q_TNH = self.operations.rope_store(
+                qkv_TXH, *turns[kind.rope], norms, keys, values, step.slots_T
+            )
+            o_TNH = attend(kind.window)(q_TNH, keys, values)
+            out_TC = F.linear(o_TNH.flatten(1), layer.out_CX, layer.out_bias_C)
+            more_TC = self._more(out_TC, layer.attended_norm_C)
             x_TC, normed_TC = self._add_norm(x_TC, more_TC, layer.mlp_norm_C)
-            more_TC = F.linear(do.silu_mul(F.linear(normed_TC, layer.gate_up_XC)), layer.down_CM)
+            more_TC = self._more(self._mlp(layer, normed_TC), layer.mlp_out_norm_C)
         assert more_TC is not None, "a model has a layer"
         rows_R = step.rows_R
         _, normed_RC = self._add_norm(x_TC[rows_R], more_TC[rows_R], self.norm_C)
-        return widened(F.linear(normed_RC, self.head_VC))
+        return self._logits(normed_RC)
+
+    def _turns(self, positions_T: Tensor) -> Turns:
+        """Cosines and sines by rope. A layer without a rope turns two components by nothing."""
+        found: Turns = {
+            rope: rope_tables(positions_T, frequencies_F, self.dtype, rope.amplitude)
+            for rope, frequencies_F in self.frequencies.items()
+        }
+        if any(kind.rope is None for kind in self.kinds):
+            nothing_F = torch.zeros(1, device=self.device)
+            found[None] = rope_tables(positions_T, nothing_F, self.dtype)
+        return found
+
+    def _embed(self, tokens_T: Tensor) -> Tensor:
+        x_TC, scale = F.embedding(tokens_T, self.embedding_VC), self.config.scales.embedding
+        return x_TC if scale == 1 else x_TC * scale
 
     def _add_norm(
-        self, x_TC: Tensor, more_TC: Tensor | None, norm_C: Tensor
+        self, x_TC: Tensor, more_TC: Tensor | None, norm_C: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The sum of both, and the sum normalised."""
+        """The sum of both, and the sum normalised if there is a norm."""
         eps = self.config.norm_eps
+        if norm_C is None:
+            sum_TC = x_TC if more_TC is None else x_TC + more_TC
+            return sum_TC, sum_TC
         if more_TC is None:
             return x_TC, self.operations.rms_norm(x_TC, norm_C, eps)
         return self.operations.add_rms_norm(x_TC, more_TC, norm_C, eps)
 
+    def _more(self, out_TC: Tensor, norm_C: Tensor | None) -> Tensor:
+        """What attention or MLP adds to the residual stream."""
+        scale = self.config.scales.residual
+        if norm_C is not None:
+            out_TC = self.operations.rms_norm(out_TC, norm_C, self.config.norm_eps)
+        return out_TC if scale == 1 else out_TC * scale
 
-def qkv_bias(weights: Checkpoint, config: LlamaConfig, index: int) -> Tensor | None:
-    """The biases of a layer's q, k and v as one vector. None if the model has none."""
-    if not config.qkv_bias:
-        return None
-    counts = {"q": config.heads, "k": config.kv_heads, "v": config.kv_heads}
-    names = {f"model.layers.{index}.self_attn.{n}_proj.bias": c for n, c in counts.items()}
-    return torch.cat(
-        [weights.read(name, (count * config.head_size,)) for name, count in names.items()]
-    )
+    def _qkv(
+        self, layer: LlamaLayer, normed_TC: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor, float] | None]:
+        """Queries, keys and values, and the norms that their heads still need."""
+        config = self.config
+        qkv_TX = F.linear(normed_TC, layer.qkv_XC, layer.qkv_bias_X)
+        norms = None if layer.head_norms is None else (*layer.head_norms, config.norm_eps)
+        if norms is not None and config.norms.heads is HeadNorm.ROW:
+            query, key = len(norms[0]), len(norms[1])
+            sides = qkv_TX.split_with_sizes([query, key, qkv_TX.shape[1] - query - key], dim=1)
+            normed = map(self.operations.rms_norm, sides[:2], norms[:2], norms[2:] * 2)
+            qkv_TX, norms = torch.cat((*normed, sides[2]), dim=1), None
+        return qkv_TX.view(-1, config.heads + 2 * config.kv_heads, config.head_size), norms
 
+    def _mlp(self, layer: LlamaLayer, normed_TC: Tensor) -> Tensor:
+        both_TX = F.linear(normed_TC, layer.gate_up_XC, layer.gate_up_bias_X)
+        if self.config.activation is Activation.SILU:
+            gated_TM = self.operations.silu_mul(both_TX)
+        else:
+            gate_TM, up_TM = both_TX.chunk(2, dim=-1)
+            gated_TM = F.gelu(gate_TM, approximate="tanh") * up_TM
+        return F.linear(gated_TM, layer.down_CM, layer.down_bias_C)
 
-def frequencies(rope: Rope, head_size: int) -> Tensor:
-    """The angle per position of each pair of components. Llama 3.1 slows down the long waves."""
-    plain_F = 1.0 / (rope.theta ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size))
-    if rope.factor == 1.0:
-        return plain_F
-    waves_F = 2 * math.pi / plain_F
-    share_F = (rope.original_context / waves_F - rope.low) / (rope.high - rope.low)
-    share_F = share_F.clamp(0, 1)
-    return plain_F * (share_F + (1 - share_F) / rope.factor)
+    def _logits(self, normed_RC: Tensor) -> Tensor:
+        scales = self.config.scales
+        logits_RV = widened(F.linear(normed_RC, self.head_VC))
+        if scales.logits != 1:
+            logits_RV = logits_RV * scales.logits
+        if scales.logit_cap is not None:
+            logits_RV = scales.logit_cap * torch.tanh(logits_RV / scales.logit_cap)
+        return logits_RV

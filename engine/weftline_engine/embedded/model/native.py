@@ -17,8 +17,9 @@ from torch import Tensor
 
 from weftline_engine.embedded.model.base import CPU, StepInput, empty_cache
 from weftline_engine.embedded.model.checkpoint import Checkpoint
-from weftline_engine.embedded.model.config import LlamaConfig
-from weftline_engine.embedded.model.llama import frequencies, qkv_bias
+from weftline_engine.embedded.model.config import Activation, HeadNorm, LayerKind, LlamaConfig
+from weftline_engine.embedded.model.layer_weights import LayerWeights, norm_weight
+from weftline_engine.embedded.model.rope import frequencies
 from weftline_kernels.cpu.items import Flat, flatten, queries_of_task
 from weftline_kernels.cpu.layout import interleave, pack, pack_int8, rounded_stride, stride
 from weftline_kernels.work_list import MIN_BLOCKS_SAVED
@@ -33,22 +34,32 @@ def _struct(name: str, fields: list[tuple[str, Any]]) -> Any:
     return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
-_LAYER = ("attention_norm", "mlp_norm", "qkv_bias", "q_norm", "k_norm")
+_NORMS = ("attention_norm", "attended_norm", "mlp_norm", "mlp_out_norm", "q_norm", "k_norm")
+_BIASES = ("qkv_bias", "out_bias", "gate_up_bias", "down_bias")
 _MATRICES = ("qkv", "out", "gate_up", "down")
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_size", "mlp", "vocabulary")
-_ARRAYS = ("ids", "slots", "wanted", "cosine", "sine", "item", "block", "query", "visible")
-_SCRATCH = ("x", "qkv", "normed", "attended", "gated", "partial", "top", "weight", "rounded")
+_KINDS = ("turned", "gelu", "row_norms")
+_SCALES = ("eps", "embedding_scale", "residual_scale", "score_scale", "logit_scale")
+_CAPS = ("score_cap", "logit_cap")
+_ARRAYS = ("ids", "positions", "slots", "wanted", "cosine", "sine", "item", "block", "query")
+_PARTS = ("visible", "part_at", "part", "cache")
+_ROWS = ("x", "qkv", "added", "normed", "attended", "gated")
+_SCRATCH = ("partial", "top", "weight", "rounded")
 
 _CWeight = _struct("_CWeight", [("panels", Pointer), ("scale", Pointer)])
 _CLayer = _struct(
     "_CLayer",
-    [*((name, Pointer) for name in _LAYER), *((name, _CWeight) for name in _MATRICES)],
+    [
+        *((name, Pointer) for name in (*_NORMS, *_BIASES)),
+        *((name, ctypes.c_int32) for name in ("rope", "window")),
+        *((name, _CWeight) for name in _MATRICES),
+    ],
 )
 _CModel = _struct(
     "_CModel",
     [
-        *((name, ctypes.c_int32) for name in _SIZES),
-        ("eps", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in (*_SIZES, *_KINDS)),
+        *((name, ctypes.c_float) for name in (*_SCALES, *_CAPS)),
         *((name, Pointer) for name in ("embedding", "norm")),
         ("head", _CWeight),
         ("layer", ctypes.POINTER(_CLayer)),
@@ -59,7 +70,7 @@ _CStep = _struct(
     [
         *((name, ctypes.c_int32) for name in ("tokens", "rows", "items", "threads")),
         ("blocks", ctypes.c_int64),
-        *((name, Pointer) for name in (*_ARRAYS, "part_at", "part", "cache", *_SCRATCH, "logits")),
+        *((name, Pointer) for name in (*_ARRAYS, *_PARTS, *_ROWS, *_SCRATCH, "logits")),
     ],
 )
 
@@ -67,7 +78,32 @@ _CStep = _struct(
 def runs(config: LlamaConfig, block_size: int) -> bool:
     """Whether the C decoder can run this model."""
     size = config.head_size
-    return block_size == BLOCK and size % 16 == 0 and size <= _MOST_SIZE and config.hidden % 2 == 0
+    fits = size % 16 == 0 and size <= _MOST_SIZE and config.hidden % 2 == 0
+    return fits and block_size == BLOCK and len(_turned(config)) == 1
+
+
+def _turned(config: LlamaConfig) -> set[int]:
+    """How many components of a head each rope turns; a model without a rope turns none."""
+    ropes = [kind.rope for kind in config.kinds if kind.rope is not None]
+    return {rope.components or config.head_size for rope in ropes} or {0}
+
+
+def _described(config: LlamaConfig) -> dict[str, float]:
+    """What decoder.c is told of the model besides its sizes and weights."""
+    scales = config.scales
+    (turned,) = _turned(config)
+    return {
+        "turned": turned,
+        "gelu": config.activation is Activation.GELU_TANH,
+        "row_norms": config.norms.heads is HeadNorm.ROW,
+        "eps": config.norm_eps,
+        "embedding_scale": scales.embedding,
+        "residual_scale": scales.residual,
+        "score_scale": config.score_scale,
+        "logit_scale": scales.logits,
+        "score_cap": scales.score_cap or 0.0,
+        "logit_cap": scales.logit_cap or 0.0,
+    }
 
 
 class NativeDecoder:
@@ -89,7 +125,9 @@ class NativeDecoder:
         self.threads = torch.get_num_threads()
         self._forward = library.weftline_forward
         self._panel = int(library.weftline_panel())  # columns
-        self._frequencies_F = frequencies(config.rope, config.head_size)
+        ropes = {config.kind(i).rope for i in range(config.layers)} - {None}
+        self._ropes = [rope for rope in ropes if rope is not None]
+        self._frequencies = [frequencies(rope, config.head_size) for rope in self._ropes]
         self._kept: list[Tensor] = []  # tensors to which the C structs point
         self._scratch: dict[str, npt.NDArray[np.float32]] = {}
         hidden, vocabulary = config.hidden, config.vocabulary
@@ -97,54 +135,54 @@ class NativeDecoder:
         tied = config.tied or "lm_head.weight" not in weights
         head = embedding if tied else weights.read("lm_head.weight", (vocabulary, hidden))
         self._layers = (_CLayer * config.layers)(
-            *(self._layer(weights, i) for i in range(config.layers))
+            *(
+                self._layer(LayerWeights(weights, config, i), config.kind(i))
+                for i in range(config.layers)
+            )
         )
         self._model = _CModel(
             **{name: getattr(config, name) for name in _SIZES},
-            eps=config.norm_eps,
+            **_described(config),
             # A copy, so that no tensor keeps the mapped file, which is as large as the packed
             # weights.
             embedding=self._keep(embedding.to(torch.bfloat16, copy=True)),
-            norm=self._keep(weights.read("model.norm.weight", (hidden,)).float()),
+            norm=self._vector(norm_weight(weights, config, "model.norm", hidden)),
             head=self._weight(head),
             layer=self._layers,
         )
 
-    def _layer(self, weights: Checkpoint, index: int) -> Any:
-        config = self.config
-        hidden, mlp = config.hidden, config.mlp
-        query, kv = config.heads * config.head_size, config.kv_heads * config.head_size
-
-        def read(name: str, *shape: int) -> Tensor:
-            return weights.read(f"model.layers.{index}.{name}.weight", shape)
-
-        qkv = [
-            read("self_attn.q_proj", query, hidden),
-            read("self_attn.k_proj", kv, hidden),
-            read("self_attn.v_proj", kv, hidden),
-        ]
-        gate, up = read("mlp.gate_proj", mlp, hidden), read("mlp.up_proj", mlp, hidden)
+    def _layer(self, found: LayerWeights, kind: LayerKind) -> Any:
+        norms, lanes = self.config.norms, self._panel // 2
+        q_norm, k_norm = found.head_norms() or (None, None)
+        bias = found.gate_up_bias()
+        vectors = {
+            "attention_norm": found.norm(norms.attention),
+            "attended_norm": found.norm(norms.attended),
+            "mlp_norm": found.norm(norms.mlp),
+            "mlp_out_norm": found.norm(norms.mlp_out),
+            "q_norm": q_norm,
+            "k_norm": k_norm,
+            "qkv_bias": found.qkv_bias(),
+            "out_bias": found.out_bias(),
+            "gate_up_bias": None if bias is None else interleave(*bias, lanes),
+            "down_bias": found.down_bias(),
+        }
         return _CLayer(
-            attention_norm=self._keep(read("input_layernorm", hidden).float()),
-            mlp_norm=self._keep(read("post_attention_layernorm", hidden).float()),
-            qkv=self._weight(torch.cat(qkv)),
-            out=self._weight(read("self_attn.o_proj", hidden, query)),
-            gate_up=self._weight(interleave(gate, up, self._panel // 2)),
-            down=self._weight(read("mlp.down_proj", hidden, mlp)),
-            **self._extras(weights, index),
+            **{name: self._vector(values_X) for name, values_X in vectors.items()},
+            rope=-1 if kind.rope is None else self._ropes.index(kind.rope),
+            window=kind.window or 0,
+            qkv=self._weight(torch.cat(found.qkv())),
+            out=self._weight(found.out()),
+            gate_up=self._weight(interleave(*found.gate_up(), lanes)),
+            down=self._weight(found.down()),
         )
 
-    def _extras(self, weights: Checkpoint, index: int) -> dict[str, int]:
-        """Weights that only some models have: biases, padded to whole panels, and head norms."""
-        config, extras = self.config, {}
-        bias_X = qkv_bias(weights, config, index)
-        if bias_X is not None:
-            padding = -len(bias_X) % self._panel
-            extras["qkv_bias"] = self._keep(torch.nn.functional.pad(bias_X.float(), (0, padding)))
-        for name in ("q_norm", "k_norm") if config.qk_norm else ():
-            found = f"model.layers.{index}.self_attn.{name}.weight"
-            extras[name] = self._keep(weights.read(found, (config.head_size,)).float())
-        return extras
+    def _vector(self, values_X: Tensor | None) -> int | None:
+        """The address of a vector in float32, padded to whole panels."""
+        if values_X is None:
+            return None
+        padding = -len(values_X) % self._panel
+        return self._keep(torch.nn.functional.pad(values_X.float(), (0, padding)))
 
     def _weight(self, weight_XY: Tensor) -> Any:
         """The weights of a product in panels."""
@@ -162,18 +200,18 @@ class NativeDecoder:
         """Compute a step: fills the tokens' KV slots and returns logits (R, V) in float32."""
         config = self.config
         tokens, rows = len(step.tokens_T), len(step.rows_R)
-        angles_TF = step.positions_T.to(torch.float32)[:, None] * self._frequencies_F[None, :]
-        cosine_TF, sine_TF = angles_TF.cos(), angles_TF.sin()
+        cosine, sine = self._turns(step.positions_T)
         queries = queries_of_task(tokens, config.kv_heads, self.threads)
         flat: Flat = flatten(step.work, queries=queries)
         logits_RV = torch.empty(rows, config.vocabulary)
         heads = config.heads * len(flat.query)
         inputs = {
             "ids": step.tokens_T,
+            "positions": step.positions_T,
             "slots": step.slots_T,
             "wanted": step.rows_R,
-            "cosine": cosine_TF,
-            "sine": sine_TF,
+            "cosine": cosine,
+            "sine": sine,
             "cache": cache_L2KPX,
             "logits": logits_RV,
         }
@@ -196,6 +234,7 @@ class NativeDecoder:
                     attended=self._scratch_for(
                         "attended", tokens * stride(config.heads * config.head_size)
                     ),
+                    added=self._scratch_for("added", tokens * config.hidden),
                     gated=self._scratch_for("gated", tokens * stride(config.mlp)),
                     partial=self._scratch_for("partial", heads * config.head_size),
                     top=self._scratch_for("top", heads),
@@ -205,6 +244,15 @@ class NativeDecoder:
             ),
         )
         return logits_RV
+
+    def _turns(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the positions, one rope after the other."""
+        cosine, sine = [torch.empty(0)], [torch.empty(0)]
+        for rope, frequencies_F in zip(self._ropes, self._frequencies, strict=True):
+            angles_TF = positions_T.to(torch.float32)[:, None] * frequencies_F[None, :]
+            cosine.append((angles_TF.cos() * rope.amplitude).flatten())
+            sine.append((angles_TF.sin() * rope.amplitude).flatten())
+        return torch.cat(cosine), torch.cat(sine)
 
     def _rounded(self, rows: int) -> int | None:
         """The address of scratch memory for the inputs of a product in int8."""

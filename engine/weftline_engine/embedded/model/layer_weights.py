@@ -1,0 +1,111 @@
+"""The weights of one layer by what they do, whatever a family calls them.
+
+C = hidden, X = rows of a matrix.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weftline_engine.embedded.model.checkpoint import Checkpoint
+from weftline_engine.embedded.model.config import HeadNorm, LlamaConfig
+
+
+class LayerWeights:
+    """The tensors of layer `index`, read when asked for."""
+
+    def __init__(self, weights: Checkpoint, config: LlamaConfig, index: int) -> None:
+        self._weights = weights
+        self._config = config
+        self._before = f"model.layers.{index}."
+        heads, size = config.heads, config.head_size
+        self._qkv = (heads * size, config.kv_heads * size, config.kv_heads * size)
+
+    def norm(self, name: str | None) -> Tensor | None:
+        """The weight of an RMSNorm of the residual stream; None if the family has no such norm."""
+        return None if name is None else self._norm(name, self._config.hidden)
+
+    def head_norms(self) -> tuple[Tensor, Tensor] | None:
+        """The weights of the norms of queries and keys."""
+        size = self._config.head_size
+        match self._config.norms.heads:
+            case HeadNorm.NONE:
+                return None
+            case HeadNorm.HEAD:
+                widths = size, size
+            case HeadNorm.ROW:
+                widths = self._qkv[0], self._qkv[1]
+        return self._norm("self_attn.q_norm", widths[0]), self._norm("self_attn.k_norm", widths[1])
+
+    def qkv(self) -> list[Tensor]:
+        """The matrices of queries, keys and values, one above the other; or all as one."""
+        return self._stack(self._config.names.qkv, self._qkv, self._config.hidden)
+
+    def qkv_bias(self) -> Tensor | None:
+        """The biases of queries, keys and values as one vector."""
+        if not self._config.biases.qkv:
+            return None
+        return torch.cat(self._stack(self._config.names.qkv, self._qkv))
+
+    def out(self) -> Tensor:
+        """The matrix of what attention adds."""
+        return self._matrix(self._config.names.out, self._config.hidden, self._qkv[0])
+
+    def out_bias(self) -> Tensor | None:
+        """The bias of what attention adds."""
+        return self._bias(self._config.names.out) if self._config.biases.out else None
+
+    def gate_up(self) -> tuple[Tensor, Tensor]:
+        """The matrices of the gate and of what it multiplies."""
+        config = self._config
+        sizes = config.mlp, config.mlp
+        gate, up = _split(self._stack(config.names.gate_up, sizes, config.hidden), config.mlp)
+        return gate, up
+
+    def gate_up_bias(self) -> tuple[Tensor, Tensor] | None:
+        """The biases of the gate and of what it multiplies."""
+        config = self._config
+        if not config.biases.mlp:
+            return None
+        return _split(self._stack(config.names.gate_up, (config.mlp, config.mlp)), config.mlp)
+
+    def down(self) -> Tensor:
+        """The matrix of what the MLP adds."""
+        return self._matrix(self._config.names.down, self._config.hidden, self._config.mlp)
+
+    def down_bias(self) -> Tensor | None:
+        """The bias of what the MLP adds."""
+        return self._bias(self._config.names.down) if self._config.biases.mlp else None
+
+    def _norm(self, name: str, width: int) -> Tensor:
+        return norm_weight(self._weights, self._config, f"{self._before}{name}", width)
+
+    def _matrix(self, name: str, *shape: int) -> Tensor:
+        return self._weights.read(f"{self._before}{name}.weight", shape)
+
+    def _bias(self, name: str) -> Tensor:
+        return self._weights.read(f"{self._before}{name}.bias", (self._config.hidden,))
+
+    def _stack(self, names: tuple[str, ...], rows: tuple[int, ...], *columns: int) -> list[Tensor]:
+        """The matrices of `names`, or their biases if there are no `columns`."""
+        kind = "weight" if columns else "bias"
+        sizes = (sum(rows),) if len(names) == 1 else rows
+        return [
+            self._weights.read(f"{self._before}{name}.{kind}", (size, *columns))
+            for name, size in zip(names, sizes, strict=True)
+        ]
+
+
+def norm_weight(weights: Checkpoint, config: LlamaConfig, name: str, width: int) -> Tensor:
+    """The factors of an RMSNorm in float32 or wider: its weight and the family's offset."""
+    found = weights.read(f"{name}.weight", (width,))
+    return found.to(torch.promote_types(found.dtype, torch.float32)) + config.norms.offset
+
+
+def _split(found: list[Tensor], rows: int) -> tuple[Tensor, Tensor]:
+    """Two tensors of `rows` rows, which may lie one above the other in one."""
+    if len(found) == 1:
+        return found[0][:rows], found[0][rows:]
+    first, second = found
+    return first, second
