@@ -14,19 +14,22 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
+CUTTING = ("tiles.py", "device_tiles.py")
 # Comments, white space, and commas before a closing bracket.
 _FORMATTING = re.compile(r"#.*|\s+|,(?=\s*[)\]}])")
 KERNELS = ROOT / "kernels" / "weftline_kernels"
 
 
 def kernel_hashes(folder: Path = KERNELS) -> dict[str, str]:
-    """The SHA-256 of each file of the GPU's kernels, by its path. Those of the CPU are left out;
-    so are comments and the breaks of lines: a formatter changes no result."""
-    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.py"))}
+    """The SHA-256 of each file with kernels for a GPU, and of those that cut a step for them.
+
+    Comments and the breaks of lines are left out: a formatter changes no result.
+    """
+    texts = {path.name: path.read_text("utf-8") for path in sorted(folder.glob("*.py"))}
     return {
-        name: hashlib.sha256(_FORMATTING.sub("", path.read_text("utf-8")).encode()).hexdigest()
-        for name, path in paths.items()
-        if not name.startswith("cpu/")
+        name: hashlib.sha256(_FORMATTING.sub("", text).encode()).hexdigest()
+        for name, text in texts.items()
+        if "\n@kernel\n" in text or name in CUTTING
     }
 
 
