@@ -18,7 +18,7 @@ from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.embedded.costs import kv_costs
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model.base import StepInput, TorchModel
-from weftline_engine.embedded.model.config import LlamaConfig
+from weftline_engine.embedded.model.config import HeadNorm, LlamaConfig, Norms
 from weftline_engine.embedded.model.device_model import DeviceModel
 from weftline_engine.embedded.step import chunk_cost
 from weftline_kernels.work_list import Rows, build
@@ -30,7 +30,7 @@ SHAPES = {
     ),
     "Qwen3-1.7B": replace(
         llama.LLAMA_7B, vocabulary=151936, hidden=2048, layers=28, heads=16, kv_heads=8, mlp=6144,
-        tied=True, qk_norm=True,
+        tied=True, norms=Norms(heads=HeadNorm.HEAD),
     ),
     "Llama-3-8B": replace(
         llama.LLAMA_7B, vocabulary=128256, kv_heads=8, mlp=14336,
