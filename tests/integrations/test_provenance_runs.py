@@ -388,3 +388,28 @@ def test_one_model_in_two_event_loops(echo_url: str) -> None:
         return await chain.ainvoke(X), "".join(streamed)
 
     assert len({*run_twice(work)[0], *run_twice(work)[1]}) == 1
+
+
+class Collected(list[str]):
+    """Tags whose reading ends another run, as a garbage collection may at any place."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        super().__init__(["a tag"])
+        self._end = end
+
+    def __iter__(self) -> Iterator[str]:
+        self._end()
+        return super().__iter__()
+
+
+def test_a_run_may_end_while_another_starts_in_its_thread() -> None:
+    """A generator that nobody reads any more is closed by the garbage collector, wherever its
+    thread is: also where the listener notes another run. Both runs are noted right.
+    """
+    first, second = UUID(int=1), UUID(int=2)
+    LISTENER._on_chain_start(None, X, run_id=first, name="first")
+    tags = Collected(lambda: LISTENER._on_chain_end(None, run_id=first))
+    LISTENER._on_chain_start(None, X, run_id=second, name="second", tags=tags)
+    assert [run.name for run in LISTENER.runs.values()] == ["second"]
+    LISTENER._on_chain_end(None, run_id=second)
+    assert not LISTENER.runs

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Lock, Thread
+from threading import RLock, Thread
 from time import sleep
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -42,7 +42,9 @@ class Closer:
         """`delete` closes a session by its id. Its exceptions are logged."""
         self.delete = delete
         self._due: deque[str] = deque()
-        self._lock = Lock()
+        # A thread may take each lock of this file again: a garbage collection in it may close a
+        # generator of LangChain's, and that ends a run.
+        self._lock = RLock()
         self._thread: Thread | None = None
 
     def add(self, *ids: str) -> None:
@@ -84,7 +86,7 @@ class Closers:
 
     def __init__(self) -> None:
         self._by_server: dict[object, Closer] = {}
-        self._lock = Lock()
+        self._lock = RLock()
 
     def find(self, server: object, delete: Delete) -> Closer:
         """The closer of `server`, which uses the latest `delete` from now on."""
@@ -120,7 +122,7 @@ class RunSession(ABC):
     under_way: int = 0  # requests whose response has not ended
     answers: deque[tuple[str, str]] = field(init=False)  # variable and text of each answer
     callers: OrderedDict[str, str] = field(default_factory=OrderedDict)  # variables by tool call
-    lock: Lock = field(default_factory=Lock)
+    lock: RLock = field(default_factory=RLock)
 
     def __post_init__(self) -> None:
         self.answers = deque(maxlen=self.max_answers)
@@ -196,7 +198,7 @@ class RunSessions(Generic[S]):
 
     def __init__(self) -> None:
         self.by_server: dict[object, S] = {}
-        self._lock = Lock()
+        self._lock = RLock()
         self._over = False
 
     def find(self, server: object, make: Callable[[], S]) -> S:

@@ -24,7 +24,7 @@ GPU_TOKENS, GPU_EARLY = 2048, 512
 
 @dataclass(frozen=True, slots=True)
 class RowCost:
-    """Seconds of a step on a CPU: a part for the weights, and a part for each prompt row."""
+    """Seconds of a step: a part for the weights, and a part for each prompt row."""
 
     base_s: float
     row_s: float

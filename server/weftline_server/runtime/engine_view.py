@@ -46,7 +46,7 @@ class EngineStatus:
     running: int
     tokens: int
     kv_tokens: int | None  # the size of its KV cache; None where the engine does not say
-    kept: int  # tokens in it that are kept for calls to come; of `Service.status` only
+    kept: int  # tokens in it that are kept for calls to come; of `EngineView.status` only
     kv_bytes: int | None  # of its KV cache; None where the engine does not say
     kv_costs: api.KvCosts | None  # measured at its start, if they were
     metrics: api.HasMetrics | None  # None: the engine has none of its own, or is down

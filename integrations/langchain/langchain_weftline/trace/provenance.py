@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
-from threading import Lock
+from threading import RLock
 from typing import Any
 from uuid import UUID
 
@@ -149,7 +149,9 @@ class Listener(Aside):
         self._prompts: OrderedDict[UUID, tuple[object, object]] = OrderedDict()
         self._expected: OrderedDict[UUID, RunSessions[TracedSession]] = OrderedDict()
         self._templates = Templates()
-        self._lock = Lock()
+        # While the lock is held, a garbage collection may close a generator of LangChain's in the
+        # same thread, and that ends a run here.
+        self._lock = RLock()
         for kind in ("chain", "tool", "retriever"):
             start = self._on_chain_start if kind == "chain" else self._on_tool_start
             setattr(self, f"on_{kind}_start", _Immediate(start))
@@ -227,8 +229,10 @@ class Listener(Aside):
 
         A task that is cancelled while its callbacks run skips the remaining ones.
         """
-        for run_id in [run_id for run_id, run in self.runs.items() if run.root is root]:
-            del self.runs[run_id]
+        for run_id in list(self.runs):
+            run = self.runs.get(run_id)
+            if run is not None and run.root is root:
+                self.runs.pop(run_id, None)
 
     def _end(self, run: OpenRun) -> None:
         if run.parent is None:
