@@ -79,7 +79,7 @@ class AnswerBuilder:
 
     @property
     def said(self) -> str:
-        """Its text, without the calls."""
+        """The answer's text, without the calls."""
         return "".join(self._said)
 
     def call(self, index: int) -> WrittenCall:
@@ -89,7 +89,7 @@ class AnswerBuilder:
         return WrittenCall(one.id, one.name, "".join(one.pieces), state)
 
     def calls(self) -> Iterator[WrittenCall]:
-        """Its calls, in the order in which they were written."""
+        """The answer's calls, in the order in which they were written."""
         return map(self.call, range(len(self._calls)))
 
     def message(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Tells a session of the tool calls in an answer while the model writes it (Conveyor).
 
-What follows from a call is growth of the graph; see `weftline_server.lowering.kinds.turn`. A tool
-that takes its call as it is written is fed here.
+Each call makes the graph grow; see `weftline_server.lowering.kinds.turn`. This module feeds a tool
+that takes its call while the model writes it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ Apply = Callable[[Session, ev.SessionEvent], None]
 
 @dataclass(slots=True)
 class _Feed:
-    """The arguments of an open call, as far as they are written, and how much its op has of them.
-
-    The op `is_open` from when it is queued.
+    """The arguments of an open call, as far as they are written, and how much of them the call's op
+    has. The op `is_open` once it is queued.
     """
 
     text: str = ""

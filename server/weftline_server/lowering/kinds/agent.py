@@ -80,7 +80,8 @@ class AgentKind(StepKind[AgentStep]):
 
 @dataclass(frozen=True, slots=True)
 class AgentBegin(ControlBody, Growing):
-    """The begin of an agent. Its value is the most turns that it may have."""
+    """The begin of an agent. The value of this primitive is the most turns that the agent may
+    have."""
 
     run: AgentRun
     call: Call
@@ -93,7 +94,7 @@ class AgentBegin(ControlBody, Growing):
 
     @property
     def generates(self) -> bool:
-        """It begins with a call of a model."""
+        """Whether the step generates text: an agent begins with a call of a model."""
         return True
 
     def value(self, variables: Variables, answer: Any = None) -> object:

@@ -28,7 +28,7 @@ def served_tool(engine: str, told: Mapping[str, Any]) -> ServedTool:
 
 
 def tool_of(told: Mapping[str, Any]) -> Tool:
-    """The same tool as the model is told of it."""
+    """The tool of an engine's description, in the form that the model gets."""
     function = Function(
         name=told["name"], description=told["description"], parameters=told["parameters"]
     )

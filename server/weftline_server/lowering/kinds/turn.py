@@ -35,7 +35,7 @@ MOST_AGAIN = 2
 
 @dataclass(frozen=True, slots=True)
 class AgentRun:
-    """What all turns of an agent have in common; plain data, which a journal keeps.
+    """The data that all turns of an agent share; plain data, which a journal keeps.
 
     Its tasks' ids begin with `id`. The tools of `served` run in the server, those of `own` in the
     client. With `code` the blocks of Python in an answer are calls of this tool, which takes them
@@ -78,8 +78,8 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class OpenToolBody(ToolBody, Growing):
-    """A tool that takes its call while the `turn` writes it. Where it ends first, it has refused
-    the call, and the turn ends with that.
+    """A tool that takes its call while the `turn` writes it. A tool that ends before the turn has
+    refused the call, and the turn ends with this call.
     """
 
     gives: ClassVar[bool] = True
@@ -163,10 +163,9 @@ class TurnBody(PromptBody, TakesItems):
         return tool is not None and starts_early(tool)
 
     def growth_of(self, graph: Graph, offset: int, items: Sequence[Any]) -> Growth:
-        """What follows from calls as far as they are written, the first of which has this number.
-
-        A call that the graph knows already may be complete now, or be another one: the answer is
-        written again after a restart of the server.
+        """The growth that follows from calls as far as they are written; the first call has this
+        number. A call that the graph knows already may be complete now, or be another call: the
+        answer is written again after a restart of the server.
         """
         grown, body = _Grown(), self
         for index, item in enumerate(items, offset):
@@ -190,9 +189,8 @@ class TurnBody(PromptBody, TakesItems):
         return body._followed(graph, turn, grown)
 
     def failure(self, graph: Graph, error: WeftlineError, is_taken: bool) -> Growth:
-        """Another attempt to write the turn, if its engine has died. Else its tools end with it.
-
-        Where no tool had started, the engines have had all their attempts.
+        """Another attempt to write the turn, if the turn's engine has died. Else the turn's tools
+        end with the turn. Where no tool had started, the engines have had all their attempts.
         """
         grown = _Grown()
         begun = [one for one in self.taken if one.task]
@@ -359,7 +357,7 @@ def first_run(task: Task) -> AgentRun | None:
 
 
 def turn_body(graph: Graph, task: str) -> TurnBody:
-    """What the graph knows of the turn."""
+    """The body of the turn in the graph."""
     body = graph.primitives[f"{task}/0"].body
     assert isinstance(body, TurnBody), f"{task} is no turn"
     return body
