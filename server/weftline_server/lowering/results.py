@@ -10,6 +10,7 @@ from weftline.contract.errors import WeftlineError
 from weftline_engine import api
 from weftline_server.lowering.kinds.prompt import PromptBody
 from weftline_server.prompt.prompter import Prompter
+from weftline_server.prompt.thinking import Thinking
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.prompt.tool_parser import message_of, parser_of
 from weftline_server.session.task import TokenLogprob
@@ -44,14 +45,14 @@ class Transformed:
     reason: api.FinishReason | None = None
 
 
-def said(body: PromptBody, key: str, text: str, format: ToolFormat) -> object:
+def said(body: PromptBody, key: str, text: str, format: ToolFormat, thinking: Thinking) -> object:
     """The value of an output before its transforms: its text, or the message that calls tools.
 
     `key` identifies the output, so that the ids of its tool calls are the same each time.
     """
     if not body.call.offered_tools:
         return text
-    return message_of(parser_of(body.call, key, format), text)
+    return message_of(parser_of(body.call, key, format, thinking), text)
 
 
 def transformed(body: PromptBody, value: object) -> Transformed:

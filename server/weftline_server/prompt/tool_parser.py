@@ -12,6 +12,7 @@ from typing import Any
 
 from weftline.contract.arguments import ArgumentReader, Member, MemberText, ReaderEvent
 from weftline.contract.protocol import Call
+from weftline_server.prompt.thinking import Thinking, ThinkingBlock
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.prompt.tool_xml import XmlCall, kept_back, name_in
 
@@ -32,6 +33,13 @@ MAX_HEAD = 4096  # characters; text that is no call by then is not one
 @dataclass(frozen=True, slots=True)
 class Said:
     """More text of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """More of the thinking block before the answer."""
 
     text: str
 
@@ -81,7 +89,7 @@ class Sealed:
     index: int
 
 
-Delta = Said | Called | Arguments | Argument | ArgumentText | Sealed
+Delta = Said | Thought | Called | Arguments | Argument | ArgumentText | Sealed
 
 
 class _State(Enum):
@@ -104,6 +112,7 @@ class ToolParser:
     The ids of its calls are derived from `key`, so they are the same each time. Bare JSON (Llama,
     or Mistral without its mark) counts as a call only if it begins the answer and names one of
     `names`. Text that only looks like a call stays text. If `single`, only the first call counts.
+    Without `calls_tools` nothing counts as a call. A thinking block goes before the answer.
     """
 
     def __init__(
@@ -112,7 +121,11 @@ class ToolParser:
         names: Collection[str] | Mapping[str, Mapping[str, Any]],
         key: str,
         single: bool = False,
+        thinking: Thinking = Thinking.NONE,
+        calls_tools: bool = True,
     ) -> None:
+        self._calls_tools = calls_tools
+        self._thinking = ThinkingBlock(thinking)
         self._format = format
         self._names = names
         self._key = key
@@ -132,15 +145,21 @@ class ToolParser:
 
     def feed(self, text: str) -> list[Delta]:
         """Take more text, and return the deltas that it completes."""
-        self._held += text
-        return [one for one in self._advance(last=False) if self._counts(one)]
+        return self._read_more(*self._thinking.feed(text), last=False)
 
     def end(self) -> list[Delta]:
         """Take the end of the text, and return the last deltas."""
-        return [one for one in self._advance(last=True) if self._counts(one)]
+        return self._read_more(*self._thinking.end(), last=True)
+
+    def _read_more(self, thought: str, text: str, last: bool) -> list[Delta]:
+        found: list[Delta] = [Thought(thought)] if thought else []
+        if not self._calls_tools:
+            return [*found, Said(text)] if text else found
+        self._held += text
+        return found + [one for one in self._advance(last) if self._counts(one)]
 
     def _counts(self, delta: Delta) -> bool:
-        return not self._single or isinstance(delta, Said) or delta.index == 0
+        return not self._single or isinstance(delta, Said | Thought) or delta.index == 0
 
     def _advance(self, last: bool) -> Iterator[Delta]:
         steps = {
@@ -395,20 +414,27 @@ def _call(text: str) -> tuple[str, str] | None:
     return value["name"], arguments
 
 
-def parser_of(call: Call, key: str, format: ToolFormat) -> ToolParser:
+def parser_of(
+    call: Call, key: str, format: ToolFormat, thinking: Thinking = Thinking.NONE
+) -> ToolParser:
     """Return the parser for an output of `call`. `key` identifies the output."""
     schemas = {tool.function.name: tool.function.schema for tool in call.offered_tools}
-    return ToolParser(format, schemas, key, single=not call.parallel_tool_calls)
+    single = not call.parallel_tool_calls
+    return ToolParser(format, schemas, key, single, thinking, calls_tools=bool(schemas))
 
 
 def message_of(parser: ToolParser, text: str) -> dict[str, Any]:
-    """Return a complete answer as OpenAI's assistant message: its text, and its calls if any."""
+    """Return a complete answer as OpenAI's assistant message: its text, and its thoughts and calls
+    if there are any."""
     said: list[str] = []
+    thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for delta in (*parser.feed(text), *parser.end()):
         match delta:
             case Said(more):
                 said.append(more)
+            case Thought(more):
+                thoughts.append(more)
             case Called(_, id, name):
                 function = {"name": name, "arguments": ""}
                 calls.append({"id": id, "type": "function", "function": function})
@@ -416,6 +442,8 @@ def message_of(parser: ToolParser, text: str) -> dict[str, Any]:
                 calls[index]["function"]["arguments"] += more
     content = "".join(said)
     message: dict[str, Any] = {"role": "assistant", "content": content}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
     if calls:
         message |= {"content": content or None, "tool_calls": calls}
     return message

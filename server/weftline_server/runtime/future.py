@@ -10,7 +10,6 @@ from collections.abc import Callable
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.lowering.kinds.prompt import PromptBody
 from weftline_server.prompt.prompter import Prompter
-from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.prompt.tool_parser import Called, parser_of
 from weftline_server.runtime.registry import Registry
 from weftline_server.schedule.memory.keeper import Want
@@ -46,7 +45,7 @@ class Foresight:
         if session is None or id.primitive not in session.graph.primitives:
             return ()
         resource = session.graph.primitives[id.primitive].resource
-        return called_tools(session, id.primitive, self._prompter(resource).tool_format)
+        return called_tools(session, id.primitive, self._prompter(resource))
 
 
 def want(session: Session, id: str) -> Want | None:
@@ -76,13 +75,15 @@ def want(session: Session, id: str) -> Want | None:
     return Want() if session.stays else None
 
 
-def called_tools(session: Session, id: str, format: ToolFormat) -> tuple[str, ...]:
+def called_tools(session: Session, id: str, prompter: Prompter) -> tuple[str, ...]:
     """The names of the tools that the output of primitive `id` calls, in its order."""
     body = session.graph.primitives[id].body
     variable = body.output.semantic_var_id if isinstance(body, PromptBody) else None
     if variable is None or not isinstance(body, PromptBody):
         return ()
-    parser, text = parser_of(body.call, id, format), session.variables[variable].text
+    thinking = prompter.thinking(body.call.chat_template_kwargs)
+    parser = parser_of(body.call, id, prompter.tool_format, thinking)
+    text = session.variables[variable].text
     deltas = (*parser.feed(text), *parser.end())
     return tuple(delta.name for delta in deltas if isinstance(delta, Called))
 

@@ -17,6 +17,7 @@ from weftline_server.lowering.kinds.prompt import CHARS_PER_TOKEN, PromptBody, t
 from weftline_server.lowering.results import Transformed, said, token_logprobs, transformed
 from weftline_server.lowering.sampling import asked, is_free, sampling_params
 from weftline_server.prompt.prompter import Payload, Prompter
+from weftline_server.prompt.thinking import Thinking
 from weftline_server.prompt.tool_format import ToolFormat, triggers
 from weftline_server.runtime.attempts import Attempt, Runner, hints, queued_at
 from weftline_server.runtime.prompts import body_of, parts_before, tokenised
@@ -113,14 +114,15 @@ class PromptRunner(Runner):
     ) -> Transformed | Coroutine[object, object, Transformed]:
         body = body_of(primitive)
         text = session.variables[primitive.writes[0]].text
-        format = self.prompter(primitive.resource).tool_format
+        prompter = self.prompter(primitive.resource)
+        form = prompter.tool_format, prompter.thinking(body.call.chat_template_kwargs)
         specs = body.output.transforms
         if is_large(specs, text) or (body.call.offered_tools and not is_small(text)):
-            return self._result(session.tenant, body, (primitive.id, text, format))
-        return transformed(body, said(body, primitive.id, text, format))
+            return self._result(session.tenant, body, (primitive.id, text, *form))
+        return transformed(body, said(body, primitive.id, text, *form))
 
     async def _result(
-        self, tenant: str, body: PromptBody, output: tuple[str, str, ToolFormat]
+        self, tenant: str, body: PromptBody, output: tuple[str, str, ToolFormat, Thinking]
     ) -> Transformed:
         """The value of a long output, or of one whose transforms may take long."""
         began = time.perf_counter()

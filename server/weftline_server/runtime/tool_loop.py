@@ -202,8 +202,9 @@ class ToolLoop:
     def _parser(self, task: Task) -> ToolParser | BlockParser:
         if self._blocks is not None:
             return BlockParser(self._blocks, task.id)
-        format = self._driver.dispatcher.prompter(task.resource).tool_format
-        return parser_of(call_of(task), f"{task.id}/0", format)
+        prompter, call = self._driver.dispatcher.prompter(task.resource), call_of(task)
+        thinking = prompter.thinking(call.chat_template_kwargs)
+        return parser_of(call, f"{task.id}/0", prompter.tool_format, thinking)
 
     async def _hear(self, turn: Turn, delta: Delta) -> str:
         match delta:

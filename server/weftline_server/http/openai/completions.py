@@ -37,7 +37,8 @@ from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.kinds.prompt import call_of
 from weftline_server.observe.cost import Prices
 from weftline_server.observe.view import output_step
-from weftline_server.prompt.tool_parser import ToolParser, parser_of
+from weftline_server.prompt.thinking import Thinking
+from weftline_server.prompt.tool_parser import ToolParser, message_of, parser_of
 from weftline_server.runtime.service import Service
 from weftline_server.session.origin import name_run
 from weftline_server.session.session import Session
@@ -131,12 +132,13 @@ class Choice:
     @staticmethod
     def of(running: Running, index: int, task: Task) -> Choice:
         """Choice number `index`, which `node` generates."""
-        parser = None
-        if call_of(task).offered_tools:
-            key = f"{task.id}/0"
-            parser = parser_of(
-                call_of(task), key, running.service.model(call_of(task).model).tool_format
-            )
+        call, parser = call_of(task), None
+        model = running.service.model(call.model)
+        thinking = Thinking.NONE
+        if running.reply.shape.chat:
+            thinking = model.prompter.thinking(call.chat_template_kwargs)
+        if call.offered_tools or thinking is not Thinking.NONE:
+            parser = parser_of(call, f"{task.id}/0", model.tool_format, thinking)
         return Choice(running, index, task, parser)
 
     @property
@@ -148,7 +150,9 @@ class Choice:
         """The choice once it is complete. Raises the error of its call."""
         running = self.running
         variable = await running.service.get(running.session, self.task.writes[0])
-        value = variable.text if self.parser is None else variable.value
+        value = variable.value if call_of(self.task).offered_tools else variable.text
+        if self.parser is not None and isinstance(value, str):
+            value = message_of(self.parser, value)
         step = self.step
         assert step is not None, "a ready output has a step"
         return running.reply.choice(self.index, value, step, self.logprobs())

@@ -96,7 +96,7 @@ REFUSED: tuple[Refused, ...] = (
     Refused("session_params", ({},)),
     Refused("documents", ([],)),
     Refused("chat_template"),
-    Refused("chat_template_kwargs", ({},)),
+    Refused("chat_template_kwargs", ({},), of=(Endpoint.TEXT, Endpoint.RESPONSES)),
     Refused("add_generation_prompt", (True,)),
     Refused("continue_final_message", _OFF),
     Refused("add_special_tokens", _OFF, of=(Endpoint.CHAT, Endpoint.RESPONSES)),
