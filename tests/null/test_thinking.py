@@ -10,9 +10,10 @@ from tests.null.asgi import Serve
 from tests.null.test_openai_tools import CALL, USER, WEATHER, chat, streamed
 from weftline_engine import null
 from weftline_engine.null import NullConfig, NullMode
-from weftline_server.prompt.thinking import Thinking, ThinkingBlock
+from weftline_server.prompt.answer_parser import AnswerParser, message_of
+from weftline_server.prompt.thinking_block import Thinking, ThinkingBlock
 from weftline_server.prompt.tool_format import ToolFormat
-from weftline_server.prompt.tool_parser import ToolParser, message_of
+from weftline_server.prompt.tool_parser import ToolParser
 
 # The end of a prompt as Qwen3 and SmolLM3 write it, where the block is empty if it is switched off,
 # and as the thinking models of 2025 do, which begin it.
@@ -63,7 +64,7 @@ def test_a_block_is_split_off(
 
 def test_a_call_in_the_thoughts_is_no_call() -> None:
     """Only what follows the block is read for calls."""
-    parser = ToolParser(ToolFormat.HERMES, ("get_weather",), "k", thinking=Thinking.MARKED)
+    parser = AnswerParser(Thinking.MARKED, ToolParser(ToolFormat.HERMES, ("get_weather",), "k"))
     message = message_of(parser, QWEN3_CALL)
     assert message["reasoning_content"] == "I need <tool_call> for that."
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["get_weather"]

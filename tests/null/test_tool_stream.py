@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from weftline_server.prompt.answer_parser import message_of
 from weftline_server.prompt.tool_blocks import CODE, PLAN, BlockParser
 from weftline_server.prompt.tool_format import ToolFormat, written
 from weftline_server.prompt.tool_parser import (
@@ -20,7 +21,6 @@ from weftline_server.prompt.tool_parser import (
     Said,
     Sealed,
     ToolParser,
-    message_of,
 )
 
 H, L, M = ToolFormat.HERMES, ToolFormat.LLAMA, ToolFormat.MISTRAL

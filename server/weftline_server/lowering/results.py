@@ -9,10 +9,10 @@ from weftline.contract import transforms
 from weftline.contract.errors import WeftlineError
 from weftline_engine import api
 from weftline_server.lowering.kinds.prompt import PromptBody
+from weftline_server.prompt.answer_parser import message_of, parser_of
 from weftline_server.prompt.prompter import Prompter
-from weftline_server.prompt.thinking import Thinking
+from weftline_server.prompt.thinking_block import Thinking
 from weftline_server.prompt.tool_format import ToolFormat
-from weftline_server.prompt.tool_parser import message_of, parser_of
 from weftline_server.session.task import TokenLogprob
 
 

@@ -21,7 +21,7 @@ from weftline_engine.api import WORDS, Description
 from weftline_server.prompt.chat import for_template, in_words
 from weftline_server.prompt.memo import Memo
 from weftline_server.prompt.render import PromptBefore, Turn
-from weftline_server.prompt.thinking import OPEN_BLOCK, Thinking
+from weftline_server.prompt.thinking_block import OPEN_BLOCK, Thinking
 from weftline_server.prompt.tool_format import format_of
 from weftline_server.prompt.words import WordEncoding, WordTokenizer
 
@@ -278,8 +278,10 @@ def _compile(template: str) -> Template:
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+    from weftline_server.prompt.jinja_tags import Generation
+
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
@@ -293,7 +295,9 @@ def _names(template: str, variable: str) -> bool:
     from jinja2.ext import loopcontrols
     from jinja2.meta import find_undeclared_variables
 
-    environment = Environment(extensions=[loopcontrols])  # parses, and renders nothing
+    from weftline_server.prompt.jinja_tags import Generation
+
+    environment = Environment(extensions=[loopcontrols, Generation])  # parses, and renders nothing
     return variable in find_undeclared_variables(environment.parse(template))
 
 

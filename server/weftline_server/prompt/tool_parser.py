@@ -11,8 +11,6 @@ from enum import Enum, auto
 from typing import Any
 
 from weftline.contract.arguments import ArgumentReader, Member, MemberText, ReaderEvent
-from weftline.contract.protocol import Call
-from weftline_server.prompt.thinking import Thinking, ThinkingBlock
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.prompt.tool_xml import XmlCall, kept_back, name_in
 
@@ -21,7 +19,9 @@ _MARKS = {
     ToolFormat.HERMES: OPEN_TAG,
     ToolFormat.LLAMA: "<|python_tag|>",
     ToolFormat.MISTRAL: "[TOOL_CALLS]",
+    ToolFormat.GRANITE: "<|tool_call|>",
 }
+_LISTS = (ToolFormat.MISTRAL, ToolFormat.GRANITE)  # calls are entries of a list
 
 # The usual beginning of a call. A call with another order of fields is read when it is complete.
 _HEAD = re.compile(
@@ -112,7 +112,6 @@ class ToolParser:
     The ids of its calls are derived from `key`, so they are the same each time. Bare JSON (Llama,
     or Mistral without its mark) counts as a call only if it begins the answer and names one of
     `names`. Text that only looks like a call stays text. If `single`, only the first call counts.
-    Without `calls_tools` nothing counts as a call. A thinking block goes before the answer.
     """
 
     def __init__(
@@ -121,11 +120,7 @@ class ToolParser:
         names: Collection[str] | Mapping[str, Mapping[str, Any]],
         key: str,
         single: bool = False,
-        thinking: Thinking = Thinking.NONE,
-        calls_tools: bool = True,
     ) -> None:
-        self._calls_tools = calls_tools
-        self._thinking = ThinkingBlock(thinking)
         self._format = format
         self._names = names
         self._key = key
@@ -145,18 +140,12 @@ class ToolParser:
 
     def feed(self, text: str) -> list[Delta]:
         """Take more text, and return the deltas that it completes."""
-        return self._read_more(*self._thinking.feed(text), last=False)
+        self._held += text
+        return [one for one in self._advance(last=False) if self._counts(one)]
 
     def end(self) -> list[Delta]:
         """Take the end of the text, and return the last deltas."""
-        return self._read_more(*self._thinking.end(), last=True)
-
-    def _read_more(self, thought: str, text: str, last: bool) -> list[Delta]:
-        found: list[Delta] = [Thought(thought)] if thought else []
-        if not self._calls_tools:
-            return [*found, Said(text)] if text else found
-        self._held += text
-        return found + [one for one in self._advance(last) if self._counts(one)]
+        return [one for one in self._advance(last=True) if self._counts(one)]
 
     def _counts(self, delta: Delta) -> bool:
         return not self._single or isinstance(delta, Said | Thought) or delta.index == 0
@@ -179,7 +168,7 @@ class ToolParser:
 
     def _begin(self, last: bool) -> Iterator[Delta]:
         text = self._held.lstrip()
-        bare = {ToolFormat.LLAMA: "{", ToolFormat.MISTRAL: "{["}.get(self._format, "")
+        bare = {ToolFormat.LLAMA: "{", **dict.fromkeys(_LISTS, "{[")}.get(self._format, "")
         if text.startswith(self._mark):
             self._enter(text[len(self._mark) :], tagged=True)
         elif text and text[0] in bare:
@@ -214,7 +203,7 @@ class ToolParser:
 
     def _head(self, last: bool) -> Iterator[Delta]:
         """Wait for the name of a call. After it the arguments can stream."""
-        text = self._held.lstrip("[ \n\t") if self._format is ToolFormat.MISTRAL else self._held
+        text = self._held.lstrip("[ \n\t") if self._format in _LISTS else self._held
         head = _HEAD.match(text)
         if self._format is ToolFormat.HERMES and text.lstrip()[:1] == "<":
             yield from self._xml_head(text.lstrip(), last)
@@ -412,38 +401,3 @@ def _call(text: str) -> tuple[str, str] | None:
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     return value["name"], arguments
-
-
-def parser_of(
-    call: Call, key: str, format: ToolFormat, thinking: Thinking = Thinking.NONE
-) -> ToolParser:
-    """Return the parser for an output of `call`. `key` identifies the output."""
-    schemas = {tool.function.name: tool.function.schema for tool in call.offered_tools}
-    single = not call.parallel_tool_calls
-    return ToolParser(format, schemas, key, single, thinking, calls_tools=bool(schemas))
-
-
-def message_of(parser: ToolParser, text: str) -> dict[str, Any]:
-    """Return a complete answer as OpenAI's assistant message: its text, and its thoughts and calls
-    if there are any."""
-    said: list[str] = []
-    thoughts: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for delta in (*parser.feed(text), *parser.end()):
-        match delta:
-            case Said(more):
-                said.append(more)
-            case Thought(more):
-                thoughts.append(more)
-            case Called(_, id, name):
-                function = {"name": name, "arguments": ""}
-                calls.append({"id": id, "type": "function", "function": function})
-            case Arguments(index, more):
-                calls[index]["function"]["arguments"] += more
-    content = "".join(said)
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    if thoughts:
-        message["reasoning_content"] = "".join(thoughts)
-    if calls:
-        message |= {"content": content or None, "tool_calls": calls}
-    return message

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.lowering.kinds.prompt import PromptBody
+from weftline_server.prompt.answer_parser import parser_of
 from weftline_server.prompt.prompter import Prompter
-from weftline_server.prompt.tool_parser import Called, parser_of
+from weftline_server.prompt.tool_parser import Called
 from weftline_server.runtime.registry import Registry
 from weftline_server.schedule.memory.keeper import Want
 from weftline_server.session.session import Session

@@ -17,7 +17,7 @@ from weftline_server.lowering.kinds.prompt import CHARS_PER_TOKEN, PromptBody, t
 from weftline_server.lowering.results import Transformed, said, token_logprobs, transformed
 from weftline_server.lowering.sampling import asked, is_free, sampling_params
 from weftline_server.prompt.prompter import Payload, Prompter
-from weftline_server.prompt.thinking import Thinking
+from weftline_server.prompt.thinking_block import Thinking
 from weftline_server.prompt.tool_format import ToolFormat, triggers
 from weftline_server.runtime.attempts import Attempt, Runner, hints, queued_at
 from weftline_server.runtime.prompts import body_of, parts_before, tokenised

@@ -29,6 +29,7 @@ from weftline_server.lowering.kinds.tool import (
     lower_tool,
     starts_early,
 )
+from weftline_server.prompt.answer_parser import AnswerParser, parser_of
 from weftline_server.prompt.tool_blocks import BlockParser, BlockStyle, code_of
 from weftline_server.prompt.tool_parser import (
     Arguments,
@@ -36,8 +37,6 @@ from weftline_server.prompt.tool_parser import (
     Delta,
     Said,
     Sealed,
-    ToolParser,
-    parser_of,
 )
 from weftline_server.runtime.driver import Driver
 from weftline_server.session.session import Session
@@ -199,7 +198,7 @@ class ToolLoop:
             self._driver.cancel(self._session, spare.task.id)
         self._spare.clear()
 
-    def _parser(self, task: Task) -> ToolParser | BlockParser:
+    def _parser(self, task: Task) -> AnswerParser | BlockParser:
         if self._blocks is not None:
             return BlockParser(self._blocks, task.id)
         prompter, call = self._driver.dispatcher.prompter(task.resource), call_of(task)

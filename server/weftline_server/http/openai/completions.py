@@ -37,8 +37,8 @@ from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.kinds.prompt import call_of
 from weftline_server.observe.cost import Prices
 from weftline_server.observe.view import output_step
-from weftline_server.prompt.thinking import Thinking
-from weftline_server.prompt.tool_parser import ToolParser, message_of, parser_of
+from weftline_server.prompt.answer_parser import AnswerParser, message_of, parser_of
+from weftline_server.prompt.thinking_block import Thinking
 from weftline_server.runtime.service import Service
 from weftline_server.session.origin import name_run
 from weftline_server.session.session import Session
@@ -125,7 +125,7 @@ class Choice:
     running: Running
     index: int
     task: Task
-    parser: ToolParser | None
+    parser: AnswerParser | None
     tokens: int = 0  # tokens whose log probabilities were sent
     chars: int = 0  # the length of these tokens' text
 
