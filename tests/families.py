@@ -19,6 +19,7 @@ from transformers import (
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 
@@ -79,6 +80,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "Qwen3, head norms": {"family": Qwen3Config, "head_dim": 32},
     "Qwen3, biases": {"family": Qwen3Config, "head_dim": 32, "attention_bias": True},
+    "Qwen3, experts": {
+        "family": Qwen3MoeConfig,
+        "head_dim": 32,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
     "Gemma 2, caps": {
         "family": Gemma2Config,
         **_GEMMA,

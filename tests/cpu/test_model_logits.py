@@ -52,7 +52,7 @@ def test_logits_equal_transformers(
     tiny_llama(tmp_path, **changes)
     tokens = torch.randint(0, 256, (75,), generator=torch.Generator().manual_seed(1))
     reference = AutoModelForCausalLM.from_pretrained(
-        tmp_path, dtype=dtype, attn_implementation="eager"
+        tmp_path, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
     )
     with torch.inference_mode():
         expected = reference(tokens[None]).logits[0]

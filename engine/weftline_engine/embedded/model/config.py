@@ -134,6 +134,17 @@ class Scales:
     logit_cap: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The mixture of experts of some layers: how many there are, how many a row uses, the channels
+    of each, and whether the shares of those used add up to 1."""
+
+    count: int
+    used: int
+    mlp: int
+    normalised: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The sizes of a decoder's attention and MLP."""
@@ -162,6 +173,7 @@ class LlamaConfig(ModelConfig):
     biases: Biases = Biases()
     scales: Scales = Scales()
     activation: Activation = Activation.SILU
+    experts: Experts | None = None
 
     def kind(self, layer: int) -> LayerKind:
         """The kind of a layer."""

@@ -14,6 +14,7 @@ from typing import Any
 from weftline_engine.embedded.model.config import (
     Activation,
     Biases,
+    Experts,
     HeadNorm,
     LayerKind,
     LlamaConfig,
@@ -82,6 +83,23 @@ def _scales_of_gemma(raw: Raw) -> Scales:
     )
 
 
+def _experts_of_qwen(raw: Raw) -> Experts | None:
+    found = raw["num_local_experts"] if "num_local_experts" in raw else raw["num_experts"]
+    count, used = int(found), int(raw["num_experts_per_tok"])
+    if count == 0:
+        return None
+    if not 0 < used <= count:
+        raise ModelError(f"num_experts_per_tok {used} is not supported with {count} experts")
+    mlp = int(raw["moe_intermediate_size"])
+    return Experts(count, used, mlp, bool(raw.get("norm_topk_prob")))
+
+
+def _has_experts(raw: Raw, layer: int) -> bool:
+    """Whether a layer of a model with experts has them."""
+    dense = raw.get("mlp_only_layers") or ()
+    return layer not in dense and (layer + 1) % int(raw.get("decoder_sparse_step") or 1) == 0
+
+
 _LLAMA_NORMS, _LLAMA_NAMES = Norms(), Names()
 _GEMMA_NORMS = Norms(
     "input_layernorm",
@@ -115,6 +133,7 @@ class Family:
     layer_type: Callable[[Raw, int], str] = _every_layer_full
     slides: bool = True
     has_rope: Callable[[Raw, int], bool] = field(default=lambda raw, layer: True)
+    experts: Callable[[Raw], Experts | None] = field(default=lambda raw: None)
     local_theta: str | None = None  # the key of the sliding layers' theta, if their rope is plain
     only: Mapping[str, Any] = field(default_factory=dict)
 
@@ -135,6 +154,12 @@ FAMILIES: Mapping[str, Family] = {
     "MinistralForCausalLM": _MISTRAL,
     "Qwen2ForCausalLM": _QWEN2,
     "Qwen3ForCausalLM": _QWEN3,
+    "Qwen3MoeForCausalLM": Family(
+        norms=Norms(heads=HeadNorm.HEAD),
+        layer_type=_every_layer_slides,
+        slides=False,
+        experts=_experts_of_qwen,
+    ),
     "Gemma2ForCausalLM": _GEMMA2,
     "Gemma3ForCausalLM": Family(
         norms=replace(_GEMMA_NORMS, heads=HeadNorm.HEAD),
@@ -242,6 +267,7 @@ def _llama(name: str, family: Family, raw: Raw, eos: tuple[int, ...]) -> LlamaCo
         biases=family.biased or Biases(bias, bias, bool(raw.get("mlp_bias"))),
         scales=family.scales(raw),
         activation=_ACTIVATIONS[act],
+        experts=family.experts(raw),
     )
 
 
@@ -255,11 +281,13 @@ def _kinds(name: str, family: Family, raw: Raw, head_size: int) -> list[LayerKin
     window = raw.get("sliding_window") if raw.get("use_sliding_window", family.slides) else None
     if window is not None and int(window) >= int(raw["max_position_embeddings"]):
         window = None
+    experts = family.experts(raw)
     ropes = {kind: _rope_of(kind, family, raw, head_size) for kind in (FULL, SLIDING)}
     return [
         LayerKind(
             ropes[kind] if family.has_rope(raw, i) else None,
             int(window) if kind == SLIDING and window is not None else None,
+            experts is not None and _has_experts(raw, i),
         )
         for i, kind in enumerate(_TYPES[kind] for kind in types)
     ]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weftline_engine.embedded.model.checkpoint import Checkpoint
-from weftline_engine.embedded.model.config import HeadNorm, LlamaConfig
+from weftline_engine.embedded.model.config import Experts, HeadNorm, LlamaConfig
 
 
 class LayerWeights:
@@ -55,6 +55,19 @@ class LayerWeights:
     def out_bias(self) -> Tensor | None:
         """The bias of what attention adds."""
         return self._bias(self._config.names.out) if self._config.biases.out else None
+
+    def router(self, experts: Experts) -> Tensor:
+        """The matrix that chooses a row's experts."""
+        return self._matrix("mlp.gate", experts.count, self._config.hidden)
+
+    def expert(self, experts: Experts, number: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The matrices of an expert: its gate, what it multiplies, and what it adds."""
+        name, wide, hidden = f"mlp.experts.{number}", experts.mlp, self._config.hidden
+        return (
+            self._matrix(f"{name}.gate_proj", wide, hidden),
+            self._matrix(f"{name}.up_proj", wide, hidden),
+            self._matrix(f"{name}.down_proj", hidden, wide),
+        )
 
     def gate_up(self) -> tuple[Tensor, Tensor]:
         """The matrices of the gate and of what it multiplies."""

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from weftline_engine.embedded.model.base import CPU, StepInput, TorchModel, widened
 from weftline_engine.embedded.model.checkpoint import Checkpoint
-from weftline_engine.embedded.model.config import Activation, HeadNorm, LlamaConfig, Rope
+from weftline_engine.embedded.model.config import HeadNorm, LayerKind, LlamaConfig, Rope
 from weftline_engine.embedded.model.layer_weights import LayerWeights, norm_weight
+from weftline_engine.embedded.model.mlp import Mixture, Mlp, gate_of
 from weftline_engine.embedded.model.rope import frequencies
 from weftline_kernels.attention import Attention, TorchAttention
 from weftline_kernels.operations import TORCH, Operations
@@ -28,7 +29,7 @@ Turns = dict[Rope | None, tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The weights of one layer; q, k and v are one matrix, gate and up another."""
+    """The weights of one layer; q, k and v are one matrix."""
 
     attention_norm_C: Tensor | None
     qkv_XC: Tensor  # X = (N + 2K) * H
@@ -38,10 +39,7 @@ class Layer:
     out_bias_C: Tensor | None
     attended_norm_C: Tensor | None
     mlp_norm_C: Tensor | None
-    gate_up_XC: Tensor  # X = 2M
-    gate_up_bias_X: Tensor | None
-    down_CM: Tensor
-    down_bias_C: Tensor | None
+    mlp: Mlp | Mixture
     mlp_out_norm_C: Tensor | None
 
 
@@ -69,19 +67,18 @@ class LlamaDecoder(TorchModel):
             return weights.read(name, shape).to(device, dtype)
 
         self.embedding_VC = read("model.embed_tokens.weight", vocabulary, hidden)
-        self.layers = [self._layer(LayerWeights(weights, config, i)) for i in range(config.layers)]
+        self.gate = gate_of(config.activation, operations.silu_mul)
+        self.layers = [
+            self._layer(LayerWeights(weights, config, i), self.kinds[i])
+            for i in range(config.layers)
+        ]
         self.norm_C = norm_weight(weights, config, "model.norm", hidden).to(device, dtype)
         tied = config.tied or "lm_head.weight" not in weights
         self.head_VC = self.embedding_VC if tied else read("lm_head.weight", vocabulary, hidden)
 
-    def _layer(self, found: LayerWeights) -> Layer:
-        norms, head_norms, bias = self.config.norms, found.head_norms(), found.gate_up_bias()
-
-        def here(tensor: Tensor) -> Tensor:
-            return tensor.to(self.device, self.dtype)
-
-        def perhaps(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else here(tensor)
+    def _layer(self, found: LayerWeights, kind: LayerKind) -> Layer:
+        norms, head_norms = self.config.norms, found.head_norms()
+        here, perhaps = self._here, self._perhaps
 
         return Layer(
             perhaps(found.norm(norms.attention)),
@@ -92,12 +89,32 @@ class LlamaDecoder(TorchModel):
             perhaps(found.out_bias()),
             perhaps(found.norm(norms.attended)),
             perhaps(found.norm(norms.mlp)),
-            here(torch.cat(found.gate_up())),
-            None if bias is None else here(torch.cat(bias)),
-            here(found.down()),
-            perhaps(found.down_bias()),
+            self._mixture(found) if kind.experts else self._mlp(found),
             perhaps(found.norm(norms.mlp_out)),
         )
+
+    def _here(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, self.dtype)
+
+    def _perhaps(self, tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else self._here(tensor)
+
+    def _mlp(self, found: LayerWeights) -> Mlp:
+        bias = found.gate_up_bias()
+        return Mlp(
+            self._here(torch.cat(found.gate_up())),
+            None if bias is None else self._here(torch.cat(bias)),
+            self._here(found.down()),
+            self._perhaps(found.down_bias()),
+        )
+
+    def _mixture(self, found: LayerWeights) -> Mixture:
+        kind, experts = self.config.experts, []
+        assert kind is not None, "a layer of experts belongs to a model of experts"
+        for number in range(kind.count):
+            gate, up, down = found.expert(kind, number)
+            experts.append(Mlp(self._here(torch.cat((gate, up))), None, self._here(down), None))
+        return Mixture(kind, self._here(found.router(kind)), tuple(experts))
 
     def forward(self, step: StepInput, kv_L2KPSH: Tensor) -> Tensor:
         """`Model.forward` on the CPU."""
@@ -129,7 +146,7 @@ class LlamaDecoder(TorchModel):
             out_TC = F.linear(o_TNH.flatten(1), layer.out_CX, layer.out_bias_C)
             more_TC = self._more(out_TC, layer.attended_norm_C)
             x_TC, normed_TC = self._add_norm(x_TC, more_TC, layer.mlp_norm_C)
-            more_TC = self._more(self._mlp(layer, normed_TC), layer.mlp_out_norm_C)
+            more_TC = self._more(layer.mlp(normed_TC, self.gate), layer.mlp_out_norm_C)
         assert more_TC is not None, "a model has a layer"
         rows_R = step.rows_R
         _, normed_RC = self._add_norm(x_TC[rows_R], more_TC[rows_R], self.norm_C)
@@ -182,15 +199,6 @@ class LlamaDecoder(TorchModel):
             normed = map(self.operations.rms_norm, sides[:2], norms[:2], norms[2:] * 2)
             qkv_TX, norms = torch.cat((*normed, sides[2]), dim=1), None
         return qkv_TX.view(-1, config.heads + 2 * config.kv_heads, config.head_size), norms
-
-    def _mlp(self, layer: Layer, normed_TC: Tensor) -> Tensor:
-        both_TX = F.linear(normed_TC, layer.gate_up_XC, layer.gate_up_bias_X)
-        if self.config.activation is Activation.SILU:
-            gated_TM = self.operations.silu_mul(both_TX)
-        else:
-            gate_TM, up_TM = both_TX.chunk(2, dim=-1)
-            gated_TM = F.gelu(gate_TM, approximate="tanh") * up_TM
-        return F.linear(gated_TM, layer.down_CM, layer.down_bias_C)
 
     def _logits(self, normed_RC: Tensor) -> Tensor:
         scales = self.config.scales

@@ -79,7 +79,8 @@ def runs(config: LlamaConfig, block_size: int) -> bool:
     """Whether the C decoder can run this model."""
     size = config.head_size
     fits = size % 16 == 0 and size <= _MOST_SIZE and config.hidden % 2 == 0
-    return fits and block_size == BLOCK and len(_turned(config)) == 1
+    alike = len(_turned(config)) == 1 and config.experts is None
+    return fits and alike and block_size == BLOCK
 
 
 def _turned(config: LlamaConfig) -> set[int]:
