@@ -65,6 +65,26 @@ def test_gemma_3_of_old_names_its_ropes_by_two_thetas(read: Any) -> None:
     assert found.scales.embedding == 1152**0.5
 
 
+def test_gemma_3_with_images_states_little_of_its_text(read: Any) -> None:
+    """The 4B's text_config leaves out heads, vocabulary and context."""
+    found = read(
+        "Gemma3ForConditionalGeneration",
+        text_config={
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        eos_token_id=[1, 106],
+    )
+    assert (found.heads, found.kv_heads, found.head_size, found.hidden) == (8, 4, 256, 2560)
+    assert (found.vocabulary, found.context_limit, found.eos) == (262208, 131072, (1, 106))
+    full = LayerKind(Rope(1000000.0, scaling=Linear(8.0)))
+    assert [i for i, kind in enumerate(found.kinds) if kind == full] == [5, 11, 17, 23, 29]
+    assert found.window == 1024
+
+
 def test_a_window_that_config_json_does_not_use_is_none(read: Any) -> None:
     """Qwen2.5 states a window, and use_sliding_window is false or missing."""
     keys = {"sliding_window": 4096, "max_window_layers": 8, "rope_theta": 1000000.0}

@@ -9,9 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, OPTConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+    OPTConfig,
+    SiglipVisionConfig,
+)
 
 from tests.families import FAMILIES, ROPES
+from tests.variants import prefill
 from weftline_engine.embedded.model.base import StepInput
 from weftline_engine.embedded.model.decoders import load_model
 from weftline_kernels.work_list import Rows, build
@@ -66,3 +74,37 @@ def test_logits_equal_transformers(
         build([Rows(blocks.tolist(), 0, 75, 0)], 16),
     )  # fmt: skip
     torch.testing.assert_close(decoder.forward(step, cache), expected, atol=atol, rtol=1e-5)
+
+
+def test_the_text_of_gemma_3_is_read_out_of_a_model_of_images(
+    tiny_llama: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Its checkpoint holds a tower for images, too, and its names say which part a tensor is of. The
+    text model gives the logits that the whole model gives for text."""
+    tiny_llama(tmp_path)  # a tokenizer
+    text = Gemma3TextConfig(
+        vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=3, head_dim=16,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+        sliding_window=20, query_pre_attn_scalar=24, initializer_range=0.1,
+    )  # fmt: skip
+    vision = SiglipVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        image_size=28, patch_size=14,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    whole = Gemma3ForConditionalGeneration(
+        Gemma3Config(
+            text_config=text,
+            vision_config=vision,
+            mm_tokens_per_image=4,
+            image_token_index=255,
+            boi_token_index=254,
+            eoi_token_index=253,
+        )
+    ).eval()
+    whole.save_pretrained(tmp_path)
+    tokens = torch.randint(0, 250, (75,), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = whole(tokens[None]).logits[0]
+    decoder = load_model(tmp_path, torch.float32)
+    torch.testing.assert_close(prefill(decoder, tokens, [75]), expected, atol=1e-4, rtol=1e-5)

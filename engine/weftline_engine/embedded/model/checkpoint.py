@@ -26,9 +26,10 @@ Heard = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A tensor in an open file: its shape and its bytes."""
+    """A tensor in an open file: its name there, its shape and its bytes."""
 
     file: Any  # a safe_open, which has no types
+    name: str
     shape: tuple[int, ...]
     nbytes: int
 
@@ -61,7 +62,7 @@ class Checkpoint:
         self._done += self._unread.pop(name, 0)
         if self._heard is not None:
             self._heard(self._done, self._bytes)
-        tensor: Tensor = stored.file.get_tensor(name)
+        tensor: Tensor = stored.file.get_tensor(stored.name)
         return tensor
 
 
@@ -124,5 +125,11 @@ def _stored(path: Path) -> dict[str, _Stored]:
                 f"tensor {name} in {path.name} is {entry.get_dtype()}; only floats are read"
             )
         shape = tuple(entry.get_shape())
-        found[name] = _Stored(file, shape, size * prod(shape))
+        found[_text_name(name)] = _Stored(file, name, shape, size * prod(shape))
     return found
+
+
+def _text_name(name: str) -> str:
+    """The name that a tensor has in a model of text alone. Models that also read images hold that
+    model as `language_model`."""
+    return name.removeprefix("language_model.").replace("model.language_model.", "model.")

@@ -120,7 +120,8 @@ class Family:
     `layer_type` tells which layers slide if config.json has no `layer_types`. `slides` is whether
     they do without `use_sliding_window`. `has_rope` tells which layers have a rope. `only` are
     keys of which one value is run. `biased` are the biases that are there whatever config.json
-    says; None if `attention_bias` and `mlp_bias` say so.
+    says; None if `attention_bias` and `mlp_bias` say so. A family with `text_defaults` reads more
+    than text: its keys are those of `text_config`, which leaves these out.
     """
 
     norms: Norms = _LLAMA_NORMS
@@ -135,6 +136,7 @@ class Family:
     has_rope: Callable[[Raw, int], bool] = field(default=lambda raw, layer: True)
     experts: Callable[[Raw], Experts | None] = field(default=lambda raw: None)
     local_theta: str | None = None  # the key of the sliding layers' theta, if their rope is plain
+    text_defaults: Mapping[str, Any] | None = None
     only: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -148,6 +150,28 @@ _GEMMA2 = Family(
     scales=_scales_of_gemma,
     layer_type=_one_full_in(2),
 )
+_GEMMA3 = Family(
+    norms=replace(_GEMMA_NORMS, heads=HeadNorm.HEAD),
+    activation="hidden_activation",
+    tied=True,
+    scales=_scales_of_gemma,
+    layer_type=_one_full_in(6),
+    local_theta="rope_local_base_freq",
+    only={"use_bidirectional_attention": False},
+)
+# The text_config of a published Gemma 3 states only what its size changes.
+_GEMMA3_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": Family(),
     "MistralForCausalLM": _MISTRAL,
@@ -161,15 +185,8 @@ FAMILIES: Mapping[str, Family] = {
         experts=_experts_of_qwen,
     ),
     "Gemma2ForCausalLM": _GEMMA2,
-    "Gemma3ForCausalLM": Family(
-        norms=replace(_GEMMA_NORMS, heads=HeadNorm.HEAD),
-        activation="hidden_activation",
-        tied=True,
-        scales=_scales_of_gemma,
-        layer_type=_one_full_in(6),
-        local_theta="rope_local_base_freq",
-        only={"use_bidirectional_attention": False},
-    ),
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": replace(_GEMMA3, text_defaults=_GEMMA3_DEFAULTS),
     "Phi3ForCausalLM": Family(
         names=Names(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
         biased=Biases(),
@@ -219,7 +236,10 @@ def read_config(directory: Path) -> ModelConfig:
     eos = stops if stops is not None else raw.get("eos_token_id")
     try:
         if names[0] in FAMILIES:
-            return _llama(names[0], FAMILIES[names[0]], raw, _ids(eos))
+            family = FAMILIES[names[0]]
+            if family.text_defaults is not None:
+                raw = {**family.text_defaults, **raw["text_config"]}
+            return _llama(names[0], family, raw, _ids(eos))
         return _opt(names[0], raw, _ids(eos))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ModelError(f"{directory / 'config.json'} lacks or misstates {error}") from None
