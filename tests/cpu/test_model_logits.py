@@ -79,8 +79,10 @@ def test_logits_equal_transformers(
 def test_the_text_of_gemma_3_is_read_out_of_a_model_of_images(
     tiny_llama: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Its checkpoint holds a tower for images, too, and its names say which part a tensor is of. The
-    text model gives the logits that the whole model gives for text."""
+    """Its checkpoint holds a tower for images, too, and its names tell the parts from each other.
+
+    The text model gives the logits that the whole model gives for text.
+    """
     tiny_llama(tmp_path)  # a tokenizer
     text = Gemma3TextConfig(
         vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=3, head_dim=16,

@@ -120,6 +120,15 @@ def test_a_long_context_is_cut_and_merged(pair: tuple[LlamaDecoder, NativeDecode
     torch.testing.assert_close(found, whole, atol=ONE_SUM, rtol=0)
 
 
+def test_drafts_change_no_bit_of_a_long_context(pair: tuple[LlamaDecoder, NativeDecoder]) -> None:
+    """A token behind 330 others gives the same bits alone and with four drafts behind it, where the
+    context is cut into parts, and windows leave most parts out."""
+    _, native = pair
+    tokens = torch.randint(0, 256, (335,), generator=torch.Generator().manual_seed(0))
+    alone = prefill(native, tokens, [330, 1, 1, 1, 1, 1])[330:]
+    assert torch.equal(prefill(native, tokens, [330, 5])[330:], alone)
+
+
 class Texts:
     """A tokenizer that produces no text."""
 
