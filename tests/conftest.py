@@ -127,6 +127,8 @@ def write_gguf() -> Callable[..., Path]:
         metadata: dict[str, str] | None = None,
         tensors: dict[str, Any] | None = None,
         without: str = "",
+        stop: str = "<stop>",
+        numbers: dict[str, int] | None = None,
     ) -> Path:
         import gguf
         import numpy as np
@@ -141,12 +143,13 @@ def write_gguf() -> Callable[..., Path]:
         writer.add_layer_norm_rms_eps(1e-5)
         writer.add_rope_freq_base(10_000.0)
         writer.add_tokenizer_model("gpt2")
-        tokens = ["<end>", "<start>", "<stop>", *_byte_characters(), "ab"]
+        tokens = ["<end>", "<start>", stop, *_byte_characters(), "ab"]
         writer.add_token_list(tokens)
         writer.add_token_types([3, 3, 3] + [1] * 257)
         writer.add_token_merges(["a b"])
         writer.add_bos_token_id(1)
-        writer.add_eos_token_id(2)
+        for key, number in {"tokenizer.ggml.eos_token_id": 2, **(numbers or {})}.items():
+            writer.add_uint32(key, number)
         for key, value in (metadata or {}).items():
             writer.add_string(key, value)
         random = np.random.default_rng(0)

@@ -47,6 +47,23 @@ def test_the_content_is_the_key_not_the_name(write_gguf: Write, tmp_path: Path) 
     assert resolve(str(other), home=tmp_path) != first
 
 
+def test_the_end_of_a_turn_ends_an_answer(write_gguf: Write, tmp_path: Path) -> None:
+    """A file that names the end of a text alone may have a token that ends a turn. Such a token is
+    also found by the file's own key."""
+
+    def ends(name: str, **changes: object) -> object:
+        source = write_gguf(tmp_path / name, **changes)
+        directory = resolve(str(source), home=tmp_path)
+        return json.loads((directory / "generation_config.json").read_text())["eos_token_id"]
+
+    assert ends("plain.gguf") == 2
+    assert ends("gemma.gguf", stop="<end_of_turn>", numbers={"tokenizer.ggml.eos_token_id": 0}) == [
+        0,
+        2,
+    ]
+    assert ends("keys.gguf", numbers={"tokenizer.ggml.eot_token_id": 1}) == [1, 2]
+
+
 def test_an_untied_head_is_kept(write_gguf: Write, tmp_path: Path) -> None:
     """output.weight becomes lm_head.weight."""
     head = np.full((260, 32), 0.5, dtype=np.float32)

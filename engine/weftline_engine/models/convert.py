@@ -29,6 +29,8 @@ _READ = frozenset(
     {"default", "gpt-2", "llama3", "llama-v3", "llama-bpe", "smaug-bpe", "dbrx", "tekken", "qwen2"}
     | {"deepseek-r1-qwen", "gpt-4o"}
 )
+# Tokens that end a turn, by the families that have them. Some files name only the end of a text.
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
 
 
 def convert(source: Path, target: Path, cache: Cache, progress: Progress) -> None:
@@ -55,7 +57,8 @@ def convert(source: Path, target: Path, cache: Cache, progress: Progress) -> Non
         meter.at(1)
     limit = model.config["max_position_embeddings"]
     _write_json(target / "config.json", model.config)
-    _write_json(target / "generation_config.json", _special_ids(model.config))
+    special = {**_special_ids(model.config), **_ends(model, tokenizer.backend_tokenizer)}
+    _write_json(target / "generation_config.json", special)
     _write_json(target / "tokenizer_config.json", _tokenizer_config(tokenizer, limit))
     backend = _cut_as(tokenizer.backend_tokenizer, model)
     backend.save(str(target / "tokenizer.json"))
@@ -89,6 +92,14 @@ def _read(reader: Any, source: Path) -> Any:
 def _special_ids(config: dict[str, Any]) -> dict[str, int]:
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     return {name: config[name] for name in names if name in config}
+
+
+def _ends(model: LlamaGguf, tokenizer: Tokenizer) -> dict[str, int | list[int]]:
+    """The tokens that end an answer: the end of a text, and those of a turn or a message."""
+    found = [model.metadata.token(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+    found += [tokenizer.token_to_id(name) for name in _TURN_ENDS]
+    ids = sorted({id for id in found if id is not None})
+    return {"eos_token_id": ids[0] if len(ids) == 1 else ids} if ids else {}
 
 
 def _tokenizer_config(tokenizer: Any, limit: int) -> dict[str, Any]:
