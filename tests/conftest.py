@@ -129,6 +129,7 @@ def write_gguf() -> Callable[..., Path]:
         without: str = "",
         stop: str = "<stop>",
         numbers: dict[str, int] | None = None,
+        sentencepiece: bool = False,
     ) -> Path:
         import gguf
         import numpy as np
@@ -142,11 +143,17 @@ def write_gguf() -> Callable[..., Path]:
         writer.add_head_count_kv(2)
         writer.add_layer_norm_rms_eps(1e-5)
         writer.add_rope_freq_base(10_000.0)
-        writer.add_tokenizer_model("gpt2")
-        tokens = ["<end>", "<start>", stop, *_byte_characters(), "ab"]
-        writer.add_token_list(tokens)
-        writer.add_token_types([3, 3, 3] + [1] * 257)
-        writer.add_token_merges(["a b"])
+        if sentencepiece:
+            writer.add_tokenizer_model("llama")
+            every = [f"<0x{byte:02X}>" for byte in range(256)]
+            writer.add_token_list(["<end>", "<start>", stop, *every, "\u2581"])
+            writer.add_token_types([3, 3, 3] + [6] * 256 + [1])
+            writer.add_token_scores([0.0] * 260)
+        else:
+            writer.add_tokenizer_model("gpt2")
+            writer.add_token_list(["<end>", "<start>", stop, *_byte_characters(), "ab"])
+            writer.add_token_types([3, 3, 3] + [1] * 257)
+            writer.add_token_merges(["a b"])
         writer.add_bos_token_id(1)
         for key, number in {"tokenizer.ggml.eos_token_id": 2, **(numbers or {})}.items():
             writer.add_uint32(key, number)

@@ -64,6 +64,16 @@ def test_the_end_of_a_turn_ends_an_answer(write_gguf: Write, tmp_path: Path) -> 
     assert ends("keys.gguf", numbers={"tokenizer.ggml.eot_token_id": 1}) == [1, 2]
 
 
+def test_a_vocabulary_of_sentencepiece_is_read(write_gguf: Write, tmp_path: Path) -> None:
+    """Text that no token holds becomes bytes, spaces become their mark, and text comes back."""
+    source = write_gguf(tmp_path / "tiny.gguf", sentencepiece=True)
+    tokenizer = Tokenizer.from_file(str(resolve(str(source), home=tmp_path) / "tokenizer.json"))
+    found = tokenizer.encode("hi é", add_special_tokens=False)
+    assert found.tokens[-4:] == ["<0x69>", "\u2581", "<0xC3>", "<0xA9>"]
+    assert tokenizer.decode(found.ids).strip() == "hi é"
+    assert tokenizer.encode("hi").tokens[0] == "<start>"
+
+
 def test_an_untied_head_is_kept(write_gguf: Write, tmp_path: Path) -> None:
     """output.weight becomes lm_head.weight."""
     head = np.full((260, 32), 0.5, dtype=np.float32)
