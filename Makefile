@@ -5,7 +5,7 @@
   test-long test-page test-faults test-vllm test-ray test-clients test-langchain-core \
   test-langchain-ranges check coverage \
   bench bench-engine bench-server bench-vllm bench-affinity bench-langchain bench-llamaindex gpu \
-  gpu-figures clean
+  gpu-compile gpu-figures clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -190,6 +190,9 @@ bench-langchain: install ## ten LangChain programs: ChatOpenAI, and every tier
 bench-llamaindex: install install-bench ## a LlamaIndex query engine on a plain LLM and as one graph
 	$(BIN)/weftline bench rag \
 	  --systems langchain-vllm,openai-weftline,weftline,weftline-vllm $(ARGS)
+
+gpu-compile: install ## compile the GPU's kernels for sm_80 to sm_120; a current summary is only checked
+	PYTHONPATH=$(SOURCES):. $(BIN)/python -m bench.gpu.compilation
 
 # A machine with a GPU may have torch and triton only: pytest's settings ask for plugins, so they are
 # left out, and where pytest itself is missing the benchmark's own checks stand for the tests. Each

@@ -18,11 +18,11 @@ from weftline_engine.embedded.model.base import Model, TorchModel
 from weftline_engine.embedded.model.checkpoint import RandomWeights
 from weftline_engine.embedded.model.config import (
     Activation,
-    Biases,
     HeadNorm,
     LayerKind,
-    Linear,
+    LinearScaling,
     LlamaConfig,
+    MatrixBiases,
     ModelConfig,
     Norms,
     OptConfig,
@@ -67,7 +67,7 @@ def llama(*, width: int = 16, kv_heads: int = 2, layers: int = 2) -> LlamaConfig
         kinds=(LayerKind(Rope(10000.0)),),
         norm_eps=1e-5,
         norms=Norms(heads=HeadNorm.HEAD),
-        biases=Biases(qkv=True),
+        biases=MatrixBiases(qkv=True),
     )
 
 
@@ -79,9 +79,9 @@ def mixed(*, layers: int = 2) -> LlamaConfig:
     """
     return replace(
         llama(layers=layers),
-        kinds=(LayerKind(Rope(500.0, 12, Linear(2.0), 1.25)), LayerKind(None)),
+        kinds=(LayerKind(Rope(500.0, 12, LinearScaling(2.0), 1.25)), LayerKind(None)),
         norms=Norms(None, "after", "before", "behind", HeadNorm.ROW, 1.0),
-        biases=Biases(qkv=True, out=True, mlp=True),
+        biases=MatrixBiases(qkv=True, out=True, mlp=True),
         scales=Scales(3.0, 0.5, 0.2, 2.0, logit_cap=8.0),
         activation=Activation.GELU_TANH,
         tied=True,

@@ -1,10 +1,14 @@
-"""The names of the product's files and folders: nouns, no participle and no adverb.
+"""The names of the product's files, folders and classes.
 
-A name in several words is judged by its last word: `compiled_chain` is a chain.
+Files and folders are named by nouns, not by a participle or an adverb. A name in several words is
+judged by its last word: `compiled_chain` is a chain. Classes of the client, the server and the
+engine that differ have names that differ.
 """
 
 from __future__ import annotations
 
+import ast
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -57,6 +61,26 @@ WORDS = frozenset(_WORDS.split())
 PUBLIC = frozenset({"client/weftline/watching.py", "engine/weftline_engine/embedded"})
 
 
+# Classes that share a name, and why. A reader meets each pair at a border between two packages.
+_FRAME = "the frame that carries the verb to an engine; the wire writes the class's name"
+_EVENT = "an event for users of weftline.watching, and an event of the engines' contract"
+SHARED = {
+    "AgentRun": "an agent's run for users of the client, and what its turns share in the server",
+    "Failed": _EVENT,
+    "Feed": "the submits of an adapter's run, and " + _FRAME,
+    "Finished": "a transform named like LangChain's parser, and an event of the engines' contract",
+    "Free": "memory's verb, and " + _FRAME,
+    "Get": "a request's body, and a transform that is Python's dict.get",
+    "Graph": "an event for users of weftline.watching, and the server's graph",
+    "Part": _EVENT,
+    "Piece": "a segment of a message in the adapters, and in the server that reads it",
+    "Retain": "memory's verb, and " + _FRAME,
+    "Session": "a session for users of the client, and in the server",
+    "Submit": "a request's body, and " + _FRAME,
+    "Variable": "a variable for users of the client, and in the server",
+}
+
+
 def is_noun(name: str) -> bool:
     """Whether the last word of a file's or a folder's name can be a noun."""
     word = name.rpartition("_")[2]
@@ -81,6 +105,28 @@ def test_files_and_folders_are_named_by_nouns() -> None:
     """No path but a public one is named by a participle or an adverb."""
     assert sorted(faults()) == []
     assert {path for path in PUBLIC if not (ROOT / path).exists()} == set()
+
+
+def shared_names(folders: tuple[str, ...]) -> set[str]:
+    """The names of classes that several files define, without names that are private to a file."""
+    found: defaultdict[str, set[Path]] = defaultdict(set)
+    for folder in folders:
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found[node.name].add(path)
+    return {name for name, paths in found.items() if len(paths) > 1}
+
+
+def test_classes_that_differ_have_names_that_differ() -> None:
+    """Two classes of client, server and engine share a name only where the list says why."""
+    assert sorted(shared_names(FOLDERS[:3])) == sorted(SHARED)
+
+
+@pytest.mark.parametrize("name", ["Answer", "Choice", "Refused", "Run", "Turn"])
+def test_a_word_of_many_meanings_names_one_class(name: str) -> None:
+    """Of all classes of the product, adapters included, one alone has such a name."""
+    assert name not in shared_names(FOLDERS)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ and values are shared as in figures 15 and 16: "tree", "blocks" or "off".
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import re
@@ -57,6 +58,9 @@ class WordTokenizer:
         return SimpleNamespace(
             ids=[int(one[0][1:]) for one in found], offsets=[one.span() for one in found]
         )
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[Any]:
+        return [self.encode(text) for text in texts]
 
     def token_to_id(self, token: str) -> int | None:
         return None
@@ -270,5 +274,6 @@ def rows(figure: int, device: torch.device, deadline: float, dry: bool) -> Itera
                     row |= measure(network, point, sharing, policy, blocks=blocks, dry=dry)
                     longest = max(longest, time.monotonic() - began)
                 if device.type == "cuda":
+                    gc.collect()  # the engine that has ended is in cycles, and holds its KV cache
                     torch.cuda.empty_cache()
                 yield row

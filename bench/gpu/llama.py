@@ -26,7 +26,7 @@ from weftline_engine.embedded.model.device_model import (
     CudaGraphs,
     DeviceModel,
 )
-from weftline_kernels.attention_triton import units
+from weftline_kernels.attention_triton import has_wide, units
 from weftline_kernels.operations import TRITON
 from weftline_kernels.tiles import Cutter
 from weftline_kernels.work_list import Rows, build
@@ -89,7 +89,8 @@ class Decode:
         config, device = network.config, network.device
         self.device, self.min_saved = device, 1 if shared else NEVER
         group = config.heads // config.kv_heads
-        self.cutter = Cutter(group, config.kv_heads, units(device), BLOCK)
+        wide = has_wide(network.dtype, config.head_size)
+        self.cutter = Cutter(group, config.kv_heads, units(device), BLOCK, wide)
         blocks = 1 + max(max(part.blocks) for part in parts)
         # Zeros give uniform attention, which takes the same time and stays finite.
         cache = network.new_cache(blocks, BLOCK)
@@ -131,7 +132,10 @@ def engine_seconds(
 
     There are `batch` greedy requests with a common prefix; prompts are computed in chunks of 2,048.
     """
-    blocks = (prefix + batch * (suffix + repeat + 2)) // BLOCK + 2 * batch + 1
+    # The first request decodes while the prompts of the others are computed.
+    prompts = -(-(prefix + batch * suffix) // 2048) + batch // 64
+    tokens = repeat + 2 * prompts
+    blocks = (prefix + batch * (suffix + tokens + 2)) // BLOCK + 2 * batch + 1
     model = DeviceModel(network, max_running=batch, capture=captures(network.device))
     config = SchedulerConfig(
         blocks=blocks, block_size=BLOCK, max_running=batch, step_tokens=max(2048, batch + 1)
@@ -140,16 +144,16 @@ def engine_seconds(
     model.warm(core.cache)
     draw = np.random.default_rng(0)
     common = draw.integers(1, network.config.vocabulary, prefix).tolist()
-    sampling = SamplingParams(max_tokens=repeat, temperature=0.0, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     for i in range(batch):
         own = draw.integers(1, network.config.vocabulary, suffix).tolist()
-        tokens = (*common, *own)
+        prompt = (*common, *own)
         core.submit(
-            Op(id=str(i), kind=Kind.GENERATE, context=str(i), tokens=tokens, sampling=sampling)
+            Op(id=str(i), kind=Kind.GENERATE, context=str(i), tokens=prompt, sampling=sampling)
         )
     begin, times, filled = time.perf_counter(), [], 0.0
     started: set[str] = set()
-    while core.busy:
+    while core.busy and len(times) < repeat:
         start = time.perf_counter()
         parts = [event.op for event in core.step() if isinstance(event, Part)]
         if len(started) == batch == len(parts):  # a decode step, whose tokens are there

@@ -18,10 +18,12 @@ KERNELS = ROOT / "kernels" / "weftline_kernels"
 
 
 def kernel_hashes(folder: Path = KERNELS) -> dict[str, str]:
-    """The SHA-256 of each file of the kernels, by its path."""
+    """The SHA-256 of each file of the GPU's kernels, by its path. Those of the CPU are left out."""
+    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.py"))}
     return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*.py"))
+        name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for name, path in paths.items()
+        if not name.startswith("cpu/")
     }
 
 

@@ -70,7 +70,7 @@ async def serving(
     registry = Registry(RegistryConfig(max_sessions=1 << 30), without)
     dispatcher = Dispatcher(makers, policy, loop.time, without)
     made = World(Driver(registry, dispatcher, without, loop.time), loop)
-    await dispatcher.start(made.driver)
+    await dispatcher.start(made.driver.reports)
     try:
         yield made
     finally:

@@ -19,7 +19,7 @@ from weftline_engine.api import Capability, Constraint, Description
 from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.detokenizer import ByteDetokenizer
 from weftline_engine.embedded import devices
-from weftline_engine.embedded.budget import StepCost, budget
+from weftline_engine.embedded.budget import RowCost, budget
 from weftline_engine.embedded.costs import kv_costs
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model.base import Model, TorchModel
@@ -28,7 +28,13 @@ from weftline_engine.embedded.model.decoders import load_decoder, load_on_device
 from weftline_engine.embedded.model.device_model import DeviceModel
 from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_engine.embedded.sample.constraint import Grammars
-from weftline_engine.embedded.step import chunk_cost, step_cost, step_costs, step_profile
+from weftline_engine.embedded.step import (
+    chunk_cost,
+    largest_step,
+    step_cost,
+    step_costs,
+    step_profile,
+)
 from weftline_engine.model_texts import default_sampling, tokenizer_texts
 from weftline_engine.models.cache import default_home
 from weftline_engine.models.progress import Silent, for_stream
@@ -50,7 +56,7 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
     cell = decoder.new_cache(1, 1)
     per_token = cell.numel() * cell.element_size()
     measured = step_cost(decoder, options.block_size) if device.type == "cpu" else None
-    config = _scheduling(options, device, measured, per_token)
+    config = _scheduling(options, decoder, measured, per_token)
     grammars = _grammars(path, decoder.config.vocabulary, decoder.config.eos)
     core = Core(
         decoder,
@@ -132,11 +138,14 @@ def _precision(decoder: Model, asked: str) -> str:
 
 
 def _scheduling(
-    options: argparse.Namespace, device: torch.device, measured: StepCost | None, per_token: int
+    options: argparse.Namespace, decoder: Model, measured: RowCost | None, per_token: int
 ) -> SchedulerConfig:
     """The bounds of a step, for `per_token` bytes of KV cache. Raises ModelError."""
-    tokens = options.kv_tokens or devices.kv_tokens(device, per_token, options.kv_fraction)
+    device = decoder.device
     chosen = budget(measured, options.max_running, options.step_tokens)
+    if device.type == "cuda" and not options.kv_tokens:
+        largest_step(decoder, chosen.step_tokens, options.block_size)
+    tokens = options.kv_tokens or devices.kv_tokens(device, per_token, options.kv_fraction)
     try:
         return SchedulerConfig(
             blocks=tokens // options.block_size,

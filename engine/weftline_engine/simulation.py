@@ -25,7 +25,7 @@ from weftline_engine import api
 from weftline_engine.bookkeeping import (
     Backend,
     Book,
-    Limits,
+    EngineLimits,
     Live,
     Sampled,
     SchedulerConfig,
@@ -164,7 +164,7 @@ class SimulatedEngine:
                 beside_tokens=config.beside_tokens,
                 predicts=config.predicts,
             ),
-            Limits(context=limit, vocabulary=config.words + self._more_words()),
+            EngineLimits(context=limit, vocabulary=config.words + self._more_words()),
             Words(config.words, config.tools) if config.tools else Words(),
             self._copies,
             clock=clock,
@@ -265,8 +265,8 @@ class SimulatedEngine:
             if seconds:
                 await asyncio.sleep(seconds)
                 self.busy_s += seconds
-            self.book.apply(plan)
-            self.book.record(plan, [[self._sampled(live)] for live in self.book.sampling(plan)])
+            sampled = [[self._sampled(live)] for live in self.book.apply(plan)]
+            self.book.record(plan, sampled)
             if events := self.book.end_step(plan):
                 self._out.put_nowait(events)
                 if not seconds:

@@ -22,22 +22,47 @@ from weftline_kernels.jit import INTERPRETED, kernel, power_of_two, tl
 from weftline_kernels.tiles import PROGRAMS_PER_UNIT, Cutter
 from weftline_kernels.work_list import WorkList
 
-# Tokens of one product. With 64 tokens and 128 channels, compiled for an H100 or H200, a program
-# takes 254 registers, spills none, and uses 82 KB of shared memory. So a multiprocessor runs two.
-BLOCK_L = 64
-
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How many programs a multiprocessor runs, and the warps of each."""
+    """How the attention kernel is launched: tokens of one product, warps and stages of a program,
+    and how many programs a multiprocessor runs."""
 
-    programs: int
+    tokens: int
     warps: int
+    stages: int
+    programs: int
 
 
-# A step without wide tiles takes a kernel without them, which needs fewer registers: 256 streams of
-# 500 tokens on 8 KV heads of 4 took 135 us on an H200, and 153 us with the kernel that has both.
-BOTH, NARROW_ONLY = Launch(PROGRAMS_PER_UNIT, 4), Launch(2 * PROGRAMS_PER_UNIT, 2)
+def launch_of(dtype: torch.dtype, rows: int, width: int, sm: int, *, wide: bool) -> Launch:
+    """The launch of a kernel whose narrow tiles have `rows` rows, with wide tiles or without.
+
+    None spills registers in 16 bits up to 128 channels, compiled for sm_80 to sm_120, and all fit
+    the 99 KB of shared memory of sm_89 and sm_120: `make gpu-compile` holds that. `sm` is the
+    compute capability, 90 for an H100 or H200.
+    """
+    if dtype.itemsize > 2:
+        return Launch(16, 8, 2, PROGRAMS_PER_UNIT) if wide or rows > 16 else Launch(32, 4, 2, 4)
+    if wide and sm == 100:
+        return Launch(64, 8, 3, PROGRAMS_PER_UNIT)
+    if wide:
+        # With 64 tokens a program takes 255 registers and 80 KB, so a multiprocessor runs two. 32
+        # tokens took 57 us on an H200 where 64 took 48. Where a head is padded, 64 tokens spill.
+        is_padded = width != power_of_two(width)
+        return Launch(64 if sm in (80, 90) and not is_padded else 32, 4, 3, PROGRAMS_PER_UNIT)
+    # A kernel without wide tiles needs fewer registers: 256 streams of 500 tokens on 8 KV heads of
+    # 4 took 135 us on an H200, and 153 us with the kernel that has both.
+    if rows == 16 and width <= 128:
+        return Launch(64, 2, 3, 2 * PROGRAMS_PER_UNIT)
+    return Launch(32, 4, 3, 2 * PROGRAMS_PER_UNIT)
+
+
+def has_wide(dtype: torch.dtype, width: int) -> bool:
+    """Whether steps are cut into wide tiles, too. They are for tensor cores. In float32, and with
+    more than 128 channels, a program of 64 rows spills its registers."""
+    return dtype.itemsize == 2 and width <= 128
+
+
 MERGED = 16  # partial results that the merge loads at a time
 
 
@@ -55,10 +80,11 @@ class TritonAttention:
         if self.tiles is None:
             kv_heads, _, block_size, _ = keys_KBSH.shape
             group = q_RNH.shape[1] // kv_heads
-            cutter = Cutter(group, kv_heads, units(q_RNH.device), block_size)
+            wide = has_wide(q_RNH.dtype, q_RNH.shape[2])
+            cutter = Cutter(group, kv_heads, units(q_RNH.device), block_size, wide)
             self.tiles = DeviceTiles.of(cutter.cut(self.work, self.split), q_RNH.device)
-        wide = self.tiles.wide > 0
-        return attend(self.tiles, q_RNH, keys_KBSH, values_KBSH, self.scale, wide=wide)
+        is_wide = self.tiles.wide > 0
+        return attend(self.tiles, q_RNH, keys_KBSH, values_KBSH, self.scale, wide=is_wide)
 
 
 def units(device: torch.device) -> int:
@@ -66,6 +92,14 @@ def units(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def compute_capability(device: torch.device) -> int:
+    """90 for compute capability 9.0, and elsewhere than on a CUDA device."""
+    if device.type != "cuda":
+        return 90
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def attend(
@@ -91,7 +125,8 @@ def attend(
     slots = max(1, tiles.capacity.slots)
     part_UNH = torch.empty(slots, heads, width, dtype=torch.float32, device=q_RNH.device)
     lse_UN = torch.empty(slots, heads, dtype=torch.float32, device=q_RNH.device)
-    launch = BOTH if wide else NARROW_ONLY
+    sm = compute_capability(q_RNH.device)
+    launch = launch_of(q_RNH.dtype, tiles.narrow_rows, width, sm, wide=wide)
     programs = launch.programs * units(q_RNH.device)
     block_h = max(16, power_of_two(width))
     _attend[(max(1, min(programs, tiles.capacity.tiles * kv_heads)),)](
@@ -115,11 +150,11 @@ def attend(
         KV_BLOCK=block_size,
         WIDE=tiles.wide_rows if wide else 0,
         NARROW=tiles.narrow_rows,
-        BLOCK_L=BLOCK_L,
+        BLOCK_L=launch.tokens,
         BLOCK_H=block_h,
         UPCAST=INTERPRETED and q_RNH.dtype == torch.bfloat16,
         num_warps=launch.warps,
-        num_stages=3,
+        num_stages=launch.stages,
     )
     if tiles.capacity.slots:
         _merge[(min(rows, tiles.capacity.rows), heads)](

@@ -18,7 +18,13 @@ from weftline_kernels.rope import rope
 # Norms of the queries' and of the keys' heads, and their epsilon.
 Norms = tuple[Tensor, Tensor, float]
 
-HEADS = 8  # of a token that a program computes; LLaMA-7B's 96 take 12 programs
+# Heads of a token that a program computes. LLaMA-7B's 96 take 12 programs.
+HEADS = 8
+
+
+def heads_at_a_time(dtype: torch.dtype) -> int:
+    """Of a token, by one program. In float32 eight spill registers on sm_80."""
+    return HEADS if dtype.itemsize == 2 else HEADS // 2
 
 
 def rope_store_reference(
@@ -88,7 +94,8 @@ def rope_store_triton(
         (tokens, total - 2 * kv_heads, width), dtype=qkv_TXH.dtype, device=qkv_TXH.device
     )
     q_norm_H, k_norm_H, eps = norms or (cos_TR, cos_TR, 0.0)  # not read without norms
-    _rope_store[(tokens, -(-total // HEADS))](
+    at_a_time = heads_at_a_time(qkv_TXH.dtype)
+    _rope_store[(tokens, -(-total // at_a_time))](
         qkv_TXH,
         cos_TR,
         sin_TR,
@@ -106,7 +113,7 @@ def rope_store_triton(
         width,
         cos_TR.shape[1],
         NORMED=norms is not None,
-        BLOCK_X=HEADS,
+        BLOCK_X=at_a_time,
         BLOCK_H=power_of_two(width),
     )
     return q_TNH

@@ -30,12 +30,15 @@ PROGRAMS_PER_UNIT = 2
 # The first slot of a query with one tile, which needs none. The kernel reads it from an array of
 # int32, which can hold no None.
 NO_SLOT = -1
-TILES_PER_UNIT = 4  # tiles × KV heads per multiprocessor, so that few are idle at the end
+# Tiles × KV heads per multiprocessor, so that few are idle at the end: in a step with wide tiles,
+# which take longer than narrow ones, and in a step without.
+TILES_PER_UNIT, NARROW_PER_UNIT = 4, 2
 # Bounds of a split, measured on an H200. One stream of 500 tokens on 8 KV heads took 7.0 us with
-# tiles of 64 tokens, and 10.6 with 256. The merge reads the parts of a row in turn: 8,000 tokens
+# tiles of 64 tokens, and 10.6 with 256; 8 streams with 2,048 common tokens, whose tiles are wide,
+# took 17 us with 256, and 22 with 128. The merge reads the parts of a row in turn: 8,000 tokens
 # took 18.9 us in 32 parts, and 28.6 in 125. 64 streams with 6,000 common tokens on 32 KV heads took
 # 194 us with tiles of 1,024 tokens, and 216 with 2,048.
-LEAST_SPLIT, MOST_SPLIT, MOST_PARTS = 64, 1024, 32
+LEAST_SPLIT, LEAST_WIDE_SPLIT, MOST_SPLIT, MOST_PARTS = 64, 256, 1024, 32
 # Items of nearly the same length that give nearly each program a tile are not split: 32 streams of
 # 500 tokens took 24 us, and 31 us in two parts each.
 FULL, EVEN = 0.9, 1.25
@@ -70,51 +73,70 @@ class Tiles:
 class Cutter:
     """Cuts the work lists of a model so that they fill its device.
 
-    A KV head has `group` query heads. The device has `units` multiprocessors.
+    A KV head has `group` query heads. The device has `units` multiprocessors. Without `has_wide`
+    all tiles are narrow.
     """
 
     group: int
     kv_heads: int
     units: int
     block_size: int
+    has_wide: bool = True
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """(narrow, wide): rows of the two kinds of tiles."""
+        return tile_rows(self.group, has_wide=self.has_wide)
 
     def cut(self, work: WorkList, split: int | None = None) -> Tiles:
         """The tiles of `work`, at most `split` tokens long; without it, as `split_length` says."""
         many_bands = max(1, PROGRAMS_PER_UNIT * self.units // self.kv_heads)
-        return cut(work, self.block_size, self.group, split or self.split_length(work), many_bands)
+        split = split or self.split_length(work)
+        return cut(work, self.block_size, self.group, split, many_bands, has_wide=self.has_wide)
 
     def split_length(self, work: WorkList) -> int:
-        """The tokens per tile, in whole blocks: such that each multiprocessor gets TILES_PER_UNIT
-        tiles, and each row few parts."""
+        """The tokens per tile, in whole blocks: such that each multiprocessor gets some tiles, and
+        each row few parts."""
         programs = PROGRAMS_PER_UNIT * self.units
         bands = [self._bands(len(item.queries)) for item in work.items]
         longest = max(item.length for item in work.items)
         tokens = self.kv_heads * sum(
             count * item.length for count, item in zip(bands, work.items, strict=True)
         )
-        wanted = max(
-            LEAST_SPLIT,
-            min(MOST_SPLIT, tokens // (TILES_PER_UNIT * self.units)),
-            -(-longest // MOST_PARTS),
-        )
-        tiles = sum(bands) * self.kv_heads
-        if tiles >= FULL * programs and longest <= EVEN * tokens / tiles:
+        is_wide = any(self._is_wide(len(item.queries)) for item in work.items)
+        least = LEAST_WIDE_SPLIT if is_wide else LEAST_SPLIT
+        tiles = (TILES_PER_UNIT if is_wide else NARROW_PER_UNIT) * self.units
+        wanted = max(least, min(MOST_SPLIT, tokens // tiles), -(-longest // MOST_PARTS))
+        items = sum(bands) * self.kv_heads
+        if items >= FULL * programs and longest <= EVEN * tokens / items:
             wanted = max(wanted, longest)
         step = int(np.lcm(LEAST_SPLIT, self.block_size))
         return -(-wanted // step) * step
 
+    def _is_wide(self, queries: int) -> bool:
+        narrow, wide = self.rows
+        return narrow < wide and queries * self.group > narrow
+
     def _bands(self, queries: int) -> int:
-        narrow, wide = tile_rows(self.group)
-        return -(-queries // ((wide if queries * self.group > narrow else narrow) // self.group))
+        return -(-queries // (self.rows[self._is_wide(queries)] // self.group))
 
 
-def tile_rows(group: int) -> tuple[int, int]:
-    """Return (narrow, wide): rows of the two kinds of tiles for `group` query heads per KV head."""
+def tile_rows(group: int, *, has_wide: bool = True) -> tuple[int, int]:
+    """Return (narrow, wide): rows of the two kinds of tiles for `group` query heads per KV head.
+    Both are the same if there are no wide tiles."""
     narrow = max(MIN_ROWS, power_of_two(group))
-    return narrow, max(WIDE_ROWS, narrow)
+    return narrow, max(WIDE_ROWS, narrow) if has_wide else narrow
 
 
-def cut(work: WorkList, block_size: int, group: int, split: int, many_bands: int = 4) -> Tiles:
+def cut(
+    work: WorkList,
+    block_size: int,
+    group: int,
+    split: int,
+    many_bands: int = 4,
+    *,
+    has_wide: bool = True,
+) -> Tiles:
     """Return the tiles of `work` for `group` query heads per KV head. An item with `many_bands` is
     not split.
 
@@ -122,13 +144,13 @@ def cut(work: WorkList, block_size: int, group: int, split: int, many_bands: int
     """
     if split % block_size:
         raise ValueError(f"a split of {split} tokens cuts a block of {block_size}")
-    narrow_rows, wide_rows = tile_rows(group)
+    narrow_rows, wide_rows = tile_rows(group, has_wide=has_wide)
     rows_Q = np.concatenate([item.queries for item in work.items])
     visible_Q = np.concatenate([item.visible for item in work.items])
     queries_I = np.array([len(item.queries) for item in work.items])
     blocks_I = np.array([len(item.blocks) for item in work.items])
     before_I = np.cumsum(queries_I) - queries_I
-    wide_I = queries_I * group > narrow_rows
+    wide_I = queries_I * group > (narrow_rows if narrow_rows < wide_rows else np.inf)
     height_I = np.where(wide_I, wide_rows, narrow_rows) // group
     bands_I = -(-queries_I // height_I)
 

@@ -56,7 +56,7 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
     service = Service(_driver(config, engines))
     metrics = Metrics(service, Prices(config.price))
     advisor = Advisor()
-    service.observe(metrics, CallLog(config.log_prompts), advisor)
+    service.lifecycle.observe(metrics, CallLog(config.log_prompts), advisor)
 
     app = _Application(
         title="weftline",
@@ -69,7 +69,9 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
     app.state = ServerState(config, service, metrics, advisor)
     app.add_middleware(Idempotency, config=config.responses, max_body=config.max_body)
     app.add_middleware(CountRequests, metrics=metrics)
-    app.add_middleware(Connections, most=config.max_requests, draining=lambda: service.draining)
+    app.add_middleware(
+        Connections, most=config.max_requests, draining=lambda: service.lifecycle.draining
+    )
     if config.cors:
         app.add_middleware(
             CORSMiddleware,
@@ -122,13 +124,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service, endpoint = state_of(app).service, state_of(app).config.otlp
     spans = _spans(endpoint) if endpoint else None
     if spans is not None:
-        service.observe(spans)
-    await service.start()
+        service.lifecycle.observe(spans)
+    await service.lifecycle.start()
     state_of(app).runs.adopt()
     try:
         yield
     finally:
-        await service.shut_down()
+        await service.lifecycle.shut_down()
         if spans is not None:
             await asyncio.get_running_loop().run_in_executor(None, spans.close)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from weftline.contract.errors import InvalidRequest
 from weftline_server.http.responses import ResponsesConfig
-from weftline_server.journal.store import StoreConfig
+from weftline_server.journal.store import JournalStoreConfig
 from weftline_server.observe.cost import Price
 from weftline_server.passes import PASSES
 from weftline_server.runtime.registry import RegistryConfig
@@ -33,8 +33,8 @@ OPTIMISATIONS = frozenset(PASSES) | {
 
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-]+(:\d{1,5})?|https?://\[[0-9a-f:]+\](:\d{1,5})?")
 
-# What earned less than 3 % where it was measured, or was not measured on a real load yet: on only
-# where `also` names it.
+# Optimisations that earned less than 3 % where they were measured, or that were not measured on a
+# real load yet. Each is on only where `also` names it.
 OFF_BY_DEFAULT = frozenset({"length_prediction"})
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -67,7 +67,7 @@ class ServerConfig:
     price: dict[str, Price] = field(default_factory=dict)  # of a million tokens, by model
     otlp: str = ""  # URL of a collector of OpenTelemetry that takes OTLP over HTTP
     log_prompts: bool = False  # the log lines of calls contain their prompts and outputs
-    sessions: StoreConfig = field(default_factory=StoreConfig)  # on disk
+    sessions: JournalStoreConfig = field(default_factory=JournalStoreConfig)  # on disk
     registry: RegistryConfig = field(default_factory=RegistryConfig)
     responses: ResponsesConfig = field(default_factory=ResponsesConfig)
 

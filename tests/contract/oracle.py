@@ -14,7 +14,7 @@ from weftline_engine.api import Description
 from weftline_engine.detokenizer import ByteDetokenizer
 from weftline_engine.model_texts import tokenizer_texts
 from weftline_server.prompt.prompter import Prompter
-from weftline_server.prompt.render import PromptBefore, Turn
+from weftline_server.prompt.render import PromptBefore, RenderedMessage
 
 # Their answers have more than 12 tokens. At each token the two best logits are 0.28 or more apart,
 # so no order of summation in float32 changes them.
@@ -50,7 +50,9 @@ def greedy_answers(directory: Path) -> dict[str, list[str]]:
     render = prompter(directory)
     answers = {}
     for question in QUESTIONS:
-        chat = PromptBefore("", (Turn("system", PREAMBLE), Turn("user", question)))
+        chat = PromptBefore(
+            "", (RenderedMessage("system", PREAMBLE), RenderedMessage("user", question))
+        )
         prompt = list(render.payload(chat).tokens or ())
         ids = torch.tensor([prompt])
         found = model.generate(

@@ -10,7 +10,7 @@ from typing import Any
 
 from weftline_engine import api
 from weftline_server.prompt.prompter import Prompter
-from weftline_server.prompt.render import PromptBefore, Turn
+from weftline_server.prompt.render import PromptBefore, RenderedMessage
 
 PREAMBLE = (
     "You are a careful assistant who answers every question briefly, precisely and politely. "
@@ -79,7 +79,7 @@ class Target:
         self._count += 1
         messages = (("system", system), ("user", question))
         text = "" if self._render is None else self._render(messages)
-        turns = tuple(Turn(role, content) for role, content in messages)
+        turns = tuple(RenderedMessage(role, content) for role, content in messages)
         prompt = PromptBefore(text, turns if self._chat else None)
         payload = self._prompter.payload(prompt)
         name = options.pop("name", f"op{self._count}")

@@ -17,8 +17,8 @@ from tests.contract.test_null import script
 from weftline_engine import api
 from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
 from weftline_engine.transport import wire
-from weftline_engine.transport.tcp.gate import Gate
-from weftline_engine.transport.tcp.handshake import Connection, Rejected, respond
+from weftline_engine.transport.tcp.gate import JoinGate
+from weftline_engine.transport.tcp.handshake import FrameConnection, Rejected, respond
 from weftline_engine.transport.tcp.host import EngineHost, HostConfig
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -43,7 +43,7 @@ async def target() -> AsyncIterator[Target]:
     async def admit(name: str, engine: api.Engine, description: api.Description) -> None:
         joined.put_nowait((name, engine, description))
 
-    gate = Gate(KEY, admit)
+    gate = JoinGate(KEY, admit)
     port = await gate.listen("127.0.0.1", 0)
     answers = script()
     config = HostConfig(host="127.0.0.1", port=port, key=KEY, name="far", node="n1")
@@ -76,7 +76,7 @@ async def gate() -> AsyncIterator[Opened]:
         names.append(name)
         engines[name] = engine
 
-    gate = Gate(KEY, admit)
+    gate = JoinGate(KEY, admit)
     yield await gate.listen("127.0.0.1", 0), names, engines
     await gate.close()
 
@@ -134,7 +134,7 @@ async def test_a_server_that_does_not_know_the_key_gets_no_engine() -> None:
     """The host demands a proof too, so a foreign program on the port learns only its name."""
 
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(reader, writer)
+        connection = FrameConnection(reader, writer)
         connection.send(wire.Hello("0" * 32))
         await connection.receive()
         connection.send(wire.Welcome("0" * 64))
@@ -173,7 +173,7 @@ async def test_a_proof_serves_once(gate: Opened) -> None:
     """An overheard handshake opens no other one, because each has its own nonce."""
     heard: list[wire.Message] = []
 
-    class Overheard(Connection):
+    class Overheard(FrameConnection):
         def send(self, *messages: wire.Message) -> None:
             heard.extend(messages)
             super().send(*messages)
@@ -181,7 +181,7 @@ async def test_a_proof_serves_once(gate: Opened) -> None:
     connection = Overheard(*await asyncio.open_connection("127.0.0.1", gate[0]))
     await respond(connection, KEY, "one")
     await connection.close()
-    again = Connection(*await asyncio.open_connection("127.0.0.1", gate[0]))
+    again = FrameConnection(*await asyncio.open_connection("127.0.0.1", gate[0]))
     await again.receive()
     again.send(*heard)
     assert await again.receive() == [wire.Refused("the key is wrong: use the server's")]

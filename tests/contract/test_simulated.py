@@ -21,7 +21,7 @@ from weftline_engine.simulation import (
     words_tokenizer,
 )
 from weftline_server.prompt.prompter import Prompter
-from weftline_server.prompt.render import PromptBefore, Turn
+from weftline_server.prompt.render import PromptBefore, RenderedMessage
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -47,7 +47,9 @@ async def target(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Targ
     )
     answers = {}
     for question in QUESTIONS:
-        chat = PromptBefore("", (Turn("system", PREAMBLE), Turn("user", question)))
+        chat = PromptBefore(
+            "", (RenderedMessage("system", PREAMBLE), RenderedMessage("user", question))
+        )
         answers[question] = answer(list(prompter.payload(chat).tokens or ()), 300)
     target = Target(SimulatedEngine(CONFIG), answers)
     await target.start()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import ReferenceType, ref
 
 import pytest
+import torch
 from torch import Tensor
 
 from weftline_engine.api import (
@@ -18,7 +20,9 @@ from weftline_engine.api import (
     Op,
     Part,
     Residency,
+    Retention,
 )
+from weftline_engine.embedded import worker
 
 Make = Callable[..., Any]
 
@@ -223,3 +227,51 @@ def test_a_step_that_breaks_on_one_sequence_fails_it_alone(
     )
     assert [one.failed is None for one in found] == [True, True, False, True, True]
     assert [one.tokens for one in found if one.failed is None] == [one.tokens for one in alone]
+
+
+def test_a_failed_step_frees_its_tensors_before_its_halves_run(
+    make_bench: Make, generate: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step of two sequences runs out of memory. Its activations are gone when each sequence is
+    computed alone, which needs their memory."""
+    bench = make_bench()
+    real, lost, alive = bench.core.worker.forward, list[ReferenceType[Tensor]](), list[bool]()
+
+    def forward(plan: Any) -> Tensor:
+        if len(plan.chunks) > 1:
+            activations = torch.zeros(1000)
+            lost.append(ref(activations))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        alive.extend(one() is not None for one in lost)
+        return real(plan)
+
+    monkeypatch.setattr(bench.core.worker, "forward", forward)
+    found = bench.run(generate("a", [1], max_tokens=1), generate("b", [2], max_tokens=1))
+    assert [one.failed for one in found] == [None, None]
+    assert alive == [False, False]
+
+
+@pytest.mark.parametrize("full", ["save_blocks", "restore_blocks"])
+def test_a_swap_that_runs_out_of_memory_changes_no_answer(
+    full: str, make_bench: Make, generate: Make, fill: Make, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """The context stays on the device, or in host memory. Its continuation is computed as far as it
+    is missing, and a line of the log says why."""
+
+    def no_room(*_: object) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    prompt = list(range(1, 40))
+    own = {"context": "more", "parent": "c"}
+    expected, bench = make_bench(), make_bench()
+    expected.run(fill("f", prompt, context="c"))
+    bench.run(fill("f", prompt, context="c"))
+    monkeypatch.setattr(worker, full, no_room)
+    bench.core.retain("c", Retention.SWAP)
+    while full == "restore_blocks" and bench.core.book.scheduler.tree.evict():
+        bench.core.cache.zero_()
+    bench.core.retain("c", Retention.KEEP)
+    found = bench.run(generate("g", [7, 8], **own))[0]
+    assert found.tokens == expected.run(generate("g", [7, 8], **own))[0].tokens
+    assert "CUDA out of memory" in caplog.text

@@ -10,11 +10,11 @@ import pytest
 
 from weftline_engine.embedded.model.config import (
     Activation,
-    Biases,
     LayerKind,
-    Linear,
+    LinearScaling,
     LlamaConfig,
     LongRope,
+    MatrixBiases,
     Rope,
 )
 from weftline_engine.embedded.model.families import read_config
@@ -59,7 +59,7 @@ def test_gemma_3_of_old_names_its_ropes_by_two_thetas(read: Any) -> None:
         sliding_window_pattern=6,
     )
     slides = LayerKind(Rope(10000.0), 512)
-    full = LayerKind(Rope(1000000.0, scaling=Linear(8.0)))
+    full = LayerKind(Rope(1000000.0, scaling=LinearScaling(8.0)))
     assert found.kinds == (*(slides,) * 5, full) * 2
     assert (found.activation, found.tied, found.score_scale) == (Activation.GELU_TANH, True, 1 / 16)
     assert found.scales.embedding == 1152**0.5
@@ -80,7 +80,7 @@ def test_gemma_3_with_images_states_little_of_its_text(read: Any) -> None:
     )
     assert (found.heads, found.kv_heads, found.head_size, found.hidden) == (8, 4, 256, 2560)
     assert (found.vocabulary, found.context_limit, found.eos) == (262208, 131072, (1, 106))
-    full = LayerKind(Rope(1000000.0, scaling=Linear(8.0)))
+    full = LayerKind(Rope(1000000.0, scaling=LinearScaling(8.0)))
     assert [i for i, kind in enumerate(found.kinds) if kind == full] == [5, 11, 17, 23, 29]
     assert found.window == 1024
 
@@ -90,7 +90,7 @@ def test_a_window_that_config_json_does_not_use_is_none(read: Any) -> None:
     keys = {"sliding_window": 4096, "max_window_layers": 8, "rope_theta": 1000000.0}
     plain = read("Qwen2ForCausalLM", **keys)
     assert set(plain.kinds) == {LayerKind(Rope(1000000.0))}
-    assert plain.biases == Biases(qkv=True)
+    assert plain.biases == MatrixBiases(qkv=True)
     assert plain.context_limit == 131072
     used = read("Qwen2ForCausalLM", use_sliding_window=True, **keys)
     assert [kind.window for kind in used.kinds] == [None] * 8 + [4096] * 4
@@ -118,7 +118,7 @@ def test_phi_4_mini_turns_a_part_of_a_head(read: Any) -> None:
     )
     (kind,) = set(found.kinds)
     assert kind.rope == Rope(10000.0, 96, LongRope((32.5,) * 48), (1 + 5 / 12) ** 0.5)
-    assert (kind.window, found.biases) == (None, Biases())
+    assert (kind.window, found.biases) == (None, MatrixBiases())
 
 
 def test_smollm3_has_no_rope_in_every_fourth_layer(read: Any) -> None:

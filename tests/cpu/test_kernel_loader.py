@@ -15,11 +15,11 @@ from weftline_engine.embedded.model.base import TorchModel
 from weftline_engine.embedded.model.decoders import load_decoder
 from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_kernels.cpu import (
-    Choice,
     Machine,
     NoKernels,
     Origin,
     Search,
+    VariantChoice,
     expect,
     load,
     runnable,
@@ -75,7 +75,7 @@ def cached(search: Search) -> Path:
     return search.cache / f"decoder-{BEST.name}-{KEY}.so"
 
 
-def found(search: Search) -> Choice:
+def found(search: Search) -> VariantChoice:
     """What `load` chooses; the library has the one function that the engine calls."""
     library, choice = load(search)
     assert library.weftline_forward
@@ -132,7 +132,7 @@ def test_what_a_variant_costs_is_said() -> None:
 def test_the_wheels_library_needs_no_compiler(search: Search, built: bytes) -> None:
     """It is taken first, and nothing is written to the cache."""
     (search.prebuilt / f"{BEST.name}.so").write_bytes(built)
-    assert expect(search) == found(search) == Choice(BEST, Origin.PREBUILT, HERE, ())
+    assert expect(search) == found(search) == VariantChoice(BEST, Origin.PREBUILT, HERE, ())
     assert not search.cache.exists()
 
 
@@ -151,7 +151,7 @@ def test_a_bad_library_of_the_wheel_is_passed_over(search: Search, built: bytes,
     search.cache.mkdir()
     cached(search).write_bytes(built)
     says = "was built from other sources" if harm == "other sources" else "is damaged"
-    assert found(search) == Choice(BEST, Origin.CACHED, HERE, (f"{path} {says}.",))
+    assert found(search) == VariantChoice(BEST, Origin.CACHED, HERE, (f"{path} {says}.",))
 
 
 @pytest.mark.usefixtures("copies")
@@ -161,8 +161,8 @@ def test_a_damaged_library_in_the_cache_is_compiled_again(search: Search, built:
     cached(search).write_bytes(built[: len(built) // 2])
     assert expect(search).origin is Origin.COMPILED
     note = f"{cached(search)} is damaged."
-    assert found(search) == Choice(BEST, Origin.COMPILED, HERE, (note,))
-    assert found(search) == Choice(BEST, Origin.CACHED, HERE, ())
+    assert found(search) == VariantChoice(BEST, Origin.COMPILED, HERE, (note,))
+    assert found(search) == VariantChoice(BEST, Origin.CACHED, HERE, ())
 
 
 @pytest.mark.usefixtures("no_compiler")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from weftline_engine.api import KvCosts
-from weftline_engine.embedded.budget import StepCost
+from weftline_engine.bookkeeping.schedule.scheduler import Chunk
+from weftline_engine.embedded import step
+from weftline_engine.embedded.budget import RowCost
 from weftline_engine.embedded.config import EmbeddedConfig
 from weftline_engine.embedded.costs import kv_costs
 from weftline_engine.embedded.step import step_profile
@@ -62,7 +65,7 @@ def test_the_costs_of_the_cache(make_bench: Callable[..., Any]) -> None:
     core.cache.normal_()
     before = core.cache.clone()
     times = iter([0.0, 9.0, 10.0, 12.0, 20.0, 25.0])
-    found = kv_costs(StepCost(0.5, 0.25), core.cache, core.config, 100, lambda: next(times))
+    found = kv_costs(RowCost(0.5, 0.25), core.cache, core.config, 100, lambda: next(times))
     size = core.config.block_size
     assert found == KvCosts(
         step_s=0.5,
@@ -73,3 +76,41 @@ def test_the_costs_of_the_cache(make_bench: Callable[..., Any]) -> None:
     )
     assert core.cache.equal(before)
     assert kv_costs(None, core.cache, core.config) is None
+
+
+def test_the_cost_of_a_prompt_is_that_of_the_largest_step(
+    make_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU: a step of one row takes 1 ms and one of 64 rows 2 ms, so a row takes 1/63 ms. The
+    first step of each size compiles, and does not count."""
+    core = make_bench(blocks=32).core
+    rows: list[int] = []
+
+    def seconds(_: object, __: object, ___: int, chunks: tuple[Chunk, ...]) -> float:
+        rows.append(sum(chunk.rows for chunk in chunks))
+        return 9.0 if rows.count(rows[-1]) == 1 else {1: 0.001, 64: 0.002}[rows[-1]]
+
+    monkeypatch.setattr(step, "_seconds", seconds)
+    config = replace(core.config, max_running=4, step_tokens=64)
+    found = step.chunk_cost(core.worker.decoder, core.cache, config)
+    assert rows == [1] * 4 + [64] * 4
+    assert found == RowCost(pytest.approx(0.001 - 0.001 / 63), pytest.approx(0.001 / 63))
+
+
+def test_the_largest_step_is_computed_before_the_cache_is_sized(
+    make_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is one prompt of all rows, or of the model's whole context, over a cache of its own."""
+    decoder = make_bench(blocks=4).core.worker.decoder
+    seen: list[tuple[int, int]] = []
+    real = decoder.forward
+
+    def forward(given: Any, cache: Any) -> Any:
+        seen.append((len(given.tokens_T), cache.shape[3]))
+        return real(given, cache)
+
+    monkeypatch.setattr(decoder, "forward", forward)
+    step.largest_step(decoder, 100, 16)
+    step.largest_step(decoder, 10**6, 16)
+    limit = decoder.config.context_limit
+    assert seen == [(100, 7), (limit, -(-limit // 16))]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from weftline.errors import ContextTooLong, InvalidRequest
 from weftline_engine.api import Description
 from weftline_server.prompt.prompter import Prompter
-from weftline_server.prompt.render import PromptBefore, Turn
+from weftline_server.prompt.render import PromptBefore, RenderedMessage
 
 HOLE = "\ue000hole\ue000"
 
@@ -50,7 +50,7 @@ def test_a_chat_equals_that_of_transformers(prompter: Prompter, smollm2_director
         expected = reference.apply_chat_template(messages, add_generation_prompt=True)
         ids = expected["input_ids"] if not isinstance(expected, list) else expected
         assert prompter.payload(
-            PromptBefore("", tuple(Turn(*one) for one in chat))
+            PromptBefore("", tuple(RenderedMessage(*one) for one in chat))
         ).tokens == tuple(ids)
 
 
@@ -93,7 +93,7 @@ def test_later_text_never_changes_filled_ids(
 def test_nearly_all_of_a_long_text_is_stable(prompter: Prompter) -> None:
     """A few words are held back, and in a chat also the template's text behind the value."""
     text = " one two three four five six seven eight" * 4
-    stable = prompter.stable_prefix(PromptBefore("", (Turn("user", text + HOLE),)), HOLE)
-    whole = prompter.payload(PromptBefore("", (Turn("user", text + " nine"),))).tokens
+    stable = prompter.stable_prefix(PromptBefore("", (RenderedMessage("user", text + HOLE),)), HOLE)
+    whole = prompter.payload(PromptBefore("", (RenderedMessage("user", text + " nine"),))).tokens
     assert whole is not None and whole[: len(stable)] == stable
     assert len(whole) - len(stable) < 16

@@ -11,34 +11,34 @@ from weftline_engine.embedded.budget import (
     BESIDE_S,
     EARLY_S,
     STEP_S,
-    Budget,
-    StepCost,
+    RowCost,
+    StepBudget,
     budget,
     cost_of,
 )
 from weftline_engine.embedded.model.decoders import load_decoder
 from weftline_engine.embedded.step import step_cost
 
-AVX512 = StepCost(base_s=0.013, row_s=0.0009)
+AVX512 = RowCost(base_s=0.013, row_s=0.0009)
 
 
 @pytest.mark.parametrize(
     ("cost", "max_running", "wanted", "expected"),
     [
-        (AVX512, 64, None, Budget(512, 96, 41)),
-        (StepCost(0.020, 0.0016), 64, None, Budget(300, 50, 18)),
-        (StepCost(0.020, 0.0080), 32, None, Budget(96, 32, 16)),
-        (StepCost(0.020, 0.0080), 8, None, Budget(72, 32, 16)),
-        (StepCost(2.0, 0.1), 8, None, Budget(72, 32, 16)),
-        (AVX512, 600, None, Budget(664, 96, 41)),
-        (AVX512, 64, 80, Budget(80, 80, 41)),
-        (AVX512, 64, 2000, Budget(2000, 96, 41)),
-        (None, 64, None, Budget(2048, 2048, 512)),
-        (None, 64, 256, Budget(256, 256, 256)),
+        (AVX512, 64, None, StepBudget(512, 96, 41)),
+        (RowCost(0.020, 0.0016), 64, None, StepBudget(300, 50, 18)),
+        (RowCost(0.020, 0.0080), 32, None, StepBudget(96, 32, 16)),
+        (RowCost(0.020, 0.0080), 8, None, StepBudget(72, 32, 16)),
+        (RowCost(2.0, 0.1), 8, None, StepBudget(72, 32, 16)),
+        (AVX512, 600, None, StepBudget(664, 96, 41)),
+        (AVX512, 64, 80, StepBudget(80, 80, 41)),
+        (AVX512, 64, 2000, StepBudget(2000, 96, 41)),
+        (None, 64, None, StepBudget(2048, 2048, 512)),
+        (None, 64, 256, StepBudget(256, 256, 256)),
     ],
 )
 def test_steps_are_sized_by_the_cost_of_a_row(
-    cost: StepCost | None, max_running: int, wanted: int | None, expected: Budget
+    cost: RowCost | None, max_running: int, wanted: int | None, expected: StepBudget
 ) -> None:
     """Between 64 and 512 rows on a CPU, and room for a prompt beside all sequences that run."""
     assert budget(cost, max_running, wanted) == expected
@@ -46,7 +46,7 @@ def test_steps_are_sized_by_the_cost_of_a_row(
 
 def test_a_step_keeps_its_bound() -> None:
     """The chosen number of rows fits the time, and one more does not."""
-    cost = StepCost(0.020, 0.0016)
+    cost = RowCost(0.020, 0.0016)
     chosen = budget(cost, 64, None)
     bounds = (
         (chosen.step_tokens, STEP_S),

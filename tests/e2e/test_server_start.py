@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 
 from weftline_server.app import create_app
-from weftline_server.commands.server import Server
+from weftline_server.commands.server import DrainingServer
 from weftline_server.config import ServerConfig
 
 
@@ -21,7 +21,7 @@ async def test_collections_leave_out_what_was_loaded(capsys: pytest.CaptureFixtu
     config = uvicorn.Config(app, log_config=None, lifespan="on", ws="none")
     config.load()
     listener = socket.create_server(("127.0.0.1", 0))
-    server = Server("http://127.0.0.1", config, app, drain_s=0.0)
+    server = DrainingServer("http://127.0.0.1", config, app, drain_s=0.0)
     server.lifespan = config.lifespan_class(config)
     gc.unfreeze()
     before = gc.get_threshold()

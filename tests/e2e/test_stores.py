@@ -20,11 +20,10 @@ from weftline_engine import api
 from weftline_engine.retrieval import vectors
 from weftline_engine.retrieval.core import ItemsCore
 from weftline_engine.retrieval.lancedb import LanceTable
-from weftline_engine.retrieval.lancedb import NotAStore as NoLance
 from weftline_engine.retrieval.memory import MemoryTable
-from weftline_engine.retrieval.pgvector import NotAStore, PgTable
+from weftline_engine.retrieval.pgvector import PgTable
 from weftline_engine.retrieval.sqlite import SqliteTable
-from weftline_engine.retrieval.stores import StoreBackend, Table
+from weftline_engine.retrieval.stores import NotAStore, StoreBackend, Table
 from weftline_server.commands.retrieval import from_tables
 
 LIBRARIES = ("memory", "sqlite", "lancedb", "pgvector")
@@ -208,7 +207,7 @@ def test_what_is_kept_is_found_by_the_next_process(tmp_path: Path) -> None:
 def test_a_place_that_is_no_store_is_said(tmp_path: Path) -> None:
     """The message does not repeat the address of a database, which may hold a password."""
     (tmp_path / "file").write_text("text")
-    with pytest.raises(NoLance, match="file cannot be used as a store"):
+    with pytest.raises(NotAStore, match="file cannot be used as a store"):
         LanceTable(tmp_path / "file")
     with pytest.raises(NotAStore, match="see that it runs") as caught:
         PgTable(f"postgresql://someone:secret@/none?host={tmp_path}")

@@ -26,7 +26,7 @@ from weftline_engine.retrieval.config import StoreConfig
 from weftline_engine.transport.process import ProcessEngine
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
-from weftline_server.runtime import service
+from weftline_server.runtime import lifecycle
 from weftline_server.schedule.delivery import MAX_DEATHS
 from weftline_server.schedule.engines import fleet
 from weftline_server.schedule.engines.member import EngineState, Member
@@ -60,16 +60,15 @@ async def test_a_stopped_engine_is_noticed_killed_and_started_again(
     bench.dispatcher._fleet.members["store"] = Member("store", make)
     benches.append(bench)
     await bench.dispatcher.start(bench)
-    states = bench.dispatcher
     assert made[0].pid is not None
     stopped = made[0].pid
     await asyncio.sleep(0.7)  # the first sign of life
     os.kill(stopped, signal.SIGSTOP)
-    took = await until(lambda: states.states["store"] is EngineState.DOWN, 3 * NOTICED_S)
+    took = await until(lambda: bench.states["store"] is EngineState.DOWN, 3 * NOTICED_S)
     assert took < NOTICED_S or os.getloadavg()[0] > 4
     slot = bench.dispatcher.members[0]
     assert slot.last_error == "the engine process gave no sign of life for 4 s"
-    await until(lambda: states.states["store"] is EngineState.READY, 30)
+    await until(lambda: bench.states["store"] is EngineState.READY, 30)
     assert len(made) == 2 and made[1].pid != stopped
     with pytest.raises(ProcessLookupError):
         os.kill(stopped, 0)
@@ -96,13 +95,13 @@ async def test_any_error_of_a_supervisor_leads_to_another_start(
     bench.dispatcher._fleet.members["one"] = Member("one", Unlucky)
     await bench.dispatcher.start(bench)
     await starts[0].die("signal 9")
-    await until(lambda: bench.dispatcher.states["one"] is EngineState.READY, 5)
+    await until(lambda: bench.states["one"] is EngineState.READY, 5)
     assert len(starts) == 4 and [one.closed for one in starts] == [True, True, True, False]
 
 
 async def test_a_sweeper_outlives_its_errors(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first sweep raises; the next ones run."""
-    monkeypatch.setattr(service, "SWEEP_S", 0.01)
+    monkeypatch.setattr(lifecycle, "SWEEP_S", 0.01)
     server = await serve()
     swept = 0
 

@@ -17,7 +17,7 @@ from tests.null.journal.test_restart import running
 from weftline.errors import InvalidRequest
 from weftline_engine.null import LatencyProfile, NullConfig
 from weftline_server.journal import writer
-from weftline_server.journal.store import Store, StoreConfig
+from weftline_server.journal.store import JournalStore, JournalStoreConfig
 
 SLOW = NullConfig(latency=LatencyProfile(step_s=0.05))
 
@@ -148,11 +148,11 @@ async def test_too_much_for_memory_gives_up_the_sessions_that_waited(
 
 def test_a_file_has_one_server(tmp_path: Path) -> None:
     """A second server on the same file does not start. It may when the first one has ended."""
-    store = Store(StoreConfig(path=str(tmp_path / "f")))
+    store = JournalStore(JournalStoreConfig(path=str(tmp_path / "f")))
     with pytest.raises(InvalidRequest, match="another program uses"):
-        Store(StoreConfig(path=str(tmp_path / "f")))
+        JournalStore(JournalStoreConfig(path=str(tmp_path / "f")))
     store.close()
-    Store(StoreConfig(path=str(tmp_path / "f"))).close()
+    JournalStore(JournalStoreConfig(path=str(tmp_path / "f"))).close()
 
 
 async def test_a_damaged_session_does_not_keep_the_others_away(tmp_path: Path) -> None:

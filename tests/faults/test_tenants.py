@@ -13,7 +13,7 @@ from weftline_engine.api import Hints
 from weftline_engine.null import LatencyProfile, NullConfig, NullMode
 from weftline_server.config import ServerConfig
 from weftline_server.runtime.registry import RegistryConfig
-from weftline_server.schedule.memory.admission import Pool, admit
+from weftline_server.schedule.memory.admission import ModelPool, admit
 from weftline_server.schedule.memory.applications import Application, Habits
 from weftline_server.schedule.placement import EngineLoad, Queued, Served, place
 
@@ -73,7 +73,7 @@ def test_applications_are_admitted_in_turn() -> None:
         )
 
     waiting = [one(f"a{i}", "a", i) for i in range(5)] + [one("b0", "b", 9.0)]
-    entered = admit(waiting, [], Pool(tokens=1000), 10.0).enter
+    entered = admit(waiting, [], ModelPool(tokens=1000), 10.0).enter
     assert [application.id for application in entered] == ["a0", "b0", "a1"]
 
 

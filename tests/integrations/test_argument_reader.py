@@ -10,7 +10,7 @@ import jiter
 import pytest
 
 from tests.null.test_tool_stream import random_value
-from weftline.contract.arguments import ArgumentReader, Member, MemberText
+from weftline.contract.arguments import ArgumentReader, MemberText, ObjectMember
 
 
 def read(pieces: list[str]) -> tuple[dict[str, object], dict[str, str], bool]:
@@ -21,7 +21,7 @@ def read(pieces: list[str]) -> tuple[dict[str, object], dict[str, str], bool]:
     for piece in pieces:
         for event in reader.feed(piece):
             match event:
-                case Member(key, value):
+                case ObjectMember(key, value):
                     values[key] = value
                 case MemberText(key, text):
                     texts[key] = texts.get(key, "") + text

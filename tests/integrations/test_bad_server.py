@@ -45,7 +45,8 @@ from weftline.errors import (
     WeftlineError,
 )
 
-SLOW = ("--null-mode", "fixed", "--null-step-s", "0.05")
+# A call of 10,000 tokens takes 500 s, and the server waits for it however slow the tests are.
+SLOW = ("--null-mode", "fixed", "--null-step-s", "0.05", "--drain-s", "600")
 
 
 @contextmanager
@@ -85,7 +86,7 @@ def draining() -> Iterator[tuple[str, dict[str, Any]]]:
             "prompt": "{{output:out}}",
             "placeholders": [
                 {"name": "out", "in_out": "out", "semantic_var_id": "out"}
-                | {"sampling": {"max_tokens": 1000}}
+                | {"sampling": {"max_tokens": 10_000}}
             ],
         }
         answer = httpx.post(f"{url}/v1/submit", json={"calls": [call], "detach": True})

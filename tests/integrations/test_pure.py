@@ -15,7 +15,7 @@ from langchain_core.runnables import RunnableLambda
 
 from langchain_weftline.lower.pure import apply_pure
 from langchain_weftline.lower.symbols import (
-    Answer,
+    AnswerMessage,
     CannotCompile,
     Fragment,
     Hole,
@@ -134,7 +134,7 @@ def test_equal_to_python(
 
 def test_content_of_a_message() -> None:
     """`message.content` is the variable itself."""
-    assert apply_pure(lambda message: message.content, Answer("v")) == Ref("v")
+    assert apply_pure(lambda message: message.content, AnswerMessage("v")) == Ref("v")
 
 
 def with_default(x: Any, also: int = 1) -> Any:
@@ -198,7 +198,7 @@ def test_refused(function: Callable[[Any], Any], reason: str) -> None:
         "list": [Ref("a")],
         "json": Ref("j", ({"op": "json"},), is_text=False),
         "given": {},
-        "message": Answer("m"),
+        "message": AnswerMessage("m"),
     }
     with pytest.raises(CannotCompile, match=reason):
         apply_pure(function, value)

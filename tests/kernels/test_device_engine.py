@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
+from types import FunctionType, ModuleType
+from weakref import ReferenceType, ref
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests import pretend
-from tests.engines import llama, mixed, on_cpu, on_device, opt, requests, run
+from tests.engines import llama, mixed, network, on_cpu, on_device, opt, requests, run
 from weftline_engine.api import Retention
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model import device_model
 from weftline_engine.embedded.model.config import ModelConfig
-from weftline_engine.embedded.model.device_model import DeviceModel, capacity, sizes
+from weftline_engine.embedded.model.device_model import CapturedStep, DeviceModel, capacity, sizes
 from weftline_kernels import attention_triton, kv_store, rms_norm, rope_store, silu_mul
 from weftline_kernels.jit import INTERPRETED
+from weftline_kernels.operations import TRITON
 from weftline_kernels.tiles import Cutter
 from weftline_kernels.work_list import Rows, build
 
@@ -142,6 +145,63 @@ def test_a_largest_batch_that_is_no_power_of_two_has_its_size() -> None:
     assert sizes(6) == (1, 2, 4, 6)
     assert sizes(1) == (1,)
     assert sizes(64) == (1, 2, 4, 8, 16, 32, 64)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "limit"),
+    [
+        pytest.param(12, 2, 32_768, id="Qwen2.5-1.5B"),
+        pytest.param(28, 4, 32_768, id="Qwen2.5-7B"),
+        pytest.param(32, 8, 131_072, id="Llama-3.1-8B"),
+        pytest.param(32, 32, 16_384, id="a head for each query head"),
+    ],
+)
+@pytest.mark.parametrize("units", [58, 132])
+def test_long_contexts_are_replayed(heads: int, kv_heads: int, limit: int, units: int) -> None:
+    """One to eight sequences of any length up to the model's, on a small and on a large device."""
+    config = replace(llama(kv_heads=kv_heads), heads=heads, context_limit=limit)
+    cutter = Cutter(heads // kv_heads, kv_heads, units, 16)
+    for rows in (1, 2, 4, 8):
+        room = capacity(config, rows, limit * rows // 16, 16, units)
+        for tokens in range(limit // 8, limit + 1, limit // 8):
+            own = tokens // 16 + 1
+            parts = [Rows(range(i * own, (i + 1) * own), i, 1, tokens - 1) for i in range(rows)]
+            tiles = cutter.cut(build(parts, 16, min_blocks_saved=8))
+            assert room.holds(tiles), (rows, tokens, tiles.slots, room)
+
+
+def test_a_captured_step_owns_all_that_its_graph_reads() -> None:
+    """A graph keeps addresses, not tensors. Here it forgets the function that it was captured with,
+    as a CUDA graph does, and each tensor that the function reached still lives."""
+    seen: list[ReferenceType[Tensor]] = []
+
+    def forget(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        seen.extend(ref(tensor) for tensor in _tensors(compute))
+        return lambda: torch.zeros(1)
+
+    weights = network(llama(), torch.float32, CPU, TRITON)
+    cache = weights.new_cache(8, 4)
+    step = CapturedStep(weights, 2, cache, forget)
+    gc.collect()
+    assert len(seen) > 20 and all(one() is not None for one in seen)
+    assert isinstance(step, CapturedStep)
+
+
+def _tensors(start: object) -> list[Tensor]:
+    """All tensors that an object reaches by its attributes, items and closure."""
+    found, todo, seen = list[Tensor](), [start], set[int]()
+    while todo:
+        one = todo.pop()
+        if id(one) in seen or isinstance(one, (type, ModuleType)):
+            continue
+        seen.add(id(one))
+        if isinstance(one, Tensor):
+            found.append(one)
+        elif isinstance(one, FunctionType):
+            todo += [cell.cell_contents for cell in one.__closure__ or ()]
+        else:
+            todo += gc.get_referents(one)
+    return found
 
 
 def test_capacities_hold_what_parrot_decodes() -> None:

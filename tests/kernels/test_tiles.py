@@ -79,13 +79,15 @@ def decoding(streams: int, prefix: int, suffix: int) -> WorkList:
 @pytest.mark.parametrize(
     ("group", "kv_heads", "step", "split"),
     [
-        pytest.param(1, 32, (16, 6000, 500), 896, id="four tiles a multiprocessor: 848 tokens"),
+        pytest.param(4, 8, (64, 6000, 500), 896, id="wide tiles: four a multiprocessor"),
         pytest.param(1, 32, (64, 6000, 500), 1024, id="no longer tiles than that"),
         pytest.param(4, 8, (1, 0, 500), 64, id="few tokens in short tiles"),
         pytest.param(4, 8, (1, 0, 8000), 256, id="a row in 32 parts"),
         pytest.param(4, 8, (1, 0, 131_000), 4096, id="a long row in 32 parts, too"),
         pytest.param(4, 8, (32, 0, 500), 512, id="as many tiles as programs: whole items"),
         pytest.param(1, 32, (8, 0, 4000), 4032, id="whole items, however long"),
+        pytest.param(4, 8, (8, 0, 4000), 1024, id="narrow tiles: two a multiprocessor"),
+        pytest.param(4, 8, (8, 2048, 500), 256, id="wide tiles are not short"),
     ],
 )
 def test_the_split_fills_an_h200(

@@ -42,7 +42,7 @@ def test_the_nth_session_outside_waits_so_long_at_most(
     waits enters after 120 + 30 n seconds, whatever its size and tenant.
     """
     gate = Gate()
-    gate.ran("m", 1.0, 0.0)
+    gate.use("m").busy.note(1.0, 0.0)
     gate.computed("m", computed_again(), known=POOL, horizon=HORIZON)
     gate.wait(session("in", POOL, "u", -1.0))
     assert gate.admit("m", POOL, -1.0)
@@ -88,7 +88,7 @@ def test_a_large_session_waits_so_long_beside_small_ones(
     contexts are computed again or not.
     """
     gate = Gate()
-    gate.ran("m", 1.0, 0.0)
+    gate.use("m").busy.note(1.0, 0.0)
     known = POOL if again else 0
     gate.computed("m", computed_again(), known=known, horizon=HORIZON)
     gate.wait(session("large", size, "u", 0.5))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weftline_engine import api
-from weftline_engine.bookkeeping import Backend, Book, Limits, Sampled, SchedulerConfig
+from weftline_engine.bookkeeping import Backend, Book, EngineLimits, Sampled, SchedulerConfig
 from weftline_engine.bookkeeping.kv import contexts as kv_contexts
 from weftline_engine.bookkeeping.kv import extents
 from weftline_engine.simulation import Words
@@ -44,7 +44,7 @@ class Desk:
         self.now = 0.0
         self.backend = Blocks()
         config = SchedulerConfig(blocks=self.blocks, block_size=SIZE, max_running=4, step_tokens=16)
-        limits = Limits(context=self.blocks * SIZE, vocabulary=100, eos=(99,))
+        limits = EngineLimits(context=self.blocks * SIZE, vocabulary=100, eos=(99,))
         self.book = Book(
             config,
             limits,
@@ -63,8 +63,7 @@ class Desk:
         if fails and plan.chunks:
             self.book.break_off(plan, "it broke")
         else:
-            self.book.apply(plan)
-            sampling = self.book.sampling(plan)
+            sampling = self.book.apply(plan)
             self.book.record(
                 plan, [[Sampled(live.sequence.output % 3 + 1, {})] for live in sampling]
             )
@@ -203,6 +202,49 @@ def test_a_context_in_host_memory_is_reported_there() -> None:
     desk.book.free("a")
     desk.run()
     assert desk.told["a"] == (api.Residency.DROPPED, 0)
+
+
+class FullMemory(Blocks):
+    """A backend that has no memory for copies while `full`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full = True
+
+    def save(self, blocks: Sequence[int]) -> object | None:
+        return None if self.full else list(blocks)
+
+    def restore(self, saved: object, pairs: Sequence[tuple[int, int]]) -> bool:
+        return not self.full
+
+
+def test_without_memory_for_a_copy_a_context_stays_where_it_is() -> None:
+    """It can be evicted then. A copy that cannot come back stays in host memory and takes no block;
+    it comes back once there is room."""
+    desk = Desk(blocks=4)
+    memory = desk.backend = FullMemory()
+    desk.book.contexts._storage = memory
+    desk.run(fill("a", range(1, 10)))
+    desk.book.retain("a", api.Retention.SWAP)
+    desk.run()
+    assert desk.told["a"] == (api.Residency.RESIDENT, 9)
+    assert desk.book.contexts.named["a"].held == []
+    memory.full = False
+    desk.book.retain("a", api.Retention.KEEP)
+    desk.book.retain("a", api.Retention.SWAP)
+    desk.run(fill("b", [50] * 16))
+    desk.book.free("b")
+    assert desk.told["a"] == (api.Residency.HOST, 9)
+    memory.full = True
+    available = desk.book.scheduler.tree.available
+    desk.book.retain("a", api.Retention.KEEP)
+    desk.run()
+    assert desk.told["a"] == (api.Residency.HOST, 9)
+    assert desk.book.scheduler.tree.available == available
+    memory.full = False
+    desk.book.retain("a", api.Retention.KEEP)
+    desk.run()
+    assert desk.told["a"] == (api.Residency.RESIDENT, 9)
 
 
 def test_released_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from tests.null.asgi import Serve, Server, call
 from weftline.errors import BudgetExceeded
 from weftline_engine.null import LatencyProfile, NullConfig
 from weftline_server.config import ServerConfig
-from weftline_server.runtime import service
+from weftline_server.runtime import lifecycle
 from weftline_server.runtime.registry import RegistryConfig
 from weftline_server.session.budget import Budget, Spent, value_bytes
 
@@ -144,7 +144,7 @@ async def test_a_full_queue(serve: Serve) -> None:
     chat = {"messages": [{"role": "user", "content": "hello"}]}
     await _full(await server.http.post("/v1/chat/completions", json=chat))
     assert len((await server.graph(session))["calls"]) == 3
-    assert server.service.status().sessions == 1
+    assert server.service.engines.status().sessions == 1
     await server.http.delete(f"/v1/session/{session}")
     other = await server.session()
     assert (await server.submit(other, echo(4))).status_code == 200
@@ -186,12 +186,12 @@ async def test_a_server_closes_idle_and_old_sessions(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server closes a session by itself when it is idle for too long or too old."""
-    monkeypatch.setattr(service, "SWEEP_S", 0.001)
+    monkeypatch.setattr(lifecycle, "SWEEP_S", 0.001)
     for limits in (RegistryConfig(idle_s=0.0), RegistryConfig(budget=Budget(seconds=0.0))):
         server = await serve(NullConfig(), ServerConfig(registry=limits))
         session = await server.session()
         for _ in range(1000):  # A request that named the session would keep it alive.
-            if not server.service.status().sessions:
+            if not server.service.engines.status().sessions:
                 break
             await asyncio.sleep(0.001)
         assert (await server.get(session, "x")).json()["error"]["type"] == "UnknownSession"

@@ -65,7 +65,7 @@ async def test_an_error_of_an_observer_is_in_the_log_alone(
 ) -> None:
     """What counts, logs or compares calls fails at each of them. The calls have their values."""
     server = await serve()
-    server.service.observe(Broken())
+    server.service.lifecycle.observe(Broken())
     with caplog.at_level(logging.ERROR, "weftline.driver"):
         session = await server.session()
         await server.submit(session, *CALLS)

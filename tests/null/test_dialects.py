@@ -10,9 +10,10 @@ import pytest
 
 from weftline.contract.tools import Function, Tool
 from weftline_engine.api import Description
-from weftline_server.prompt.answer_parser import AnswerParser, message_of
+from weftline_server.prompt.answer import message_of
+from weftline_server.prompt.answer_parser import AnswerParser
 from weftline_server.prompt.prompter import Prompter
-from weftline_server.prompt.render import PromptBefore, Turn
+from weftline_server.prompt.render import PromptBefore, RenderedMessage
 from weftline_server.prompt.thinking_block import Thinking
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.prompt.tool_parser import ToolParser
@@ -103,7 +104,7 @@ def test_a_family_is_read_in_its_own_dialect(name: str) -> None:
         None if thinking is Thinking.NONE else "The user asks."
     )
     tools = (Tool(function=Function(name="weather", description="The weather.", parameters={})),)
-    prompt = prompter.text(PromptBefore("", (Turn("user", "Is it warm?"),), tools))
+    prompt = prompter.text(PromptBefore("", (RenderedMessage("user", "Is it warm?"),), tools))
     assert '"name": "weather"' in prompt
     in_words = dict(ROWS)[name] != "yes"
     assert ("You can call functions" in prompt) == in_words
@@ -113,5 +114,7 @@ def test_a_family_is_read_in_its_own_dialect(name: str) -> None:
 def test_a_switch_of_a_template_is_given(words: dict[str, Any], thinking: str) -> None:
     """Qwen3 writes an empty block where thinking is off."""
     template = DIALECTS["Qwen3, SmolLM3"][0]
-    text = prompter_of(template).text(PromptBefore("", (Turn("user", "hi"),), words=words))
+    text = prompter_of(template).text(
+        PromptBefore("", (RenderedMessage("user", "hi"),), words=words)
+    )
     assert text.endswith("</think>") == (not thinking)

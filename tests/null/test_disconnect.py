@@ -107,7 +107,7 @@ async def test_leaving_a_whole_run_leaves_nothing(serve: Serve, parts: int) -> N
     calls = [call("slow", WORDS + "{{output:x}}", x="x")]
     want = {"stream": "x"} if parts else {"get": ["x"]}
     await leave_after(server, "/v1/submit", {"calls": calls, "close": True, **want}, parts)
-    assert server.service.status().sessions == 0
+    assert server.service.engines.status().sessions == 0
 
 
 @pytest.mark.parametrize("parts", [0, 3], ids=["whole", "streamed"])
@@ -116,7 +116,7 @@ async def test_leaving_a_chat_leaves_nothing(serve: Serve, parts: int) -> None:
     server = await serve(SLOW)
     body = {"messages": [{"role": "user", "content": WORDS}], "stream": parts > 0}
     await leave_after(server, "/v1/chat/completions", body, parts)
-    assert server.service.status().sessions == 0
+    assert server.service.engines.status().sessions == 0
 
 
 @pytest.mark.parametrize("parts", [0, 3], ids=["whole", "streamed"])

@@ -13,14 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weftline_engine import api
-from weftline_engine.bookkeeping import Backend, Book, Limits, Sampled, SchedulerConfig, StepPlan
+from weftline_engine.bookkeeping import (
+    Backend,
+    Book,
+    EngineLimits,
+    Sampled,
+    SchedulerConfig,
+    StepPlan,
+)
 from weftline_engine.bookkeeping.drafting import (
     MOST_DRAFTS,
     MOST_ROWS,
     Guess,
+    GuessRates,
+    GuessSource,
     Lookup,
-    Rates,
-    Source,
     StepCosts,
 )
 from weftline_engine.bookkeeping.drafting.drafting import Drafting
@@ -102,10 +109,10 @@ def test_a_guess_stood_behind_a_match(
 
 def test_a_rate_is_learned_from_what_came_true() -> None:
     """Rates begin with an assumption, follow the observations, and differ between outputs."""
-    rates, output = Rates(), OutputRate()
-    long, short = Guess(1, Source.LOOKUP, 9), Guess(1, Source.LOOKUP, 2)
+    rates, output = GuessRates(), OutputRate()
+    long, short = Guess(1, GuessSource.LOOKUP, 9), Guess(1, GuessSource.LOOKUP, 2)
     assert [rates.of(short, output), rates.of(long, output)] == pytest.approx([0.3, 0.7])
-    assert rates.of(Guess(1, Source.GRAMMAR), output) == pytest.approx(0.9)
+    assert rates.of(Guess(1, GuessSource.GRAMMAR), output) == pytest.approx(0.9)
     for _ in range(200):
         rates.add(long, True, OutputRate())
         rates.add(short, False, OutputRate())
@@ -185,7 +192,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         config = SchedulerConfig(blocks=self.blocks, block_size=SIZE, max_running=4, step_tokens=16)
-        limits = Limits(context=self.blocks * SIZE, vocabulary=100, eos=(99,))
+        limits = EngineLimits(context=self.blocks * SIZE, vocabulary=100, eos=(99,))
         self.book = Book(config, limits, Words(), Backend(), clock=lambda: 0.0)
         self.book.draft(FREE if self.drafts else None)
 

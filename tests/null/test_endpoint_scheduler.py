@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.null.endpoints import streams
 from tests.null.test_openai_faults import chat, ending, started
 from weftline_engine.api import Finished, Hints
-from weftline_engine.openai.scheduling import Scheduler, fields
+from weftline_engine.openai.scheduling import EndpointScheduler, fields
 from weftline_server.commands.engine_spec import ENDPOINT_SCHEDULERS
 
 # 1,024 tokens of work are 10 doublings, each worth 10 s. The client's priority takes 2 of them off.
@@ -22,7 +22,7 @@ HINTS = Hints(application="s-1", work_left=1024, priority=-2, arrival=7.0)
 
 def test_the_command_line_names_each_scheduler() -> None:
     """The command line keeps its own list, because it starts without the engine's packages."""
-    assert tuple(one.value for one in Scheduler) == ENDPOINT_SCHEDULERS
+    assert tuple(one.value for one in EndpointScheduler) == ENDPOINT_SCHEDULERS
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,10 @@ async def test_each_scheduler_is_told_in_its_own_fields(
 ) -> None:
     """By default the request has nothing that OpenAI does not document."""
     behaviour = streams("a")
-    async with started(tmp_path, behaviour, scheduler=Scheduler(scheduler)) as (engine, endpoint):
+    async with started(tmp_path, behaviour, scheduler=EndpointScheduler(scheduler)) as (
+        engine,
+        endpoint,
+    ):
         _, end = await ending(engine, replace(chat(), hints=HINTS))
         assert isinstance(end, Finished)
         (body,) = endpoint.requests
@@ -55,7 +58,10 @@ async def test_each_scheduler_is_told_in_its_own_fields(
 async def test_a_name_that_no_header_can_hold_is_left_out(tmp_path: Path) -> None:
     """A line break in it would otherwise be a header of the client's choice."""
     hints = replace(HINTS, application="s\r\nX-Admin: 1")
-    async with started(tmp_path, streams("a"), scheduler=Scheduler.VLLM) as (engine, endpoint):
+    async with started(tmp_path, streams("a"), scheduler=EndpointScheduler.VLLM) as (
+        engine,
+        endpoint,
+    ):
         _, end = await ending(engine, replace(chat(), hints=hints))
         assert isinstance(end, Finished)
         assert not {"x-session-id", "x-admin"} & endpoint.headers[-1].keys()
@@ -74,7 +80,7 @@ SOME = st.builds(
 def test_both_numbers_have_the_order_of_the_servers_queue(one: Hints, other: Hints) -> None:
     """Who goes first in the server goes first at vLLM and SGLang; rounding may make a tie."""
     first, last = sorted((one, other), key=lambda hints: hints.age(hints.arrival))
-    low, high = (fields(Scheduler.VLLM, hints)["priority"] for hints in (first, last))
+    low, high = (fields(EndpointScheduler.VLLM, hints)["priority"] for hints in (first, last))
     assert low <= high
-    low, high = (fields(Scheduler.SGLANG, hints)["priority"] for hints in (last, first))
+    low, high = (fields(EndpointScheduler.SGLANG, hints)["priority"] for hints in (last, first))
     assert low <= high

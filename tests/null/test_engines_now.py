@@ -10,7 +10,7 @@ from tests.null.test_words_engine import words_engine
 from weftline_engine.api import Residency
 from weftline_engine.null import LatencyProfile, NullConfig, NullMode
 from weftline_server.config import ServerConfig
-from weftline_server.observe.engine_rates import Rates
+from weftline_server.observe.engine_rates import EngineRates
 from weftline_server.schedule.engines.activity import EngineActivity, Tokens
 from weftline_server.schedule.engines.member import EngineState
 from weftline_server.schedule.engines.prefix_index import PrefixEstimate, PrefixIndex
@@ -61,7 +61,7 @@ async def test_a_tenant_sees_its_own_calls_alone(serve: Serve) -> None:
 
 def test_rates_are_means_of_the_last_seconds() -> None:
     """The first look has none. A burst of seven seconds ago no longer counts."""
-    rates = Rates()
+    rates = EngineRates()
 
     def look(now: float, output: int) -> dict[str, float] | None:
         tokens = Tokens(computed=0, cached=0, output=output)

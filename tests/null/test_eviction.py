@@ -28,7 +28,8 @@ def fill(made: ContextTree, *words: str) -> dict[str, list[Node]]:
                 found = made.add(node, tokens, block, 0)
                 assert found is not None
             else:
-                made.use(found)
+                made.hold(found)
+                found.read_at(made.now)
             path.append(found)
             node = found
         made.release(path)

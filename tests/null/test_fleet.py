@@ -127,6 +127,11 @@ class Bench:
         self.told.append((id.primitive, outcome))
 
     @property
+    def states(self) -> dict[str, EngineState]:
+        """The state of each engine by name."""
+        return {member.name: member.state for member in self.dispatcher.members}
+
+    @property
     def outlook(self) -> Bench:
         return self
 
@@ -188,8 +193,8 @@ async def test_a_hung_engine_is_fenced_and_may_come_back(benches: list[Bench]) -
     await bench.dispatcher.join("two", second, second.description)
     (op,) = first.ops
     await first.die("no heartbeat for 5 s")
-    assert bench.dispatcher.states == {"one": EngineState.DOWN, "two": EngineState.READY}
-    assert first.closed and bench.dispatcher.healthy
+    assert bench.states == {"one": EngineState.DOWN, "two": EngineState.READY}
+    assert first.closed and bench.dispatcher.catalogue.healthy
     (again,) = second.ops
     assert (again.id, again.attempt) == (op.id, 1)
     await first.say(part(op, "late"), finished(op))
@@ -200,7 +205,7 @@ async def test_a_hung_engine_is_fenced_and_may_come_back(benches: list[Bench]) -
     assert isinstance(text, api.Part) and text.text == "right" and isinstance(end, api.Finished)
     back = Puppet(node="a")
     await bench.dispatcher.join("one", back, back.description)
-    assert set(bench.dispatcher.states.values()) == {EngineState.READY}
+    assert set(bench.states.values()) == {EngineState.READY}
 
 
 async def test_a_call_that_kills_its_engines_is_given_up(benches: list[Bench]) -> None:
@@ -270,16 +275,18 @@ async def test_a_leaving_engine_finishes_its_ops(benches: list[Bench]) -> None:
     await leaver.close()
     await settle()
     assert isinstance(bench.outcomes("a")[-1], api.Finished)
-    assert bench.dispatcher.states == {"stayer": EngineState.READY}
+    assert bench.states == {"stayer": EngineState.READY}
 
 
 async def test_a_call_goes_to_replicas_of_its_model_only(benches: list[Bench]) -> None:
     """The first configured model is the default, whatever other models join."""
     a, b = Puppet("a"), Puppet("b")
     bench = await started(benches, first=a, other=b)
-    assert bench.dispatcher.model("default") == bench.dispatcher.model(None) == "a"
+    assert (
+        bench.dispatcher.catalogue.model("default") == bench.dispatcher.catalogue.model(None) == "a"
+    )
     with pytest.raises(UnknownModel, match="use one of a, b"):
-        bench.dispatcher.model("c")
+        bench.dispatcher.catalogue.model("c")
     for i in range(8):
         await bench.call(f"c{i}", "b")
     assert (len(a.ops), len(b.ops)) == (0, 8)
@@ -293,7 +300,7 @@ async def test_a_mismatched_engine_may_not_join(benches: list[Bench]) -> None:
         await bench.dispatcher.join("stranger", stranger, stranger.description)
     with pytest.raises(InvalidRequest, match="join by another name"):
         await bench.dispatcher.join("own", Puppet(), Puppet().description)
-    assert bench.dispatcher.states == {"own": EngineState.READY}
+    assert bench.states == {"own": EngineState.READY}
 
 
 async def test_a_suspended_engine_gets_no_ops_until_it_is_available(benches: list[Bench]) -> None:
@@ -302,10 +309,10 @@ async def test_a_suspended_engine_gets_no_ops_until_it_is_available(benches: lis
     bench = await started(benches, own=(own := Puppet()))
     await own.say(available(False, "it answered 500"))
     await bench.call("c")
-    assert own.ops == [] and not bench.dispatcher.healthy
+    assert own.ops == [] and not bench.dispatcher.catalogue.healthy
     assert bench.dispatcher.members[0].last_error == "it answered 500"
     await own.say(available(True))
-    assert len(own.ops) == 1 and bench.dispatcher.healthy
+    assert len(own.ops) == 1 and bench.dispatcher.catalogue.healthy
 
 
 async def test_a_call_without_an_engine_fails_in_bounded_time(
@@ -351,13 +358,13 @@ async def test_an_engine_gets_the_kinds_that_it_announces(benches: list[Bench]) 
     without a prompt no engine is told to keep or free a context, and no application waits."""
     sleeper = Puppet("naps", kinds=SLEEPS)
     bench = await started(benches, sleeper=sleeper)
-    assert bench.dispatcher.models == [] and bench.dispatcher.healthy
+    assert bench.dispatcher.catalogue.models == [] and bench.dispatcher.catalogue.healthy
     with pytest.raises(EngineUnavailable):
-        bench.dispatcher.model("naps")
+        bench.dispatcher.catalogue.model("naps")
     fills, generates = Puppet("naps", kv_tokens=9), Puppet("naps", kinds=(api.Kind.GENERATE,))
     await bench.dispatcher.join("fills", fills, fills.description)
     await bench.dispatcher.join("generates", generates, generates.description)
-    assert bench.dispatcher.models == ["naps"] and bench.dispatcher.healthy
+    assert bench.dispatcher.catalogue.models == ["naps"] and bench.dispatcher.catalogue.healthy
     for number in range(3):
         await bench.call(f"nap{number}", "naps", "sleep", stays=True)
         await bench.call(f"fill{number}", "naps", api.Kind.FILL)

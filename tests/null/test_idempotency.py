@@ -36,7 +36,7 @@ async def test_fifty_at_once_make_one_session(serve: Serve) -> None:
     )
     assert {a.status_code for a in answers} == {200}
     assert len({a.json()["session_id"] for a in answers}) == 1
-    assert server.service.status().sessions == 1
+    assert server.service.engines.status().sessions == 1
     assert sum("idempotency-replayed" in a.headers for a in answers) == 49
     assert (await server.session()) != answers[0].json()["session_id"], "no key, no replay"
 
@@ -110,7 +110,7 @@ async def test_an_invalid_key(serve: Serve, key: str) -> None:
     headers = [(b"Idempotency-Key", key.encode("latin-1"))]
     answer = await server.http.post("/v1/session", headers=headers)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Idempotency-Key")
-    assert server.service.status().sessions == 0
+    assert server.service.engines.status().sessions == 0
 
 
 async def test_a_body_that_is_too_large(serve: Serve) -> None:
@@ -149,7 +149,7 @@ async def test_a_returning_client_follows_the_stream(serve: Serve) -> None:
     assert second.body.startswith(first.body) and second.body.count(b"event: submitted") == 1
     texts = re.findall(r'"text": "([^"]*)"', second.body.decode())
     assert "".join(texts) == words and b"event: graph" in second.body
-    assert server.service.status().sessions == 0, "it was closed once, at its end"
+    assert server.service.engines.status().sessions == 0, "it was closed once, at its end"
 
 
 async def test_a_followed_stream_that_becomes_too_large_breaks_off(serve: Serve) -> None:
@@ -236,7 +236,7 @@ async def test_the_first_client_leaves_and_the_second_gets_the_answer(serve: Ser
     first.gone.set()
     await asyncio.gather(first.task, second.task)
     assert json.loads(second.body)["values"] == {"x": "one two"}
-    assert server.service.status().sessions == 0
+    assert server.service.engines.status().sessions == 0
 
 
 async def test_a_client_that_comes_back_gets_the_answer(serve: Serve) -> None:

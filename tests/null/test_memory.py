@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from weftline_engine.api import Hints, Kind, KvCosts, Op, Retention, SamplingParams, Usage
 from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.schedule.memory.admission import FILLED, PATIENCE_S, Pool, admit, peak
+from weftline_server.schedule.memory.admission import FILLED, PATIENCE_S, ModelPool, admit, peak
 from weftline_server.schedule.memory.applications import (
     GROWTH,
     MOST_KINDS,
@@ -259,7 +259,7 @@ def test_an_application_that_does_not_fit_waits(
     world = World(*switched_off)
     for name in "ab":
         world.memory.queued(make_op(name, name, 590), "m", True, 0.0)
-    world.memory.gate.ran("m", 1.0, 0.0)
+    world.memory.gate.use("m").busy.note(1.0, 0.0)
     world.memory.gate.admit("m", 1000, 0.0)
     assert world.memory.gate.may_start("a")
     assert world.memory.gate.may_start("b") is starts
@@ -324,7 +324,7 @@ def test_what_does_not_grow_has_no_margin() -> None:
         assert names(admit(waiting, [], SATED, 3.0).enter) == enter
 
 
-SATED = Pool(tokens=1000, recomputed=0.0, busy=1.0)
+SATED = ModelPool(tokens=1000, recomputed=0.0, busy=1.0)
 
 
 def test_applications_enter_in_their_turn_while_they_fit() -> None:
@@ -358,7 +358,7 @@ def test_one_application_beyond_the_room_enters_while_it_is_cheap(
 ) -> None:
     """The room is for what all will hold in the end. Now they hold a third of it."""
     inside = [app("a", 0.0, 300, 900)]
-    pool = Pool(tokens=1000, recomputed=recomputed, busy=busy, changed=changed)
+    pool = ModelPool(tokens=1000, recomputed=recomputed, busy=busy, changed=changed)
     found = admit([app("b", 1.0, 300, 900), app("c", 2.0, 300, 900)], inside, pool, 10.0)
     assert names(found.enter) == (["b"] if enters else [])
     assert found.beyond is enters
@@ -368,7 +368,7 @@ def test_what_does_not_fit_now_enters_only_for_its_age() -> None:
     """While it waits, a later one that fits beside what the others hold goes before it."""
     inside = [app("a", 0.0, 600, 900)]
     waiting = [app("b", 1.0, 500, 900), app("c", 2.0, 300, 900)]
-    spare = Pool(tokens=1000, recomputed=0.0, busy=0.5)
+    spare = ModelPool(tokens=1000, recomputed=0.0, busy=0.5)
     assert names(admit(waiting, inside, spare, 10.0).enter) == ["c"]
     assert names(admit(waiting[:1], inside, spare, 10.0).enter) == []
     assert names(admit(waiting, inside, spare, PATIENCE_S + 2.0).enter) == ["b"]
@@ -380,7 +380,7 @@ def test_who_enters_for_its_age_takes_the_place_of_others() -> None:
     inside = [app(name, at, 300, 300) for at, name in enumerate("acd")]
     waiting = [app("b", 1.0, 500, 900)]
     for share, out in ((0.5, ["d", "c"]), (0.0, ["d", "c"]), (None, [])):
-        found = admit(waiting, inside, Pool(tokens=1000, recomputed=share), PATIENCE_S + 2.0)
+        found = admit(waiting, inside, ModelPool(tokens=1000, recomputed=share), PATIENCE_S + 2.0)
         assert (names(found.enter), names(found.out)) == (["b"], out)
 
 
@@ -388,7 +388,7 @@ def test_contexts_are_exchanged_ten_times_slower_than_they_are_computed() -> Non
     """900 tokens of 0.1 s take 90 s. So the next one is admitted for its age after 900 s."""
     waiting = [app("b", 1.0, 900, 900)]
     for forced, enters in ((899.0, []), (901.0, ["b"])):
-        pool = Pool(tokens=1000, recomputed=0.5, fill_s=0.1, forced=forced)
+        pool = ModelPool(tokens=1000, recomputed=0.5, fill_s=0.1, forced=forced)
         found = admit(waiting, [app("a", 0.0, 900, 900)], pool, PATIENCE_S + 2.0)
         assert names(found.enter) == enters
 
@@ -401,7 +401,7 @@ def test_no_application_waits_for_ever() -> None:
     waiting = [app("b", 1.0, 900, 900), app("c", 2.0, 900, 900)]
     early = admit(waiting, inside, SATED, PATIENCE_S)
     late = admit(waiting, inside, SATED, PATIENCE_S + 2.0)
-    just = Pool(tokens=1000, forced=PATIENCE_S / 4 - 1.0)
+    just = ModelPool(tokens=1000, forced=PATIENCE_S / 4 - 1.0)
     assert [names(one.enter) for one in (early, late)] == [[], ["b"]]
     assert late.forced
     assert names(admit(waiting, inside, just, PATIENCE_S + 2.0).enter) == []
@@ -448,9 +448,9 @@ def test_the_youngest_leave_first_when_they_outgrow_the_pool(
     """They fitted when they were smaller."""
     inside = [app(str(i), float(i), size, size) for i, size in enumerate(sizes)]
     excess = sum(sizes) - 1000
-    crowded = admit([], inside, Pool(tokens=1000, again=excess + 1), 10.0)
+    crowded = admit([], inside, ModelPool(tokens=1000, again=excess + 1), 10.0)
     assert names(crowded.out) == out
-    bearable = admit([], inside, Pool(tokens=1000, again=excess), 10.0)
+    bearable = admit([], inside, ModelPool(tokens=1000, again=excess), 10.0)
     assert (names(bearable.out), bearable.crowded) == ([], excess > 0)
 
 
@@ -463,7 +463,7 @@ def test_small_applications_do_not_teach_that_large_ones_stay_small() -> None:
     for name in ("s", "t"):
         world.call(name, name, 50, 0.0)
         world.memory.closed(name)
-    world.memory.gate.ran("m", 1.0, 1.0)
+    world.memory.gate.use("m").busy.note(1.0, 1.0)
     for name in "ab":
         world.memory.queued(make_op(name, name, 300), "m", True, 2.0)
     world.memory.gate.admit("m", 1000, 2.0)
@@ -510,7 +510,7 @@ def test_no_application_leaves_for_an_engine_that_counts_no_cache(
     for name, tokens, now in (("a1", 100, 0.0), ("b1", 100, 2.0), ("a2", 500, 4.0)):
         world.call(name[0], name, tokens, now, cached=cached)
     world.call("b", "b2", 500, 6.0)
-    world.memory.gate.ran("m", 1.0, 7.0)
+    world.memory.gate.use("m").busy.note(1.0, 7.0)
     world.memory.gate.admit("m", 1000, 8.0)
     world.memory.queued(make_op("b", "b3", 700), "m", True, 8.5)
     assert world.memory.gate.may_start("b") is not out
@@ -524,7 +524,7 @@ def test_an_application_that_stays_away_gives_up_its_room() -> None:
     world.wants["x"] = Want()
     world.call("a", "x", 900, 0.0)
     world.memory.queued(make_op("b", "b", 900), "m", True, 20.0)
-    world.memory.gate.ran("m", 1.0, 20.0)
+    world.memory.gate.use("m").busy.note(1.0, 20.0)
     world.memory.gate.admit("m", 1000, 20.0)
     assert not world.memory.gate.may_start("b")
     world.memory.gate.admit("m", 1000, 40.0)

@@ -8,10 +8,10 @@ import pytest
 
 from tests.null.test_memory import World, app, make_op, names
 from weftline_engine.api import KvCosts, SamplingParams
-from weftline_server.schedule.memory.admission import Pool, admit
+from weftline_server.schedule.memory.admission import ModelPool, admit
 
 COSTS = KvCosts(step_s=0.02, fill_s=1e-4, chunk=512)
-FULL = Pool(tokens=1000, recomputed=0.0, busy=1.0)
+FULL = ModelPool(tokens=1000, recomputed=0.0, busy=1.0)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_what_holds_its_room_for_a_short_time_goes_first(
         op = make_op(name, name, size)
         op = replace(op, sampling=SamplingParams(max_tokens=output))
         world.memory.queued(op, "m", True, now)
-    world.memory.gate.ran("m", 1.0, 0.0)
+    world.memory.gate.use("m").busy.note(1.0, 0.0)
     world.memory.gate.admit("m", 900, 40.0)
     assert [world.memory.gate.is_inside(name) for name in ("short", "long")] == [
         first == "short",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.null.test_memory import World, app, make_op, make_usage, names
 from weftline_engine.api import KvCosts, Retention
 from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.schedule.memory.admission import Pool, admit, peak
+from weftline_server.schedule.memory.admission import ModelPool, admit, peak
 from weftline_server.schedule.memory.applications import OTHERS, Application, Growths, Habits
 from weftline_server.schedule.memory.keeper import Want
 from weftline_server.schedule.memory.paused_contexts import LONG_S
@@ -102,7 +102,7 @@ def test_who_comes_back_before_others_took_its_room_does_not_wait() -> None:
     world = World()
     world.wants["x"] = Want()
     world.call("a", "x", 900, 0.0)
-    world.memory.gate.ran("m", 1.0, 20.0)
+    world.memory.gate.use("m").busy.note(1.0, 20.0)
     world.memory.queued(make_op("a", "y", 950), "m", True, 400.0)
     assert world.memory.gate.may_start("a")
 
@@ -113,7 +113,7 @@ def test_the_youngest_leave_once_staying_has_cost_the_excess(sizes: list[int], a
     once. Then the youngest leave, no more of them than needed, and never the oldest.
     """
     inside = [app(str(i), float(i), size, size) for i, size in enumerate(sizes)]
-    found = admit([], inside, Pool(tokens=1000, again=again), 10.0)
+    found = admit([], inside, ModelPool(tokens=1000, again=again), 10.0)
     excess = sum(sizes) - 1000
     stay = len(sizes) - len(found.out)
     assert names(found.out) == [str(i) for i in range(len(sizes) - 1, stay - 1, -1)]

@@ -136,7 +136,7 @@ async def running(sleeper: Sleeper) -> tuple[Driver, Dispatcher]:
     }
     dispatcher = Dispatcher(makers, "app")
     driver = Driver(Registry(RegistryConfig()), dispatcher)
-    await dispatcher.start(driver)
+    await dispatcher.start(driver.reports)
     return driver, dispatcher
 
 
@@ -164,7 +164,7 @@ async def test_a_sleep_runs_between_two_calls(with_sleep: None) -> None:
         assert session.plan.objective[nap] is Criterion.LATENCY
         assert session.plan.prefixes[nap] == ()
         assert [task.state for task in session.tasks.values()] == [RunState.DONE] * 3
-        assert dispatcher.models == ["null"], "no client can ask for a chat with it"
+        assert dispatcher.catalogue.models == ["null"], "no client can ask for a chat with it"
         session.validate()
     finally:
         await driver.shut_down()

@@ -71,7 +71,7 @@ async def test_a_failing_choice_fails_the_response(serve: Serve) -> None:
     assert (answer.status_code, answer.json()["error"]["type"]) == (502, "EngineFailed")
     streamed = await server.http.post("/v1/completions", json={**body, "stream": True})
     assert '"EngineFailed"' in streamed.text and "[DONE]" not in streamed.text
-    assert server.service.status().sessions == 0
+    assert server.service.engines.status().sessions == 0
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

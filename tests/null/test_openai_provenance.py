@@ -137,7 +137,7 @@ async def test_first_calls_of_a_run_share_without_waiting(serve: Serve) -> None:
     assert not any("weftline" in chunk for chunk in chunks[1:-1])
     [session] = ids
     assert len((await server.graph(session))["calls"]) == 4
-    assert server.service.status().sessions == 1
+    assert server.service.engines.status().sessions == 1
 
 
 async def test_sessions_are_closed_along_with_another_request(serve: Serve) -> None:
@@ -145,7 +145,7 @@ async def test_sessions_are_closed_along_with_another_request(serve: Serve) -> N
     server = await serve()
     first = (await chat(server, "hi", weftline=said("one")))["weftline"]["session_id"]
     second = await chat(server, "hi", weftline=said("two", close=[first, "s_never_there"]))
-    assert server.service.status().sessions == 1
+    assert server.service.engines.status().sessions == 1
     again = await chat(server, "hi", weftline=said("one"))
     assert again["weftline"]["session_id"] not in (first, second["weftline"]["session_id"])
 
@@ -155,7 +155,7 @@ async def test_pieces_alone_need_no_session(serve: Serve) -> None:
     server = await serve()
     answer = await chat(server, "Tell of rivers.", weftline=said(None, TELL))
     assert answer["weftline"]["semantic_var_id"].startswith(answer["weftline"]["call_id"])
-    assert server.service.status().sessions == 0
+    assert server.service.engines.status().sessions == 0
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ async def test_bad_provenance_is_a_typed_error(
     answer = await server.http.post("/v1/chat/completions", json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["param"]) == (status, kind, param)
-    assert server.service.status().sessions == 0
+    assert server.service.engines.status().sessions == 0
 
 
 async def test_a_run_of_another_tenant_is_another_run(serve: Serve) -> None:
@@ -193,7 +193,7 @@ async def test_a_run_of_another_tenant_is_another_run(serve: Serve) -> None:
     server.http.headers["Authorization"] = "Bearer b"
     second = await chat(server, "hi", weftline=said("run", close=[first]))
     assert second["weftline"]["session_id"] != first
-    assert server.service.status().sessions == 2
+    assert server.service.engines.status().sessions == 2
 
 
 async def test_a_run_whose_id_reached_no_client_is_closed(serve: Serve) -> None:
@@ -203,7 +203,7 @@ async def test_a_run_whose_id_reached_no_client_is_closed(serve: Serve) -> None:
     server = await serve(NullConfig(mode=NullMode.SCRIPT))
     answer = await chat(server, "no rule for this", weftline=said("run"))
     assert answer["error"]["type"] == "EngineFailed"
-    assert server.service.status().sessions == 0
+    assert server.service.engines.status().sessions == 0
 
 
 async def test_a_client_that_leaves_before_an_answer_leaves_no_session(serve: Serve) -> None:
@@ -213,7 +213,7 @@ async def test_a_client_that_leaves_before_an_answer_leaves_no_session(serve: Se
     first = asyncio.create_task(leave_after(server, "/v1/chat/completions", body, 0))
     await leave_after(server, "/v1/chat/completions", body, 0)
     await first
-    assert server.service.status().sessions == 0
+    assert server.service.engines.status().sessions == 0
 
 
 async def test_the_limit_of_sessions_holds_for_runs(serve: Serve) -> None:

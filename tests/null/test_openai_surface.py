@@ -14,8 +14,8 @@ from weftline_server.http.openai.requests import ChatRequest
 from weftline_server.http.openai.surface import (
     ADVICE,
     REFUSED,
-    Endpoint,
-    Refused,
+    NotServed,
+    OpenAIRoute,
     Treatment,
     rows,
     served,
@@ -24,16 +24,16 @@ from weftline_server.http.openai.surface import (
 
 # The fields of the requests of openai 3.52, vLLM 0.32 and SGLang 0.5.23, without private ones.
 OPENAI = {
-    Endpoint.CHAT: """audio frequency_penalty function_call functions logit_bias logprobs
+    OpenAIRoute.CHAT: """audio frequency_penalty function_call functions logit_bias logprobs
         max_completion_tokens max_tokens messages metadata modalities model moderation n
         parallel_tool_calls prediction presence_penalty prompt_cache_key prompt_cache_options
         prompt_cache_retention reasoning_effort response_format safety_identifier seed service_tier
         stop store stream stream_options temperature tool_choice tools top_logprobs top_p user
         verbosity web_search_options""",
-    Endpoint.TEXT: """best_of echo frequency_penalty logit_bias logprobs max_tokens model n
+    OpenAIRoute.TEXT: """best_of echo frequency_penalty logit_bias logprobs max_tokens model n
         presence_penalty prompt seed stop stream stream_options suffix temperature top_p user""",
-    Endpoint.RESPONSES: """access_programs background context_management conversation image include
-        input instructions max_output_tokens max_tool_calls metadata model moderation
+    OpenAIRoute.RESPONSES: """access_programs background context_management conversation image
+        include input instructions max_output_tokens max_tool_calls metadata model moderation
         parallel_tool_calls previous_response_id prompt prompt_cache_key prompt_cache_options
         prompt_cache_retention reasoning safety_identifier service_tier store stream stream_options
         temperature text tool_choice tools top_logprobs top_p truncation user""",
@@ -48,11 +48,11 @@ _VLLM_BOTH = """top_k min_p repetition_penalty use_beam_search watermarking leng
     stream_interval guided_json guided_regex guided_choice guided_grammar guided_decoding_backend
     guided_whitespace_pattern logits_processors"""
 VLLM = {
-    Endpoint.CHAT: f"""{_VLLM_BOTH} reasoning_effort include_reasoning echo add_generation_prompt
+    OpenAIRoute.CHAT: f"""{_VLLM_BOTH} reasoning_effort include_reasoning echo add_generation_prompt
         continue_final_message documents chat_template chat_template_kwargs media_io_kwargs
         mm_processor_kwargs return_prompt_text""",
-    Endpoint.TEXT: f"{_VLLM_BOTH} prompt_embeds",
-    Endpoint.RESPONSES: """logit_bias include_reasoning top_k min_p skip_special_tokens
+    OpenAIRoute.TEXT: f"{_VLLM_BOTH} prompt_embeds",
+    OpenAIRoute.RESPONSES: """logit_bias include_reasoning top_k min_p skip_special_tokens
         include_stop_str_in_output presence_penalty frequency_penalty watermarking request_id
         session_id media_io_kwargs mm_processor_kwargs priority mm_payload return_mm_kwargs
         cache_salt enable_response_messages previous_input_messages structured_outputs
@@ -67,14 +67,15 @@ _SGLANG_BOTH = """bootstrap_host bootstrap_port bootstrap_room routed_dp_rank di
     watermark images_config mm_processor_kwargs data_parallel_rank rid extra_key cache_salt
     priority"""
 SGLANG = {
-    Endpoint.CHAT: f"""{_SGLANG_BOTH} return_prompt_token_ids return_meta_info
+    OpenAIRoute.CHAT: f"""{_SGLANG_BOTH} return_prompt_token_ids return_meta_info
         return_input_ids_in_sglext return_output_ids_in_sglext return_sampling_mask
         sampling_logprobs_mode return_flat_raw_output_top_logprobs return_flat_raw_top_logprobs_b64
         thinking task continue_final_message separate_reasoning stream_reasoning
         chat_template_kwargs max_dynamic_patch min_dynamic_patch use_audio_in_video video_config
         input_ids""",
-    Endpoint.TEXT: f"{_SGLANG_BOTH} json_schema response_format custom_labels best_of echo suffix",
-    Endpoint.RESPONSES: """bootstrap_host bootstrap_port bootstrap_room routed_dp_rank
+    OpenAIRoute.TEXT: f"""{_SGLANG_BOTH} json_schema response_format custom_labels best_of echo
+        suffix""",
+    OpenAIRoute.RESPONSES: """bootstrap_host bootstrap_port bootstrap_room routed_dp_rank
         disagg_prefill_dp_rank chat_template_kwargs request_id session_id priority extra_key
         cache_salt data_parallel_rank frequency_penalty presence_penalty stop top_k min_p
         repetition_penalty""",
@@ -84,10 +85,10 @@ CHANGED: dict[str, Any] = {
     "best_of": 3, "include": ["message.output_text.logprobs"], "logprobs": True, "n": 2,
     "top_logprobs": 2, "echo": True,
 }  # fmt: skip
-LEAST: dict[Endpoint, dict[str, Any]] = {
-    Endpoint.CHAT: {"messages": [{"role": "user", "content": "hi"}]},
-    Endpoint.TEXT: {"prompt": "hi"},
-    Endpoint.RESPONSES: {"input": "hi"},
+LEAST: dict[OpenAIRoute, dict[str, Any]] = {
+    OpenAIRoute.CHAT: {"messages": [{"role": "user", "content": "hi"}]},
+    OpenAIRoute.TEXT: {"prompt": "hi"},
+    OpenAIRoute.RESPONSES: {"input": "hi"},
 }
 REFUSALS = [(endpoint, one) for one in REFUSED for endpoint in one.of]
 
@@ -102,7 +103,7 @@ def test_no_field_of_the_three_interfaces_is_unknown() -> None:
 
 def test_no_field_stands_twice_in_the_table() -> None:
     """A field is served, refused or advice on a route, and nothing besides."""
-    for endpoint in Endpoint:
+    for endpoint in OpenAIRoute:
         refused = [one.name for one in REFUSED if endpoint in one.of]
         assert len(refused) == len(set(refused))
         assert not set(refused) & served(endpoint)
@@ -121,7 +122,7 @@ def test_every_row_says_something_of_a_route() -> None:
     ("endpoint", "field"), REFUSALS, ids=[f"{e.name}-{one.name}" for e, one in REFUSALS]
 )
 async def test_a_field_that_would_change_the_answer_is_named(
-    endpoint: Endpoint, field: Refused, serve: Serve
+    endpoint: OpenAIRoute, field: NotServed, serve: Serve
 ) -> None:
     """A value that asks for something is a 400 with the field's name. null, and each neutral value,
     is answered.
@@ -231,7 +232,7 @@ async def test_an_engine_that_can_gets_the_constraint(
 ) -> None:
     """A scripted engine stands for one that follows every constraint. Each client's words become
     the constraint that an engine knows."""
-    made = TypeAdapter(ChatRequest).validate_python({**LEAST[Endpoint.CHAT], name: value})
+    made = TypeAdapter(ChatRequest).validate_python({**LEAST[OpenAIRoute.CHAT], name: value})
     assert made.sampling().constraint == constraint
     config = NullConfig(mode=NullMode.SCRIPT, script=(("", "yes"),))
     server = await serve(config)
@@ -278,7 +279,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 async def test_a_wrong_constraint_is_named(more: dict[str, Any], param: str, serve: Serve) -> None:
     """Two constraints, an empty one, one that is not JSON: also on an engine that takes all."""
     server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("", "yes"),)))
-    for endpoint in (Endpoint.CHAT, Endpoint.RESPONSES):
+    for endpoint in (OpenAIRoute.CHAT, OpenAIRoute.RESPONSES):
         answer = await server.http.post(f"/v1/{endpoint}", json={**LEAST[endpoint], **more})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
 

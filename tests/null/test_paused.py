@@ -88,7 +88,7 @@ async def test_a_call_pauses_where_its_session_may_go_on(
     engine = Asking()
     dispatcher = Dispatcher({"m": lambda: engine}, "app")
     driver = Driver(Registry(RegistryConfig()), dispatcher)
-    await dispatcher.start(driver)
+    await dispatcher.start(driver.reports)
     try:
         session = driver.open("t", stays=stays)
         await driver.submit(session, Submit(calls=(asking(tools),)))
@@ -103,7 +103,7 @@ async def test_a_call_pauses_where_its_session_may_go_on(
         step = session.primitives[session.graph.producer["x"]].step
         assert step is not None and step.reason is api.FinishReason.STOP
         producer = session.graph.producer["x"]
-        assert driver.outlook.called_tools(PrimitiveId(session.id, producer)) == ("look",)
+        assert driver.reports.outlook.called_tools(PrimitiveId(session.id, producer)) == ("look",)
     finally:
         await driver.shut_down()
         await dispatcher.close()

@@ -40,5 +40,5 @@ def test_tenants_share_no_cache() -> None:
     salts.
     """
     one, other = Registry(RegistryConfig()), Registry(RegistryConfig())
-    assert one.salt("a") == one.salt("a")
-    assert len({one.salt("a"), one.salt("b"), other.salt("a")}) == 3
+    assert one.salts["a"] == one.salts["a"]
+    assert len({one.salts["a"], one.salts["b"], other.salts["a"]}) == 3

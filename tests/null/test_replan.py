@@ -29,7 +29,7 @@ async def busy(serve: Serve) -> Server:
 
 
 async def queued(server: Server, count: int) -> None:
-    while server.service.status().queued < count:  # noqa: ASYNC110 - no event
+    while server.service.engines.status().queued < count:  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.001)
 
 

@@ -51,7 +51,7 @@ async def test_requests_with_lost_responses_are_retried(serve: Serve) -> None:
     session = await client.session().open()
     await session.submit([ECHO])
     assert await session.get("x") == "one two"
-    assert server.service.status().sessions == 1
+    assert server.service.engines.status().sessions == 1
     assert len((await session.graph())["calls"]) == 1
     keys = {
         path: {key for _, p, key in transport.seen if p == path} for _, path, _ in transport.seen

@@ -247,7 +247,7 @@ async def test_an_application_that_fails_leaves_nothing(serve: Serve) -> None:
     calls = [call("only", "x{{output:y}}", y="y")]
     answer = await server.http.post("/v1/submit", json={"calls": calls, "get": ["y"]})
     assert (answer.status_code, answer.json()["error"]["call"]) == (502, "only")
-    assert server.service.status().sessions == 0
+    assert server.service.engines.status().sessions == 0
 
 
 async def test_openai_calls_of_one_session_show_in_its_graph(serve: Serve) -> None:
@@ -260,7 +260,7 @@ async def test_openai_calls_of_one_session_show_in_its_graph(serve: Serve) -> No
         answer = await server.http.post("/v1/chat/completions", json=body)
         assert answer.json()["choices"][0]["message"]["content"] == "user: hi"
     assert [c["name"] for c in (await server.graph(session))["calls"]] == ["chat", "chat"]
-    assert server.service.status().sessions == 1
+    assert server.service.engines.status().sessions == 1
 
 
 async def test_a_streamed_application_is_one_request_too(serve: Serve) -> None:
@@ -276,10 +276,10 @@ async def test_a_streamed_application_is_one_request_too(serve: Serve) -> None:
     assert names[0] == "submitted" and names[-2:] == ["value", "graph"]
     assert set(names[1:-2]) == {"part"}
     assert '{"value": "Polish: Draft."}' in text
-    assert server.service.status().sessions == 0
+    assert server.service.engines.status().sessions == 0
     refused = await server.http.post("/v1/submit", json={"calls": calls, "stream": "nope"})
     assert (refused.status_code, refused.json()["error"]["type"]) == (404, "UnknownVariable")
-    assert server.service.status().sessions == 0
+    assert server.service.engines.status().sessions == 0
 
 
 async def test_a_watched_application_pushes_every_value(serve: Serve) -> None:
@@ -302,7 +302,7 @@ async def test_a_watched_application_pushes_every_value(serve: Serve) -> None:
     assert (said["f"]["value"], said["f"]["finish_reason"]) == ("Polish: Draft.", "stop")
     assert (said["f"]["prompt_tokens"], said["f"]["output_tokens"]) == (2, 2)
     assert said["t"]["error"]["type"] == "TransformFailed"
-    assert server.service.status().sessions == 0
+    assert server.service.engines.status().sessions == 0
 
 
 async def test_watched_parts_add_up(serve: Serve) -> None:
@@ -328,7 +328,7 @@ async def test_an_invalid_watch_is_refused(serve: Serve, wrong: dict[str, Any]) 
     body = {"calls": [call("draft", "Draft.{{output:d}}", d="d")], **wrong}
     refused = await server.http.post("/v1/submit", json=body)
     assert (refused.status_code, refused.json()["error"]["type"]) == (400, "InvalidRequest")
-    assert server.service.status().sessions == 0
+    assert server.service.engines.status().sessions == 0
 
 
 async def test_a_submit_without_calls_reads_its_session(serve: Serve) -> None:
@@ -339,7 +339,7 @@ async def test_a_submit_without_calls_reads_its_session(serve: Serve) -> None:
     await server.submit(session, call("b", "B.{{output:o}}", o="b"), detach=True)
     answer = await server.submit(session, get=["b", "a"], close=True)
     assert answer.json()["values"] == {"b": "B.", "a": "A."}
-    assert server.service.status().sessions == 0
+    assert server.service.engines.status().sessions == 0
     refused = await server.http.post("/v1/submit", json={"calls": [], "get": ["a"]})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "calls")
 

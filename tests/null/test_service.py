@@ -22,9 +22,9 @@ async def test_the_status_counts_sessions_primitives_and_tokens(serve: Serve) ->
     calls = [call(name, f"{name} two{{{{output:o}}}}", o=name) for name in ("a", "b")]
     session = await server.session()
     await server.submit(session, *calls)
-    while not server.service.engines[0].running:  # noqa: ASYNC110 - nothing tells
+    while not server.service.engines.statuses[0].running:  # noqa: ASYNC110 - nothing tells
         await asyncio.sleep(0.001)
-    status = server.service.status()
+    status = server.service.engines.status()
     (engine,) = status.engines
     assert (status.sessions, status.queued, engine.running) == (1, 1, 1)
     assert engine.tokens > 2 and engine.state is EngineState.READY and engine.model == "null"
@@ -36,7 +36,7 @@ def test_a_server_that_has_not_started_has_a_status() -> None:
     service = state_of(
         create_app(ServerConfig(), {"null": lambda: NullEngine(NullConfig())})
     ).service
-    status = service.status()
+    status = service.engines.status()
     assert (status.sessions, status.queued, status.admitted, status.waiting) == (0, 0, 0, 0)
 
 
@@ -46,9 +46,11 @@ async def test_a_drain_lets_calls_end(serve: Serve) -> None:
     session = await server.session()
     await server.submit(session, call("echo", "one two{{output:x}}", x="x"))
     found = server.service.find("local", session)
-    await server.service.drain(within_s=60)
+    await server.service.lifecycle.drain(within_s=60)
     assert found.variable("x").text == "one two"
-    assert server.service.status().draining and server.service.status().sessions == 0
+    assert (
+        server.service.engines.status().draining and server.service.engines.status().sessions == 0
+    )
     refused = await server.http.post("/v1/session")
     assert (refused.status_code, refused.json()["error"]["type"]) == (503, "EngineUnavailable")
 
@@ -62,6 +64,6 @@ async def test_a_drain_cancels_calls_that_take_too_long(
     await server.submit(session, call("slow", "one two{{output:x}}", x="x"))
     found = server.service.find("local", session)
     with caplog.at_level(logging.WARNING, "weftline.service"):
-        await server.service.drain(within_s=0.05)
+        await server.service.lifecycle.drain(within_s=0.05)
     assert [run.state.value for run in found.tasks.values()] == ["cancelled"]
     assert "calls still ran after 0.05 s and are cancelled" in caplog.text

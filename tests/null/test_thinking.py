@@ -10,7 +10,8 @@ from tests.null.asgi import Serve
 from tests.null.test_openai_tools import CALL, USER, WEATHER, chat, streamed
 from weftline_engine import null
 from weftline_engine.null import NullConfig, NullMode
-from weftline_server.prompt.answer_parser import AnswerParser, message_of
+from weftline_server.prompt.answer import message_of
+from weftline_server.prompt.answer_parser import AnswerParser
 from weftline_server.prompt.thinking_block import Thinking, ThinkingBlock
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.prompt.tool_parser import ToolParser

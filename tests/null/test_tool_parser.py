@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weftline_server.prompt.answer_parser import message_of
+from weftline_server.prompt.answer import message_of
 from weftline_server.prompt.tool_format import ToolFormat, format_of, written
 from weftline_server.prompt.tool_parser import (
     Argument,

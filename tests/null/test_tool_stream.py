@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from weftline_server.prompt.answer_parser import message_of
+from weftline_server.prompt.answer import message_of
 from weftline_server.prompt.tool_blocks import CODE, PLAN, BlockParser
 from weftline_server.prompt.tool_format import ToolFormat, written
 from weftline_server.prompt.tool_parser import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weftline.contract.transforms import OPS, Flow, parse, run
+from weftline.contract.transforms import OPS, ValueFlow, parse, run
 from weftline.errors import InvalidRequest, TransformFailed
 
 
@@ -114,12 +114,12 @@ def test_the_flow_of_each_transform() -> None:
     """Unchanged text passes part by part, and lists pass item by item. Everything else waits for
     its end.
     """
-    assert {op: cls.flow for op, cls in OPS.items() if cls.flow is not Flow.WHOLE} == {
-        "string": Flow.STREAM,
-        "comma_list": Flow.ITEMS,
-        "numbered_list": Flow.ITEMS,
-        "markdown_list": Flow.ITEMS,
-        "line_list": Flow.ITEMS,
+    assert {op: cls.flow for op, cls in OPS.items() if cls.flow is not ValueFlow.WHOLE} == {
+        "string": ValueFlow.STREAM,
+        "comma_list": ValueFlow.ITEMS,
+        "numbered_list": ValueFlow.ITEMS,
+        "markdown_list": ValueFlow.ITEMS,
+        "line_list": ValueFlow.ITEMS,
     }
 
 

@@ -13,7 +13,7 @@ from weftline.contract.tools import Function, NamedFunction, NamedTool, Tool, To
 from weftline_engine.api import Constraint
 from weftline_engine.openai.constraints import fields, kinds, structured_outputs
 from weftline_engine.openai.endpoint import EndpointError
-from weftline_engine.openai.scheduling import Scheduler
+from weftline_engine.openai.scheduling import EndpointScheduler
 from weftline_server.prompt.tool_format import ToolFormat, constraint
 
 SCHEMA = {"type": "object"}
@@ -150,18 +150,22 @@ SGLANG: list[tuple[dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(("wish", "sent"), SGLANG)
 def test_what_sglang_gets(wish: dict[str, Any], sent: dict[str, Any]) -> None:
     """SGLang has fields of its own. It knows no choice, which is a grammar of texts."""
-    assert fields(Scheduler.SGLANG, json.dumps(wish)) == (sent, "", "")
+    assert fields(EndpointScheduler.SGLANG, json.dumps(wish)) == (sent, "", "")
 
 
 def test_sglang_reads_no_lark() -> None:
     """A grammar in another language is refused, and not sent."""
     with pytest.raises(EndpointError, match="write it in EBNF"):
-        fields(Scheduler.SGLANG, json.dumps({"grammar": LARK}))
+        fields(EndpointScheduler.SGLANG, json.dumps({"grammar": LARK}))
 
 
 def test_what_an_endpoint_announces() -> None:
     """Only where the endpoint's scheduler is known is it known whose grammars it has."""
-    assert kinds(Scheduler.NONE) == kinds(Scheduler.DYNAMO) == (Constraint.JSON_SCHEMA,)
-    assert kinds(Scheduler.VLLM) == kinds(Scheduler.SGLANG) == tuple(Constraint)
+    assert (
+        kinds(EndpointScheduler.NONE)
+        == kinds(EndpointScheduler.DYNAMO)
+        == (Constraint.JSON_SCHEMA,)
+    )
+    assert kinds(EndpointScheduler.VLLM) == kinds(EndpointScheduler.SGLANG) == tuple(Constraint)
     asked = {"structured_outputs": {"regex": "a"}}
-    assert fields(Scheduler.VLLM, '{"regex": "a"}') == (asked, "", "")
+    assert fields(EndpointScheduler.VLLM, '{"regex": "a"}') == (asked, "", "")

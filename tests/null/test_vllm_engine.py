@@ -19,7 +19,7 @@ from weftline_engine.openai.endpoint import EndpointConfig
 from weftline_engine.vllm.child import Child
 from weftline_engine.vllm.config import SchedulerChoice, VLLMConfig
 from weftline_engine.vllm.engine import UNREAD_TOKENS, VLLMEngine
-from weftline_engine.vllm.gauge import Gauge, Meter, gauge
+from weftline_engine.vllm.gauge import Gauge, GaugeReader, gauge
 from weftline_engine.vllm.open_prompts import WARM_TOKENS
 
 ANSWER: dict[str, Any] = {"choices": [{"text": "a", "token_ids": [1], "finish_reason": "stop"}]}
@@ -217,7 +217,7 @@ async def test_an_idle_engine_is_not_asked() -> None:
         if found == Gauge():
             idle.set()
 
-    meter = Meter(metrics, lambda: int(len(asked) < 3), note, every_s=0.0)
+    meter = GaugeReader(metrics, lambda: int(len(asked) < 3), note, every_s=0.0)
     meter.start()
     await idle.wait()
     assert len(asked) == 3 and seen[:-1] == [Gauge(0.5, 1, 3)] * 3

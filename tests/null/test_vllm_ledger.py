@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from weftline_engine.api import GROUP_WEIGHT, PATIENCE_S, Hints
-from weftline_engine.vllm.ledger import MOST_EARLY, Ledger
+from weftline_engine.vllm.ledger import MOST_EARLY, CallLedger
 from weftline_engine.vllm.versions import is_known, refusal
 
 
-def ledger(**hints: Hints) -> Ledger:
+def ledger(**hints: Hints) -> CallLedger:
     """Requests of ten tokens each, which came together in this order."""
-    found = Ledger()
+    found = CallLedger()
     for name, one in hints.items():
         found.hint(name, one)
         found.add(f"{name}'s request", name, range(10), 0, now=100.0)
@@ -54,7 +54,7 @@ def test_time_in_the_servers_queue_counts() -> None:
 
 def test_requests_of_others_keep_their_priority() -> None:
     """They did not come from weftline. A huge number is worth no more than 80 s of waiting."""
-    found = Ledger()
+    found = CallLedger()
     for name, priority, now in (("low", 3, 0.0), ("high", -3, 0.0), ("huge", 10**9, 0.0)):
         found.add(name, None, range(10), priority, now)
     found.add("later", None, range(10), 0, now=90.0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weftline_engine.vllm.output import Lines, cause, passed_on
+from weftline_engine.vllm.output import OutputLines, cause, passed_on
 from weftline_engine.vllm.processor import openmp, settings
 
 GIB = 1 << 30
@@ -71,7 +71,7 @@ def test_a_terminal_sees_how_it_loads(line: str, loading: str | None, later: str
 
 def test_a_progress_bar_is_lines() -> None:
     """Each state of a bar ends with a carriage return; a line may come in parts."""
-    lines = Lines()
+    lines = OutputLines()
     assert lines.split("a\r\nbar:  0%|\rbar: 50%|\rba") == ["a", "bar:  0%|", "bar: 50%|"]
     assert lines.split("r: 100%|\n\n") == ["bar: 100%|"]
 

@@ -6,12 +6,12 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
 from weftline_engine.api import Retention
-from weftline_engine.vllm.contexts import Contexts
+from weftline_engine.vllm.contexts import PrefixContexts
 
 BLOCKS = 9  # of which vLLM keeps one for itself
 
 
-def compute(pool: BlockPool, contexts: Contexts, name: str, app: str, *texts: bytes) -> None:
+def compute(pool: BlockPool, contexts: PrefixContexts, name: str, app: str, *texts: bytes) -> None:
     """A request computes a block for each text, leaves its context, and ends."""
     blocks = pool.get_new_blocks(len(texts))
     for block, text in zip(blocks, texts, strict=True):
@@ -33,7 +33,7 @@ def take(pool: BlockPool, count: int) -> None:
 def the_dead_go_first() -> None:
     """The youngest context is freed: it is evicted before the oldest, its end first."""
     pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=16)
-    contexts = Contexts(pool)
+    contexts = PrefixContexts(pool)
     compute(pool, contexts, "old", "a", b"1", b"2", b"3", b"4")
     compute(pool, contexts, "young", "b", b"5", b"6", b"7", b"8")
     contexts.free("young")
@@ -44,7 +44,7 @@ def the_dead_go_first() -> None:
 def what_two_applications_have_stays() -> None:
     """A freed context begins with a block that another application had too."""
     pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=16)
-    contexts = Contexts(pool)
+    contexts = PrefixContexts(pool)
     compute(pool, contexts, "first", "a", b"system", b"1")
     (shared,) = pool.get_cached_block(b"system", [0]) or []
     pool.touch([shared])
@@ -59,7 +59,7 @@ def what_two_applications_have_stays() -> None:
 def what_is_pinned_stays() -> None:
     """A pinned context is not free. Pins give way to what must run, the oldest first."""
     pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=16)
-    contexts = Contexts(pool)
+    contexts = PrefixContexts(pool)
     contexts.retain("early", Retention.KEEP)  # before its op has ended
     compute(pool, contexts, "early", "a", b"1", b"2")
     compute(pool, contexts, "late", "a", b"3", b"4")
@@ -78,7 +78,7 @@ def what_is_pinned_stays() -> None:
 def a_long_pause_is_evicted_first() -> None:
     """A context that is read in an hour goes before an older one."""
     pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=16)
-    contexts = Contexts(pool)
+    contexts = PrefixContexts(pool)
     compute(pool, contexts, "old", "a", b"1", b"2")
     compute(pool, contexts, "paused", "b", b"3", b"4")
     take(pool, 4)

@@ -21,7 +21,7 @@ from weftline_engine.openai.endpoint import EndpointConfig
 from weftline_engine.openai.engine import Dialect, OpenAIConfig, OpenAIEngine
 from weftline_engine.vllm.config import VLLMConfig
 from weftline_engine.vllm.engine import VLLMEngine
-from weftline_server.prompt.render import PromptBefore, Turn
+from weftline_server.prompt.render import PromptBefore, RenderedMessage
 
 # The first test waits for vLLM, which loads for a minute or more.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
@@ -82,7 +82,9 @@ class TestOpenAIOnVLLM(EngineContract):
             OpenAIEngine(config),
             vllm.answers,
             chat=request.param == "chat",
-            render=lambda messages: render(PromptBefore("", tuple(Turn(*one) for one in messages))),
+            render=lambda messages: render(
+                PromptBefore("", tuple(RenderedMessage(*one) for one in messages))
+            ),
         )
         await target.start()
         yield target

@@ -29,7 +29,7 @@ _NESTED_STRING = re.compile(r'[^"\\]+')
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ObjectMember:
     """The argument `key` is complete."""
 
     key: str
@@ -44,7 +44,7 @@ class MemberText:
     text: str
 
 
-ReaderEvent = Member | MemberText
+ReaderEvent = ObjectMember | MemberText
 
 
 class _At(Enum):
@@ -200,7 +200,7 @@ class ArgumentReader:
     def _close(self, value: Any, events: list[ReaderEvent]) -> None:
         self.value[self._key] = value
         self._at = _At.AFTER
-        events.append(Member(self._key, value))
+        events.append(ObjectMember(self._key, value))
 
 
 def strict_json(text: str) -> Any:

@@ -14,10 +14,11 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
 
 from weftline.contract import predicates
-from weftline.contract.calls import Call
+from weftline.contract.calls import Call, InOut, Message
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.ids import check_id
 from weftline.contract.lease import check_lease
+from weftline.contract.tools import ServedTool
 
 MAX_K = 1000  # hits of a search, and items that a rerank keeps
 MAX_NAME = 128  # characters
@@ -25,6 +26,7 @@ MAX_CASES = 64
 MAX_PARTS = 256  # of a text or a mean
 MAX_ITEMS = 10_000  # of an `each`; a submit may have as many calls
 MAX_ROUNDS = 1000
+MAX_TURNS = 16  # of an agent, so that a model that calls tools for ever ends
 MAX_NESTED = 4  # levels of bodies in bodies
 
 
@@ -464,6 +466,42 @@ class Loop(StepBase):
         return self.result or next(iter(self.carry))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentStep(StepBase):
+    """Runs `call`, and the tools of the server that its answer calls, until an answer calls none.
+
+    Each turn is a call that reads the tools' results. The call has a prompt of messages and one
+    output. Without `tools` it may call all tools of the server. A call of any other tool ends the
+    run, and so do `most` turns. The value is the text of the last answer.
+
+    The server fills in `served`: who runs the tools.
+    """
+
+    call: Call
+    most: int = MAX_TURNS
+    served: tuple[ServedTool, ...] = ()
+    kind: Literal["agent"] = field(default_factory=lambda: "agent")
+
+    def __post_init__(self) -> None:
+        StepBase.__post_init__(self)
+        if not 1 <= self.most <= MAX_TURNS:
+            raise InvalidRequest(f"most must be in 1 to {MAX_TURNS}", param="most")
+        outputs = [one for one in self.call.placeholders if one.in_out is InOut.OUT]
+        if len(outputs) != 1 or outputs[0].transforms or outputs[0].semantic_var_id is not None:
+            raise InvalidRequest(
+                "the call of an agent has one output without transforms or a variable: the step's "
+                "'out' names one",
+                param="call",
+            )
+        prompt = self.call.prompt
+        last = prompt[-1] if prompt and not isinstance(prompt, str) else None
+        if not isinstance(last, Message) or all(one.output is None for one in last.content):
+            raise InvalidRequest(
+                "the call of an agent has a prompt of messages, and the last of them is the output",
+                param="call",
+            )
+
+
 STEPS: Mapping[str, type[StepBase]] = MappingProxyType(
     {
         "embed": Embed,
@@ -480,6 +518,7 @@ STEPS: Mapping[str, type[StepBase]] = MappingProxyType(
         "branch": Branch,
         "each": Each,
         "loop": Loop,
+        "agent": AgentStep,
     }
 )
 
@@ -509,6 +548,7 @@ Step: TypeAlias = Annotated[
     | FunctionStep
     | Branch
     | Each
-    | Loop,
+    | Loop
+    | AgentStep,
     _ByKind(),
 ]

@@ -85,6 +85,19 @@ class ClientTool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServedTool:
+    """A tool that an engine of the server runs, which is called `engine` there.
+
+    `effects` says what running it twice would do. One that `streams` takes its call piece by piece.
+    """
+
+    name: str
+    engine: str
+    effects: Literal["none", "idempotent", "once"] = "once"
+    streams: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CalledFunction:
     """The function of a tool call, and its arguments as JSON text."""
 

@@ -17,9 +17,9 @@ from weftline.sdk.http import (
     LIMITS,
     PINGS_S,
     TIMEOUT,
-    Endpoint,
     Known,
     OnGraph,
+    ServerEndpoint,
     body_of,
     certificates,
     idempotency,
@@ -42,7 +42,7 @@ class AsyncConnection:
         max_retries: int,
         transport: httpx.AsyncBaseTransport | None,
     ) -> None:
-        self._endpoint = Endpoint.find(base_url, api_key)
+        self._endpoint = ServerEndpoint.find(base_url, api_key)
         self._known = Known()
         self._max_retries = max_retries
         self._timeout = (

@@ -104,7 +104,7 @@ class Computation:
         return functools.partial(self.function, *map(value, self.args), **kwargs)
 
 
-class Waiting:
+class SentSteps:
     """Client steps that were sent with one submit, and the values that have come for them.
 
     A step is computed when its values are here and the server has said that the step is due. A

@@ -14,9 +14,9 @@ from httpx_sse import ServerSentEvent, connect_sse
 from weftline.contract.protocol import Get, Submit, to_wire
 from weftline.sdk.http import (
     TIMEOUT,
-    Endpoint,
     Known,
     OnGraph,
+    ServerEndpoint,
     body_of,
     certificates,
     idempotency,
@@ -37,7 +37,7 @@ class Connection:
         *,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._endpoint = Endpoint.find(base_url, api_key)
+        self._endpoint = ServerEndpoint.find(base_url, api_key)
         self._known = Known()
         self._http = httpx.Client(
             base_url=self._endpoint.base_url,

@@ -35,21 +35,21 @@ def without_v1(url: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ServerEndpoint:
     """The server's `base_url`, without /v1, and the API key to send."""
 
     base_url: str
     api_key: str | None
 
     @staticmethod
-    def find(base_url: str | None, api_key: str | None) -> Endpoint:
+    def find(base_url: str | None, api_key: str | None) -> ServerEndpoint:
         """The endpoint with these values. Their defaults come from the environment.
 
         The variables are WEFTLINE_BASE_URL and WEFTLINE_API_KEY.
         """
         url = base_url or os.environ.get("WEFTLINE_BASE_URL") or DEFAULT_BASE_URL
         key = api_key or os.environ.get("WEFTLINE_API_KEY")
-        return Endpoint(without_v1(url), key)
+        return ServerEndpoint(without_v1(url), key)
 
     @property
     def headers(self) -> dict[str, str]:

@@ -24,7 +24,7 @@ from weftline.contract.steps import (
     Step,
     Text,
 )
-from weftline.sdk.client_steps import Waiting
+from weftline.sdk.client_steps import SentSteps
 from weftline.sdk.control_verbs import ControlVerbs
 from weftline.sdk.current_session import CURRENT, CurrentSession
 from weftline.sdk.function import SemanticFunction
@@ -278,10 +278,10 @@ class SessionBase(ControlVerbs[V]):
         steps, self._pending_steps = tuple(self._pending_steps), []
         return Submit(session_id=self.id, calls=calls, steps=steps, get=get)
 
-    def _take_computations(self) -> Waiting | None:
+    def _take_computations(self) -> SentSteps | None:
         """The client steps of the submit that `_take_pending` returned, or None."""
         taken, self._computations = self._computations, []
-        return Waiting(taken) if taken else None
+        return SentSteps(taken) if taken else None
 
     @contextmanager
     def _own_failures(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from weftline.contract.errors import AlreadySet, ConnectionFailed, UnknownSession
 from weftline.contract.protocol import SetVariable, Submit
-from weftline.sdk.client_steps import Computation, Waiting, outcome_of, result_of
+from weftline.sdk.client_steps import Computation, SentSteps, outcome_of, result_of
 from weftline.sdk.connection import Connection
 from weftline.sdk.events import Submitted, event_of
 from weftline.sdk.session import SessionBase
@@ -35,7 +35,9 @@ class Named(Protocol):
 class StepThreads:
     """Sends a submit with client steps. One thread watches the variables that they read."""
 
-    def __init__(self, session: SessionBase[Any], connection: Connection, waiting: Waiting) -> None:
+    def __init__(
+        self, session: SessionBase[Any], connection: Connection, waiting: SentSteps
+    ) -> None:
         self._session = session
         self._connection = connection
         self._waiting = waiting

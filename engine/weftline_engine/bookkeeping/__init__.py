@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weftline_engine.bookkeeping.admission import Limits, Refused
+from weftline_engine.bookkeeping.admission import EngineLimits, OpRefused
 from weftline_engine.bookkeeping.book import Book
 from weftline_engine.bookkeeping.ops import Backend, Live
 from weftline_engine.bookkeeping.output import Detokenizer, Logprobs, Sampled, TokenStream
@@ -12,10 +12,10 @@ __all__ = [
     "Backend",
     "Book",
     "Detokenizer",
-    "Limits",
+    "EngineLimits",
     "Live",
     "Logprobs",
-    "Refused",
+    "OpRefused",
     "Sampled",
     "SchedulerConfig",
     "StepPlan",

@@ -10,7 +10,7 @@ from weftline_engine.bookkeeping.kv.contexts import Context
 from weftline_engine.bookkeeping.schedule.sequence import Sequence as Queued
 
 
-class Refused(Exception):
+class OpRefused(Exception):
     """An op cannot be run. `error` is the name of its error type in weftline.errors. `param` is the
     field of its sampling that is at fault, if one is."""
 
@@ -21,7 +21,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class EngineLimits:
     """The limits of an engine. It runs ops of `kinds`, with token ids below `vocabulary`, in
     sequences of at most `context` tokens. The ids of `eos` end an output."""
 
@@ -31,29 +31,29 @@ class Limits:
     kinds: tuple[str, ...] = (Kind.FILL, Kind.GENERATE)
 
 
-def check(op: Op, contexts: Mapping[str, Context], limits: Limits) -> None:
+def check(op: Op, contexts: Mapping[str, Context], limits: EngineLimits) -> None:
     """Raise Refused unless the op can be run with these contexts."""
     if op.kind not in limits.kinds:
-        raise Refused(
+        raise OpRefused(
             "InvalidRequest",
             f"this engine runs no ops of kind {op.kind}, only {', '.join(limits.kinds)}",
         )
     if op.text is not None or (op.tokens is None and not op.open and op.parent is None):
-        raise Refused("InvalidRequest", "this engine takes token ids, and the op has none")
+        raise OpRefused("InvalidRequest", "this engine takes token ids, and the op has none")
     check_tokens(op.tokens or (), limits)
     if op.context in contexts:
-        raise Refused("InvalidRequest", f"context {op.context} exists already")
+        raise OpRefused("InvalidRequest", f"context {op.context} exists already")
     if op.parent is not None and op.parent not in contexts:
-        raise Refused("InvalidRequest", f"context {op.parent} does not exist (any more)")
+        raise OpRefused("InvalidRequest", f"context {op.parent} does not exist (any more)")
     if op.parent is not None and contexts[op.parent].salt != op.salt:
-        raise Refused("InvalidRequest", f"context {op.parent} belongs to another salt")
+        raise OpRefused("InvalidRequest", f"context {op.parent} belongs to another salt")
     if op.kind == Kind.GENERATE and (op.sampling is None or op.sampling.max_tokens < 1):
-        raise Refused("InvalidRequest", "a generate needs a max_tokens of 1 or more")
+        raise OpRefused("InvalidRequest", "a generate needs a max_tokens of 1 or more")
     if op.sampling is not None:
         _check_sampling(op.sampling)
         for token, _ in op.sampling.logit_bias:
             if not 0 <= token < limits.vocabulary:
-                raise Refused(
+                raise OpRefused(
                     "InvalidRequest",
                     f"logit_bias names token {token}: the model's ids end at "
                     f"{limits.vocabulary - 1}",
@@ -61,22 +61,22 @@ def check(op: Op, contexts: Mapping[str, Context], limits: Limits) -> None:
                 )
 
 
-def check_tokens(tokens: Sequence[int], limits: Limits) -> None:
+def check_tokens(tokens: Sequence[int], limits: EngineLimits) -> None:
     """Raise Refused for ids that the model's embedding does not have."""
     if tokens and not 0 <= min(tokens) <= max(tokens) < limits.vocabulary:
-        raise Refused("InvalidRequest", f"token ids must lie in 0 to {limits.vocabulary - 1}")
+        raise OpRefused("InvalidRequest", f"token ids must lie in 0 to {limits.vocabulary - 1}")
 
 
-def check_prompt(sequence: Queued, limits: Limits) -> None:
+def check_prompt(sequence: Queued, limits: EngineLimits) -> None:
     """Raise Refused for a prompt that is empty, or leaves no room for an output token."""
     prompt, room = sequence.prompt, limits.context - sequence.generates
     if prompt > room:
-        raise Refused(
+        raise OpRefused(
             "ContextTooLong",
             f"the prompt has {prompt} tokens and the engine takes at most {room}; shorten it",
         )
     if prompt == 0 and not sequence.open and sequence.generates:
-        raise Refused("InvalidRequest", "the prompt is empty")
+        raise OpRefused("InvalidRequest", "the prompt is empty")
 
 
 def _check_sampling(params: SamplingParams) -> None:
@@ -90,4 +90,6 @@ def _check_sampling(params: SamplingParams) -> None:
     }
     for name, (value, least, most) in ranges.items():
         if not least <= value <= most:
-            raise Refused("InvalidRequest", f"{name} is {value}, and must lie in {least} to {most}")
+            raise OpRefused(
+                "InvalidRequest", f"{name} is {value}, and must lie in {least} to {most}"
+            )

@@ -24,11 +24,11 @@ from weftline_engine.api import (
     Paused,
     Retention,
 )
-from weftline_engine.bookkeeping.admission import Limits
+from weftline_engine.bookkeeping.admission import EngineLimits
 from weftline_engine.bookkeeping.drafting import Drafting, StepCosts
 from weftline_engine.bookkeeping.events import EventLog
 from weftline_engine.bookkeeping.ops import Backend, Live, Ops
-from weftline_engine.bookkeeping.output import Detokenizer, Output, Sampled
+from weftline_engine.bookkeeping.output import Detokenizer, OpOutput, Sampled
 from weftline_engine.bookkeeping.schedule.scheduler import (
     Chunk,
     Scheduler,
@@ -45,7 +45,7 @@ class Book:
     def __init__(
         self,
         config: SchedulerConfig,
-        limits: Limits,
+        limits: EngineLimits,
         detokenizer: Detokenizer,
         backend: Backend,
         *,
@@ -136,16 +136,16 @@ class Book:
             self._filled(self.ops.of(sequence))
         return plan if self._drafting is None else self._draft(plan, self._drafting)
 
-    def apply(self, plan: StepPlan) -> None:
-        """Note that the step's keys and values are computed. Other sequences may use its blocks."""
-        self.scheduler.apply(plan)
+    def apply(self, plan: StepPlan) -> list[Live]:
+        """Note that the step's keys and values are computed. Other sequences may use its blocks.
 
-    def sampling(self, plan: StepPlan) -> list[Live]:
-        """The ops for which this step samples a token, in the order of their logits."""
+        Return the ops for which this step samples a token, in the order of their logits.
+        """
+        self.scheduler.apply(plan)
         return [self.ops.of(chunk.sequence) for chunk in plan.chunks if chunk.samples]
 
     def record(self, plan: StepPlan, tokens: Items[Items[Sampled]]) -> None:
-        """Record the step's results: the filled prompts, and for each op of `sampling` its accepted
+        """Record the step's results: the filled prompts, and for each sampled op its accepted
         drafts and one more token."""
         chunks = [chunk for chunk in plan.chunks if chunk.samples]
         for chunk, sampled in zip(chunks, tokens, strict=True):
@@ -227,7 +227,7 @@ class Book:
             live.filled = self._log.clock()
             # The stream starts here because an open op had no last tokens when it was queued.
             stream = self._detokenizer.stream(sequence.tokens[-8:])
-            live.output = Output(params, stream, self._part_tokens)
+            live.output = OpOutput(params, stream, self._part_tokens)
         sequence.tokens.append(token)
         if sampled.error:
             self.ops.fail(live, "EngineFailed", f"the constraint failed: {sampled.error[:300]}")
@@ -245,7 +245,7 @@ class Book:
         elif full:
             self.ops.finish(live, Finished, reason=FinishReason.LENGTH)
 
-    def _stop(self, live: Live, output: Output) -> None:
+    def _stop(self, live: Live, output: OpOutput) -> None:
         """End the op of an output that ended by itself, or pause it if the output calls a tool."""
         tool = output.pause()
         if tool is None:

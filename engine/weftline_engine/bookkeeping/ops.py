@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from weftline_engine.api import Accepted, Event, Failed, Fed, Op, SamplingParams, Usage
 from weftline_engine.bookkeeping.admission import (
-    Limits,
-    Refused,
+    EngineLimits,
+    OpRefused,
     check,
     check_prompt,
     check_tokens,
@@ -17,7 +17,7 @@ from weftline_engine.bookkeeping.admission import (
 from weftline_engine.bookkeeping.drafting import Drafter
 from weftline_engine.bookkeeping.events import EventLog
 from weftline_engine.bookkeeping.kv.contexts import Context
-from weftline_engine.bookkeeping.output import Output
+from weftline_engine.bookkeeping.output import OpOutput
 from weftline_engine.bookkeeping.schedule.scheduler import Scheduler
 from weftline_engine.bookkeeping.schedule.sequence import Phase, Sequence
 
@@ -59,7 +59,7 @@ class Live:
 
     sequence: Sequence
     context: Context
-    output: Output | None = None
+    output: OpOutput | None = None
     offset: int = 0
     started: float | None = None
     filled: float | None = None
@@ -93,7 +93,7 @@ class Ops:
     """Accepts, queues and ends ops, and makes the events about them."""
 
     def __init__(
-        self, scheduler: Scheduler, limits: Limits, backend: Backend, log: EventLog
+        self, scheduler: Scheduler, limits: EngineLimits, backend: Backend, log: EventLog
     ) -> None:
         self._scheduler = scheduler
         self._contexts = scheduler.contexts
@@ -140,7 +140,7 @@ class Ops:
         try:
             check(op, self._contexts.named, self._limits)
             self._backend.accept(op)
-        except Refused as refusal:
+        except OpRefused as refusal:
             self._log.add(
                 op.id,
                 op.attempt,
@@ -167,7 +167,7 @@ class Ops:
             live.sequence.feed(more, last=last)
             if live.sequence.phase is not Phase.HELD:
                 check_prompt(live.sequence, self._limits)
-        except Refused as refusal:
+        except OpRefused as refusal:
             self.fail(live, refusal.error, str(refusal))
 
     def finish(self, live: Live, event: Callable[..., Event], **fields: object) -> None:
@@ -217,7 +217,7 @@ class Ops:
         self._scheduler.add(sequence)
         try:
             check_prompt(sequence, self._limits)
-        except Refused as refusal:
+        except OpRefused as refusal:
             self.fail(live, refusal.error, str(refusal))
 
     def _drop(self, live: Live, *, poisoned: bool = False) -> None:

@@ -87,7 +87,7 @@ class StopScanner:
         return kept
 
 
-class Output:
+class OpOutput:
     """Collects the tokens and the text of an op's output, in parts of `part_tokens`."""
 
     def __init__(self, params: SamplingParams, stream: TokenStream, part_tokens: int) -> None:

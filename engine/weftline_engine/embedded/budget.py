@@ -23,7 +23,7 @@ GPU_TOKENS, GPU_EARLY = 2048, 512
 
 
 @dataclass(frozen=True, slots=True)
-class StepCost:
+class RowCost:
     """Seconds of a step on a CPU: a part for the weights, and a part for each prompt row."""
 
     base_s: float
@@ -35,7 +35,7 @@ class StepCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class StepBudget:
     """The most tokens of a step, of prompts in a step in which another application decodes, and of
     open prompts in a step."""
 
@@ -44,13 +44,13 @@ class Budget:
     early_tokens: int
 
 
-def cost_of(one_s: float, many_s: float, rows: int) -> StepCost:
+def cost_of(one_s: float, many_s: float, rows: int) -> RowCost:
     """The cost from the seconds of a step of one row and of a step of `rows`."""
     row_s = max((many_s - one_s) / (rows - 1), 1e-6)
-    return StepCost(max(one_s - row_s, 0.0), row_s)
+    return RowCost(max(one_s - row_s, 0.0), row_s)
 
 
-def budget(cost: StepCost | None, max_running: int, wanted: int | None) -> Budget:
+def budget(cost: RowCost | None, max_running: int, wanted: int | None) -> StepBudget:
     """The budget of a step. `cost` is None on a GPU. `wanted` is the user's number of tokens.
 
     A step always has more tokens than `max_running`, so that some are left for a prompt when all
@@ -58,9 +58,9 @@ def budget(cost: StepCost | None, max_running: int, wanted: int | None) -> Budge
     """
     if cost is None:
         step = wanted or GPU_TOKENS
-        return Budget(step, step, min(step, GPU_EARLY))
+        return StepBudget(step, step, min(step, GPU_EARLY))
     rows = min(max(cost.rows(STEP_S), LEAST_ROWS), MOST_ROWS)
     step = wanted or max(rows, max_running + LEAST_ROWS)
     beside = min(max(cost.rows(BESIDE_S), LEAST_BESIDE), MOST_BESIDE)
     early = min(max(cost.rows(EARLY_S), LEAST_EARLY), MOST_ROWS)
-    return Budget(step, min(step, beside), min(step, early))
+    return StepBudget(step, min(step, beside), min(step, early))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weftline_engine.api import KvCosts
 from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
-from weftline_engine.embedded.budget import StepCost
+from weftline_engine.embedded.budget import RowCost
 from weftline_engine.embedded.memory import restore_blocks, save_blocks
 
 # Blocks of a measured copy, and how often it is repeated. The fastest counts.
@@ -18,7 +18,7 @@ REPEATS = 3
 
 
 def kv_costs(
-    step: StepCost | None,
+    step: RowCost | None,
     cache: Tensor,
     config: SchedulerConfig,
     host_tokens: int = 0,

@@ -13,8 +13,8 @@ from weftline_kernels.jit import HAS_TRITON
 
 # 1.5 GB for SmolLM2 in bfloat16. The system gives a part of it memory only when it is first used.
 MOST_TOKENS_ON_CPU = 65_536
-# The share of free memory for the KV cache. The rest is for activations of a step, partial results
-# of captured graphs, and other processes.
+# The share of free memory for the KV cache. The rest is for partial results of captured graphs, for
+# logits, and for other processes. On a GPU the activations of the largest step are taken already.
 _FRACTION = {"cpu": 1 / 3, "cuda": 0.85}
 
 

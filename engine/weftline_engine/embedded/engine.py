@@ -7,7 +7,7 @@ the detokenizer. A request that fails ends with `Failed` and does not affect the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,7 +17,8 @@ from weftline_engine.api import Event, Fed, Hints, Op, Retention
 from weftline_engine.bookkeeping import (
     Book,
     Detokenizer,
-    Limits,
+    EngineLimits,
+    Live,
     Sampled,
     SchedulerConfig,
     StepPlan,
@@ -53,7 +54,7 @@ class Core:
         self.worker = Worker(
             decoder, config, grammars=grammars, seed=seed, tree_attention=tree_attention
         )
-        limits = Limits(
+        limits = EngineLimits(
             context=self.limit, vocabulary=decoder.config.vocabulary, eos=decoder.config.eos
         )
         self.book = Book(config, limits, detokenizer, self.worker, clock=clock)
@@ -123,8 +124,8 @@ class Core:
         """
         logits_RV, fault = self._forward(plan)
         if logits_RV is not None:
-            self.book.apply(plan)
-            self.book.record(plan, self._sample(plan, logits_RV))
+            ops = self.book.apply(plan)
+            self.book.record(plan, self._sample(plan, ops, logits_RV))
         elif len(plan.chunks) == 1:
             self.book.break_off(plan, fault)
         else:
@@ -143,8 +144,9 @@ class Core:
         except (RuntimeError, MemoryError, ValueError, ArithmeticError, LookupError) as error:
             return None, f"a step failed: {error}"
 
-    def _sample(self, plan: StepPlan, logits_RV: Tensor) -> list[list[Sampled]]:
-        ops = self.book.sampling(plan)
+    def _sample(
+        self, plan: StepPlan, ops: Sequence[Live], logits_RV: Tensor
+    ) -> list[list[Sampled]]:
         if not ops:
             return []
         drafts = [chunk.drafts for chunk in plan.chunks if chunk.samples]

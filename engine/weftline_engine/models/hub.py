@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from weftline_engine.models.cache import Cache
 from weftline_engine.models.name import HubModel, ModelUnavailable
-from weftline_engine.models.progress import Progress
+from weftline_engine.models.progress import StageDisplay
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -38,7 +38,7 @@ def wanted(name: str) -> bool:
     return name in _WANTED or name.endswith(".safetensors")
 
 
-def fetch(model: HubModel, target: Path, cache: Cache, progress: Progress) -> str:
+def fetch(model: HubModel, target: Path, cache: Cache, progress: StageDisplay) -> str:
     """Download `model` into the empty directory `target`, and return the commit.
 
     Raises ModelUnavailable: no network, no such repository, no access, no space, a wrong hash.
@@ -61,7 +61,7 @@ def fetch(model: HubModel, target: Path, cache: Cache, progress: Progress) -> st
         raise _explain(model, error) from error
 
 
-def _download(model: HubModel, target: Path, cache: Cache, progress: Progress) -> str:
+def _download(model: HubModel, target: Path, cache: Cache, progress: StageDisplay) -> str:
     from huggingface_hub import HfApi
 
     name, hub = f"{model.owner}/{model.name}", HfApi()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 
-class Meter(Protocol):
+class StageMeter(Protocol):
     """The progress of one stage."""
 
     def at(self, done: int, total: int | None = None) -> None:
@@ -20,10 +20,10 @@ class Meter(Protocol):
         ...
 
 
-class Progress(Protocol):
+class StageDisplay(Protocol):
     """Shows stages."""
 
-    def stage(self, title: str, total: int | None, unit: str) -> AbstractContextManager[Meter]:
+    def stage(self, title: str, total: int | None, unit: str) -> AbstractContextManager[StageMeter]:
         """Open a stage of `total` units, such as "bytes". `total` None means not known yet."""
         ...
 
@@ -32,21 +32,21 @@ class Silent:
     """Shows nothing. It is also its own meter."""
 
     @contextmanager
-    def stage(self, title: str, total: int | None, unit: str) -> Iterator[Meter]:
+    def stage(self, title: str, total: int | None, unit: str) -> Iterator[StageMeter]:
         yield self
 
     def at(self, done: int, total: int | None = None) -> None:
         pass
 
 
-class Lines:
+class LogDisplay:
     """Prints a line when a stage begins and a line when it ends, for logs."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
     @contextmanager
-    def stage(self, title: str, total: int | None, unit: str) -> Iterator[Meter]:
+    def stage(self, title: str, total: int | None, unit: str) -> Iterator[StageMeter]:
         meter = _Count()
         print(f"{title} ...", file=self.stream, flush=True)
         yield meter
@@ -70,7 +70,7 @@ class Bars:
         self.console = Console(file=stream)
 
     @contextmanager
-    def stage(self, title: str, total: int | None, unit: str) -> Iterator[Meter]:
+    def stage(self, title: str, total: int | None, unit: str) -> Iterator[StageMeter]:
         from rich import progress as rich
 
         amount = rich.DownloadColumn() if unit == "bytes" else rich.MofNCompleteColumn()
@@ -94,7 +94,7 @@ class _Bar:
         self.bars.update(self.task, completed=done, total=total)
 
 
-def for_stream(stream: TextIO | None = None) -> Progress:
+def for_stream(stream: TextIO | None = None) -> StageDisplay:
     """Return bars if `stream` is a terminal and rich is installed, else lines.
 
     `stream` None is standard error.
@@ -104,8 +104,8 @@ def for_stream(stream: TextIO | None = None) -> Progress:
         try:
             return Bars(stream)
         except ImportError:
-            return Lines(stream)
-    return Lines(stream)
+            return LogDisplay(stream)
+    return LogDisplay(stream)
 
 
 def _amount(count: int, unit: str) -> str:

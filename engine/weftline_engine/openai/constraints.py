@@ -12,26 +12,26 @@ from typing import Any
 from weftline_engine.api import Constraint
 from weftline_engine.ebnf import is_ebnf
 from weftline_engine.openai.endpoint import EndpointError
-from weftline_engine.openai.scheduling import Scheduler
+from weftline_engine.openai.scheduling import EndpointScheduler
 
 
-def kinds(scheduler: Scheduler) -> tuple[Constraint, ...]:
+def kinds(scheduler: EndpointScheduler) -> tuple[Constraint, ...]:
     """The constraints that an endpoint follows. Only by its scheduler do we know whose it is."""
-    if scheduler in (Scheduler.VLLM, Scheduler.SGLANG):
+    if scheduler in (EndpointScheduler.VLLM, EndpointScheduler.SGLANG):
         return tuple(Constraint)
     return (Constraint.JSON_SCHEMA,)
 
 
-def fields(scheduler: Scheduler, constraint: str) -> tuple[dict[str, Any], str, str]:
+def fields(scheduler: EndpointScheduler, constraint: str) -> tuple[dict[str, Any], str, str]:
     """The fields of a request under the constraint of an op (api.Sampling), and the fixed texts
     before and after what the endpoint generates.
 
     Raises EndpointError for a constraint that the endpoint does not have.
     """
     match scheduler:
-        case Scheduler.VLLM:
+        case EndpointScheduler.VLLM:
             return {"structured_outputs": structured_outputs(constraint)}, "", ""
-        case Scheduler.SGLANG:
+        case EndpointScheduler.SGLANG:
             return _sglang(constraint), "", ""
     schema, begin, end = _one_schema(constraint)
     return {"response_format": _response_format(schema)}, begin, end

@@ -16,8 +16,8 @@ from weftline_engine import api
 from weftline_engine.openai import constraints
 from weftline_engine.openai.breaker import BreakerConfig
 from weftline_engine.openai.endpoint import Endpoint, EndpointConfig, EndpointError
-from weftline_engine.openai.remote import Counts, Piece, RemoteEngine
-from weftline_engine.openai.scheduling import Scheduler, fields, headers
+from weftline_engine.openai.remote import AnswerPiece, RemoteEngine, TokenCounts
+from weftline_engine.openai.scheduling import EndpointScheduler, fields, headers
 
 
 class Dialect(StrEnum):
@@ -44,7 +44,7 @@ class OpenAIConfig:
     name: str | None = None
     dialect: Dialect = Dialect.BOTH
     extras: bool = False
-    scheduler: Scheduler = Scheduler.NONE
+    scheduler: EndpointScheduler = EndpointScheduler.NONE
     context_limit: int | None = None  # tokens; None: what the endpoint states, else 8,192
     max_running: int = 64
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
@@ -84,7 +84,7 @@ class OpenAIEngine(RemoteEngine):
             constraints=follows,
         )
 
-    async def _pieces(self, op: api.Op) -> AsyncIterator[Piece]:
+    async def _pieces(self, op: api.Op) -> AsyncIterator[AnswerPiece]:
         if op.kind != api.Kind.GENERATE or op.parent is not None:
             raise EndpointError("EngineFailed", "this engine keeps no contexts")
         chat = op.messages is not None or self._config.dialect is Dialect.CHAT
@@ -214,14 +214,14 @@ def finish_reason(value: object) -> api.FinishReason | None:
     return _REASONS[str(value)]
 
 
-def counts_of(event: dict[str, Any]) -> Counts | None:
+def counts_of(event: dict[str, Any]) -> TokenCounts | None:
     """Return the token counts of an event, or None if it has none."""
     usage = event.get("usage")
     if not isinstance(usage, dict) or not isinstance(usage.get("prompt_tokens"), int):
         return None
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return Counts(usage["prompt_tokens"], cached or 0, usage.get("completion_tokens"))
+    return TokenCounts(usage["prompt_tokens"], cached or 0, usage.get("completion_tokens"))
 
 
 def first_choice(event: dict[str, Any]) -> dict[str, Any] | None:
@@ -234,13 +234,13 @@ def first_choice(event: dict[str, Any]) -> dict[str, Any] | None:
     return choices[0]
 
 
-def _piece(event: dict[str, Any]) -> Piece | None:
+def _piece(event: dict[str, Any]) -> AnswerPiece | None:
     choice, counts = first_choice(event), counts_of(event)
     if choice is None:
-        return None if counts is None else Piece(counts=counts)
+        return None if counts is None else AnswerPiece(counts=counts)
     delta = choice.get("delta")
     text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
     if not (isinstance(text, str) or text is None):
         raise EndpointError("EngineFailed", "the endpoint sent content that is not text")
     reason = finish_reason(choice.get("finish_reason"))
-    return Piece(text=text or "", reason=reason, counts=counts)
+    return AnswerPiece(text=text or "", reason=reason, counts=counts)

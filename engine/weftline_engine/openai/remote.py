@@ -21,7 +21,7 @@ PAUSE_S = 0.2  # seconds before an op fails as retryable; doubles with each atte
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class TokenCounts:
     """Token counts as the endpoint reports them. `output` is None if it does not count them."""
 
     prompt: int
@@ -30,7 +30,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """The part of an op's answer that one event of the endpoint adds."""
 
     text: str = ""
@@ -39,11 +39,11 @@ class Piece:
     top_tokens: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
     reason: api.FinishReason | None = None
-    counts: Counts | None = None
+    counts: TokenCounts | None = None
 
 
 @dataclass(slots=True)
-class Answer:
+class OpAnswer:
     """The answer of an op so far. Times are seconds of the monotonic clock.
 
     `texts` are kept only for an op that may pause.
@@ -54,7 +54,7 @@ class Answer:
     tokens: int = 0
     pieces: int = 0
     reason: api.FinishReason | None = None
-    counts: Counts | None = None
+    counts: TokenCounts | None = None
     texts: list[str] = field(default_factory=list)
 
 
@@ -157,7 +157,7 @@ class RemoteEngine:
             await self._endpoint.close()
         self._outbox.end()
 
-    def _pieces(self, op: api.Op) -> AsyncIterator[Piece]:
+    def _pieces(self, op: api.Op) -> AsyncIterator[AnswerPiece]:
         """Yield the answer to `op`, piece by piece. Raises EndpointError."""
         raise NotImplementedError
 
@@ -179,7 +179,7 @@ class RemoteEngine:
         """Send the op, again after each Retry-After, until it is answered or fails."""
         waits = 0
         while True:
-            answer = Answer(time.monotonic())
+            answer = OpAnswer(time.monotonic())
             try:
                 await self._answer(op, answer)
             except EndpointError as error:
@@ -198,7 +198,7 @@ class RemoteEngine:
                     self._announce(available=True)
                 return
 
-    async def _answer(self, op: api.Op, answer: Answer) -> None:
+    async def _answer(self, op: api.Op, answer: OpAnswer) -> None:
         """Send one request and emit its pieces as they arrive, then Finished or Paused."""
         pause_on = op.sampling.pause_on if self._pauses and op.sampling else ()
         async for piece in self._pieces(op):
@@ -228,7 +228,7 @@ class RemoteEngine:
                 retryable=True,
                 broken=True,
             )
-        counts = answer.counts or Counts(_guess(op))
+        counts = answer.counts or TokenCounts(_guess(op))
         made = answer.tokens or answer.pieces
         usage = api.Usage(
             prompt_tokens=counts.prompt,

@@ -9,7 +9,7 @@ from typing import Any
 from weftline_engine.api.ops import AGING_S, MOST_WORK, Hints
 
 
-class Scheduler(StrEnum):
+class EndpointScheduler(StrEnum):
     """The scheduler behind an endpoint. Hosted endpoints refuse fields that they do not know."""
 
     NONE = "none"
@@ -18,7 +18,7 @@ class Scheduler(StrEnum):
     DYNAMO = "dynamo"
 
 
-def fields(scheduler: Scheduler, hints: Hints) -> dict[str, Any]:
+def fields(scheduler: EndpointScheduler, hints: Hints) -> dict[str, Any]:
     """Return the fields of a request's body that hold the op's place in the queue.
 
     vLLM and SGLang always start the op with the first number, so the number includes the time of
@@ -27,26 +27,32 @@ def fields(scheduler: Scheduler, hints: Hints) -> dict[str, Any]:
     with the most work.
     """
     match scheduler:
-        case Scheduler.VLLM:
+        case EndpointScheduler.VLLM:
             return {"priority": _place(hints)}
-        case Scheduler.SGLANG:  # a higher number goes first
+        case EndpointScheduler.SGLANG:  # a higher number goes first
             return {"priority": -_place(hints)}
-        case Scheduler.DYNAMO:
+        case EndpointScheduler.DYNAMO:
             ahead = round(AGING_S * (log2(MOST_WORK) - hints.age(0.0)))
             return {"nvext": {"agent_hints": {"priority": ahead}}}
-        case Scheduler.NONE:
+        case EndpointScheduler.NONE:
             return {}
 
 
-def headers(scheduler: Scheduler, hints: Hints) -> dict[str, str]:
+def headers(scheduler: EndpointScheduler, hints: Hints) -> dict[str, str]:
     """Return the headers that name the application, for routers that keep a session in one place.
 
     A name that no header can hold is left out.
     """
     name = hints.application
-    if scheduler is Scheduler.NONE or not name or not (name.isascii() and name.isprintable()):
+    if (
+        scheduler is EndpointScheduler.NONE
+        or not name
+        or not (name.isascii() and name.isprintable())
+    ):
         return {}
-    return {"X-Dynamo-Session-ID" if scheduler is Scheduler.DYNAMO else "X-Session-ID": name}
+    return {
+        "X-Dynamo-Session-ID" if scheduler is EndpointScheduler.DYNAMO else "X-Session-ID": name
+    }
 
 
 def _place(hints: Hints) -> int:

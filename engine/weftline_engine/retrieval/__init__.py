@@ -1,12 +1,12 @@
 """Engines that work on items instead of prompts: embedders, rerankers and vector stores.
 
 They stand behind the same contract as engines of LLMs. A host runs `ItemsCore`, which batches the
-items of many ops; a `Backend` computes a batch. Importing this package imports no torch.
+items of many ops; an `ItemBackend` computes a batch. Importing this package imports no torch.
 """
 
 from __future__ import annotations
 
 from weftline_engine.retrieval.batching import Share, form
-from weftline_engine.retrieval.core import Backend, Item, ItemsCore, Refused
+from weftline_engine.retrieval.core import InputRefused, Item, ItemBackend, ItemsCore
 
-__all__ = ["Backend", "Item", "ItemsCore", "Refused", "Share", "form"]
+__all__ = ["InputRefused", "Item", "ItemBackend", "ItemsCore", "Share", "form"]

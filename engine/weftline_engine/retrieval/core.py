@@ -20,7 +20,7 @@ MAX_ITEMS = 100_000  # of one op
 MOST_ITEMS, MOST_TOKENS = 32, 8192  # of a batch, where nothing was measured
 
 
-class Refused(Exception):
+class InputRefused(Exception):
     """The op cannot be computed, because its input does not fit. The message is for the user."""
 
 
@@ -36,7 +36,7 @@ class Item:
     tokens: int = 1
 
 
-class Backend(Protocol):
+class ItemBackend(Protocol):
     """Computes the items of one kind of engine.
 
     If `pure`, equal items have equal results at any time, so that results may be kept.
@@ -120,7 +120,7 @@ class ItemsCore:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: ItemBackend,
         *,
         most_items: int = MOST_ITEMS,
         most_tokens: int = MOST_TOKENS,
@@ -150,7 +150,7 @@ class ItemsCore:
                 items = self._backend.fed(op, _listed(op.inputs.get("items")))
             else:
                 items = self._backend.items(op)
-        except Refused as reason:
+        except InputRefused as reason:
             self._fail(op, "InvalidRequest", str(reason))
             return
         self._live[op.id] = _Live(op, items, self._now())
@@ -163,11 +163,13 @@ class ItemsCore:
         try:
             values = _listed(part)[max(0, len(live.items) - offset) :]
             if offset > len(live.items):
-                raise Refused(f"items from {offset} on leave a gap after item {len(live.items)}")
+                raise InputRefused(
+                    f"items from {offset} on leave a gap after item {len(live.items)}"
+                )
             if len(live.items) + len(values) > MAX_ITEMS:
-                raise Refused(f"{live.op.kind} takes at most {MAX_ITEMS} items")
+                raise InputRefused(f"{live.op.kind} takes at most {MAX_ITEMS} items")
             live.add(self._backend.fed(live.op, values))
-        except Refused as reason:
+        except InputRefused as reason:
             del self._live[op]
             self._fail(live.op, "InvalidRequest", str(reason))
             return
@@ -254,7 +256,7 @@ class ItemsCore:
             return {}
         try:
             results = self._backend.compute(kind, list(missing.values()))
-        except Refused as reason:
+        except InputRefused as reason:
             self._broken(shares, "InvalidRequest", str(reason))
         except Unavailable as reason:
             self._broken(shares, "EngineUnavailable", str(reason), retryable=True)
@@ -315,5 +317,5 @@ class ItemsCore:
 def _listed(items: object) -> list[Any]:
     """The items of an op that streams. Raises Refused unless they are a list."""
     if not isinstance(items, list) or len(items) > MAX_ITEMS:
-        raise Refused(f"an op that streams takes a list of at most {MAX_ITEMS} items")
+        raise InputRefused(f"an op that streams takes a list of at most {MAX_ITEMS} items")
     return items

@@ -14,7 +14,7 @@ import numpy as np
 
 from weftline_engine import api
 from weftline_engine.retrieval import descriptions, vectors
-from weftline_engine.retrieval.core import CHARS_PER_TOKEN, Item, Refused
+from weftline_engine.retrieval.core import CHARS_PER_TOKEN, InputRefused, Item
 from weftline_engine.retrieval.descriptions import EMBED, RERANK
 
 PROFILED_ITEMS = (1, 4, 8, 32)  # batch sizes that are timed at start
@@ -30,9 +30,9 @@ def texts_of(op: api.Op, name: str = "texts") -> list[str]:
 def checked_texts(op: api.Op, texts: object) -> list[str]:
     """`texts`, if they are a list of text. Raises Refused."""
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise Refused(f"{op.kind} takes a list of texts")
+        raise InputRefused(f"{op.kind} takes a list of texts")
     if any(len(text) > MAX_CHARS for text in texts):
-        raise Refused(f"a text has more than {MAX_CHARS} characters: split it first")
+        raise InputRefused(f"a text has more than {MAX_CHARS} characters: split it first")
     return texts
 
 
@@ -40,7 +40,7 @@ def query_of(op: api.Op) -> str:
     """The query of a rerank op. Raises Refused unless it is text."""
     query = op.inputs.get("query")
     if not isinstance(query, str):
-        raise Refused("rerank takes a query, which is text")
+        raise InputRefused("rerank takes a query, which is text")
     return query
 
 

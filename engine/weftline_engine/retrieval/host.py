@@ -13,7 +13,7 @@ import sys
 from weftline_engine import api
 from weftline_engine.retrieval.batching import Slots
 from weftline_engine.retrieval.config import EmbedderConfig, Store, StoreConfig, from_environment
-from weftline_engine.retrieval.core import MOST_ITEMS, MOST_TOKENS, Backend, ItemsCore
+from weftline_engine.retrieval.core import MOST_ITEMS, MOST_TOKENS, ItemBackend, ItemsCore
 from weftline_engine.retrieval.embedder import SentenceBackend
 from weftline_engine.retrieval.stores import StoreBackend, Table
 from weftline_engine.transport import host, wire
@@ -61,7 +61,7 @@ def batches(description: api.Description) -> Slots:
     )
 
 
-def backend(config: EmbedderConfig | StoreConfig) -> Backend:
+def backend(config: EmbedderConfig | StoreConfig) -> ItemBackend:
     """The backend that the settings describe. Imports its library."""
     if isinstance(config, EmbedderConfig):
         return SentenceBackend(config.model, config.name, config.device)

@@ -15,16 +15,12 @@ from typing import Any
 import lancedb
 import pyarrow as pa
 
-from weftline_engine.retrieval.core import MAX_ITEMS, Refused
-from weftline_engine.retrieval.stores import MAX_HITS, Document
+from weftline_engine.retrieval.core import MAX_ITEMS, InputRefused
+from weftline_engine.retrieval.stores import MAX_HITS, Document, NotAStore
 from weftline_engine.retrieval.vectors import Vectors
 
 PORTION = 1000  # ids in one condition
 COLUMNS = ["id", "text", "metadata"]
-
-
-class NotAStore(Exception):
-    """The directory cannot be opened as a store. The message is for the user."""
 
 
 class LanceTable:
@@ -134,7 +130,7 @@ def _schema(width: int) -> Any:
 def _check_width(table: Any, width: int) -> None:
     held = table.schema.field("vector").type.list_size
     if held != width:
-        raise Refused(
+        raise InputRefused(
             f"the store holds vectors of {held} numbers and got {width}: use the embedder that "
             "filled it"
         )

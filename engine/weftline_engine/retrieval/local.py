@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from weftline_engine import api
-from weftline_engine.retrieval.core import Backend, ItemsCore
+from weftline_engine.retrieval.core import ItemBackend, ItemsCore
 
 
 class LocalItems:
     """An `api.Engine` whose steps run on the event loop, one batch in each turn."""
 
-    def __init__(self, backend: Backend, most_items: int = 32, kept: int | None = None) -> None:
+    def __init__(self, backend: ItemBackend, most_items: int = 32, kept: int | None = None) -> None:
         self._backend = backend
         self.core = ItemsCore(backend, most_items=most_items, kept=kept)
         self._wake = asyncio.Event()

@@ -15,7 +15,7 @@ import numpy as np
 
 from weftline_engine import api
 from weftline_engine.retrieval import descriptions, vectors
-from weftline_engine.retrieval.core import MAX_ITEMS, Item, Refused
+from weftline_engine.retrieval.core import MAX_ITEMS, InputRefused, Item
 from weftline_engine.retrieval.descriptions import EMBED, RERANK
 from weftline_engine.retrieval.embedder import (
     checked_texts,
@@ -128,7 +128,7 @@ class MemoryTable:
     def _check(self, rows: Mapping[str, tuple[Document, Vectors]], width: int) -> None:
         for _, vector in rows.values():
             if len(vector) != width:
-                raise Refused(
+                raise InputRefused(
                     f"the store holds vectors of {len(vector)} numbers and got {width}: use the "
                     "embedder that filled it"
                 )

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import psycopg
 from pgvector.psycopg import register_vector
 
-from weftline_engine.retrieval.core import MAX_ITEMS, Refused, Unavailable
-from weftline_engine.retrieval.stores import Document
+from weftline_engine.retrieval.core import MAX_ITEMS, InputRefused, Unavailable
+from weftline_engine.retrieval.stores import Document, NotAStore
 from weftline_engine.retrieval.vectors import Vectors
 
 T = TypeVar("T")
@@ -44,10 +44,6 @@ ORDER BY score DESC, id COLLATE "C" LIMIT %s
 """
 
 
-class NotAStore(Exception):
-    """The database cannot be used as a store. The message is for the user, without the address."""
-
-
 class PgTable:
     """The documents of all tenants in the database at `dsn`."""
 
@@ -66,7 +62,7 @@ class PgTable:
     def ingest(self, tenant: str, documents: Sequence[Document], vectors_ND: Vectors) -> None:
         """Add or replace the documents in one transaction. Raises Refused for another width."""
         if any("\0" in one.id + one.text + json.dumps(one.metadata) for one in documents):
-            raise Refused("PostgreSQL keeps no text with the character NUL")
+            raise InputRefused("PostgreSQL keeps no text with the character NUL")
         rows = [
             (tenant, one.id, one.text, json.dumps(one.metadata), vector_D)
             for one, vector_D in zip(documents, vectors_ND, strict=True)
@@ -161,7 +157,7 @@ def _check_width(db: psycopg.Connection[Any], tenant: str, width: int) -> None:
     query = "SELECT dimensions FROM weftline_tenants WHERE tenant = %s"
     row = db.execute(query, (tenant,)).fetchone()
     if row is not None and row[0] != width:
-        raise Refused(
+        raise InputRefused(
             f"the store holds vectors of {row[0]} numbers and got {width}: use the embedder that "
             "filled it"
         )

@@ -19,9 +19,9 @@ import numpy as np
 from weftline_engine import api
 from weftline_engine.openai.breaker import BreakerConfig
 from weftline_engine.openai.endpoint import Endpoint, EndpointConfig, EndpointError
-from weftline_engine.openai.remote import Answer, RemoteEngine
+from weftline_engine.openai.remote import OpAnswer, RemoteEngine
 from weftline_engine.retrieval import descriptions, vectors
-from weftline_engine.retrieval.core import Refused
+from weftline_engine.retrieval.core import InputRefused
 from weftline_engine.retrieval.descriptions import RERANK
 from weftline_engine.retrieval.embedder import query_of, size, texts_of
 
@@ -79,12 +79,12 @@ class RemoteItems(RemoteEngine):
             except EndpointError:
                 raise refusal from None
 
-    async def _answer(self, op: api.Op, answer: Answer) -> None:
+    async def _answer(self, op: api.Op, answer: OpAnswer) -> None:
         """Send the op's texts in parts, and emit Finished. Raises EndpointError."""
         try:
             texts = texts_of(op)
             query = query_of(op) if op.kind == RERANK else None
-        except Refused as refusal:
+        except InputRefused as refusal:
             raise EndpointError("InvalidRequest", str(refusal)) from None
         step = self._config.batch
         parts = [texts[at : at + step] for at in range(0, len(texts), step)]

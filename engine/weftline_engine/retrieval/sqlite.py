@@ -16,8 +16,8 @@ import apsw
 import numpy as np
 import sqlite_vec
 
-from weftline_engine.retrieval.core import MAX_ITEMS, Refused
-from weftline_engine.retrieval.stores import Document
+from weftline_engine.retrieval.core import MAX_ITEMS, InputRefused
+from weftline_engine.retrieval.stores import Document, NotAStore
 from weftline_engine.retrieval.vectors import Vectors
 
 SCHEMA = """
@@ -30,10 +30,6 @@ CREATE TABLE IF NOT EXISTS documents (
 );
 """
 BUSY_MS = 5000  # another process may hold the file
-
-
-class NotAStore(Exception):
-    """The file cannot be opened as a store. The message is for the user."""
 
 
 class SqliteTable:
@@ -130,7 +126,7 @@ class SqliteTable:
             "SELECT dimensions FROM tenants WHERE tenant = ?", (tenant,)
         ).fetchone()
         if row is not None and row[0] != width:
-            raise Refused(
+            raise InputRefused(
                 f"the store holds vectors of {row[0]} numbers and got {width}: use the embedder "
                 "that filled it"
             )

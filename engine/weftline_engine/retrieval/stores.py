@@ -10,11 +10,18 @@ from typing import Any, ClassVar, Protocol
 
 from weftline_engine import api
 from weftline_engine.retrieval import descriptions, vectors
-from weftline_engine.retrieval.core import MAX_ITEMS, Item, Refused
+from weftline_engine.retrieval.core import MAX_ITEMS, InputRefused, Item
 from weftline_engine.retrieval.descriptions import DELETE, INGEST, SEARCH
 from weftline_engine.retrieval.vectors import Vectors
 
 MAX_HITS = 1000  # of one search
+
+
+class NotAStore(Exception):
+    """A file, directory or database cannot be opened as a store.
+
+    The message is for the user, without the address of a database.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +90,11 @@ class StoreBackend:
     def fed(self, op: api.Op, values: Sequence[Any]) -> Sequence[Item]:
         """The queries of a search that come later, each a vector as on the wire."""
         if op.kind != SEARCH:
-            raise Refused(f"{op.kind} takes its items at once")
+            raise InputRefused(f"{op.kind} takes its items at once")
         found: list[Item] = []
         for value in values:
             if not isinstance(value, dict):
-                raise Refused("a query is a vector")
+                raise InputRefused("a query is a vector")
             found += [Item((op, vector_D)) for vector_D in vectors.decode(value)]
         return found
 
@@ -110,7 +117,7 @@ class StoreBackend:
         documents = documents_of(op.inputs.get("items"))
         found_ND = vectors.decode(op.inputs)
         if len(documents) != len(found_ND):
-            raise Refused(f"{len(documents)} texts came with {len(found_ND)} vectors")
+            raise InputRefused(f"{len(documents)} texts came with {len(found_ND)} vectors")
         # The last of two equal ids counts, as it would in two ops.
         last = {document.id: at for at, document in enumerate(documents)}
         rows = sorted(last.values())
@@ -121,7 +128,7 @@ class StoreBackend:
     def _search(self, op: api.Op, vector_D: Vectors) -> list[dict[str, Any]]:
         k, equal = op.inputs.get("k"), filter_of(op)
         if not isinstance(k, int) or not 1 <= k <= MAX_HITS:
-            raise Refused(f"k must be between 1 and {MAX_HITS}")
+            raise InputRefused(f"k must be between 1 and {MAX_HITS}")
         found = self._table.search(tenant_of(op), vector_D, k, equal)
         return [{**document.to_json(), "score": score} for document, score in found]
 
@@ -145,15 +152,15 @@ def documents_of(items: object) -> list[Document]:
     One without an id gets the hash of its content, so that adding it again changes nothing.
     """
     if not isinstance(items, list) or len(items) > MAX_ITEMS:
-        raise Refused(f"ingest takes a list of at most {MAX_ITEMS} items")
+        raise InputRefused(f"ingest takes a list of at most {MAX_ITEMS} items")
     documents = []
     for item in items:
         text, metadata = item.get("text"), item.get("metadata") or {}
         if not isinstance(text, str) or not isinstance(metadata, dict):
-            raise Refused("an item has a 'text', and an object as its 'metadata'")
+            raise InputRefused("an item has a 'text', and an object as its 'metadata'")
         id = item.get("id") or content_id(text, metadata)
         if not isinstance(id, str) or len(id) > 512:
-            raise Refused("an item's id is text of at most 512 characters")
+            raise InputRefused("an item's id is text of at most 512 characters")
         documents.append(Document(id, text, metadata))
     return documents
 
@@ -175,7 +182,7 @@ def ids_of(op: api.Op) -> list[str]:
     """The ids of an op. Raises Refused unless it holds a list of text."""
     ids = op.inputs.get("ids")
     if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
-        raise Refused(f"{op.kind} takes a list of ids")
+        raise InputRefused(f"{op.kind} takes a list of ids")
     return ids
 
 
@@ -183,7 +190,7 @@ def filter_of(op: api.Op) -> Mapping[str, Any]:
     """The metadata that documents must have. Raises Refused for values that are not plain."""
     equal = op.inputs.get("filter") or {}
     if not isinstance(equal, dict) or not all(map(_is_plain, equal.values())):
-        raise Refused("a filter maps names of metadata to texts, numbers or booleans")
+        raise InputRefused("a filter maps names of metadata to texts, numbers or booleans")
     return equal
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from weftline_engine.retrieval.core import Refused
+from weftline_engine.retrieval.core import InputRefused
 
 Vectors = npt.NDArray[np.float32]
 
@@ -25,13 +25,13 @@ def decode(value: Mapping[str, Any]) -> Vectors:
     """The vectors (N, D) of such JSON. Raises Refused for anything else, also for NaN."""
     text, width = value.get("vectors"), value.get("dimensions")
     if not isinstance(text, str) or not isinstance(width, int) or width < 1:
-        raise Refused("a vector is base64 text in 'vectors' and a number in 'dimensions'")
+        raise InputRefused("a vector is base64 text in 'vectors' and a number in 'dimensions'")
     try:
         flat = np.frombuffer(base64.b64decode(text, validate=True), dtype="<f4")
     except (binascii.Error, ValueError):
-        raise Refused("'vectors' is not base64 text of float32 numbers") from None
+        raise InputRefused("'vectors' is not base64 text of float32 numbers") from None
     if flat.size % width:
-        raise Refused(f"'vectors' holds {flat.size} numbers, which {width} does not divide")
+        raise InputRefused(f"'vectors' holds {flat.size} numbers, which {width} does not divide")
     if not np.isfinite(flat).all():
-        raise Refused("a vector holds NaN or infinity")
+        raise InputRefused("a vector holds NaN or infinity")
     return flat.reshape(-1, width)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from weftline.contract.arguments import ArgumentReader, Member, MemberText
+from weftline.contract.arguments import ArgumentReader, MemberText, ObjectMember
 from weftline_engine import api
 from weftline_engine.tools import frames
 from weftline_engine.tools.calls import Begun, Observation, failed
@@ -134,7 +134,7 @@ class ToolEngine:
             if not call.spec["streams"]:
                 continue
             match event:
-                case Member(key, value):
+                case ObjectMember(key, value):
                     call.pieces.put_nowait({"argument": [key, value]})
                 case MemberText(key, more):
                     call.pieces.put_nowait({"text": [key, more]})

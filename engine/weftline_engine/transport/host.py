@@ -66,7 +66,7 @@ class Steps(Protocol):
     def step(self) -> list[api.Event]: ...
 
 
-class Connection:
+class ParentConnection:
     """The socket to the parent. Two threads send on it: the engine's events, and signs of life."""
 
     def __init__(self, fd: int) -> None:
@@ -80,10 +80,10 @@ class Connection:
             self.socket.sendall(data)
 
 
-def connect(fd: int) -> tuple[Connection, queue.SimpleQueue[wire.Message]]:
+def connect(fd: int) -> tuple[ParentConnection, queue.SimpleQueue[wire.Message]]:
     """The connection to the parent, and the queue of the verbs that a thread reads from it."""
     die_with(os.getppid())
-    connection = Connection(fd)
+    connection = ParentConnection(fd)
     # Ctrl-C signals the whole foreground process group. The server decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     verbs: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
@@ -91,7 +91,7 @@ def connect(fd: int) -> tuple[Connection, queue.SimpleQueue[wire.Message]]:
     return connection, verbs
 
 
-class Progress:
+class StepProgress:
     """When the engine's main thread last began a step, and whether it waits for work."""
 
     def __init__(self) -> None:
@@ -111,9 +111,11 @@ class Progress:
         self._since = time.monotonic()
 
 
-def serve(core: Steps, connection: Connection, verbs: queue.SimpleQueue[wire.Message]) -> None:
+def serve(
+    core: Steps, connection: ParentConnection, verbs: queue.SimpleQueue[wire.Message]
+) -> None:
     """Run step after step. Sleep while there is no work."""
-    progress = Progress()
+    progress = StepProgress()
     threading.Thread(target=_beat, args=(connection, progress), daemon=True).start()
     while True:
         if not core.busy:
@@ -130,7 +132,7 @@ def serve(core: Steps, connection: Connection, verbs: queue.SimpleQueue[wire.Mes
                 sys.exit(0)  # the parent has ended
 
 
-def _beat(connection: Connection, progress: Progress) -> None:
+def _beat(connection: ParentConnection, progress: StepProgress) -> None:
     """Tell the parent every BEAT_S that this process runs, and when its last step began."""
     while True:
         try:
@@ -156,7 +158,7 @@ def _perform(core: Steps, verb: wire.Message) -> None:
             core.free(context)
 
 
-def _listen(connection: Connection, verbs: queue.SimpleQueue[wire.Message]) -> None:
+def _listen(connection: ParentConnection, verbs: queue.SimpleQueue[wire.Message]) -> None:
     """Read frames until the parent closes its end or dies, then end this process."""
     code = 0
     with connection.socket.makefile("rb") as stream:

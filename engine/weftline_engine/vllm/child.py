@@ -15,8 +15,8 @@ from weftline_engine.api import EngineDied
 from weftline_engine.memory import available_bytes
 from weftline_engine.openai.endpoint import Endpoint, EndpointConfig, EndpointError
 from weftline_engine.vllm.config import SchedulerChoice, VLLMConfig
-from weftline_engine.vllm.notes import Notes
-from weftline_engine.vllm.output import Lines, cause, passed_on
+from weftline_engine.vllm.notes import HintSocket
+from weftline_engine.vllm.output import OutputLines, cause, passed_on
 from weftline_engine.vllm.processor import openmp, settings
 from weftline_engine.vllm.versions import NOTES, is_for_cpus, is_known, package_of, refusal
 
@@ -36,7 +36,7 @@ class Child:
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._reader: asyncio.Task[None] | None = None
         self._loading = True
-        self.notes = Notes()  # the socket to our scheduler, if the child runs it
+        self.notes = HintSocket()  # the socket to our scheduler, if the child runs it
 
     @property
     def pid(self) -> int | None:
@@ -116,7 +116,7 @@ class Child:
         """Keep the last lines of its standard error. Copy errors to ours, and on a terminal also
         the other lines while it loads."""
         assert self._process is not None and self._process.stderr is not None
-        lines = Lines()
+        lines = OutputLines()
         while data := await self._process.stderr.read(1 << 16):
             for line in lines.split(data.decode(errors="replace")):
                 self._lines.append(line)

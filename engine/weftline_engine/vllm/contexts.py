@@ -38,7 +38,7 @@ class FreeBlocks(Protocol):
     def prepend_n(self, blocks: list[Any]) -> None: ...
 
 
-class Pool(Protocol):
+class VLLMBlocks(Protocol):
     """The methods of vLLM's block pool that are used here."""
 
     free_block_queue: Any
@@ -59,10 +59,10 @@ class _Left:
     pinned: list[Any] | None = None  # the blocks that are held; None if it is not pinned
 
 
-class Contexts:
+class PrefixContexts:
     """The contexts in one pool."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: VLLMBlocks) -> None:
         self._pool = pool
         self._left: OrderedDict[str, _Left] = OrderedDict()
         self._wishes: dict[str, Retention] = {}  # of contexts whose op still runs

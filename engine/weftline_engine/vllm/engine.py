@@ -29,13 +29,13 @@ from weftline_engine.openai.engine import (
     openai_sampling,
     served,
 )
-from weftline_engine.openai.remote import Counts, Piece, RemoteEngine
-from weftline_engine.openai.scheduling import Scheduler, headers
+from weftline_engine.openai.remote import AnswerPiece, RemoteEngine, TokenCounts
+from weftline_engine.openai.scheduling import EndpointScheduler, headers
 from weftline_engine.transport import wire
 from weftline_engine.vllm.child import Child
 from weftline_engine.vllm.config import VLLMConfig
-from weftline_engine.vllm.gauge import EVERY_S, Gauge, Meter
-from weftline_engine.vllm.notes import Notes
+from weftline_engine.vllm.gauge import EVERY_S, Gauge, GaugeReader
+from weftline_engine.vllm.notes import HintSocket
 from weftline_engine.vllm.open_prompts import WARM_TOKENS, OpenPrompt, OpenPrompts
 
 # One second of an application's age counts as this many tokens of work less. So no call starves.
@@ -58,12 +58,12 @@ class VLLMEngine(RemoteEngine):
         self._child: Child | None = None
         self._root: Endpoint | None = None  # for /metrics, which is not under /v1
         self._watch: asyncio.Task[None] | None = None
-        self._notes = Notes()  # to our scheduler in the child
+        self._notes = HintSocket()  # to our scheduler in the child
         self._model = ""
         self._contexts: dict[str, tuple[int, ...]] = {}
         self._open = OpenPrompts()
         self._priority = config.connect is None
-        self._meter: Meter | None = None  # of a vLLM without our scheduler
+        self._meter: GaugeReader | None = None  # of a vLLM without our scheduler
 
     async def start(self) -> api.Description:
         """Start vLLM, or connect to a running one, and describe it. Raises EngineDied."""
@@ -89,7 +89,7 @@ class VLLMEngine(RemoteEngine):
         pool = kv_tokens(await self.metrics())
         if not self._notes.are_read:
             seen = partial(self._count_others, pool if self._child is None else None)
-            self._meter = Meter(self.metrics, lambda: len(self._ops), seen, EVERY_S)
+            self._meter = GaugeReader(self.metrics, lambda: len(self._ops), seen, EVERY_S)
         return self._description(limit, pool)
 
     def submit(self, op: api.Op) -> None:
@@ -228,12 +228,12 @@ class VLLMEngine(RemoteEngine):
             if error.broken:
                 self._count_failure(str(error))
 
-    async def _pieces(self, op: api.Op) -> AsyncIterator[Piece]:
+    async def _pieces(self, op: api.Op) -> AsyncIterator[AnswerPiece]:
         tokens = op.tokens or ()
         if op.kind == api.Kind.FILL:
             answer = await self.endpoint.post("/completions", self._fill_body(tokens, op))
-            counts = counts_of(answer) or Counts(len(tokens))
-            yield Piece(reason=api.FinishReason.FILLED, counts=replace(counts, output=0))
+            counts = counts_of(answer) or TokenCounts(len(tokens))
+            yield AnswerPiece(reason=api.FinishReason.FILLED, counts=replace(counts, output=0))
             return
         made: list[int] = []
         body = self._body(op, tokens)
@@ -242,7 +242,7 @@ class VLLMEngine(RemoteEngine):
             body,
             f"{op.id}.{op.attempt}",
             op.hints.traceparent,
-            headers(Scheduler.VLLM, op.hints),
+            headers(EndpointScheduler.VLLM, op.hints),
         ):
             piece = _piece(event, op.sampling.logprobs if op.sampling else None)
             if piece is not None:
@@ -286,7 +286,7 @@ class VLLMEngine(RemoteEngine):
         return body | _names(op, self._notes)
 
 
-def _names(op: api.Op, notes: Notes) -> dict[str, Any]:
+def _names(op: api.Op, notes: HintSocket) -> dict[str, Any]:
     """The request fields by which our scheduler finds the hints of an op and its context."""
     if not notes.are_read:
         return {}
@@ -329,10 +329,10 @@ def priority(hints: api.Hints) -> int:
     return work * (DEEPEST + 1) + DEEPEST - min(hints.depth, DEEPEST)
 
 
-def _piece(event: dict[str, Any], alternatives: int | None) -> Piece | None:
+def _piece(event: dict[str, Any], alternatives: int | None) -> AnswerPiece | None:
     choice, counts = first_choice(event), counts_of(event)
     if choice is None:
-        return None if counts is None else Piece(counts=counts)
+        return None if counts is None else AnswerPiece(counts=counts)
     text, tokens = choice.get("text"), choice.get("token_ids")
     if not isinstance(text, str) or not isinstance(tokens, list):
         raise EndpointError(
@@ -340,10 +340,10 @@ def _piece(event: dict[str, Any], alternatives: int | None) -> Piece | None:
         )
     reason = finish_reason(choice.get("finish_reason"))
     if alternatives is None:
-        return Piece(text=text, tokens=tuple(tokens), reason=reason, counts=counts)
+        return AnswerPiece(text=text, tokens=tuple(tokens), reason=reason, counts=counts)
     logprobs = choice.get("logprobs") or {"token_logprobs": [], "top_logprobs": []}
     tops = [_likeliest(top, alternatives) for top in logprobs["top_logprobs"]]
-    return Piece(
+    return AnswerPiece(
         text=text,
         tokens=tuple(tokens),
         logprobs=tuple(logprobs["token_logprobs"]),

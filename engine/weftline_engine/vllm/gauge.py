@@ -68,7 +68,7 @@ def gauge(metrics: bytes) -> Gauge | None:
     return Gauge(max(filled), round(sum(waiting)), round(sum(running)))
 
 
-class Meter:
+class GaugeReader:
     """Reads the metrics while ops run, and calls `seen` with each gauge."""
 
     def __init__(

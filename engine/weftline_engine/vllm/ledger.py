@@ -22,7 +22,7 @@ MOST_PRIORITY = 8
 
 
 @dataclass(eq=False, slots=True)
-class Call:
+class VLLMCall:
     """A request of vLLM. `tokens` is vLLM's own list, which grows with the output."""
 
     request: str
@@ -35,12 +35,12 @@ class Call:
     rank: Rank = (False, 0.0, 0, 0.0, 0)
 
 
-class Ledger:
+class CallLedger:
     """The calls by vLLM's request id, with the newest hints of the server."""
 
     def __init__(self) -> None:
-        self._calls: dict[str, Call] = {}
-        self._by_op: dict[str, Call] = {}
+        self._calls: dict[str, VLLMCall] = {}
+        self._by_op: dict[str, VLLMCall] = {}
         self._early: OrderedDict[str, Hints] = OrderedDict()
         self._arrivals = 0
         self._changed = False
@@ -56,7 +56,7 @@ class Ledger:
         hints = Hints(priority=max(-MOST_PRIORITY, min(MOST_PRIORITY, priority)))
         if op is not None:
             hints = self._early.pop(op, Hints())
-        call = Call(request, op or "", tokens, self._arrivals, now - hints.waited, hints)
+        call = VLLMCall(request, op or "", tokens, self._arrivals, now - hints.waited, hints)
         self._calls[request] = call
         if op is not None:
             self._by_op[op] = call

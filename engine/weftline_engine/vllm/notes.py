@@ -8,7 +8,7 @@ from pathlib import Path
 from weftline_engine.transport import wire
 
 
-class Notes:
+class HintSocket:
     """The socket. Each process of vLLM that schedules connects to it before vLLM is ready."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ _BAR = re.compile(r"\d+%\|")
 MOST_CHARS = 300  # of a cause
 
 
-class Lines:
+class OutputLines:
     """Splits output into lines. A progress bar ends each of its states with a carriage return."""
 
     def __init__(self) -> None:

@@ -26,15 +26,15 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.version import __version__
 
 from weftline_engine.transport import wire
-from weftline_engine.vllm.contexts import Contexts
-from weftline_engine.vllm.ledger import Ledger
+from weftline_engine.vllm.contexts import PrefixContexts
+from weftline_engine.vllm.ledger import CallLedger
 from weftline_engine.vllm.versions import NOTES, is_known, refusal
 
 if not is_known(__version__):
     raise ImportError(refusal(__version__))
 
 
-class Notes:
+class HintReader:
     """The server's verbs, which a thread reads. Without a path there are none."""
 
     def __init__(self, path: str | None) -> None:
@@ -59,9 +59,9 @@ class WeftlineScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._notes = Notes(os.environ.get(NOTES))
-        self._ledger = Ledger()
-        self._contexts = Contexts(self.kv_cache_manager.block_pool)
+        self._notes = HintReader(os.environ.get(NOTES))
+        self._ledger = CallLedger()
+        self._contexts = PrefixContexts(self.kv_cache_manager.block_pool)
 
     def add_request(self, request: Request) -> None:
         """Add a request to the queue, with its op's hints."""

@@ -65,7 +65,7 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class VariantChoice:
     """A variant, where it comes from, and a sentence for each better way that failed."""
 
     variant: Variant
@@ -83,19 +83,19 @@ class Choice:
         return f"{self.variant.name} kernels, {self.origin}: {self.cost}"
 
 
-def expect(search: Search) -> Choice:
+def expect(search: Search) -> VariantChoice:
     """What `load` would find, without loading or compiling it. Raises NoKernels."""
     variants, complaints = order(search.wanted, search.machine)
     notes = list(complaints)
     for variant in variants:
         for origin, _ in _libraries(variant, search, notes):
-            return Choice(variant, origin, search.machine, tuple(notes))
+            return VariantChoice(variant, origin, search.machine, tuple(notes))
         if find_compiler() is not None:
-            return Choice(variant, Origin.COMPILED, search.machine, tuple(notes))
+            return VariantChoice(variant, Origin.COMPILED, search.machine, tuple(notes))
     raise NoKernels(_reasons(notes, bool(variants), search.machine, "No gcc or cc in PATH."))
 
 
-def load(search: Search) -> tuple[ctypes.CDLL, Choice]:
+def load(search: Search) -> tuple[ctypes.CDLL, VariantChoice]:
     """The best decoder that can be had (1 ms; 4 s if it has to be compiled). Raises NoKernels."""
     variants, complaints = order(search.wanted, search.machine)
     notes = list(complaints)
@@ -108,13 +108,13 @@ def load(search: Search) -> tuple[ctypes.CDLL, Choice]:
             except OSError as reason:
                 notes.append(f"{path} does not load: {reason}.")
                 continue
-            return found, Choice(variant, origin, search.machine, tuple(notes))
+            return found, VariantChoice(variant, origin, search.machine, tuple(notes))
         try:
             found = _compiled(variant, search, notes)
         except NoCompiler as reason:
             notes.append(f"{variant.name} was not compiled: {reason}.")
             continue
-        return found, Choice(variant, Origin.COMPILED, search.machine, tuple(notes))
+        return found, VariantChoice(variant, Origin.COMPILED, search.machine, tuple(notes))
     raise NoKernels(_reasons(notes, bool(variants), search.machine))
 
 

@@ -171,7 +171,7 @@ class RayCluster:
 
     async def _tick(self) -> None:
         await self._replace_failed()
-        status = self._service.status()
+        status = self._service.engines.status()
         idle_s = self._idle_s(status)
         count = wanted(self._config, len(self._replicas), status.queued, idle_s)
         while len(self._replicas) < count and time.monotonic() >= self._not_before:
@@ -190,7 +190,7 @@ class RayCluster:
         return time.monotonic() - self._idle_since
 
     def _least_busy(self) -> str:
-        load = {one.name: (one.running, one.tokens) for one in self._service.engines}
+        load = {one.name: (one.running, one.tokens) for one in self._service.engines.statuses}
         return min(self._replicas, key=lambda name: load.get(name, (0, 0)))
 
     def _start(self) -> None:

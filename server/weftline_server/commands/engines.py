@@ -135,7 +135,7 @@ def _vllm(spec: EngineSpec) -> Callable[[], Engine]:
 
 def _openai(spec: EngineSpec) -> Callable[[], Engine]:
     from weftline_engine.openai.engine import Dialect, OpenAIConfig, OpenAIEngine
-    from weftline_engine.openai.scheduling import Scheduler
+    from weftline_engine.openai.scheduling import EndpointScheduler
 
     config = OpenAIConfig(
         endpoint=_endpoint(spec),
@@ -143,7 +143,7 @@ def _openai(spec: EngineSpec) -> Callable[[], Engine]:
         name=spec.call_it,
         dialect=Dialect(spec.endpoint.dialect),
         extras=spec.endpoint.extras,
-        scheduler=Scheduler(spec.endpoint.endpoint_scheduler),
+        scheduler=EndpointScheduler(spec.endpoint.endpoint_scheduler),
         context_limit=spec.endpoint.context_limit,
         max_running=spec.max_running or 64,
     )

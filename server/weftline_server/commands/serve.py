@@ -21,13 +21,13 @@ from fastapi import FastAPI
 from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Engine
 from weftline_engine.models import DEFAULT_MODEL
-from weftline_engine.transport.tcp.gate import Gate
+from weftline_engine.transport.tcp.gate import JoinGate
 from weftline_server.app import create_app
 from weftline_server.commands import cluster, engine_spec, engines, retrieval, tools
 from weftline_server.commands.cluster import ClusterConfig
 from weftline_server.commands.connection import KEEP_S, LimitedConnection
 from weftline_server.commands.join import KEY_VARIABLE, address, key
-from weftline_server.commands.server import FLUSH_S, Server
+from weftline_server.commands.server import FLUSH_S, DrainingServer
 from weftline_server.commands.settings import LEVELS, Settings, key_of, load
 from weftline_server.config import OFF_BY_DEFAULT, OPTIMISATIONS, ServerConfig
 from weftline_server.http.guard import LoopbackOnly
@@ -253,9 +253,9 @@ async def _serve(
     app = create_app(config, makers)
     # If an engine fails to start, print its sentence, without uvicorn's stack trace.
     logging.getLogger("uvicorn.error").addFilter(
-        lambda _: state_of(app).service.start_error is None
+        lambda _: state_of(app).service.lifecycle.start_error is None
     )
-    server = Server(
+    server = DrainingServer(
         f"http://{config.host}:{port}",
         uvicorn.Config(
             app if config.keys else LoopbackOnly(app, config.host, config.cors),
@@ -277,11 +277,11 @@ async def _serve(
         async with _open(app, gate):
             await server.serve(sockets=[listener])
     except SystemExit:  # raised by uvicorn when the start failed
-        if state_of(app).service.start_error is None:
+        if state_of(app).service.lifecycle.start_error is None:
             raise
     finally:
         listener.close()
-    error = state_of(app).service.start_error
+    error = state_of(app).service.lifecycle.start_error
     if error is not None:
         print(f"weftline: {error}", file=sys.stderr)
         return 1
@@ -300,7 +300,7 @@ async def _open(app: FastAPI, opens: _Gate | None) -> AsyncIterator[None]:
         assert opens.spec is not None
         replicas = cluster.RayCluster(opens.cluster, opens.spec, service)
         host = host or await replicas.connect()
-    gate = Gate(opens.key, service.join)
+    gate = JoinGate(opens.key, service.lifecycle.join)
     try:
         port = await gate.listen(host, opens.port)
     except OSError as error:

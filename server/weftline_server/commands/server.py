@@ -30,7 +30,7 @@ FLUSH_S = 3  # seconds to send the last responses after the drain
 HURRY_S = 1.5  # seconds from a second signal to a forced exit
 
 
-class Server(uvicorn.Server):
+class DrainingServer(uvicorn.Server):
     """uvicorn's server, which drains for at most `drain_s` seconds before it shuts down."""
 
     def __init__(self, url: str, config: uvicorn.Config, app: FastAPI, drain_s: float) -> None:
@@ -49,7 +49,7 @@ class Server(uvicorn.Server):
             garbage.after_the_start()
             state = state_of(self._app)
             tenants = len(set(state.config.keys.values()))
-            for line in lacking(state.service.engines, several_tenants=tenants > 1):
+            for line in lacking(state.service.engines.statuses, several_tenants=tenants > 1):
                 print(f"weftline: {line}", file=sys.stderr)
             print(f"weftline serves on {self._url}", flush=True)
             if state.config.ui:
@@ -82,7 +82,7 @@ class Server(uvicorn.Server):
             self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        await state_of(self._app).service.drain(self._drain_s)
+        await state_of(self._app).service.lifecycle.drain(self._drain_s)
         self.should_exit = True
 
     def _end_now(self) -> None:
@@ -93,7 +93,7 @@ class Server(uvicorn.Server):
 
     async def _hurry(self) -> None:
         """Cancel what runs, so that each waiting request gets its error as JSON, and exit."""
-        await state_of(self._app).service.drain(0.0)
+        await state_of(self._app).service.lifecycle.drain(0.0)
         self.config.timeout_graceful_shutdown = 1
         self.should_exit = True
 

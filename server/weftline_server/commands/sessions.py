@@ -17,7 +17,7 @@ from weftline import Client
 from weftline.contract.errors import InvalidRequest
 from weftline_server.commands.tables import aligned, printable
 from weftline_server.journal.cipher import Cipher
-from weftline_server.journal.store import Store, StoreConfig
+from weftline_server.journal.store import JournalStore, JournalStoreConfig
 from weftline_server.journal.transfer import exported, imported
 
 _SHOWN = 20
@@ -75,7 +75,7 @@ def _moved(args: argparse.Namespace) -> int:
     if args.action == "export" and not Path(args.store).exists():
         raise InvalidRequest(f"there is no file {args.store}", param="store")
     cipher = Cipher.of(args.store_key_file or "")
-    store = Store(StoreConfig(path=args.store), cipher)
+    store = JournalStore(JournalStoreConfig(path=args.store), cipher)
     try:
         if args.action == "export":
             for line in exported(store):

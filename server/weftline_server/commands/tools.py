@@ -21,7 +21,7 @@ from weftline_server.extras import install, versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolSpec:
+class ToolTable:
     """A `[[tool]]` table: all tools of one Python module.
 
     `module` is imported with `path` before Python's search path. `name` is the engine's name, by
@@ -141,13 +141,13 @@ class McpSpec:
 
 def from_tables(
     tools: Iterable[Mapping[str, Any]], servers: Iterable[Mapping[str, Any]] = ()
-) -> tuple[ToolSpec | McpSpec, ...]:
+) -> tuple[ToolTable | McpSpec, ...]:
     """The engines of the `[[tool]]` and `[[mcp]]` tables. Raises InvalidRequest."""
-    found: list[ToolSpec | McpSpec] = []
+    found: list[ToolTable | McpSpec] = []
     for table in tools:
         if "module" not in table:
             raise InvalidRequest("a [[tool]] table needs a module", param="tool.module")
-        spec = make(ToolSpec, table, "tool.")
+        spec = make(ToolTable, table, "tool.")
         if not 0 <= spec.niceness <= MOST_NICENESS:
             raise InvalidRequest(
                 f"the niceness of a [[tool]] is 0 to {MOST_NICENESS}, not {spec.niceness}",
@@ -161,7 +161,7 @@ def from_tables(
     return tuple(found)
 
 
-def factories(specs: Iterable[ToolSpec | McpSpec]) -> dict[str, Callable[[], Engine]]:
+def factories(specs: Iterable[ToolTable | McpSpec]) -> dict[str, Callable[[], Engine]]:
     """The factory of each engine by its name. Raises InvalidRequest for two of one name."""
     found: dict[str, Callable[[], Engine]] = {}
     for spec in specs:

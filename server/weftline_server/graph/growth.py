@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from weftline.contract.errors import WeftlineError
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Primitive, Task
 
@@ -16,24 +17,34 @@ class Growth:
     """Tasks to add, new variables with their values, and waiting primitives in a new form.
 
     A variable in `released` is one that a rewired primitive does not read any more. What only
-    served such a variable is skipped.
+    served such a variable is skipped. The primitives in `cut` end with what they have so far.
     """
 
     tasks: tuple[Task, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     rewritten: Mapping[str, Primitive] = field(default_factory=dict)
     released: tuple[str, ...] = ()
+    cut: tuple[str, ...] = ()
 
 
 class Growing(ABC):
     """The body of a primitive whose end changes the graph.
 
-    The growth follows from the value and the graph alone, so a replay grows in the same way.
+    The growth follows from the value and the graph alone, so a replay grows in the same way. Where
+    it does not give its value, that is for the server alone.
     """
+
+    gives: ClassVar[bool] = False
 
     @abstractmethod
     def growth(self, graph: Graph, value: Any) -> Growth:
         """What the graph gets when the primitive ends with `value`. Raises a WeftlineError."""
+
+    def failure(self, graph: Graph, error: WeftlineError, is_taken: bool) -> Growth:
+        """What the graph gets when the primitive fails. Its value `is_taken` if a client has a part
+        of it, so that nothing else may take its place.
+        """
+        return Growth()
 
     @property
     def changes(self) -> bool:

@@ -74,8 +74,9 @@ class Traits:
 
     A kind that acts `anywhere` may change any place outside the graph: nobody knows which, or the
     tasks that it adds do it. A kind that `chooses` decides which of several variables is needed. A
-    kind `of_request` serves one request of a client, and ends when the server does. `operation`
-    is OpenTelemetry's name of what the kind does; "" is the kind's own name.
+    kind `of_request` serves one request of a client, and ends when the server does, as tool calls
+    in the records of earlier versions do. `operation` is OpenTelemetry's name of what the kind
+    does; "" is the kind's own name.
     """
 
     where: Where = Where.ENGINE
@@ -90,7 +91,7 @@ class Traits:
 PLAIN = Traits()  # of a kind that an engine computes from values
 
 
-class Body:
+class PrimitiveBody:
     """The part of a primitive that only its kind understands; plain immutable data.
 
     The methods say what is true of a body without a prompt.
@@ -113,6 +114,12 @@ class Body:
     def joins(self, variable: str) -> Specs | None:
         """The transforms of an input, if the last joins the items of a list to a text, so that the
         text of the first items can be used before the list is complete; None if it does not.
+        """
+        return None
+
+    def lost(self) -> object | None:
+        """The value of a primitive that may have run, and must not run again; None if there can be
+        none.
         """
         return None
 
@@ -158,7 +165,7 @@ class Primitive:
     after: tuple[str, ...] = ()
     effects: Effects = Effects.NONE
     work: int = 0
-    body: Body | None = None
+    body: PrimitiveBody | None = None
     items: ItemFlow | None = None
     traits: Traits = PLAIN
 

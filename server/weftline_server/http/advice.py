@@ -28,6 +28,6 @@ async def list_advice(
     """
     state = state_of(request.app)
     told = [one for one in state.advisor.told(tenant) if id is None or one[0].id_of(one[1]) == id]
-    engines = service.engines if lengths else None
+    engines = service.engines.statuses if lengths else None
     rows = advice_rows(told[:limit], values=state.config.log_prompts, engines=engines)
     return {"advice": rows, "total": len(told)}

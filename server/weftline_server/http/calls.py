@@ -24,7 +24,7 @@ from weftline_server.lowering.kinds.prompt import outputs_of
 from weftline_server.observe.parts import json_text, to_json
 from weftline_server.observe.snapshot import Snapshot
 from weftline_server.observe.view import graph_parts, value_parts
-from weftline_server.runtime.service import Service, earlier_submit, step_is_due
+from weftline_server.runtime.service import Service
 from weftline_server.session.client_values import client_step
 from weftline_server.session.origin import name_run
 from weftline_server.session.session import Session
@@ -48,7 +48,7 @@ async def submit(request: Request) -> Response:
         )
     name_run(body.run_name)
     runs, key = state_of(request.app).runs, key_of(request)
-    earlier = earlier_submit(service, key)
+    earlier = service.earlier(key)
     headers, whole = durability(service), sees_all(request, tenant)
     session = _session(service, runs, tenant, body) if earlier is None else earlier[0]
     # A client does not learn the id of a session that is opened here and fails: it cannot close it.
@@ -124,7 +124,9 @@ async def _whole_run(
 
 async def _graph(service: Service, session: Session, whole: bool) -> str:
     """The session's graph at this moment, as JSON."""
-    return await json_text(graph_parts(Snapshot(session), service.engines, whole_server=whole))
+    return await json_text(
+        graph_parts(Snapshot(session), service.engines.statuses, whole_server=whole)
+    )
 
 
 def _submitted(session: Session, tasks: Sequence[Task]) -> dict[str, Any]:
@@ -239,7 +241,7 @@ def _leaves(service: Service, error: WeftlineError) -> bool:
     The stream then ends without its last event, as it does when the server is killed, and the
     client comes back.
     """
-    return service.draining and isinstance(error, EngineUnavailable)
+    return service.lifecycle.draining and isinstance(error, EngineUnavailable)
 
 
 async def _watch(service: Service, session: Session, body: Submit) -> AsyncGenerator[bytes, None]:
@@ -272,7 +274,7 @@ async def _watch(service: Service, session: Session, body: Submit) -> AsyncGener
         await events.put((last, True))
 
     async def offer(variable: str) -> None:
-        if await step_is_due(service, session, variable):
+        if await service.readers.due(session, variable):
             await events.put((sse("due", {"semantic_var_id": variable}), False))
 
     followers = [asyncio.create_task(follow(variable)) for variable in body.watch]

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request
 
 from weftline_server.http.event_stream import EventStream, sse
 from weftline_server.http.state import ServiceDep, Tenant, sees_all
-from weftline_server.observe.engine_rates import Rates
-from weftline_server.runtime.service import Service, engine_loads
+from weftline_server.observe.engine_rates import EngineRates
+from weftline_server.runtime.service import Service
 
 router = APIRouter(prefix="/v1/engines", tags=["engines"])
 
@@ -27,7 +27,7 @@ async def list_engines(request: Request, service: ServiceDep, tenant: Tenant) ->
     and what all tenants' calls make of an engine is null, but for the tenant of `metrics_tenant`.
     """
     own = None if sees_all(request, tenant) else tenant
-    return {"engines": Rates().rows(engine_loads(service, own), time.monotonic())}
+    return {"engines": EngineRates().rows(service.engines.activity(own), time.monotonic())}
 
 
 @router.get("/follow", response_model=None)
@@ -37,8 +37,8 @@ async def follow_engines(request: Request, service: ServiceDep, tenant: Tenant) 
 
 
 async def _rows(service: Service, tenant: str | None) -> AsyncGenerator[bytes, None]:
-    rates = Rates()
-    while not service.draining:
-        rows = rates.rows(engine_loads(service, tenant), time.monotonic())
+    rates = EngineRates()
+    while not service.lifecycle.draining:
+        rows = rates.rows(service.engines.activity(tenant), time.monotonic())
         yield sse("engines", {"engines": rows})
         await asyncio.sleep(FOLLOW_S)

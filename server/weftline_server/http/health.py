@@ -30,7 +30,7 @@ async def ready(request: Request, service: ServiceDep) -> Response:
     Both name the state of each engine. Where all clients are one tenant they also say why an engine
     is not ready, which another tenant's request may have caused, and the node of one elsewhere.
     """
-    status = service.status()
+    status = service.engines.status()
     one_tenant = len(set(state_of(request.app).config.keys.values())) <= 1
     off = [engine for engine in status.engines if engine.state is not EngineState.READY]
     body: dict[str, Any] = {
@@ -62,5 +62,5 @@ async def metrics(request: Request, service: ServiceDep, tenant: Tenant) -> Resp
             param="Authorization",
         )
     rendered = state_of(request.app).metrics.render()
-    of_engines = await engine_metrics.gather(service.engines)
+    of_engines = await engine_metrics.gather(service.engines.statuses)
     return Response(rendered + of_engines, media_type=METRICS_TYPE)

@@ -26,7 +26,7 @@ class ResponsesConfig:
     reconnect_s: float = 1.0
 
 
-class Recorded:
+class RecordedResponse:
     """An HTTP response as far as it was sent; `body` is None once it is too large to keep."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -82,7 +82,7 @@ class Entry:
 
     digest: bytes
     made: float
-    response: Recorded
+    response: RecordedResponse
     clients: int = 1
     ended: bool = False
     kept: bool = False
@@ -130,7 +130,7 @@ class Responses:
                 "later",
                 retry_after_s=1.0,
             )
-        entry = self._entries[key] = Entry(digest, now, Recorded(self._config.max_response))
+        entry = self._entries[key] = Entry(digest, now, RecordedResponse(self._config.max_response))
         return entry
 
     def end(self, key: str, *, abandoned: bool = False) -> None:

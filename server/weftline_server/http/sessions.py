@@ -82,7 +82,9 @@ async def get_graph(
 ) -> JsonStream:
     """Calls, variables, edges, and where every second went, all at one moment."""
     whole = sees_all(request, tenant)
-    return JsonStream(texts(graph_parts(Snapshot(session), service.engines, whole_server=whole)))
+    return JsonStream(
+        texts(graph_parts(Snapshot(session), service.engines.statuses, whole_server=whole))
+    )
 
 
 @router.get("/{session_id}/trace", response_model=None)
@@ -161,7 +163,7 @@ async def cancel_call(
 @router.get("/{session_id}/variable/{variable}")
 async def read_variable(session: Looked, variable: str, service: ServiceDep) -> dict[str, Any]:
     """The present state of a variable, without waiting."""
-    found = service.read(session, variable)
+    found = service.readers.read(session, variable)
     await service.registry.kept(session)
     error = None if found.error is None else found.error.to_body()["error"]
     return {

@@ -58,7 +58,7 @@ def state_of(app: Starlette) -> ServerState:
 def sees_all(request: Request, tenant: str) -> bool:
     """Whether the tenant may see what all tenants' work makes of the engines.
 
-    It may where it is the only one, or the one that `metrics_tenant` names.
+    A tenant may if it is the only tenant, or the tenant that `metrics_tenant` names.
     """
     config = state_of(request.app).config
     return len(set(config.keys.values())) <= 1 or tenant == config.metrics_tenant
@@ -87,7 +87,7 @@ def asking(request: Request) -> tuple[Service, str]:
     Raises EngineUnavailable while the server shuts down, and Unauthorized.
     """
     service = state_of(request.app).service
-    if service.draining:
+    if service.lifecycle.draining:
         raise EngineUnavailable("the server is shutting down", retry_after_s=5.0)
     return service, tenant_of(request)
 

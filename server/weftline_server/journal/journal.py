@@ -18,8 +18,8 @@ from weftline.contract.errors import EngineUnavailable, KeyReused, StorageFull
 from weftline_server.journal.cipher import Cipher
 from weftline_server.journal.records import Clock, Noted, noted
 from weftline_server.journal.replay import Opened, Unreadable, replay, resumed
-from weftline_server.journal.store import Close, Drop, Keyed, Open, Store, StoreConfig
-from weftline_server.journal.writer import Item, Progress, Said, Sweep, Writer
+from weftline_server.journal.store import Close, Drop, JournalStore, JournalStoreConfig, Keyed, Open
+from weftline_server.journal.writer import Item, SessionRecord, Sweep, WriteProgress, Writer
 from weftline_server.session import events as ev
 from weftline_server.session.resumption import runs_once
 from weftline_server.session.session import Session
@@ -67,8 +67,8 @@ class Earlier:
 class Journal:
     """Records sessions in a store. All methods belong to the event loop."""
 
-    def __init__(self, config: StoreConfig, now: Callable[[], float]) -> None:
-        self._store = Store(config, Cipher.of(config.key_file))
+    def __init__(self, config: JournalStoreConfig, now: Callable[[], float]) -> None:
+        self._store = JournalStore(config, Cipher.of(config.key_file))
         self._now = now
         self.clock = Clock(time.time() - now(), now())
         self.run = self._store.next_run()
@@ -148,7 +148,7 @@ class Journal:
         found = noted(session, event, actions)
         if found is None:
             return
-        items: list[Item] = [Said(track.number, found)]
+        items: list[Item] = [SessionRecord(track.number, found)]
         at = self.clock.wall(event.now)
         if key is not None and isinstance(event, ev.TasksSubmitted):
             tasks = " ".join([task.id for task in event.tasks])
@@ -178,7 +178,7 @@ class Journal:
         track = self._tracks.get(session)
         if track is not None:
             sent = ev.PrimitiveSent(now=self._now(), primitive=primitive, engine="")
-            self._put(track, Said(track.number, Noted(sent)))
+            self._put(track, SessionRecord(track.number, Noted(sent)))
             await self.kept(session)
 
     def admit(self) -> None:
@@ -241,7 +241,7 @@ class Journal:
         if self._writer is not None:
             self._writer.wake()
 
-    def _tell(self, progress: Progress) -> None:
+    def _tell(self, progress: WriteProgress) -> None:
         assert self._loop is not None
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._ledger.hear, progress)
@@ -286,7 +286,7 @@ class _Ledger:
                 "the disk of the server does not answer: try again later", retry_after_s=5.0
             ) from None
 
-    def hear(self, progress: Progress) -> None:
+    def hear(self, progress: WriteProgress) -> None:
         if progress.error and not self.error:
             log.error("sessions cannot be stored: %s", progress.error)
         elif self.error and not progress.error:

@@ -23,7 +23,8 @@ from weftline_server.graph.primitive import Effects, Task
 from weftline_server.lowering.control.sides import after
 from weftline_server.lowering.kinds import KINDS
 from weftline_server.lowering.kinds.prompt import task_of
-from weftline_server.lowering.kinds.tool import ToolBody, task_of_tool
+from weftline_server.lowering.kinds.tool import ToolBody, of_request, task_of_tool
+from weftline_server.lowering.kinds.turn import AgentRun, as_turn, first_run
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
 
@@ -31,6 +32,7 @@ VERSION = 1
 
 _CALL: TypeAdapter[Call] = TypeAdapter(Call)
 _STEP: TypeAdapter[Step] = TypeAdapter(Step)
+_RUN: TypeAdapter[AgentRun] = TypeAdapter(AgentRun)
 
 _USAGE = tuple(one.name for one in fields(Usage))
 
@@ -134,7 +136,9 @@ def _task(task: Task) -> Json:
 def _said(task: Task) -> Json:
     if task.call is not None:
         call = _CALL.dump_python(task.call, mode="json", by_alias=True, exclude_defaults=True)
-        return {"id": task.id, "call": call}
+        run = first_run(task)
+        agent = {} if run is None else {"agent": _RUN.dump_python(run, mode="json")}
+        return {"id": task.id, "call": call, **agent}
     (first, *_) = task.primitives
     if isinstance(first.body, ToolBody):
         body = first.body
@@ -152,7 +156,9 @@ def _read_task(body: Json) -> Task:
 
 def _read_said(body: Json) -> Task:
     if "call" in body:
-        return task_of(body["id"], _CALL.validate_python(body["call"]))
+        task = task_of(body["id"], _CALL.validate_python(body["call"]))
+        run = body.get("agent")
+        return task if run is None else as_turn(task, _RUN.validate_python(run), KINDS)
     if "tool" in body:
         return _tool(body)
     step = _STEP.validate_python(body["step"])
@@ -163,7 +169,7 @@ def _tool(body: Json) -> Task:
     tool = body["tool"]
     called = ToolBody(tool["name"], tool["arguments"], False)
     effects, writes = Effects(tool["effects"]), tuple(body["writes"])
-    return task_of_tool(body["id"], body["resource"], called, effects, writes)
+    return of_request(task_of_tool(body["id"], body["resource"], called, effects, writes))
 
 
 def _read_submitted(body: Json, at: float, clock: Clock) -> Iterator[ev.SessionEvent]:
@@ -221,12 +227,18 @@ def _charged(body: Json, at: float) -> Iterator[ev.SessionEvent]:
 
 def _write_failed(one: Noted, clock: Clock) -> Json:
     assert isinstance(one.event, ev.PrimitiveFailed)
-    return {"p": one.event.primitive, "tokens": one.tokens, "error": _error(one.event.error)}
+    body = {"p": one.event.primitive, "tokens": one.tokens, "error": _error(one.event.error)}
+    return {**body, "taken": True} if one.event.is_taken else body
 
 
 def _read_failed(body: Json, at: float, clock: Clock) -> Iterator[ev.SessionEvent]:
     yield from _charged(body, at)
-    yield ev.PrimitiveFailed(now=at, primitive=body["p"], error=_read_error(body["error"]))
+    yield ev.PrimitiveFailed(
+        now=at,
+        primitive=body["p"],
+        error=_read_error(body["error"]),
+        is_taken=body.get("taken", False),
+    )
 
 
 def _error(error: WeftlineError) -> Json:

@@ -55,7 +55,7 @@ VACUUMED_PAGES = 2000  # that one sweep gives back to the file system
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreConfig:
+class JournalStoreConfig:
     """The file of the sessions, "" for none, and what a power cut may cost.
 
     With `durability` "full" every commit reaches the disk before it is acknowledged, so a power cut
@@ -174,10 +174,10 @@ class Stored:
     closed: float | None
 
 
-class Store:
+class JournalStore:
     """An open file. Raises InvalidRequest if it is in use, or was written by a later version."""
 
-    def __init__(self, config: StoreConfig, cipher: Cipher | None = None) -> None:
+    def __init__(self, config: JournalStoreConfig, cipher: Cipher | None = None) -> None:
         self.path = Path(config.path)
         self._config = config
         self._cipher = cipher

@@ -8,13 +8,13 @@ from typing import Any
 
 from weftline.contract.errors import InvalidRequest
 from weftline_server.journal.replay import Opened
-from weftline_server.journal.store import Append, Change, Close, Open, Store
+from weftline_server.journal.store import Append, Change, Close, JournalStore, Open
 
 FORMAT = 1
 FIELDS = frozenset({"tenant", "id", "alias", "at", "stays"})
 
 
-def exported(store: Store) -> Iterator[str]:
+def exported(store: JournalStore) -> Iterator[str]:
     """A line for each session, the open ones first, with its records in plain text."""
     for closed in (False, True):
         for one in store.sessions(closed=closed):
@@ -24,7 +24,7 @@ def exported(store: Store) -> Iterator[str]:
             yield json.dumps(line, separators=(",", ":"))
 
 
-def imported(store: Store, lines: Iterable[str]) -> tuple[int, int]:
+def imported(store: JournalStore, lines: Iterable[str]) -> tuple[int, int]:
     """How many sessions were added, and how many the store had already. Raises InvalidRequest."""
     known = {
         (one.opened.tenant, one.opened.id)

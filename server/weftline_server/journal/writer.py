@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from weftline_server.journal.records import Clock, Noted, encode
-from weftline_server.journal.store import Append, Change, Drop, Store
+from weftline_server.journal.store import Append, Change, Drop, JournalStore
 
 log = logging.getLogger("weftline.journal")
 
@@ -25,7 +25,7 @@ MOST_HELD = 64 << 20  # bytes of records that wait for space
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SessionRecord:
     """A record of a session that is not JSON yet."""
 
     session: int
@@ -40,11 +40,11 @@ class Sweep:
     keys_s: float
 
 
-Item = Change | Said | Sweep
+Item = Change | SessionRecord | Sweep
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class WriteProgress:
     """What the thread tells: `done` entries are on disk; `error` says why no more are.
 
     Of the sessions in `lost` records were given up, since too many waited for space. `full` says
@@ -60,7 +60,9 @@ class Progress:
 class Writer:
     """Writes items in their order. `tell` is called in the thread, after every commit."""
 
-    def __init__(self, store: Store, clock: Clock, tell: Callable[[Progress], None]) -> None:
+    def __init__(
+        self, store: JournalStore, clock: Clock, tell: Callable[[WriteProgress], None]
+    ) -> None:
         self._store = store
         self._clock = clock
         self._tell = tell
@@ -118,17 +120,17 @@ class Writer:
             error = self._attempt(partial(self._store.write, changes))
             if not error:
                 break
-            self._tell(Progress(self._done, error, frozenset(self._lost), self._full))
+            self._tell(WriteProgress(self._done, error, frozenset(self._lost), self._full))
             if ends:
                 log.error("%d records could not be written: %s", len(changes), error)
                 return
             time.sleep(RETRY_S)
         self._done += count
-        self._tell(Progress(self._done, "", frozenset(self._lost), self._full))
+        self._tell(WriteProgress(self._done, "", frozenset(self._lost), self._full))
 
     def _changes(self, item: Item) -> list[Change]:
         match item:
-            case Said(session, noted):
+            case SessionRecord(session, noted):
                 return [] if session in self._lost else self._encoded(session, noted)
             case Sweep(now, keys_s):
                 self._attempt(partial(self._sweep, now, keys_s))

@@ -1,4 +1,5 @@
-"""What is checked before any work is done: counts of a submit, and what may take long."""
+"""Checks before any work is done: the counts of a submit, and the transforms and prompts that may
+take long."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ Spec = Mapping[str, Any]
 LARGE_CHARS = 1 << 15
 # A value with more parts counts as large. A walk over this many takes 0.2 ms.
 MANY_PARTS = 2000
-# Each output of a call knows all that stands before it, so a call costs segments times outputs. Of
-# this product 100,000 take 60 ms.
+# Each output of a call knows all segments before it, so a call costs segments times outputs. A
+# product of 100,000 takes 60 ms.
 MAX_SEGMENTS_BY_OUTPUTS = 100_000
 MAX_PLACEHOLDERS = 50_000  # of a submit: five for each of the most calls
 

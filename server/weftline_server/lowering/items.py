@@ -1,7 +1,7 @@
 """Kinds that take a list item by item, and the texts, embedded texts and hits that they read.
 
-What is sent early is advice: the op's result is put together from the results of the items that the
-whole value has. An item that was sent and is not in the value costs time only.
+Items that are sent early are advice: the op's result is put together from the results of the items
+in the whole value. An item that was sent early and is not in the whole value costs time only.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ R = TypeVar("R", bound=Reading)
 class ItemKind(StepKind[R]):
     """A kind whose results for the items of its main input do not depend on each other.
 
-    It is `ordered` if the first results are the first items of its value. `whole_inputs` are the
-    inputs of its op that hold the items.
+    The kind is `ordered` if the first results are the first items of its value. `whole_inputs` are
+    the inputs of its op that hold the items.
     """
 
     ordered: ClassVar[bool] = False
@@ -53,7 +53,8 @@ class ItemKind(StepKind[R]):
         )
 
     def fed(self, step: R, items: Sequence[Any]) -> list[Any]:
-        """What the engine gets of these items of the input, up to the first that does not fit."""
+        """These items of the input as the engine gets them, up to the first item that does not
+        fit."""
         found: list[Any] = []
         for item in items:
             try:
@@ -63,7 +64,7 @@ class ItemKind(StepKind[R]):
         return found
 
     def fed_item(self, step: R, item: Any) -> list[Any]:
-        """What the engine gets of one item. Raises InvalidRequest for one that does not fit."""
+        """One item as the engine gets it. Raises InvalidRequest for an item that does not fit."""
         return texts_of(step, [item])
 
     def wanted(self, inputs: Mapping[str, Any]) -> list[Any]:
@@ -79,11 +80,13 @@ class ItemKind(StepKind[R]):
         return {"hits": list(results)}
 
     def passed_on(self, items: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
-        """What the next step takes of these items, of which the engine has the results."""
+        """The items that the next step takes, made of these items and the engine's results for
+        them."""
         return tuple(results)
 
     def so_far(self, step: R, items: Sequence[Any], known: Sequence[Any]) -> tuple[Any, ...]:
-        """What the server can pass on of a step that it computes, beside what is `known`."""
+        """The results that the server can pass on of a step that it computes, beside those that are
+        `known`."""
         return ()
 
 

@@ -31,7 +31,7 @@ class Sources:
         return self._left >= 0 and any(text in one for one in texts)
 
     def _texts_of(self, variable: str) -> tuple[str, ...]:
-        """Its text, and its value as text if that is another and small."""
+        """The variable's text, and its value as text if that text differs and is small."""
         if variable not in self._texts:
             found = self._session.variables.get(variable)
             texts: tuple[str, ...] = ()

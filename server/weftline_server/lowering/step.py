@@ -25,13 +25,15 @@ from weftline_server.graph.primitive import (
     Task,
     Traits,
 )
-from weftline_server.graph.primitive import Body as PrimitiveBody
+from weftline_server.graph.primitive import PrimitiveBody as PrimitiveBody
 from weftline_server.session.budget import value_bytes
 
 CHARS_PER_TOKEN = 4  # a guess that needs no tokenizer
 GUESSED_WORK = 64  # tokens of a step whose inputs are not known yet
 
 S = TypeVar("S", bound=StepBase)
+# The tools that engines run, by name: the engine's name, and what it says of the tool.
+Tools = Mapping[str, tuple[str, Mapping[str, Any]]]
 Rename = Callable[[str], str]
 
 
@@ -42,9 +44,21 @@ class StepBody(PrimitiveBody):
     step: StepBase
 
 
+@dataclass(frozen=True, slots=True)
+class Resolver:
+    """What the names in a step mean on this server. Each function raises if there is no such thing.
+
+    `prepare` names the model of a call, `resource` is what runs a step, `tools` are all tools.
+    """
+
+    prepare: Callable[[Call], Call]
+    resource: Callable[[StepBase], str]
+    tools: Callable[[], Tools]
+
+
 @dataclass(frozen=True, eq=False)
 class Kinds:
-    """The kinds of steps by name. They lower the steps and calls of a submit or a body."""
+    """The kinds of steps by name. The kinds lower the steps and calls of a submit or a body."""
 
     by_name: Mapping[str, StepKind[Any]]
     lower_call: Callable[[Call, str, str], Task]  # a call, its model, the task's id
@@ -64,7 +78,8 @@ class Kinds:
         return self.of(step).lower(step, resource, id or f"s_{uuid.uuid4().hex[:12]}", batch, self)
 
     def is_free(self, body: Body) -> bool:
-        """Whether a body can run for nothing: it changes nothing outside the graph."""
+        """Whether a body changes nothing outside the graph, so that it does no harm if it runs for
+        nothing."""
         return not any(self.of(step).changes(step, self) for step in body.steps)
 
 
@@ -79,13 +94,21 @@ class StepKind(Generic[S]):
     engine: ClassVar[str] = "store"
 
     def effects(self, step: S) -> Effects:
-        """What a repetition would do."""
+        """The effects that running the step again would have."""
         return Effects.NONE
 
     def changes(self, step: S, kinds: Kinds) -> bool:
         """Whether it, or the body that it repeats, changes something outside the graph."""
         body = repeated_body(step)
         return self.effects(step) is not Effects.NONE or not (body is None or kinds.is_free(body))
+
+    def generates(self, step: S) -> bool:
+        """Whether a model generates text in the step itself."""
+        return False
+
+    def resolved(self, step: S, resolver: Resolver) -> S:
+        """The step with what its names mean; see also `control.body.resolved`."""
+        return step
 
     def later(self, step: S, kinds: Kinds) -> tuple[str, ...]:
         """The variables that it may read once it has decided something."""

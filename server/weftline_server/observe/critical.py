@@ -34,7 +34,7 @@ PAUSED = 128  # tasks of the path between two pauses, in 2 ms
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PathTask:
     """One task on the path: the seconds since the task before it had ended, by cause."""
 
     task: str
@@ -47,18 +47,18 @@ class Part:
         return sum(s for cause, s in self.seconds.items() if cause not in ("client", "server"))
 
 
-def critical_path(session: Seen) -> list[Part]:
+def critical_path(session: Seen) -> list[PathTask]:
     """The parts of the path, the first task first; empty before any task has ended."""
     return list(_backwards(session))[::-1]
 
 
-def _backwards(session: Seen) -> Iterator[Part]:
+def _backwards(session: Seen) -> Iterator[PathTask]:
     run = max(filter(_is_done, session.tasks.values()), key=_end_of, default=None)
     while run is not None:
         before = _before(session, run)
         since = session.opened if before is None else _end(before)
         assert since is not None, "a task before another one has ended"
-        yield Part(run.task.id, run.task.name, _seconds(session, run, since))
+        yield PathTask(run.task.id, run.task.name, _seconds(session, run, since))
         run = before
 
 
@@ -70,7 +70,7 @@ def critical_view(session: Seen) -> dict[str, Any]:
 def critical_parts(session: Seen) -> Parts:
     """What `critical_view` gives as the field `critical`, with pauses."""
     yield None
-    parts: list[Part] = []
+    parts: list[PathTask] = []
     for number, part in enumerate(_backwards(session), 1):
         parts.append(part)
         if number % PAUSED == 0:
@@ -78,7 +78,7 @@ def critical_parts(session: Seen) -> Parts:
     yield "critical", _view(parts[::-1])
 
 
-def _view(parts: list[Part]) -> dict[str, Any]:
+def _view(parts: list[PathTask]) -> dict[str, Any]:
     total: dict[str, float] = defaultdict(float)
     for part in parts:
         for cause, seconds in part.seconds.items():
@@ -90,7 +90,7 @@ def _view(parts: list[Part]) -> dict[str, Any]:
     }
 
 
-def _sentence(parts: list[Part], total: Mapping[str, float]) -> str:
+def _sentence(parts: list[PathTask], total: Mapping[str, float]) -> str:
     whole = sum(total.values())
     if not parts or whole <= 0:
         return "nothing has ended yet"

@@ -12,7 +12,7 @@ from weftline_server.schedule.engines.activity import EngineActivity, Tokens
 WINDOW_S = 5.0  # that rates are the mean of: prompts are counted at once, when their call ends
 
 
-class Rates:
+class EngineRates:
     """One reader of the engines. It remembers the tokens of the last WINDOW_S."""
 
     def __init__(self) -> None:

@@ -125,7 +125,7 @@ class _Load(Collector):
         self._service = service
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        status = self._service.status()
+        status = self._service.engines.status()
         yield _gauge("sessions_open", "Sessions that are open", {(): status.sessions})
         yield _gauge("queue_length", "Primitives that wait for an engine", {(): status.queued})
         yield _gauge(

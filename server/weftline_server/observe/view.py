@@ -86,16 +86,13 @@ def _item(session: Session, variable: str | None) -> dict[str, Any] | None:
 
 def _generated(session: Session, task: Task, variable: str) -> dict[str, Any]:
     step = output_step(session, variable)
-    assert step is not None, "a ready output has a step"
-    assert step.usage is not None and step.reason is not None, "a ready output has finished"
-    return {
-        "call_id": task.id,
-        "model": task.resource,
-        "prompt_tokens": step.usage.prompt_tokens,
-        "cached_tokens": step.usage.cached_tokens,
-        "output_tokens": step.usage.output_tokens,
-        "finish_reason": step.reason.value,
-    }
+    assert step is not None and step.reason is not None, "a ready output has finished"
+    found: dict[str, Any] = {"call_id": task.id, "model": task.resource}
+    if (usage := step.usage) is not None:  # an answer that a tool has refused has none
+        found["prompt_tokens"] = usage.prompt_tokens
+        found["cached_tokens"] = usage.cached_tokens
+        found["output_tokens"] = usage.output_tokens
+    return {**found, "finish_reason": step.reason.value}
 
 
 def graph_view(

@@ -40,15 +40,15 @@ __all__ = [
     "verify",
 ]
 
-# By the name that switches a pass off. The upward passes go from the changed primitives to their
-# producers, as far as something changes. Groups follow from depths. The last ones look at a
-# primitive once, before it has a depth, and finding the same again would change nothing.
+# The passes, by the name that switches a pass off. The first ones go from the changed primitives up
+# to their producers, as far as something changes. Groups follow from depths. The last ones look at
+# a primitive once, before the primitive has a depth, and a second look would change nothing.
 UPWARD: Mapping[str, Pass] = {"depth": depth, "objective": objectives}
 GROUPING: Mapping[str, Pass] = {"groups": groups}
 ONCE: Mapping[str, Pass] = {"prefix": prefixes}
-# These give the edges of a primitive their flows. Each runs again after another one has changed
-# something, because an edge that goes away may let another one stream. The second part says which
-# primitives a pass may change: most submits have none for three of the five.
+# These passes give the edges of a primitive their flows. Each pass runs again after another pass
+# has changed something, because an edge that goes away may let another edge stream. The second part
+# says which primitives a pass may change: most submits have none for three of the five.
 FLOWS: Mapping[str, tuple[Pass, Callable[[Primitive], bool]]] = {
     "order": (order, has_order),
     "flow": (flows, has_reads),
@@ -112,8 +112,7 @@ def analyse(
 
 def _give_flows(graph: Graph, plan: Plan, fresh: Changed, without: frozenset[str]) -> None:
     """Run the passes over the edges in turn, until each has run since the last change of another.
-
-    None of them changes anything when it runs twice in a row.
+    No pass changes anything when it runs twice in a row.
     """
     readers = [graph.primitives[id] for id in readers_of(fresh, plan)]
     turns = [
@@ -142,7 +141,7 @@ def apply(graph: Graph, plan: Plan, findings: Findings) -> None:
 
 
 def consumers_first(graph: Wiring, primitives: Iterable[str]) -> list[str]:
-    """The given primitives, each before those of them that it waits for directly."""
+    """The given primitives, consumers first: each stands before its direct producers."""
     among = dict.fromkeys(primitives)
     if len(among) == 1:
         return list(among)

@@ -7,10 +7,9 @@ from weftline_server.passes.plan import MOST_EDGES, Changed, Findings, Plan
 
 
 def groups(graph: Graph, plan: Plan, changed: Changed) -> Findings:
-    """Tasks of equal depth under one consumer are a group; a lone producer is in none.
-
-    A list longer than MOST_EDGES goes through an engine in many batches: no group is made of it.
-    A task with several consumers belongs to the group of the first consumer that makes one.
+    """Tasks of equal depth under one consumer are a group; a lone producer is in no group. A list
+    longer than MOST_EDGES goes through an engine in many batches, so its producers are no group. A
+    task with several consumers belongs to the group of the first consumer that makes one.
     """
     found: dict[str, str] = {}
     for task in dict.fromkeys([graph.primitives[id].task for id in changed]):

@@ -1,7 +1,7 @@
 """Batch and pipeline: which edges carry a list item by item (Teola's second and fourth pass).
 
-Teola clones the steps below a list, one for each part of it. Here the edge says that items travel,
-and one step takes them as they come.
+Teola clones the steps below a list, one for each part of the list. Here the edge says that items
+travel, and one step takes the items as they come.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ def pipeline(graph: Graph, plan: Plan, changed: Changed) -> Findings:
 def batch(graph: Graph, plan: Plan, changed: Changed) -> Findings:
     """Let a step take the results of the step before it batch by batch.
 
-    That pays where the step before it has more items than its engine computes as fast at once, or
-    where it gets its own items one by one. A step with so many items reports them as they come even
-    if the next takes the whole list: an attempt after a failure then keeps them.
+    Batches pay where the step before has more items than an efficient batch of its engine, or where
+    the step before gets its own items one by one. A step with so many items reports its results as
+    they come even if the next step takes the whole list: an attempt after a failure then keeps
+    these results.
     """
 
     def gives(producer: Primitive, reader: ItemFlow) -> bool:
@@ -96,7 +97,7 @@ def _edge(
 
 
 def _producers_first(graph: Graph, readers: Mapping[str, None]) -> list[str]:
-    """The readers, each behind those of them whose items it takes."""
+    """The readers, producers first: each stands behind the readers whose items it takes."""
     order: dict[str, None] = {}
     for id in readers:
         chain: list[str] = []

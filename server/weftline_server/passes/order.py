@@ -26,5 +26,6 @@ def order(graph: Graph, plan: Plan, changed: Changed) -> Findings:
 
 
 def has_order(primitive: Primitive) -> bool:
-    """Whether the primitive has an `order` edge: it waits for a writer, and reads no value."""
+    """Whether the primitive has an `order` edge, on which it waits for a writer and reads no
+    value."""
     return Flow.ORDER in [read.flow for read in primitive.reads]

@@ -37,8 +37,8 @@ class Plan:
     """The findings of the passes so far, keyed by primitive id. Only `analyse` writes.
 
     `criteria` holds the criterion that the readers of a variable gave, by variable. Primitives in
-    `started` are on an engine or have ended: they keep their form and their advice.
-    Those in `rewired` wait for less than before, and may be ready now.
+    `started` are on an engine or have ended: such primitives keep their form and their advice.
+    Primitives in `rewired` wait for fewer variables than before, and may be ready now.
     """
 
     criteria: Mapping[str, Criterion]
@@ -67,8 +67,8 @@ class Plan:
             self.prefixes.update(prefixes)
 
 
-# Primitives to look at, consumers before producers. Each comes with those of its consumers that are
-# new or have changed.
+# Primitives to look at, consumers before producers. Each primitive comes with its consumers that
+# are new or have changed.
 Changed = Mapping[str, Collection[str]]
 
 
@@ -117,7 +117,8 @@ def verify(graph: Graph, plan: Plan, findings: Findings) -> None:
 
 
 def _verify_reads(new: Primitive, old: Primitive) -> None:
-    """A new form reads every value that the old one reads; it may leave out what only orders."""
+    """A new form reads every value that the old form reads, but may leave out reads that only
+    order."""
     values = {read.variable for read in old.reads if read.flow is not Flow.ORDER}
     if not values <= {read.variable for read in new.reads if read.flow is not Flow.ORDER}:
         raise InvalidFindings(f"primitive {new.id!r} must read all values that it needs")

@@ -1,7 +1,7 @@
 """Passes that the operator names. A pass that fails leaves the graph as it is.
 
-They are Python functions that an installed package offers under the entry point `weftline.passes`.
-Only the operator's configuration can name one.
+These passes are Python functions that an installed package offers under the entry point
+`weftline.passes`. Only the operator's configuration can name one.
 """
 
 from __future__ import annotations

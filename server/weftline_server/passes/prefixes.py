@@ -7,7 +7,7 @@ from weftline_server.passes.plan import Changed, Findings, Plan
 
 
 def prefixes(graph: Graph, plan: Plan, changed: Changed) -> Findings:
-    """Find the prefix hashes of each primitive's prompt, in order. They never change."""
+    """Find the prefix hashes of each primitive's prompt, in order. The hashes never change."""
     found: dict[str, tuple[str, ...]] = {}
     for id in changed:
         body = graph.primitives[id].body

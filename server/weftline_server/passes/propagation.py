@@ -18,10 +18,12 @@ def upward(
     known: Mapping[str, V],
     find: Callable[[str, Collection[str], Mapping[str, V]], V],
 ) -> dict[str, V]:
-    """What `find` says of the changed primitives, and of those above them that change with them.
+    """The findings of the changed primitives, and of their producers whose findings change with
+    them.
 
-    `find` gets a primitive, those of its consumers that have changed, and the findings so far,
-    which come before what was `known`. It is not asked about primitives that have started.
+    `find(primitive, consumers, found)` returns a primitive's finding. `consumers` are the
+    primitive's consumers whose findings have changed. `found` has the findings so far; where it has
+    none, the finding in `known` still holds. `find` is not called for primitives that have started.
     """
     found: dict[str, V] = {}
     wave = changed

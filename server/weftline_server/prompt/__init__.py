@@ -5,9 +5,10 @@ No module here imports Jinja or tokenizers before it renders or tokenises.
 
 from __future__ import annotations
 
-from weftline_server.prompt.answer_parser import AnswerParser, message_of, parser_of
+from weftline_server.prompt.answer import message_of
+from weftline_server.prompt.answer_parser import AnswerParser, parser_of
 from weftline_server.prompt.prompter import Payload, Prompter
-from weftline_server.prompt.render import PromptBefore, Turn, render
+from weftline_server.prompt.render import PromptBefore, RenderedMessage, render
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.prompt.tool_parser import ToolParser
 
@@ -16,9 +17,9 @@ __all__ = [
     "Payload",
     "PromptBefore",
     "Prompter",
+    "RenderedMessage",
     "ToolFormat",
     "ToolParser",
-    "Turn",
     "message_of",
     "parser_of",
     "render",

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from weftline.contract.protocol import Call
 from weftline_server.prompt.thinking_block import Thinking, ThinkingBlock
 from weftline_server.prompt.tool_format import ToolFormat
-from weftline_server.prompt.tool_parser import (
-    Arguments,
-    Called,
-    Delta,
-    Said,
-    Thought,
-    ToolParser,
-)
+from weftline_server.prompt.tool_parser import Delta, Said, Thought, ToolParser
 
 
 class AnswerParser:
@@ -54,29 +45,3 @@ def parser_of(call: Call, key: str, format: ToolFormat, thinking: Thinking) -> A
     single = not call.parallel_tool_calls
     tools = ToolParser(format, schemas, key, single=single) if schemas else None
     return AnswerParser(thinking, tools)
-
-
-def message_of(parser: AnswerParser | ToolParser, text: str) -> dict[str, Any]:
-    """Return a complete answer as OpenAI's assistant message: its text, and its thoughts and calls
-    if there are any."""
-    said: list[str] = []
-    thoughts: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for delta in (*parser.feed(text), *parser.end()):
-        match delta:
-            case Said(more):
-                said.append(more)
-            case Thought(more):
-                thoughts.append(more)
-            case Called(_, id, name):
-                function = {"name": name, "arguments": ""}
-                calls.append({"id": id, "type": "function", "function": function})
-            case Arguments(index, more):
-                calls[index]["function"]["arguments"] += more
-    content = "".join(said)
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    if thoughts:
-        message["reasoning_content"] = "".join(thoughts)
-    if calls:
-        message |= {"content": content or None, "tool_calls": calls}
-    return message

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from weftline.contract.tools import Tool, ToolCall
-from weftline_server.prompt.render import Turn
+from weftline_server.prompt.render import RenderedMessage
 from weftline_server.prompt.tool_format import ToolFormat
 
 # The format of Hermes and Qwen. Instruction-tuned models have seen most calls in this format.
@@ -22,12 +22,12 @@ To call a function, answer with its name and its arguments as JSON inside these 
 </tool_call>"""
 
 
-def for_template(turns: Iterable[Turn], format: ToolFormat) -> list[dict[str, Any]]:
+def for_template(turns: Iterable[RenderedMessage], format: ToolFormat) -> list[dict[str, Any]]:
     """Return messages for a template that supports tools. It takes arguments as JSON objects."""
     return [_message(turn, format) for turn in turns]
 
 
-def in_words(turns: Sequence[Turn], tools: Sequence[Tool]) -> list[dict[str, Any]]:
+def in_words(turns: Sequence[RenderedMessage], tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """Return messages for a template without tools: every role is system, user or assistant.
 
     The tools are described at the end of the first system message. Calls become text of the
@@ -40,8 +40,8 @@ def in_words(turns: Sequence[Turn], tools: Sequence[Tool]) -> list[dict[str, Any
         if said and said[0].role == "system":
             said[0] = replace(said[0], content=f"{said[0].content}\n\n{block}")
         else:
-            said.insert(0, Turn("system", block))
-    merged: list[Turn] = []
+            said.insert(0, RenderedMessage("system", block))
+    merged: list[RenderedMessage] = []
     for turn, original in zip(said, [*[None] * (len(said) - len(turns)), *turns], strict=True):
         # Tool results in a row are merged, because templates expect the roles to alternate.
         if merged and original is not None and original.role == "tool" and _answers(merged[-1]):
@@ -51,17 +51,17 @@ def in_words(turns: Sequence[Turn], tools: Sequence[Tool]) -> list[dict[str, Any
     return [_message(turn, ToolFormat.HERMES) for turn in merged]
 
 
-def _in_words(turn: Turn) -> Turn:
+def _in_words(turn: RenderedMessage) -> RenderedMessage:
     if turn.role == "tool":
-        return Turn("user", f"<tool_response>\n{turn.content}\n</tool_response>")
+        return RenderedMessage("user", f"<tool_response>\n{turn.content}\n</tool_response>")
     if turn.tool_calls:
         calls = "\n".join(map(_call_in_words, turn.tool_calls))
         content = f"{turn.content}\n{calls}" if turn.content else calls
-        return Turn(turn.role, content, turn.name)
+        return RenderedMessage(turn.role, content, turn.name)
     return turn
 
 
-def _answers(turn: Turn) -> bool:
+def _answers(turn: RenderedMessage) -> bool:
     return turn.role == "user" and turn.content.startswith("<tool_response>\n")
 
 
@@ -70,7 +70,7 @@ def _call_in_words(call: ToolCall) -> str:
     return f'<tool_call>\n{{"name": {name}, "arguments": {call.function.arguments}}}\n</tool_call>'
 
 
-def _message(turn: Turn, format: ToolFormat) -> dict[str, Any]:
+def _message(turn: RenderedMessage, format: ToolFormat) -> dict[str, Any]:
     message: dict[str, Any] = {"role": turn.role, "content": turn.content}
     if turn.name is not None:
         message["name"] = turn.name

@@ -20,7 +20,7 @@ from weftline.contract.errors import ContextTooLong, InvalidRequest
 from weftline_engine.api import WORDS, Description
 from weftline_server.prompt.chat import for_template, in_words
 from weftline_server.prompt.memo import Memo
-from weftline_server.prompt.render import PromptBefore, Turn
+from weftline_server.prompt.render import PromptBefore, RenderedMessage
 from weftline_server.prompt.thinking_block import OPEN_BLOCK, Thinking
 from weftline_server.prompt.tool_format import format_of
 from weftline_server.prompt.words import WordEncoding, WordTokenizer
@@ -131,7 +131,7 @@ class Prompter:
 
     def _ending(self, words: Mapping[str, TemplateWord]) -> Thinking:
         try:
-            text = self.text(PromptBefore("", (Turn("user", BEGINNING),), words=words))
+            text = self.text(PromptBefore("", (RenderedMessage("user", BEGINNING),), words=words))
         except InvalidRequest:
             return Thinking.MARKED  # the template refuses a conversation of one message
         return Thinking.OPEN if text.rstrip().endswith(OPEN_BLOCK) else Thinking.MARKED
@@ -196,7 +196,7 @@ class Prompter:
         if self._template is None or self.description.takes_messages:
             return 0
         try:
-            text = self.text(PromptBefore("", (Turn("user", BEGINNING),)))
+            text = self.text(PromptBefore("", (RenderedMessage("user", BEGINNING),)))
         except InvalidRequest:
             return 0  # the template refuses a conversation of one message
         return max(0, text.find(BEGINNING))

@@ -14,7 +14,7 @@ from weftline.contract.tools import CalledFunction, Tool, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RenderedMessage:
     """A chat message whose content is rendered text."""
 
     role: str
@@ -32,7 +32,7 @@ class PromptBefore:
     """
 
     text: str
-    messages: tuple[Turn, ...] | None = None
+    messages: tuple[RenderedMessage, ...] | None = None
     tools: tuple[Tool, ...] = ()
     words: Mapping[str, TemplateWord] = field(default_factory=dict)
 
@@ -48,7 +48,7 @@ _TURN_CHARS = 20
 _TOOL_CHARS = 500
 
 
-def _turn_chars(turn: Turn) -> int:
+def _turn_chars(turn: RenderedMessage) -> int:
     calls = sum(len(c.function.name) + len(c.function.arguments) for c in turn.tool_calls)
     return _TURN_CHARS + len(turn.content or "") + calls
 
@@ -85,14 +85,16 @@ def render(call: Call, output: Placeholder, texts: Mapping[str, str]) -> PromptB
 
     assert not isinstance(call.prompt, str), "template text is parsed when it arrives"
     chat = any(isinstance(item, Message) for item in call.prompt)
-    turns: list[Turn] = []
+    turns: list[RenderedMessage] = []
     text: list[str] = []
     for item in call.prompt:
         if isinstance(item, Message):
             if any(s.output == output.name for s in item.content):
                 break
             content = "".join(map(text_of, item.content))
-            turns.append(Turn(item.role, content, item.name, item.tool_calls, item.tool_call_id))
+            turns.append(
+                RenderedMessage(item.role, content, item.name, item.tool_calls, item.tool_call_id)
+            )
         elif item.output == output.name:
             break
         elif chat:
@@ -103,7 +105,7 @@ def render(call: Call, output: Placeholder, texts: Mapping[str, str]) -> PromptB
     return PromptBefore("".join(text), messages, call.offered_tools, call.chat_template_kwargs)
 
 
-def turns_of(text: str, param: str) -> list[Turn]:
+def turns_of(text: str, param: str) -> list[RenderedMessage]:
     """Return the messages in `text`: one message or a list as JSON, else one user message.
 
     Raises InvalidRequest for JSON that is not a message.
@@ -113,11 +115,11 @@ def turns_of(text: str, param: str) -> list[Turn]:
     except (ValueError, RecursionError):
         value = text
     if isinstance(value, str):
-        return [Turn("user", value)]
+        return [RenderedMessage("user", value)]
     return [_turn(one, param) for one in (value if isinstance(value, list) else [value])]
 
 
-def _turn(value: Any, param: str) -> Turn:
+def _turn(value: Any, param: str) -> RenderedMessage:
     match value:
         case {"role": "system" | "user" | "assistant" | "tool" | "developer" as role}:
             pass
@@ -128,7 +130,7 @@ def _turn(value: Any, param: str) -> Turn:
                 param=param,
             )
     content, name, answers = (value.get(key) for key in ("content", "name", "tool_call_id"))
-    return Turn(
+    return RenderedMessage(
         role,
         _content_text(content, param),
         name if isinstance(name, str) else None,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from weftline.contract.arguments import ArgumentReader, Member, MemberText, ReaderEvent
+from weftline.contract.arguments import ArgumentReader, MemberText, ObjectMember, ReaderEvent
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.prompt.tool_xml import XmlCall, kept_back, name_in
 
@@ -334,7 +334,7 @@ class ToolParser:
 def _decoded(index: int, events: list[ReaderEvent]) -> Iterator[Delta]:
     for event in events:
         match event:
-            case Member(key, value):
+            case ObjectMember(key, value):
                 yield Argument(index, key, value)
             case MemberText(key, text):
                 yield ArgumentText(index, key, text)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum, auto
 from typing import Any
 
-from weftline.contract.arguments import Member, MemberText, ReaderEvent, strict_json
+from weftline.contract.arguments import MemberText, ObjectMember, ReaderEvent, strict_json
 
 BEGIN = "<function="
 _PARAMETER_BEGIN = "<parameter="
@@ -131,9 +131,9 @@ class XmlCall:
         self._pieces.clear()
         self._at = _At.BETWEEN
         if self._is_text:
-            return '"', [Member(self._key, value)]
+            return '"', [ObjectMember(self._key, value)]
         value = _read(value)
-        return _json(value), [Member(self._key, value)]
+        return _json(value), [ObjectMember(self._key, value)]
 
 
 def name_in(text: str) -> tuple[str, str] | None:

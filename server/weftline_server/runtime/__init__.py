@@ -1,1 +1,2 @@
-"""The thin asyncio layer around sessions: it performs their actions and tells them the results."""
+"""The thin asyncio layer around sessions: this layer performs the sessions' actions and tells them
+the results."""

@@ -18,7 +18,8 @@ from weftline_server.session.session import Session
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt to run a primitive. One that `is_open` has only the beginning of its prompt."""
+    """One attempt to run a primitive. An attempt that `is_open` has only the beginning of its
+    prompt."""
 
     number: int = 0
     is_open: bool = False
@@ -45,7 +46,7 @@ class Runner(ABC):
     def work(
         self, session: Session, primitive: Primitive, payload: Payload, attempt: Attempt, now: float
     ) -> Work:
-        """The op for an engine, with what the scheduler needs to know of it."""
+        """The op for an engine, with the facts that the scheduler needs about the op."""
         id = PrimitiveId(session.id, primitive.id)
         op = api.Op(
             id=str(id),

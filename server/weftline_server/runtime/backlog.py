@@ -1,7 +1,6 @@
-"""What follows from a large event is performed in parts, so that other sessions run in between.
-
-The event itself changes its session at once. To close a session of 10,000 calls takes 30,000
-actions, and the last input of 10,000 calls starts them all.
+"""Performs the actions of a large event in parts, so that other sessions run in between. The event
+itself changes its session at once. To close a session of 10,000 calls takes 30,000 actions, and the
+last input of 10,000 calls starts them all.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ class Backlog:
     def add(self, session: Session, actions: Sequence[ev.Action]) -> None:
         """Perform these actions: a few at once, many in turns of their own.
 
-        Of many, those that stop something come first, so that engines do not run it meanwhile.
+        Of many actions, those that stop a primitive come first, so that engines do not run it
+        meanwhile.
         """
         waiting = self._waiting.get(session.id)
         if waiting is None and _cost(actions) <= TURN_ACTIONS:

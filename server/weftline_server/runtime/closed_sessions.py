@@ -33,7 +33,7 @@ class ClosedSessions:
         self._bytes = 0
 
     def keep(self, session: Session, now: float) -> None:
-        """Keep a session that was closed. One without any call is not worth a place."""
+        """Keep a session that was closed. A session without any call is not worth a place."""
         self.expire(now)
         size = _size(session)
         config = self._config

@@ -1,4 +1,5 @@
-"""Keeps an error of our own in the session where it happened: that one ends, the others go on."""
+"""Keeps an error of our own in the session where it happened: this session ends, and the others go
+on."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ REASON = "the server made an error in this session and closed it: its log says w
 
 
 class _Inside:
-    """The context manager of `inside`. It is a class, because it is entered for each token and a
-    generator would cost more."""
+    """The context manager of `inside`. This is a class, because a block is entered for each token
+    and a generator would cost more."""
 
     __slots__ = ("_close", "_session")
 
@@ -60,7 +61,8 @@ class Containment:
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             # A task that is cancelled before its first step never awaits the work. Python would
-            # warn of it, in whatever test or request runs when it is collected.
+            # warn of work that was never awaited, in whatever test or request runs when the work is
+            # collected.
             work.close()
 
         task = asyncio.create_task(contained())

@@ -1,53 +1,48 @@
-"""The thin asyncio layer around sessions: it performs their actions and tells them the results."""
+"""The driver of all sessions: it performs their actions and tells them the results."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
-from weftline.contract.errors import ClientStepFailed, EngineFailed, StorageFull, WeftlineError
-from weftline.contract.errors import from_name as error_named
+from weftline.contract.errors import ClientStepFailed, StorageFull, WeftlineError
 from weftline.contract.protocol import SetVariable, Submit
 from weftline_engine import api
-from weftline_server.graph.growth import TakesItems
-from weftline_server.graph.primitive import Primitive, PrimitiveId, Task, Where
+from weftline_server.graph.primitive import PrimitiveId, Task, Where
 from weftline_server.journal.journal import Journal, Key
 from weftline_server.lowering.bounds import costly_specs
 from weftline_server.lowering.control.sides import gated
 from weftline_server.lowering.kinds import KINDS
 from weftline_server.lowering.kinds.prompt import PromptBody
-from weftline_server.lowering.results import Transformed
+from weftline_server.prompt.answer import CallState
 from weftline_server.prompt.prompter import Payload
 from weftline_server.runtime.attempts import Attempt
 from weftline_server.runtime.backlog import Backlog
 from weftline_server.runtime.containment import Containment
+from weftline_server.runtime.early_calls import EarlyCalls
 from weftline_server.runtime.early_fill import EarlyFill
 from weftline_server.runtime.early_items import EarlyItems
+from weftline_server.runtime.engine_reports import EngineReports
 from weftline_server.runtime.engineless_runner import EnginelessRunner
-from weftline_server.runtime.future import Foresight
 from weftline_server.runtime.hint_updates import HintUpdates
 from weftline_server.runtime.readers import Readers
 from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.runners import Runners
 from weftline_server.runtime.submit_tasks import tasks_of
-from weftline_server.schedule.dispatcher import Dispatcher, withdraw
-from weftline_server.schedule.sessions import Outcome, Sent
+from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.session import events as ev
 from weftline_server.session.draft import Draft
-from weftline_server.session.execution import may_restart
 from weftline_server.session.origin import ORIGIN
 from weftline_server.session.resumption import runs_once
 from weftline_server.session.session import Session
-from weftline_server.session.task import TaskRun
+from weftline_server.session.task import RunState, TaskRun
 
 log = logging.getLogger("weftline.driver")
 
-TURN_ITEMS = 32  # items of a list whose tasks are made in one turn
 TURN_CALLS = 16  # short prompts that are tokenised in one turn of the loop, in about 3 ms
 TURN_PARTS = 1024  # placeholders of calls that are lowered in one turn, in about 12 ms
 
@@ -60,21 +55,8 @@ class TaskObserver(Protocol):
     def session_closed(self, session: Session) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Early:
-    """What is sent before its inputs are complete: prompts, and items of lists."""
-
-    prompts: EarlyFill
-    items: EarlyItems
-
-    def forget(self, id: PrimitiveId) -> None:
-        """The primitive was stopped."""
-        self.prompts.forget(id)
-        self.items.forget(id)
-
-
 class Driver:
-    """Runs every session of this server on the dispatcher's engines, and is its `Sessions`."""
+    """Runs every session of this server on the dispatcher's engines, which answer to `reports`."""
 
     def __init__(
         self,
@@ -88,18 +70,38 @@ class Driver:
         self.readers = Readers(self.apply, clock, registry.kept)
         self.observers: tuple[TaskObserver, ...] = ()
         self._now = clock
-        self._runners = Runners(dispatcher.prompter, registry.salt, without, dispatcher.lengths)
-        self._backlog = Backlog(partial(_perform, self), Containment(self.close))
-        self._early = _Early(
-            EarlyFill(dispatcher, self._runners.prompts, clock),
-            EarlyItems(
-                dispatcher, self._runners.steps, clock, self.apply, self._backlog.contained.spawn
-            ),
+        self._runners = Runners(
+            dispatcher.catalogue.prompter, registry.salts.__getitem__, without, dispatcher.lengths
         )
-        self._engineless = EnginelessRunner(self._hear, self.apply, self.readers.wake, clock)
+        self._backlog = Backlog(self._perform, Containment(self.close))
+        contained = self._backlog.contained
+        self._prompts = EarlyFill(dispatcher, self._runners.prompts, clock)
+        self._items = EarlyItems(
+            dispatcher, self._runners.steps, clock, self.apply, contained.spawn
+        )
+        self._calls = EarlyCalls(
+            dispatcher,
+            self._runners.prompts.answers,
+            clock,
+            self.apply,
+            self._cut,
+            early="early_tools" not in without,
+        )
+        self._hint_updates = HintUpdates(contained)
+        self.reports = EngineReports(
+            registry,
+            self._runners,
+            self._items,
+            self._calls,
+            self._hint_updates,
+            contained,
+            self.apply,
+            clock,
+        )
+        self._engineless = EnginelessRunner(self.reports.hear, self.apply, self.readers.wake, clock)
         self.without = without  # the optimisations that are off
         self._prepared: dict[PrimitiveId, Payload] = {}
-        self._hint_updates = HintUpdates(self._backlog.contained)
+        self._fills = "prefill_early" not in without
 
     def open(self, tenant: str, *, stays: bool = True, alias: str | None = None) -> Session:
         """Open a session; one that `stays` may get more calls than the first submit has.
@@ -128,8 +130,8 @@ class Driver:
         finally:
             self.registry.end(session, self._now())
             self._hint_updates.forget(session.id)
-            withdraw(self.dispatcher, session.id)
-            self._backlog.after(session, partial(_closed, self, session))
+            self.dispatcher.withdraw(session.id)
+            self._backlog.after(session, partial(self._closed, session))
 
     def sweep(self) -> None:
         """Close the sessions that no client has used for the registry's idle time, or
@@ -150,21 +152,22 @@ class Driver:
         key: Key | None = None,
         *,
         whole: bool = False,
+        shaped: Callable[[Task], Task] | None = None,
     ) -> tuple[Task, ...]:
         """Lower and start all calls and steps of `submit`, or raise and change nothing.
 
         The journal keeps the `key` of the request with them. With `whole` the client streams
-        none of their outputs.
+        none of their outputs. The tasks are `shaped` by this function.
         """
         if not submit.calls and not submit.steps:
             return ()  # it only reads
-        _admit(self.registry, self.dispatcher, session)
+        self._admit(session)
         specs = costly_specs(submit, KINDS)
         await self._runners.workers.check(session.tenant, specs)
         tasks: list[Task] = []
         begun = 0
-        for task in tasks_of(session, submit, self.dispatcher, self.registry.salt(session.tenant)):
-            tasks.append(task)
+        for task in tasks_of(session, submit, self.dispatcher, self.registry.salts[session.tenant]):
+            tasks.append(task if shaped is None else shaped(task))
             parts = 0 if task.call is None else len(task.call.placeholders)
             begun += TURN_PARTS // TURN_CALLS + parts
             if begun >= TURN_PARTS:
@@ -209,9 +212,8 @@ class Driver:
         finally:
             for id in prepared:
                 run = session.primitives.get(id.primitive)
-                if (
-                    run is None or not run.live
-                ):  # the tasks were refused, or it has ended: its prompt is not needed
+                if run is None or not run.live:
+                    # The tasks were refused, or the primitive has ended: its prompt is not needed.
                     self._prepared.pop(id, None)
 
     def set(self, session: Session, variable: str, given: SetVariable) -> None:
@@ -219,7 +221,7 @@ class Driver:
 
         A step that a client computes may fail before its inputs are ready.
         """
-        _admit(self.registry, self.dispatcher, session)
+        self._admit(session)
         if given.error is None:
             event: ev.SessionEvent = ev.VariableSet(
                 now=self._now(), variable=variable, value=given.value
@@ -247,16 +249,74 @@ class Driver:
     ) -> None:
         """Tell the session an event, and perform the actions that follow from it.
 
-        The `draft` is of the tasks that the event submits. Many actions are performed later.
+        `draft` is the draft of the tasks that the event submits. If there are many actions, they
+        are performed in later turns.
         """
         actions = session.handle(event, draft)
         if self.registry.journal is not None:
             self.registry.journal.note(session, event, actions, key)
         self._backlog.add(session, actions)
 
+    def _perform(self, session: Session, action: ev.Action) -> None:
+        contained = self._backlog.contained
+        match action:
+            case ev.Notify(variable):
+                self.readers.wake(session, variable)
+            case ev.Run(id):
+                contained.spawn(session, self._run(session, id))
+            case ev.Fill(id) if not session.graph.primitives[id].traits.has_prompt:
+                with contained.inside(session):
+                    self._items.advance(session, id)
+            case ev.Fill(id) if self._fills and self._prompts.may_advance(session, id):
+                contained.spawn(session, _filled(self._prompts, session, id))
+            case ev.Stop(id):
+                self._stop(PrimitiveId(session.id, id))
+            case ev.Cut(id):
+                self._cut(session, id)
+            case ev.Replan(primitives):
+                self._hint_updates.note(session, primitives)
+            case ev.GoOn():
+                contained.spawn(session, self._next_turn(session))
+            case ev.Ended(task):
+                self._ended(session, session.tasks[task])
+
+    def _cut(self, session: Session, id: str) -> None:
+        """End an output, which an engine generates, as if it had ended by itself."""
+        if session.primitives[id].state is not RunState.RUNNING:
+            return  # its text will come again
+        self.dispatcher.cancel(str(PrimitiveId(session.id, id)))
+        self._calls.ended(session, id, CallState.REFUSED)
+        value = self._runners.prompts.said(session, session.graph.primitives[id])
+        event = ev.PrimitiveFinished(
+            now=self._now(), primitive=id, reason=api.FinishReason.STOP, value=value
+        )
+        self.apply(session, event)
+
+    async def _next_turn(self, session: Session) -> None:
+        await asyncio.sleep(0)  # what was started in this turn runs before
+        self.apply(session, ev.TurnCame(now=self._now()))
+
+    def _closed(self, session: Session) -> None:
+        """All that the session ran was stopped."""
+        self.dispatcher.forget(session.id)
+        for observer in self.observers:
+            try:
+                observer.session_closed(session)
+            except Exception:  # the session is closed, even if its trace cannot be written
+                log.exception("an observer of session %s failed", session.id)
+
+    def _admit(self, session: Session) -> None:
+        """Raise Overloaded where the session's tenant, or the server, has no room for more."""
+        quotas, tenant = self.registry.quotas, session.tenant
+        quotas.charge(session)
+        of_tenant = self.dispatcher.queued_of(self.registry.salts[tenant])
+        quotas.admit(tenant, self.dispatcher.queued, of_tenant)
+
     def _ended(self, session: Session, task: TaskRun) -> None:
         for run in task.primitives:
-            self._engineless.end(PrimitiveId(session.id, run.id))
+            id = PrimitiveId(session.id, run.id)
+            self._engineless.end(id)
+            self._calls.forget(id)
         for observer in self.observers:
             try:
                 observer.task_ended(session, task)
@@ -267,7 +327,10 @@ class Driver:
 
     def _stop(self, id: PrimitiveId) -> None:
         self._prepared.pop(id, None)
-        self._early.forget(id)
+        self._prompts.forget(id)
+        self._items.forget(id)
+        self._calls.forget(id)
+        self._runners.prompts.answers.forget(str(id))
         self.dispatcher.cancel(str(id))
 
     async def _run(self, session: Session, id: str) -> None:
@@ -289,7 +352,7 @@ class Driver:
             self._engineless.start(session, primitive)
             return
         if primitive.items is not None and primitive.items.streams:
-            self._early.items.complete(session, primitive, payload)
+            self._items.complete(session, primitive, payload)
             return
         journal = self.registry.journal
         if journal is not None and runs_once(session.execution, id):
@@ -300,97 +363,19 @@ class Driver:
                 self.apply(session, failed)
             if not run.live:
                 return
-        number = self._early.prompts.complete(full, payload)
+        number = self._prompts.complete(full, payload)
         if number is not None:
             attempt = Attempt(number)
             work = runner.work(session, primitive, payload, attempt, self._now())
             self.dispatcher.enqueue(work)
+            if work.op.open:
+                self._calls.opened(full)
 
-    @property
-    def outlook(self) -> Foresight:
-        """What memory asks about the future."""
-        return Foresight(self.registry, self.dispatcher.prompter)
-
-    def restarts(self, id: PrimitiveId) -> bool:
-        """Forget the text of a primitive that is to run again; False if a client has some of it."""
-        session = self.registry.by_id(id.session)
-        if session is None or not may_restart(session.execution, id.primitive):
-            return False
-        self.apply(session, ev.PrimitiveRestarted(now=self._now(), primitive=id.primitive))
-        return True
-
-    def replanned(self, waiting: Container[str]) -> Iterator[tuple[PrimitiveId, api.Hints]]:
-        """The `waiting` primitives whose hints have changed, with their present hints."""
-        return self._hint_updates.drain(waiting)
-
-    def outcome(self, id: PrimitiveId, outcome: Outcome) -> None:
-        """Turn an engine's report into an event of the session."""
-        session = self.registry.by_id(id.session)
-        if session is not None:
+    def resume(self, journal: Journal) -> None:
+        """Go on with the sessions that are on disk."""
+        for session in self.registry.restore():
             with self._backlog.contained.inside(session):
-                self._hear(session, session.graph.primitives[id.primitive], outcome)
-
-    def _hear(self, session: Session, primitive: Primitive, outcome: Outcome) -> None:
-        match outcome:
-            case Sent(engine, at, node, why, admitted):
-                event: ev.SessionEvent = ev.PrimitiveSent(
-                    now=at,
-                    primitive=primitive.id,
-                    engine=engine,
-                    node=node,
-                    why=why,
-                    admitted=admitted,
-                )
-            case api.Part():
-                event = self._runners.prompts.part(primitive, outcome, self._now())
-            case api.Items():
-                self._early.items.came(session, primitive, outcome)
-                return
-            case api.Failed() if self._early.items.failed(PrimitiveId(session.id, primitive.id)):
-                log.debug("early items of primitive %s failed", primitive.id)
-                return
-            case api.Failed(error=name, message=message, param=param):
-                if (ended := self._runners.of(primitive).failed(primitive, outcome)) is not None:
-                    self._finish(session, primitive, ended)
-                    return
-                error = error_named(name, EngineFailed)(message, param=param)
-                event = ev.PrimitiveFailed(now=self._now(), primitive=primitive.id, error=error)
-            case api.Paused(reason=mark, usage=usage):
-                # For the call it has ended: the tool runs in the client, or in another task.
-                log.debug("primitive %s paused on %r", primitive.id, mark)
-                finished = api.Finished(
-                    op=outcome.op,
-                    attempt=outcome.attempt,
-                    sequence=outcome.sequence,
-                    time=outcome.time,
-                    reason=api.FinishReason.STOP,
-                    usage=usage,
-                )
-                self._finish(session, primitive, finished)
-                return
-            case api.Finished():
-                self._finish(session, primitive, outcome)
-                return
-        self.apply(session, event)
-
-    def _finish(self, session: Session, primitive: Primitive, finished: api.Finished) -> None:
-        """Make the value, elsewhere if that takes long, and tell the session."""
-        finished = self._early.items.finished(session.id, primitive, finished)
-        made = self._runners.of(primitive).result(session, primitive, finished)
-        takes_items = isinstance(primitive.body, TakesItems)
-        if isinstance(made, Transformed) and not takes_items:
-            self.apply(session, _finished(primitive, finished, made))
-            return
-
-        async def later() -> None:
-            value = made if isinstance(made, Transformed) else await made
-            if takes_items and isinstance(value.value, list):
-                for piece in _pieces(session, primitive.id, value.value, self._now):
-                    self.apply(session, piece)
-                    await asyncio.sleep(0)
-            self.apply(session, _finished(primitive, finished, value))
-
-        self._backlog.contained.spawn(session, later())
+                self.apply(session, journal.resumed())
 
     async def shut_down(self) -> None:
         """Close every session and wait for the tasks that this leaves. On disk they stay open."""
@@ -402,94 +387,12 @@ class Driver:
         await self._backlog.contained.settle()
 
 
-def _perform(driver: Driver, session: Session, action: ev.Action) -> None:
-    fills, contained = "prefill_early" not in driver.without, driver._backlog.contained
-    match action:
-        case ev.Notify(variable):
-            driver.readers.wake(session, variable)
-        case ev.Run(id):
-            contained.spawn(session, driver._run(session, id))
-        case ev.Fill(id) if not session.graph.primitives[id].traits.has_prompt:
-            with contained.inside(session):
-                driver._early.items.advance(session, id)
-        case ev.Fill(id) if fills and driver._early.prompts.may_advance(session, id):
-            contained.spawn(session, _filled(driver._early.prompts, session, id))
-        case ev.Stop(id):
-            driver._stop(PrimitiveId(session.id, id))
-        case ev.Replan(primitives):
-            driver._hint_updates.note(session, primitives)
-        case ev.GoOn():
-            contained.spawn(session, _next_turn(driver, session))
-        case ev.Ended(task):
-            driver._ended(session, session.tasks[task])
-
-
-def _closed(driver: Driver, session: Session) -> None:
-    """All that the session ran was stopped."""
-    driver.dispatcher.forget(session.id)
-    for observer in driver.observers:
-        try:
-            observer.session_closed(session)
-        except Exception:  # the session is closed, even if a trace of it cannot be written
-            log.exception("an observer of session %s failed", session.id)
-
-
-def resume(driver: Driver, journal: Journal) -> None:
-    """Go on with the sessions that are on disk."""
-    for session in driver.registry.restore():
-        with driver._backlog.contained.inside(session):
-            driver.apply(session, journal.resumed())
-
-
-async def _next_turn(driver: Driver, session: Session) -> None:
-    await asyncio.sleep(0)  # what was started in this turn runs before
-    driver.apply(session, ev.TurnCame(now=driver._now()))
-
-
-def _pieces(
-    session: Session, primitive: str, items: Sequence[Any], clock: Callable[[], float]
-) -> Iterator[ev.ItemsCame]:
-    """What is new of a list, as several events: other sessions run between two of them.
-
-    There are none if the items that came while it was written are not in it.
-    """
-    body = session.graph.primitives[primitive].body
-    assert isinstance(body, TakesItems), f"{primitive} takes no items"
-    if tuple(items[: len(body.taken)]) != body.taken:
-        return
-    for offset in range(len(body.taken), len(items), TURN_ITEMS):
-        some = tuple(items[offset : offset + TURN_ITEMS])
-        yield ev.ItemsCame(now=clock(), primitive=primitive, offset=offset, items=some)
-
-
-def _admit(registry: Registry, dispatcher: Dispatcher, session: Session) -> None:
-    """Raise Overloaded where the session's tenant, or the server, has no room for more."""
-    registry.charge(session)
-    of_tenant = dispatcher.queued_of(registry.salt(session.tenant))
-    registry.admit(session.tenant, dispatcher.queued, of_tenant)
-
-
 async def _filled(early: EarlyFill, session: Session, id: str) -> None:
     """Send the known part of a prompt. An error in it is reported when the prompt is run."""
     try:
         await early.advance(session, id)
     except WeftlineError as error:
         log.debug("no early fill for primitive %s: %s", id, error.type)
-
-
-def _finished(
-    primitive: Primitive, finished: api.Finished, made: Transformed
-) -> ev.PrimitiveFinished:
-    """The end of a primitive; a transform's failure is its error."""
-    return ev.PrimitiveFinished(
-        now=finished.time,
-        primitive=primitive.id,
-        reason=made.reason or finished.reason,
-        usage=finished.usage,
-        value=made.value,
-        error=made.error,
-        transform_s=made.seconds,
-    )
 
 
 def _taken_whole(submit: Submit) -> Sequence[str]:

@@ -34,7 +34,7 @@ HOLE = f"\ue000{uuid.uuid4().hex}\ue000"
 
 @dataclass(slots=True)
 class _Early:
-    """How much of a prompt was known, and how much of it was sent."""
+    """How much of a prompt was known, and how much of the prompt was sent."""
 
     sent: tuple[int, ...] = ()
     chars: int = 0
@@ -57,7 +57,7 @@ class EarlyFill:
     def may_advance(self, session: Session, primitive: str) -> bool:
         """Whether a task should call `advance`.
 
-        It returns False for a kind without a prompt, for an engine that takes text, and while
+        The answer is False for a kind without a prompt, for an engine that takes text, and while
         another task advances the primitive.
         """
         found = session.graph.primitives[primitive]

@@ -36,7 +36,8 @@ log = logging.getLogger("weftline.driver")
 
 @dataclass(slots=True)
 class _Op:
-    """An op that streams: the items that it got, their results so far, and what the value wants."""
+    """An op that streams: the items that were sent to it, their results so far, and the items of
+    the complete value."""
 
     sent: list[Any] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
@@ -95,8 +96,8 @@ class EarlyItems:
     async def _begin(self, session: Session, primitive: Primitive, op: _Op) -> None:
         """Open the op with the items that are known when its other inputs have been made.
 
-        Their transforms may need a worker. Where these fail, the step fails with their error when
-        its whole input is there.
+        The transforms of the other inputs may need a worker. Where a transform fails, the step
+        fails with its error once the step's whole input is there.
         """
         try:
             inputs = await self._steps.rest(session, primitive)
@@ -115,7 +116,7 @@ class EarlyItems:
             op.begun = False  # the text was generated again
 
     def complete(self, session: Session, primitive: Primitive, payload: Payload) -> None:
-        """The whole value is there: send what is missing of it."""
+        """Send the items of the complete value that were not sent yet."""
         kind, full = item_kind(step_of(primitive)), PrimitiveId(session.id, primitive.id)
         wanted = kind.wanted(payload.inputs)
         op = self._ops.setdefault(full, _Op())
@@ -213,7 +214,8 @@ def _is_written(session: Session, primitive: Primitive) -> bool:
 
 
 def _waits_for_items(session: Session, primitive: Primitive) -> bool:
-    """Whether all but its items is there: its other values, and the steps that come before it."""
+    """Whether the primitive waits for its items alone: its other values are ready, and the steps
+    before it have ended."""
     if session.primitives[primitive.id].state is not RunState.WAITING:
         return False
     ready = VariableState.READY

@@ -1,16 +1,12 @@
 """The future of the context that a finished primitive leaves, as far as the graph knows it.
 
-It says which primitive reads the context next, how much of it, and when.
+The future says which primitive reads the context next, how much of the context, and when.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.lowering.kinds.prompt import PromptBody
-from weftline_server.prompt.answer_parser import parser_of
-from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.tool_parser import Called
 from weftline_server.runtime.registry import Registry
 from weftline_server.schedule.memory.keeper import Want
@@ -24,11 +20,10 @@ _MOST_HOPS = 8
 
 
 class Foresight:
-    """Memory's `Outlook`. `prompter` is that of a served model."""
+    """Memory's `Outlook`."""
 
-    def __init__(self, registry: Registry, prompter: Callable[[str], Prompter]) -> None:
+    def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._prompter = prompter
 
     def want(self, id: PrimitiveId) -> Want | None:
         """The future use of a finished primitive's context; None without a future reader."""
@@ -45,16 +40,16 @@ class Foresight:
         session = self._registry.by_id(id.session)
         if session is None or id.primitive not in session.graph.primitives:
             return ()
-        resource = session.graph.primitives[id.primitive].resource
-        return called_tools(session, id.primitive, self._prompter(resource))
+        return called_tools(session, id.primitive)
 
 
 def want(session: Session, id: str) -> Want | None:
     """The future use of the context of primitive `id`; None without a future reader.
 
-    The next output of the same call reads all of it, at once. Another call reads the prefix that
-    the two prompts share, once the calls that it still waits for have ended; each is expected to
-    last as long as this one did. A session that stays open may continue any context at any time.
+    The next output of the same call reads the whole context, at once. Another call reads the prefix
+    that the two prompts share, once the calls that the reader still waits for have ended; each of
+    these calls is expected to last as long as this one did. A session that stays open may continue
+    any context at any time.
     """
     run = session.primitives.get(id)
     if run is None or session.ended is not None:
@@ -76,16 +71,10 @@ def want(session: Session, id: str) -> Want | None:
     return Want() if session.stays else None
 
 
-def called_tools(session: Session, id: str, prompter: Prompter) -> tuple[str, ...]:
+def called_tools(session: Session, id: str) -> tuple[str, ...]:
     """The names of the tools that the output of primitive `id` calls, in its order."""
-    body = session.graph.primitives[id].body
-    variable = body.output.semantic_var_id if isinstance(body, PromptBody) else None
-    if variable is None or not isinstance(body, PromptBody):
-        return ()
-    thinking = prompter.thinking(body.call.chat_template_kwargs)
-    parser = parser_of(body.call, id, prompter.tool_format, thinking)
-    text = session.variables[variable].text
-    deltas = (*parser.feed(text), *parser.end())
+    [variable] = session.graph.primitives[id].writes
+    deltas = session.variables[variable].deltas
     return tuple(delta.name for delta in deltas if isinstance(delta, Called))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from array import array
@@ -12,13 +11,13 @@ from dataclasses import replace
 from weftline.contract.errors import WeftlineError
 from weftline_engine import api
 from weftline_server.graph.primitive import Primitive, PrimitiveId
-from weftline_server.lowering.bounds import is_large, is_small
+from weftline_server.lowering.bounds import is_large
 from weftline_server.lowering.kinds.prompt import CHARS_PER_TOKEN, PromptBody, template_of
-from weftline_server.lowering.results import Transformed, said, token_logprobs, transformed
+from weftline_server.lowering.results import Transformed, token_logprobs, transformed
 from weftline_server.lowering.sampling import asked, is_free, sampling_params
 from weftline_server.prompt.prompter import Payload, Prompter
-from weftline_server.prompt.thinking_block import Thinking
-from weftline_server.prompt.tool_format import ToolFormat, triggers
+from weftline_server.prompt.tool_format import triggers
+from weftline_server.runtime.answers import Answers
 from weftline_server.runtime.attempts import Attempt, Runner, hints, queued_at
 from weftline_server.runtime.prompts import body_of, parts_before, tokenised
 from weftline_server.runtime.workers import Workers
@@ -47,6 +46,7 @@ class PromptRunner(Runner):
     ) -> None:
         super().__init__(salt, workers)
         self.prompter = prompter
+        self.answers = Answers(prompter)
         self._lengths = lengths
         self._affinity = "affinity" not in without
 
@@ -107,28 +107,42 @@ class PromptRunner(Runner):
     def part(self, primitive: Primitive, part: api.Part, now: float) -> ev.TextGenerated:
         """The event of a generated part of an output."""
         logprobs = token_logprobs(part, self.prompter(primitive.resource))
-        return ev.TextGenerated(now=now, primitive=primitive.id, text=part.text, logprobs=logprobs)
+        is_read = body_of(primitive).is_read
+        deltas = self.answers.read(part.op, primitive, part.text) if is_read else ()
+        return ev.TextGenerated(
+            now=now, primitive=primitive.id, text=part.text, logprobs=logprobs, deltas=deltas
+        )
+
+    def last(self, primitive: Primitive, finished: api.Finished) -> ev.TextGenerated | None:
+        """The event of what the end of an answer with tools completes, if anything."""
+        deltas = self.answers.end(finished.op, primitive)
+        if not deltas:
+            return None
+        return ev.TextGenerated(now=finished.time, primitive=primitive.id, text="", deltas=deltas)
 
     def result(
         self, session: Session, primitive: Primitive, finished: api.Finished
     ) -> Transformed | Coroutine[object, object, Transformed]:
         body = body_of(primitive)
-        text = session.variables[primitive.writes[0]].text
-        prompter = self.prompter(primitive.resource)
-        form = prompter.tool_format, prompter.thinking(body.call.chat_template_kwargs)
-        specs = body.output.transforms
-        if is_large(specs, text) or (body.call.offered_tools and not is_small(text)):
-            return self._result(session.tenant, body, (primitive.id, text, *form))
-        return transformed(body, said(body, primitive.id, text, *form))
+        value = self.said(session, primitive)
+        if is_large(body.output.transforms, session.variables[primitive.writes[0]].text):
+            return self._result(session.tenant, body, value)
+        return transformed(body, value)
 
-    async def _result(
-        self, tenant: str, body: PromptBody, output: tuple[str, str, ToolFormat, Thinking]
-    ) -> Transformed:
-        """The value of a long output, or of one whose transforms may take long."""
+    def said(self, session: Session, primitive: Primitive) -> object:
+        """What an output has said: its text, or the message that calls tools. It ends with that."""
+        body, text = body_of(primitive), session.variables[primitive.writes[0]].text
+        if not body.is_read:
+            return text
+        op = str(PrimitiveId(session.id, primitive.id))
+        message = self.answers.of(op).message()
+        self.answers.forget(op)
+        return message if body.call.offered_tools else text
+
+    async def _result(self, tenant: str, body: PromptBody, value: object) -> Transformed:
+        """The value of an output whose transforms may take long."""
         began = time.perf_counter()
-        loop = asyncio.get_running_loop()
         try:
-            value = await loop.run_in_executor(None, said, body, *output)
             value = await self._workers.apply(tenant, body.output.transforms, value)
         except WeftlineError as error:
             return Transformed(None, error, time.perf_counter() - began)
@@ -145,7 +159,8 @@ def references(session: Session, primitive: Primitive) -> tuple[str, ...]:
 def meanings(session: Session, primitive: Primitive) -> tuple[tuple[str, int], ...]:
     """(hash, estimated length) of the beginnings of a prompt that hold a variable of the session.
 
-    The value need not exist. So calls that will share it go to one engine before it does.
+    The variable need not have a value yet. So calls that will share the value go to one engine
+    before the value exists.
     """
     body = body_of(primitive)
     hashes = session.plan.prefixes.get(primitive.id, ())

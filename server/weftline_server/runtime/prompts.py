@@ -79,8 +79,8 @@ def known_before(session: Session, primitive: Primitive, hole: str) -> PromptBef
     """The prompt as far as it is known, with `hole` where the unknown part begins.
 
     An input on a streaming edge is known up to the text that has come, and a list that the prompt
-    joins up to its last item. One with large transforms counts as unknown, because these would run
-    again for every part that comes.
+    joins up to its last item. An input with large transforms counts as unknown, because these
+    transforms would run again for every part that comes.
     """
     body = body_of(primitive)
     flows = {read.variable: read.flow for read in primitive.reads}
@@ -88,7 +88,7 @@ def known_before(session: Session, primitive: Primitive, hole: str) -> PromptBef
     is_known = True
     for holder in body.holders:
         if not is_known:
-            texts[holder.name] = ""  # it is behind the hole, so its value is not read
+            texts[holder.name] = ""  # the input is behind the hole, so its value is not read
             continue
         id = holder.semantic_var_id
         variable = None if id is None else session.variables[id]

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from weftline.contract.errors import Timeout
 from weftline.contract.protocol import Criterion
+from weftline_server.prompt.answer import deltas_of
+from weftline_server.prompt.tool_parser import Delta
 from weftline_server.session import events as ev
 from weftline_server.session.client_values import client_step
 from weftline_server.session.session import Session
@@ -20,7 +22,7 @@ from weftline_server.session.variable import Variable
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class TextChunk:
     """Text of a variable from character `offset` on; `end` is the offset after it."""
 
     offset: int
@@ -125,7 +127,7 @@ class Readers:
         criteria: Criterion | None = None,
         wait: bool = False,
         grace_s: float = 0.0,
-    ) -> AsyncIterator[Chunk]:
+    ) -> AsyncIterator[TextChunk]:
         """The variable's text from character `offset` on, as it comes; raises its error.
 
         A reader that goes away counts for `grace_s` more seconds, in which it can come back.
@@ -135,9 +137,8 @@ class Readers:
             self._apply(session, ev.VariableRead(now=self._now(), variable=variable))
             while True:
                 if text := found.text[offset:]:
-                    if not (found.taken or found.settled):
-                        self._apply(session, ev.TextTaken(now=self._now(), variable=variable))
-                    yield Chunk(offset, text)
+                    self.shown(session, variable)
+                    yield TextChunk(offset, text)
                     offset += len(text)
                 elif found.settled:
                     break
@@ -147,6 +148,43 @@ class Readers:
         await self._kept(session)
         if found.error is not None:
             raise found.error
+
+    async def answer(
+        self, session: Session, variable: str, shows: Callable[[Sequence[Delta]], bool]
+    ) -> AsyncGenerator[Sequence[Delta], None]:
+        """What is read of an answer that may call tools, as it is generated; raises its error.
+
+        A new part may complete nothing. A part that the client `shows` may not change any more.
+        """
+        async with self._reading(session, variable, None, False, streams=True) as (found, signal):
+            self._apply(session, ev.VariableRead(now=self._now(), variable=variable))
+            heard: Sequence[Delta] = found.deltas
+            if found.settled:
+                heard = () if found.error is not None else tuple(deltas_of(found.value))
+            count = chars = 0
+            while True:
+                if heard is not found.deltas and not found.settled:
+                    heard, count, chars = found.deltas, 0, 0  # it is generated again
+                if len(heard) > count or found.streamed > chars:
+                    fresh = heard[count:]
+                    if shows(fresh):
+                        self.shown(session, variable)
+                    count, chars = count + len(fresh), found.streamed
+                    yield fresh
+                elif found.settled:
+                    break
+                else:
+                    await signal.wait()
+                    signal.clear()
+        await self._kept(session)
+        if found.error is not None:
+            raise found.error
+
+    def shown(self, session: Session, variable: str) -> None:
+        """A client has something that follows from the text of the variable so far."""
+        found = session.variable(variable)
+        if not (found.taken or found.settled):
+            self._apply(session, ev.TextTaken(now=self._now(), variable=variable))
 
     @asynccontextmanager
     async def _reading(

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 
@@ -14,6 +14,7 @@ from weftline.contract.errors import Overloaded, ServerRestarted, StorageFull, U
 from weftline_server.journal.journal import Journal
 from weftline_server.passes import Plugin
 from weftline_server.runtime.closed_sessions import ClosedConfig, ClosedSessions
+from weftline_server.runtime.quotas import Quotas
 from weftline_server.session.budget import Budget
 from weftline_server.session.session import Session
 
@@ -51,14 +52,13 @@ class Registry:
         self._without = without
         self._plugins = plugins
         self.journal = journal
+        self.quotas = Quotas(config.max_queued, config.max_queued_of_tenant, config.max_bytes)
+        self.salts: Mapping[str, str] = _Salts()  # by tenant
         self._sessions: dict[tuple[str, str], Session] = {}
         self._closed = ClosedSessions(config.closed)
         self._by_id: dict[str, Session] = {}  # for events of engines, which know no tenant
         self._count: dict[str, int] = {}
-        self._bytes: dict[str, int] = {}  # of the values of a tenant's sessions, as last charged
-        self._charged: dict[str, int] = {}  # of each session
         self._incarnation = secrets.token_hex(4) if journal is None else journal.incarnation
-        self._salts = _Salts()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -100,7 +100,6 @@ class Registry:
         tenant = session.tenant
         self._sessions[tenant, session.id] = self._by_id[session.id] = session
         self._count[tenant] = self._count.get(tenant, 0) + 1
-        self._bytes.setdefault(tenant, 0)
 
     def find(self, tenant: str, id: str) -> Session:
         """The tenant's session. Raises UnknownSession, also for a session of another tenant.
@@ -141,39 +140,12 @@ class Registry:
         if self._sessions.pop((session.tenant, session.id), None) is not None:
             del self._by_id[session.id]
             self._count[session.tenant] -= 1
-            self._bytes[session.tenant] -= self._charged.pop(session.id, 0)
+            self.quotas.release(session)
             self._closed.keep(session, now)
 
     def by_id(self, id: str) -> Session | None:
         """The session that an engine's event is about; None if it has ended."""
         return self._by_id.get(id)
-
-    def admit(self, tenant: str, queued: int, of_tenant: int) -> None:
-        """Raise Overloaded when this many primitives wait, or the tenant's values have reached
-        their limit.
-        """
-        if of_tenant >= self._config.max_queued_of_tenant:
-            raise Overloaded(
-                f"{of_tenant} calls of yours wait for an engine already: try again later",
-                retry_after_s=1.0,
-            )
-        if queued >= self._config.max_queued:
-            raise Overloaded(
-                "too many calls wait for an engine already: try again later", retry_after_s=1.0
-            )
-        if self._bytes.get(tenant, 0) >= self._config.max_bytes:
-            raise Overloaded(
-                f"your sessions hold {self._config.max_bytes:,} bytes of values: close some",
-                retry_after_s=1.0,
-            )
-
-    def charge(self, session: Session) -> None:
-        """Record how many bytes the values of `session` take now."""
-        if session.id not in self._by_id:
-            return
-        now, before = session.spent.value_bytes, self._charged.get(session.id, 0)
-        self._charged[session.id] = now
-        self._bytes[session.tenant] = self._bytes.get(session.tenant, 0) + now - before
 
     async def kept(self, session: Session, *, strict: bool = False) -> None:
         """Wait until what the session has so far is on disk, if this server keeps any.
@@ -205,15 +177,13 @@ class Registry:
             if now - session.touched > self._config.idle_s and not session.watch.readers
         ]
 
-    def salt(self, tenant: str) -> str:
-        """The salt that separates this tenant's KV cache from all others. Its length is fixed, and
-        it cannot be guessed.
-        """
-        return self._salts[tenant]
-
 
 class _Salts(dict[str, str]):
-    """A salt for each tenant. Tenants are those of the operator's keys, so they are few."""
+    """For each tenant the salt that separates its KV cache from all others.
+
+    A salt has a fixed length, and cannot be guessed. Tenants are those of the operator's keys, so
+    they are few.
+    """
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)

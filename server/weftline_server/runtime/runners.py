@@ -45,7 +45,7 @@ class StepRunner(Runner):
         return Payload(None, None, inputs=_with_tenant(session, step, inputs))
 
     async def rest(self, session: Session, primitive: Primitive) -> dict[str, Any]:
-        """The inputs of an op that streams, beside its items. Its other values are ready.
+        """The inputs of an op that streams, beside its items. The values of these inputs are ready.
 
         Raises TransformFailed.
         """
@@ -130,9 +130,8 @@ class ControlRunner(Runner):
 
 
 class ToolRunner(Runner):
-    """Kind `tool`: the text of a call's arguments goes out, and what the model is told comes back.
-
-    Whatever becomes of the call, it is an observation for the model, and no failure of the graph.
+    """Kind `tool`: the text of a call's arguments goes out, and an observation for the model comes
+    back. A call that fails is an observation, too, and no failure of the graph.
     """
 
     async def prepare(self, session: Session, primitive: Primitive) -> Payload:
@@ -177,7 +176,7 @@ class Runners:
         self._tools = ToolRunner(salt, self.workers)
 
     def of(self, primitive: Primitive) -> Runner:
-        """What runs the primitive."""
+        """The runner of the primitive's kind."""
         match primitive.body:
             case PromptBody():
                 return self.prompts

@@ -16,7 +16,7 @@ from weftline_server.lowering.kinds import KINDS
 from weftline_server.lowering.kinds.prompt import lower_call, template_of, with_length
 from weftline_server.lowering.provenance import Sources
 from weftline_server.lowering.sampling import asked, check_served, is_free
-from weftline_server.lowering.step import kind_name, repeated_body
+from weftline_server.lowering.step import Resolver, kind_name, repeated_body
 from weftline_server.runtime.prompts import body_of
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.engines.member import efficient_batch
@@ -38,19 +38,21 @@ def tasks_of(
     sources = Sources(session)
 
     def model_of(call: Call) -> str:
-        model = dispatcher.model(call.model)
-        check_served(call, dispatcher.prompter(model).description)
+        model = dispatcher.catalogue.model(call.model)
+        check_served(call, dispatcher.catalogue.prompter(model).description)
         return model
 
     def named(call: Call) -> Call:
         return replace(sources.verified(call), model=model_of(call))
 
     resource = partial(_resource, dispatcher)
+    resolver = Resolver(named, resource, lambda: dispatcher.catalogue.tools)
 
     def step_of(step: Step) -> Task:
         if repeated_body(step) is not None:
-            step = resolved(step, named, resource)
+            step = resolved(step, resolver, KINDS)
         with _naming(step):
+            step = KINDS.of(step).resolved(step, resolver)
             found = resource(step)
             batch = efficient_batch(dispatcher.members, kind_name(step), found)
             return replace(KINDS.lower_step(step, found, batch=batch), step=step)
@@ -88,4 +90,6 @@ def _resource(dispatcher: Dispatcher, step: StepBase) -> str:
     if kind.traits.where is not Where.ENGINE:
         return ""
     with _naming(step):
-        return dispatcher.resource(kind_name(step), kind.engine, resource_of(step) or None)
+        return dispatcher.catalogue.resource(
+            kind_name(step), kind.engine, resource_of(step) or None
+        )

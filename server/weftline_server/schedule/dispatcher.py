@@ -6,20 +6,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-from weftline.contract.errors import EngineUnavailable, UnknownModel, UnknownStore, WeftlineError
+from weftline.contract.errors import EngineUnavailable
 from weftline_engine import api
-from weftline_server.prompt.prompter import Prompter
-from weftline_server.schedule import model_names
+from weftline_server.schedule.catalogue import Catalogue
 from weftline_server.schedule.delivery import Delivery
 from weftline_server.schedule.engines.fleet import Fleet
-from weftline_server.schedule.engines.member import EngineState, Member, Work
+from weftline_server.schedule.engines.member import Member, Work
 from weftline_server.schedule.memory.keeper import Memory, Occupancy
 from weftline_server.schedule.memory.lengths import Lengths
 from weftline_server.schedule.memory.verbs import perform
 from weftline_server.schedule.queue import UNAVAILABLE_S, Queue
-from weftline_server.schedule.rounds import Rounds
+from weftline_server.schedule.rounds import PlacementRounds
 from weftline_server.schedule.sessions import Sent, Sessions
 
 log = logging.getLogger("weftline.dispatcher")
@@ -27,21 +25,8 @@ log = logging.getLogger("weftline.dispatcher")
 EXPIRE_EVERY_S = 1.0
 
 
-def unknown_resource(what: str, name: str | None, found: Sequence[str]) -> WeftlineError:
-    """The error for a step that no engine of this server runs. `what` is the engine's table in the
-    configuration.
-    """
-    error = UnknownStore if what == "store" else UnknownModel
-    if not found:
-        return error(
-            f"this server has no {what}: start it with a table [[{what}]] in its configuration",
-            param=what,
-        )
-    return error(f"there is no {what} {name!r}: use one of {', '.join(found)}", param=what)
-
-
 class Dispatcher:
-    """The scheduler's face to the rest of the server.
+    """The scheduler's face to the rest of the server. `catalogue` says what the engines serve.
 
     `engines` makes each engine by name, `policy` is one of placement's POLICIES, and `without`
     names parts of Memory to switch off.
@@ -55,6 +40,7 @@ class Dispatcher:
         without: frozenset[str] = frozenset(),
     ) -> None:
         self._fleet = Fleet(engines, clock)
+        self.catalogue = Catalogue(self._fleet)
         self._policy = policy
         self._now = clock
         self._without = without
@@ -63,7 +49,7 @@ class Dispatcher:
         self._sessions: Sessions  # this and the next three are set by `start`
         self.memory: Memory
         self.occupancy: Callable[[], Occupancy] = Occupancy  # a cluster asks before the start
-        self._rounds: Rounds
+        self._rounds: PlacementRounds
         self._delivery: Delivery
         self._expiring: asyncio.Task[None] | None = None
 
@@ -76,7 +62,7 @@ class Dispatcher:
         self._sessions = sessions
         self.memory = memory = Memory(sessions.outlook, self._without)
         self.occupancy = memory.occupancy
-        self._rounds = rounds = Rounds(fleet, queue, memory, sessions, self._policy, now)
+        self._rounds = rounds = PlacementRounds(fleet, queue, memory, sessions, self._policy, now)
         learn = None if self.lengths is None else self.lengths.learn
         self._delivery = Delivery(fleet, queue, memory, sessions, rounds.soon, now, learn)
         await fleet.start(self._delivery)
@@ -98,16 +84,6 @@ class Dispatcher:
         return tuple(self._fleet.members.values())
 
     @property
-    def healthy(self) -> bool:
-        """Whether every served model has an engine that takes work."""
-        return self._fleet.healthy
-
-    @property
-    def states(self) -> dict[str, EngineState]:
-        """The state of each engine by name."""
-        return {member.name: member.state for member in self._fleet.members.values()}
-
-    @property
     def queued(self) -> int:
         """How many primitives wait for an engine."""
         return len(self._queue)
@@ -120,55 +96,6 @@ class Dispatcher:
         if model is not None:
             return self._queue.waiting(model, salt)
         return len(self._queue) if salt is None else self._queue.of(salt)
-
-    @property
-    def models(self) -> list[str]:
-        """The models that some engine generates with, the default one first."""
-        return list(self._fleet.models)
-
-    def model(self, name: str | None) -> str:
-        """Return the served model that `name` means. Raises UnknownModel, EngineUnavailable."""
-        models = self._fleet.models
-        if not models:
-            raise EngineUnavailable("no engine is ready yet", retry_after_s=1.0)
-        if name in (None, "", "default"):
-            return models[0]
-        assert name is not None
-        found = model_names.find(name, models)
-        if found is None:
-            served = ", ".join(models)
-            raise UnknownModel(
-                f"no engine serves model {name[:256]!r}: use one of {served}", param="model"
-            )
-        return found
-
-    def resource(self, kind: str, what: str, name: str | None) -> str:
-        """Return the embedder, reranker or store that runs ops of `kind`; None means the first.
-        `what` is its table in the configuration.
-
-        One on demand starts now, and not when its first op is ready. Raises UnknownModel or
-        UnknownStore.
-        """
-        known = self._fleet.resources(kind)
-        found = known[0] if name is None and known else name
-        if found is None or found not in known:
-            raise unknown_resource(what, name, known)
-        self._fleet.wake(found, kind)
-        return found
-
-    @property
-    def tools(self) -> dict[str, tuple[str, Mapping[str, Any]]]:
-        """The tools that engines run, by name: the engine's name, and what it says of the tool."""
-        found: dict[str, tuple[str, Mapping[str, Any]]] = {}
-        for member in self._fleet.members.values():
-            if (description := member.description) is not None:
-                for told in description.tools:
-                    found.setdefault(str(told["name"]), (description.model, told))
-        return found
-
-    def prompter(self, model: str) -> Prompter:
-        """Return what renders and tokenises prompts for a served model."""
-        return self._fleet.prompters[model]
 
     def enqueue(self, work: Work) -> None:
         """Queue a primitive. It is sent in this turn of the loop if an engine has room."""
@@ -214,6 +141,12 @@ class Dispatcher:
         # An op that paused is on no engine, but its context, which has its id, is kept.
         perform(self.memory.abandoned(op), self._fleet.members)
 
+    def withdraw(self, application: str) -> None:
+        """Start nothing more of an application that ends. What waits is taken back one by one, and
+        then the application is forgotten.
+        """
+        self._queue.withdrawn.add(application)
+
     def forget(self, application: str) -> None:
         """Free all contexts that the engines keep for an application that has ended."""
         self._queue.withdrawn.discard(application)
@@ -241,10 +174,3 @@ class Dispatcher:
                 EngineUnavailable.__name__,
                 f"no engine has served {work.model} for {UNAVAILABLE_S:g} s ({why})",
             )
-
-
-def withdraw(dispatcher: Dispatcher, application: str) -> None:
-    """Start nothing more of an application that ends. What waits is taken back one by one, and then
-    the application is forgotten.
-    """
-    dispatcher._queue.withdrawn.add(application)

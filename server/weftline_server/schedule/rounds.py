@@ -21,7 +21,7 @@ from weftline_server.schedule.suspects import alone, is_suspect
 TURN_SENDS = 128  # calls that are sent in one turn of the loop, in about 10 ms
 
 
-class Rounds:
+class PlacementRounds:
     """Runs one placement round for everything that happens in one turn of the event loop.
 
     A round that places more than TURN_SENDS calls sends them in several turns.
@@ -82,7 +82,7 @@ class Rounds:
             self.soon()
         for model, members in models.items():
             busy = sum(bool(member.ops.works) for member in members) / len(members)
-            gate.ran(model, busy, self._now())
+            gate.use(model).busy.note(busy, self._now())
 
     def _send_some(self) -> None:
         """Send what was placed, at most TURN_SENDS calls. What cannot be sent any more still waits

@@ -39,7 +39,7 @@ class Spent:
         self.calls = self.edges = self.tokens = self.value_bytes = 0
 
     def take_tasks(self, tasks: Sequence[Task], age_s: float) -> None:
-        """Charge what `tasks` use, all of it or nothing. Raises BudgetExceeded."""
+        """Charge the session for all of `tasks`, or for none of them. Raises BudgetExceeded."""
         edges = sum([len(task.reads) for task in tasks])
         size = sum([task.constant_bytes for task in tasks])
         self._check("seconds", age_s, "close the session and open another")

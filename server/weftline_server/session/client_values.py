@@ -1,7 +1,7 @@
 """What clients give a session: values of variables, and the outcomes of their own steps.
 
-A client sets a variable that no task writes. It also sets the output of a step of kind `client`,
-once the step's inputs are ready.
+A client sets a variable that no task writes. The client also sets the output of a step of kind
+`client`, once the step's inputs are ready.
 """
 
 from __future__ import annotations

@@ -46,7 +46,27 @@ def finish(
             execution.advance(rewired, event.now, actions)
     if growth.released:
         actions += execution.skip(growth.released)
+    actions += [ev.Cut(id) for id in growth.cut]
     return actions
+
+
+def fail(
+    execution: Execution, spent: Spent, event: ev.PrimitiveFailed, opened: float
+) -> list[ev.Action]:
+    """End a primitive that has failed. First add what takes its place, if its body says so."""
+    run = execution.primitives.get(event.primitive)
+    if run is None or not run.live:
+        return []
+    body = execution.graph.primitives[run.id].body
+    actions: list[ev.Action] = []
+    if isinstance(body, Growing):
+        growth = body.failure(execution.graph, event.error, event.is_taken)
+        try:
+            actions = _grow(execution, spent, run, growth, event.now - opened)
+        except WeftlineError as error:
+            return execution.fail(run.task, error)
+        actions += execution.skip(growth.released)
+    return actions + execution.fail(run.task, event.error)
 
 
 def take_items(
@@ -60,9 +80,10 @@ def take_items(
     assert isinstance(body, TakesItems), f"{run.id} takes no items"
     try:
         growth = body.growth_of(execution.graph, event.offset, event.items)
-        return _grow(execution, spent, run, growth, event.now - opened)
+        actions = _grow(execution, spent, run, growth, event.now - opened)
     except WeftlineError as error:
         return execution.fail(run.task, error)
+    return actions + execution.skip(growth.released)
 
 
 def _grow(
@@ -70,7 +91,7 @@ def _grow(
 ) -> list[ev.Action]:
     """Add all of `growth`, or raise AlreadySet, DuplicateProducer or BudgetExceeded."""
     variables = execution.variables
-    draft = Draft.of(growth.tasks, run.task.detached)
+    draft = Draft.of(growth.tasks, run.task.detached, run.task.origin)
     execution.graph.check(draft.added, settled_of(variables, draft.variables))
     for id in growth.values:
         if id in variables:

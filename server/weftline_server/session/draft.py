@@ -1,7 +1,7 @@
-"""Tasks that are to enter a session, with all that can be made of them before: a part at a time, so
-that a submit of 10,000 calls holds nobody up.
+"""Tasks that are to enter a session. Their runs, variables and edges are made before, a part at a
+time, so that a submit of 10,000 calls holds nobody up.
 
-Nothing of a draft is in the session. It enters whole, in one event, and that takes some
+Nothing of a draft is in the session. The draft enters whole, in one event, which takes some
 milliseconds. So a submit stays all or nothing for readers and for the journal.
 """
 
@@ -23,7 +23,7 @@ PART = 256  # tasks that are drafted between two pauses, in 2 ms
 
 
 class Draft:
-    """The runs, variables and edges of some tasks. It enters one session, once."""
+    """The runs, variables and edges of some tasks. A draft enters one session, once."""
 
     def __init__(
         self, tasks: Sequence[Task], detached: bool = False, origin: Origin = NOBODY

@@ -11,6 +11,7 @@ from weftline_engine.api import FinishReason, Usage
 from weftline_engine.api.record import record
 from weftline_server.graph.engine_score import EngineScore
 from weftline_server.graph.primitive import Task
+from weftline_server.prompt.tool_parser import Delta
 from weftline_server.session.origin import NOBODY, Origin
 from weftline_server.session.task import TokenLogprob
 
@@ -38,8 +39,9 @@ class SessionEvent:
 
 @record
 class TasksSubmitted(SessionEvent):
-    """A client submitted tasks. With `detach` they run although their outputs have no reader. It
-    takes the values of the variables `whole` when they are complete, and no part of them before."""
+    """A client submitted tasks. With `detach` they run although their outputs have no reader. The
+    client takes the values of the variables `whole` when these are complete, and no part of them
+    before."""
 
     by_client: ClassVar[bool] = True
     tasks: tuple[Task, ...]
@@ -150,9 +152,8 @@ class PrimitivePrepared(PrimitiveEvent):
 
 @record
 class PrimitiveSent(PrimitiveEvent):
-    """It went to an engine, on another machine where `node` names one.
-
-    `why` has what placement weighed, for that engine first. `admitted` is when its application was
+    """The primitive went to an engine, on another machine where `node` names one. `why` has what
+    placement weighed, for that engine first. `admitted` is when the primitive's application was
     admitted to the KV cache, if the primitive waited for that.
     """
 
@@ -172,6 +173,7 @@ class TextGenerated(PrimitiveEvent):
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
+    deltas: tuple[Delta, ...] = ()  # what was read of an answer that may call tools
 
     @property
     def detail(self) -> str:
@@ -180,7 +182,8 @@ class TextGenerated(PrimitiveEvent):
 
 @record
 class ItemsMade(PrimitiveEvent):
-    """More items of the list that the primitive makes. Its end decides the final list."""
+    """More items of the list that the primitive makes. The primitive's end decides the final
+    list."""
 
     values: tuple[Any, ...]
 
@@ -191,9 +194,8 @@ class ItemsMade(PrimitiveEvent):
 
 @record
 class PrimitiveRestarted(PrimitiveEvent):
-    """Its engine was lost. It runs again from the start, and what it generated is forgotten.
-
-    A replay names the `attempt` that its text comes from.
+    """The primitive's engine was lost. The primitive runs again from the start, and the text that
+    it generated is forgotten. A replay names the `attempt` that its text comes from.
     """
 
     attempt: int | None = None
@@ -201,7 +203,8 @@ class PrimitiveRestarted(PrimitiveEvent):
 
 @record
 class PrimitiveFinished(PrimitiveEvent):
-    """An engine finished it. Its transforms made `value` of the result, or failed with `error`."""
+    """An engine finished the primitive. The primitive's transforms made `value` of the result, or
+    failed with `error`."""
 
     reason: FinishReason
     value: Any
@@ -228,9 +231,13 @@ class ItemsCame(PrimitiveEvent):
 
 @record
 class PrimitiveFailed(PrimitiveEvent):
-    """The primitive failed and is not tried again. Failed attempts before are not reported."""
+    """The primitive failed and is not tried again. Failed attempts before are not reported.
+
+    Its output `is_taken` if a client has a part of it.
+    """
 
     error: WeftlineError
+    is_taken: bool = False
 
     @property
     def detail(self) -> str:
@@ -251,8 +258,8 @@ class TaskCancelled(SessionEvent):
 
 @record
 class TasksAbandoned(SessionEvent):
-    """Tasks ended because their last reader went away. Only a journal has this event: it stands for
-    the departure of the reader, which a replay does not know of.
+    """Tasks ended because their last reader went away. Only a journal has this event: the event
+    stands for the departure of the reader, which a replay does not know of.
     """
 
     tasks: tuple[str, ...]
@@ -303,8 +310,15 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """End the primitive, which an engine has, with what it has said so far."""
+
+    primitive: str
+
+
+@dataclass(frozen=True, slots=True)
 class Notify:
-    """Wake the readers of the variable: it has a new part, a value or an error."""
+    """Wake the readers of the variable, which has a new part, a value or an error."""
 
     variable: str
 
@@ -325,10 +339,11 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class GoOn:
-    """Tell the session a TurnCame in a later turn of the event loop: it holds more primitives."""
+    """Tell the session a TurnCame in a later turn of the event loop, because the session holds more
+    primitives."""
 
 
-Action = Run | Fill | Stop | Notify | Replan | Ended | GoOn
+Action = Run | Fill | Stop | Cut | Notify | Replan | Ended | GoOn
 
 
 @dataclass(frozen=True, slots=True)

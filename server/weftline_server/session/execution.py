@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from weftline.contract.errors import BudgetExceeded, Cancelled, WeftlineError
 from weftline_server.graph.graph import Graph
+from weftline_server.graph.growth import TakesItems
 from weftline_server.graph.primitive import Flow
 from weftline_server.passes import Plugin
 from weftline_server.session import events as ev
@@ -34,7 +35,7 @@ from weftline_server.session.readiness import (
     undecided,
 )
 from weftline_server.session.task import ALLOWED, UNDER_WAY, PrimitiveRun, RunState, Step, TaskRun
-from weftline_server.session.variable import WITHOUT_VALUE, Variable, VariableState
+from weftline_server.session.variable import Variable
 
 # Primitives of a session that an op may name as references.
 _MOST_RECENT = 8
@@ -43,8 +44,8 @@ _MOST_RECENT = 8
 _ENDS_ITEM = frozenset('\n,]}"')
 
 
-# A prompt that joins a list is filled item by item up to this many results. Each result renders
-# the known part of the prompt again.
+# A prompt that joins a list is filled item by item up to this many results. Each result makes the
+# server render the known part of the prompt again.
 _MOST_TOLD = 256
 
 
@@ -71,32 +72,6 @@ class Execution:
         self.now = 0.0  # the time of the event that is handled
         self.held = HoldQueue()
         self._owned: dict[str, list[TaskRun]] = {}  # task → tasks that it has added
-
-    def validate(self) -> None:
-        """Assert the invariants that hold between any two events."""
-        for id, run in self.primitives.items():
-            primitive = self.graph.primitives[id]
-            settled = {self.variables[v].settled for v in primitive.writes}
-            assert not run.live or True not in settled, f"{id} lives, an output is settled"
-            assert run.live or False not in settled, f"{id} is {run.state}, an output is open"
-            if run.state is RunState.WAITING and not run.held:
-                ready = ready_reads(primitive, self.variables)
-                waits = is_behind(primitive, self.primitives) or self.held.is_unsure(id)
-                assert ready < len(primitive.reads) or waits, f"{id} is ready"
-                assert run.ready == ready or run.looked_at is not primitive
-        for task in self.tasks.values():
-            states = {run.state for run in task.primitives}
-            ended = states & {RunState.FAILED, RunState.CANCELLED}
-            given_up = ended or RunState.SKIPPED in states
-            assert not (given_up and any(run.live for run in task.primitives)), "half a task failed"
-            assert bool(ended) == (task.error is not None)
-        runs = self.primitives.values()
-        assert self.work_left == sum(run.work for run in runs if run.live)
-        assert self.under_way == sum(run.state in UNDER_WAY for run in runs)
-        for var, variable in self.variables.items():
-            if variable.state is VariableState.STREAMING:
-                assert self.graph.producer.get(var), f"variable {var} streams from nowhere"
-            assert (variable.error is not None) == (variable.state in WITHOUT_VALUE)
 
     def add(self, draft: Draft, now: float, hold: bool = False) -> list[ev.Action]:
         """Add tasks that the graph has accepted, and start what can run; with `hold`, later where
@@ -169,10 +144,13 @@ class Execution:
             return []
         if event.logprobs:
             run.step.logprobs += event.logprobs
-        if not event.text:
+        if not event.text and not event.deltas:
             return []
         variable = self.variables[self.graph.primitives[run.id].writes[0]]
         actions: list[ev.Action] = [ev.Notify(variable.id)]
+        variable.deltas += event.deltas
+        if not event.text:
+            return actions
         is_full = variable.append(event.text)
         if not _ENDS_ITEM.isdisjoint(event.text):
             actions += takers(self.graph, self.primitives, variable.id)
@@ -216,17 +194,11 @@ class Execution:
             self.advance(self.primitives[below], event.now, actions)
         return actions
 
-    def failed(self, event: ev.PrimitiveFailed) -> list[ev.Action]:
-        """Fail the primitive's task and all tasks below it."""
-        run = self._live(event)
-        return [] if run is None else self.fail(run.task, event.error)
-
     def fail(
         self, task: TaskRun, error: WeftlineError, state: RunState = RunState.FAILED
     ) -> list[ev.Action]:
-        """End `task` and, at once, every task that it leaves without an input, all with its error.
-
-        What reads only outputs that the task had made before goes on.
+        """End `task` and, at once, every task that lacks an input for that reason, all with the
+        same error. A task that reads only outputs that `task` had made before goes on.
         """
         error.of_call(task.task.name)
         actions: list[ev.Action] = []
@@ -279,6 +251,25 @@ class Execution:
             waiting.extend(self._owned.get(task.task.id, ()))
         return actions
 
+    def close(self, reason: str) -> list[ev.Action]:
+        """Cancel every task that has not ended. No failure is propagated, because all tasks end."""
+        actions: list[ev.Action] = []
+        self.held = HoldQueue()
+        for task in self.tasks.values():
+            if not task.live:
+                continue
+            task.error = Cancelled(reason)
+            task.error.of_call(task.task.name)
+            for run in task.primitives:
+                if run.live:
+                    actions += self._drop(run, task.error, RunState.CANCELLED)
+            actions.append(ev.Ended(task.task.id))
+        for variable in self.variables.values():
+            if not variable.settled:
+                variable.fail(Cancelled(reason))
+                actions.append(ev.Notify(variable.id))
+        return actions
+
     def producer(self, variable: str) -> TaskRun | None:
         """The task that writes `variable`."""
         found = self.graph.producer.get(variable)
@@ -320,7 +311,8 @@ class Execution:
     def advance(self, run: PrimitiveRun, now: float, actions: list[ev.Action]) -> None:
         """Queue a waiting primitive if its inputs are there; else fill what is new of its prompt.
 
-        A read that is ready stays so, and the search for one that is not goes on where it ended.
+        An input that is ready stays ready, so each look begins at the first input that was not
+        ready in the last one.
         """
         if run.state is not RunState.WAITING or run.held:
             return
@@ -374,26 +366,6 @@ def start(execution: Execution, runs: Iterable[PrimitiveRun]) -> list[ev.Action]
     return actions
 
 
-def close(execution: Execution, reason: str) -> list[ev.Action]:
-    """Cancel every task that has not ended. No failure is propagated, because all tasks end."""
-    actions: list[ev.Action] = []
-    execution.held = HoldQueue()
-    for task in execution.tasks.values():
-        if not task.live:
-            continue
-        task.error = Cancelled(reason)
-        task.error.of_call(task.task.name)
-        for run in task.primitives:
-            if run.live:
-                actions += execution._drop(run, task.error, RunState.CANCELLED)
-        actions.append(ev.Ended(task.task.id))
-    for variable in execution.variables.values():
-        if not variable.settled:
-            variable.fail(Cancelled(reason))
-            actions.append(ev.Notify(variable.id))
-    return actions
-
-
 def go_on(execution: Execution) -> list[ev.Action]:
     """Plan the next part of the primitives that are held, or start it when all are planned."""
     execution.planning.add(execution.held.planned_next())
@@ -404,10 +376,14 @@ def go_on(execution: Execution) -> list[ev.Action]:
 
 
 def may_restart(execution: Execution, primitive: str) -> bool:
-    """Whether another attempt is safe: no client has text that it could change."""
-    run = execution.primitives[primitive]
-    writes = execution.graph.primitives[primitive].writes
-    return run.live and not any(execution.variables[var].taken for var in writes)
+    """Whether another attempt is safe: neither a client nor the graph has text that it could
+    change.
+    """
+    run, found = execution.primitives[primitive], execution.graph.primitives[primitive]
+    is_used = isinstance(found.body, TakesItems) and bool(found.body.taken)
+    return (
+        run.live and not is_used and not any(execution.variables[var].taken for var in found.writes)
+    )
 
 
 def restarted(execution: Execution, event: ev.PrimitiveRestarted) -> list[ev.Action]:

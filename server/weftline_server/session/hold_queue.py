@@ -1,11 +1,12 @@
-"""The primitives that could start, and do not yet: those of large submits, and those that only an
-undecided branch may need.
+"""The primitives that are ready and held back: primitives of large submits, and primitives that
+only an undecided branch may need.
 
 All tasks of a submit enter the graph at once, because a submit is taken whole or not at all. To
-plan and start 10,000 takes 0.5 s, in which no other client would get an answer. So these are done
-in parts, each in a turn of its own. `Draft` does the same for what comes before they enter.
+plan and start 10,000 takes 0.5 s, in which no other client would get an answer. So planning and
+starting are done in parts, each in a turn of its own. `Draft` does the same for the work before the
+tasks enter.
 
-What changes something outside the graph waits until it is certain that it is needed.
+A primitive that changes something outside the graph waits until the graph certainly needs it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ PART = 512  # primitives and edges of a turn, which takes 10 to 30 ms
 class HoldQueue:
     """The held primitives, in the order in which they are planned and started.
 
-    All are planned before any is started. `branches` says whether the graph has any. A decision has
-    left the variables in `released` without a reader.
+    All are planned before any is started. `branches` says whether the graph has branches. A
+    decision has left the variables in `released` without a reader.
     """
 
     def __init__(self) -> None:

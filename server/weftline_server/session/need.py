@@ -1,7 +1,8 @@
-"""Decides whether something outside the graph may be changed now: not for the undecided side of a
-branch, because the branch may not take it.
+"""Decides whether a step that changes something outside the graph may run now. A step that only the
+undecided side of a branch needs may not, because the branch may take the other side.
 
-All else of a side may start before the decision; what it computes is thrown away if need be.
+All other steps of a side may start before the decision; their results are thrown away if the branch
+takes another side.
 """
 
 from __future__ import annotations
@@ -51,10 +52,9 @@ def need_of(graph: Graph, runs: Runs, released: Collection[str], task: TaskRun) 
 
 
 def is_needed(graph: Graph, runs: Runs, released: Collection[str], task: TaskRun) -> bool:
-    """Whether a task that has not ended may read an output of this one, or a client may.
-
-    What changes something may also be needed by a task that has failed: it does not depend on
-    another input of its reader.
+    """Whether a client, or a task that has not ended, may read an output of this task. A task that
+    changes something may also be needed by a task that has failed, because the change does not
+    depend on the other inputs of its reader.
     """
     if any(changes(graph.primitives[run.id]) for run in task.primitives):
         return next(_needs(graph, runs, released, task), None) is not None
@@ -74,8 +74,8 @@ def _reads_ahead(graph: Graph, runs: Runs, released: Collection[str], task: Task
 
 
 def _needs(graph: Graph, runs: Runs, released: Collection[str], task: TaskRun) -> Iterator[Need]:
-    """What is found on the way down the graph, which goes down to the end before it tries another
-    reader: most often the first that it comes to says enough.
+    """The needs that a search down the graph finds, depth first: most often the first reader at the
+    end of a path says enough.
     """
     seen = {task.task.id}
     path = [_readers(graph, runs, task)]
@@ -126,7 +126,7 @@ def _is_idle(graph: Graph, reader: Primitive, variable: str) -> bool:
 
 
 def _is_early(graph: Graph, reader: PrimitiveRun) -> bool:
-    """Whether it gathers the results of items that came before their list was complete."""
+    """Whether the reader gathers the results of items that came before their list was complete."""
     first = reader.task.primitives[0]
     if first is reader or not first.live:
         return False
@@ -155,13 +155,13 @@ def _flows(primitive: Primitive) -> list[Flow]:
 
 
 def _given(graph: Graph, task: TaskRun) -> list[str]:
-    """The variables of a task that others may read. What decides has one for the server, which may
-    be read: the end of a loop's round.
+    """The variables of a task that others may read. A task that decides has one variable for the
+    server. This variable counts where something reads it, as at the end of a loop's round.
     """
     own = (graph.primitives[run.id] for run in task.primitives)
     return [
         var
         for one in own
         for var in one.writes
-        if not isinstance(one.body, Growing) or graph.consumers.get(var)
+        if not isinstance(one.body, Growing) or one.body.gives or graph.consumers.get(var)
     ]

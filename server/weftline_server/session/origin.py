@@ -38,7 +38,8 @@ def name_run(name: str) -> None:
 
 
 def span_of(session: str, task: str) -> int:
-    """The number of a task's span. It follows from ids, so it is known before the span is made."""
+    """The number of a task's span. The number follows from ids, so it is known before the span is
+    made."""
     return _number(f"{session}/{task}", 8)
 
 

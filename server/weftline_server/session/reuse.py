@@ -17,7 +17,8 @@ class Reuse:
         self._hashes: dict[str, tuple[str, ...]] = {}
 
     def add(self, primitive: str, hashes: Sequence[str]) -> None:
-        """Enter a primitive with its prefix hashes; entering it again changes nothing.
+        """Enter a primitive with its prefix hashes; entering the same primitive again changes
+        nothing.
 
         An empty segment has the hash of the segment before it, so a hash may occur twice.
         """

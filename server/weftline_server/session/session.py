@@ -1,4 +1,4 @@
-"""The session: events in, actions out. It decides everything and performs nothing.
+"""The session: events in, actions out. A session decides everything and performs nothing.
 
 No clock and no I/O: time enters with the events. Nothing but `handle` changes a session, so the
 same events give the same session.
@@ -17,9 +17,10 @@ from weftline_server.passes import Plan, Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Budget, Spent
 from weftline_server.session.client_values import give, refuse
-from weftline_server.session.control import finish, take_items
+from weftline_server.session.control import fail, finish, take_items
 from weftline_server.session.draft import Draft
-from weftline_server.session.execution import Execution, IllegalMove, close, go_on, restarted
+from weftline_server.session.execution import Execution, IllegalMove, go_on, restarted
+from weftline_server.session.invariants import validate
 from weftline_server.session.resumption import abandon, resume
 from weftline_server.session.task import PrimitiveRun, RunState, TaskRun
 from weftline_server.session.variable import Variable, settled_of
@@ -99,7 +100,7 @@ class Session:
 
     def validate(self) -> None:
         """Assert what holds between any two events."""
-        self.execution.validate()
+        validate(self.execution)
         assert all(count > 0 for count in self.watch.readers.values())
 
     def story(self) -> list[ev.StoryLine]:
@@ -119,9 +120,9 @@ class Session:
     def handle(self, event: ev.SessionEvent, draft: Draft | None = None) -> list[ev.Action]:
         """Change the session by one event; the table at the end has a method for each type.
 
-        A `draft` of the tasks of a submit saves the time to make one. Raises the errors of that
-        method, and then changes nothing. An IllegalMove is our bug; it is raised with the end of
-        the session's story.
+        A `draft` of the tasks of a submit saves the time to make one. Raises the errors of the
+        event's method, and then changes nothing. An IllegalMove is our bug, and is raised with the
+        end of the session's story.
         """
         self.execution.now = event.now
         try:
@@ -156,8 +157,8 @@ class Session:
     def _replan(self) -> tuple[str, ...]:
         """Bring the plan up to date; return the queued primitives whose hints have changed.
 
-        All queued primitives get new hints when the work left has halved or doubled. So each gets
-        them in time, and none of ten thousand gets them more than a few times.
+        All queued primitives get new hints when the work left has halved or doubled. So each
+        primitive gets its hints in time, and none of ten thousand gets hints more than a few times.
         """
         planning, runs = self.execution.planning, self.execution.primitives
         moved: Collection[str] = planning.update()
@@ -211,10 +212,10 @@ class Session:
 
     def _close(self, event: ev.SessionClosed) -> list[ev.Action]:
         self.ended = event.now
-        return close(self.execution, event.reason)
+        return self.execution.close(event.reason)
 
 
-# Most events are parts of text; these neither change the graph nor end a primitive.
+# Most events are parts of text; a part neither changes the graph nor ends a primitive.
 _CHANGES_NO_PLAN = frozenset(
     {
         ev.TextGenerated,
@@ -252,7 +253,9 @@ _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Actio
             ev.ItemsCame: lambda session, event: take_items(
                 session.execution, session.spent, event, session.opened
             ),
-            ev.PrimitiveFailed: lambda session, event: session.execution.failed(event),
+            ev.PrimitiveFailed: lambda session, event: fail(
+                session.execution, session.spent, event, session.opened
+            ),
         }
     )
 )

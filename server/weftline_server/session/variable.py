@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from weftline.contract.errors import Skipped, WeftlineError
+from weftline_server.prompt.tool_parser import Called, Delta
 
 
 class VariableState(StrEnum):
@@ -51,6 +52,8 @@ class Variable:
     value: Any = None
     error: WeftlineError | None = None
     streamed: int = 0  # characters that came in parts
+    # What was read of an answer that may call tools. Of a ready one the calls are left.
+    deltas: list[Delta] = field(default_factory=list)
     items: list[Any] = field(default_factory=list)  # of a list that is not complete
     reads: int = 0  # how often a client was given the value or a part of it
     taken: bool = False  # a client has text of it that was not complete
@@ -69,7 +72,7 @@ class Variable:
 
     @property
     def settled(self) -> bool:
-        """Ready, failed or skipped: it will not change any more."""
+        """Whether the variable is ready, failed or skipped, and will not change any more."""
         return not ALLOWED[self.state]
 
     def move_to(self, state: VariableState) -> None:
@@ -77,7 +80,8 @@ class Variable:
         self.state = state
 
     def append(self, text: str) -> bool:
-        """Log a part of the text as it is generated. Return whether another piece of it is full."""
+        """Log a part of the text as the text is generated. Return whether another piece of the text
+        is full."""
         if self.state is VariableState.EMPTY:
             self.move_to(VariableState.STREAMING)
         assert self.state is VariableState.STREAMING, f"variable {self.id} is {self.state}"
@@ -87,19 +91,21 @@ class Variable:
         return self.streamed // PIECE_CHARS > pieces
 
     def passed_on(self) -> list[Any]:
-        """A client has text of it from now on. Nothing follows from that."""
+        """Note that a client has text of the variable from now on. Nothing follows from that."""
         self.taken = True
         return []
 
     def restart(self, attempt: int | None) -> None:
-        """Forget the text: it will be generated again, in the next attempt or in this one."""
+        """Forget the text, which will be generated again, in the next attempt or in this one."""
         assert not self.taken, f"a client has text of variable {self.id}"
-        self.parts, self.streamed = [], 0
+        self.parts, self.streamed, self.deltas = [], 0, []
         self.attempt = self.attempt + 1 if attempt is None else attempt
 
     def set(self, value: Any) -> None:
         self.move_to(VariableState.READY)
         self.value = value
+        if self.deltas:  # a stream goes on with the list that it has
+            self.deltas = [one for one in self.deltas if isinstance(one, Called)]
         if not self.parts and isinstance(value, str):
             self.parts = [value]
 
@@ -113,5 +119,5 @@ class Variable:
 
 
 def settled_of(variables: Mapping[str, Variable], named: Iterable[str]) -> Iterator[str]:
-    """Those of the `named` variables that will not change any more."""
+    """The variables among `named` that will not change any more."""
     return (id for id in named if id in variables and variables[id].settled)

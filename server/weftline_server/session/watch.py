@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from weftline.contract.errors import Cancelled, NoProducer, UnknownVariable
+from weftline_server.graph.growth import TakesItems
 from weftline_server.graph.primitive import Flow
 from weftline_server.passes.plan import MOST_EDGES
 from weftline_server.session import events as ev
@@ -76,6 +77,9 @@ class Watch:
         if variable in self._streamed:
             return True
         graph = self._execution.graph
+        producer = graph.producer.get(variable)
+        if producer is not None and isinstance(graph.primitives[producer].body, TakesItems):
+            return True  # the graph grows while it is generated
         consumers = [graph.primitives[id] for id in graph.consumers.get(variable, ())]
         if not consumers:
             return variable not in self.readers and variable not in self._whole

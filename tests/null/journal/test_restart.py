@@ -20,7 +20,7 @@ from weftline_server.app import create_app
 from weftline_server.commands.retrieval import factories, from_tables
 from weftline_server.config import ServerConfig
 from weftline_server.journal import journal
-from weftline_server.journal.store import Change, Store, StoreConfig
+from weftline_server.journal.store import Change, JournalStore, JournalStoreConfig
 from weftline_server.journal.writer import Item, Writer
 
 
@@ -31,7 +31,7 @@ async def running(
     also: Mapping[str, Callable[[], Engine]] = MappingProxyType({}),
 ) -> AsyncIterator[Server]:
     """One run of a server with a store."""
-    config = ServerConfig(sessions=StoreConfig(path=str(path)))
+    config = ServerConfig(sessions=JournalStoreConfig(path=str(path)))
     app = create_app(config, {"null": lambda: NullEngine(engine), **also})
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(app.router.lifespan_context(app))
@@ -181,9 +181,9 @@ async def test_a_kill_at_any_commit_takes_no_submit_twice(
     one kill of 200.
     """
     copies: list[Path] = []
-    write = Store.write
+    write = JournalStore.write
 
-    def copied(store: Store, changes: Sequence[Change]) -> None:
+    def copied(store: JournalStore, changes: Sequence[Change]) -> None:
         write(store, changes)
         copies.append(tmp_path / f"copy{len(copies)}")
         with closing(sqlite3.connect(copies[-1])) as copy:
@@ -206,7 +206,7 @@ async def test_a_kill_at_any_commit_takes_no_submit_twice(
     key = {"Idempotency-Key": "k"}
     values = {"a": "one ", "b": "one two "}
     with monkeypatch.context() as patched:
-        patched.setattr(Store, "write", copied)
+        patched.setattr(JournalStore, "write", copied)
         patched.setattr(journal, "Writer", OneByOne)
         async with running(tmp_path / "store") as server:
             first = await server.http.post("/v1/submit", json=body, headers=key)
@@ -241,7 +241,7 @@ async def test_a_request_that_waits_at_the_end_is_told_to_come_back(tmp_path: Pa
         await server.submit(id, call("one", "a long text {{output:x}}", x="a"))
         waiting = asyncio.create_task(server.get(id, "a"))
         await asyncio.sleep(0.05)
-        await server.service.drain(0.0)
+        await server.service.lifecycle.drain(0.0)
         answer = await waiting
         assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
     async with running(tmp_path / "store") as server:

@@ -19,16 +19,17 @@ from weftline_server.journal.store import (
     Append,
     Close,
     Drop,
+    JournalStore,
+    JournalStoreConfig,
     Keyed,
     Open,
-    Store,
-    StoreConfig,
 )
 
 
 @contextmanager
-def opened(path: Path, cipher: Cipher | None = None, **more: float) -> Iterator[Store]:
-    store = Store(StoreConfig(path=str(path), **more), cipher)  # type: ignore[arg-type]
+def opened(path: Path, cipher: Cipher | None = None, **more: float) -> Iterator[JournalStore]:
+    config = JournalStoreConfig(path=str(path), **more)  # type: ignore[arg-type]
+    store = JournalStore(config, cipher)
     try:
         yield store
     finally:

@@ -11,7 +11,7 @@ import pytest
 
 from weftline_engine import api
 from weftline_engine.retrieval import vectors
-from weftline_engine.retrieval.core import Item, ItemsCore, Refused
+from weftline_engine.retrieval.core import InputRefused, Item, ItemsCore
 from weftline_engine.retrieval.local import LocalItems
 from weftline_engine.retrieval.memory import DIMENSIONS, MemoryTable, WordBackend, vector_of
 from weftline_engine.retrieval.results import Results
@@ -334,7 +334,7 @@ def test_a_vector_is_decoded_as_it_was() -> None:
     """Vectors survive encoding exactly. A value without vectors is refused."""
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert np.array_equal(vectors.decode(vectors.encode(rows)), rows)
-    with pytest.raises(Refused, match="base64 text in 'vectors'"):
+    with pytest.raises(InputRefused, match="base64 text in 'vectors'"):
         vectors.decode({"vectors": None, "dimensions": 3})
 
 

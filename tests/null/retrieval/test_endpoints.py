@@ -35,7 +35,7 @@ async def test_embeddings_as_floats_and_as_base64(server: Server) -> None:
     numbers = array("f")
     numbers.frombytes(base64.b64decode(encoded["data"][0]["embedding"]))
     assert numbers.tolist() == floats["data"][1]["embedding"]
-    assert server.service.status().sessions == 0
+    assert server.service.engines.status().sessions == 0
 
 
 async def test_fewer_dimensions_have_length_one(server: Server) -> None:
@@ -68,7 +68,7 @@ async def test_what_does_not_fit_is_refused(
     """A bad request opens no session."""
     answer = await embed(server, **body)
     assert answer["status"] == status and answer["error"]["message"].startswith(message)
-    assert server.service.status().sessions == 0
+    assert server.service.engines.status().sessions == 0
 
 
 async def test_documents_are_reranked(server: Server) -> None:

@@ -159,7 +159,7 @@ class Servers:
         outside = names - frozenset(PASSES)
         if outside not in self._made:
             self._made[outside] = Started(outside)
-            await self._made[outside].dispatcher.start(self._made[outside].driver)
+            await self._made[outside].dispatcher.start(self._made[outside].driver.reports)
         made = self._made[outside]
         made.driver.registry._without = names
         return made

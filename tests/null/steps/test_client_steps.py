@@ -13,7 +13,7 @@ from tests.null.asgi import Serve, Server, call
 from tests.null.steps.conftest import Listen
 from weftline import Output, client_step, semantic_function
 from weftline.errors import ClientGone, ClientStepFailed, ConnectionFailed, InvalidRequest
-from weftline.sdk.client_steps import Waiting
+from weftline.sdk.client_steps import SentSteps
 from weftline.sdk.step_tasks import StepTasks
 from weftline_server.session.variable import VariableState
 
@@ -355,7 +355,7 @@ async def test_a_client_that_misses_its_values_says_so(listen: Listen) -> None:
     socket = await listen()
 
     class Broken(StepTasks):
-        async def _watch(self, submit: Any, waiting: Waiting, accepted: Any) -> None:
+        async def _watch(self, submit: Any, waiting: SentSteps, accepted: Any) -> None:
             waiting.take_ready = cut
             await super()._watch(submit, waiting, accepted)
 

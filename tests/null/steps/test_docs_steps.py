@@ -63,4 +63,4 @@ def test_the_steps_of_the_page_are_steps_of_a_submit() -> None:
     wire = PAGE.replace('{"calls": [...], "steps": [...]}', body).replace("{...}", body)
     steps = re.findall(r'    (\{"kind":(?:.*\n     .*)*.*\})', wire)
     kinds = [one.kind for one in SUBMIT.validate_json(f'{{"steps": [{",".join(steps)}]}}').steps]
-    assert kinds == ["text", "client", "function", "branch", "each", "loop"]
+    assert kinds == ["text", "client", "function", "agent", "branch", "each", "loop"]

@@ -30,7 +30,7 @@ from weftline.contract.protocol import SetVariable, Submit
 from weftline.contract.steps import Embed, Ingest, Merge, Rerank, Search, Source
 from weftline.errors import InvalidRequest, WeftlineError
 from weftline_engine.null import LatencyProfile, NullConfig, NullEngine
-from weftline_engine.retrieval.core import Refused
+from weftline_engine.retrieval.core import InputRefused
 from weftline_server.config import OPTIMISATIONS
 from weftline_server.journal.records import Clock, encode, noted
 from weftline_server.journal.replay import Opened, replay, resumed
@@ -318,7 +318,7 @@ class Builder:
             given |= {"query": step.query.value} if isinstance(step, Rerank) else {}
             try:
                 return self.shared.retrieval.run(step, given)
-            except (InvalidRequest, Refused) as error:
+            except (InvalidRequest, InputRefused) as error:
                 raise Failure(out) from error
 
         self.made.rules[out] = result
@@ -463,7 +463,7 @@ async def outcomes(
     engines = {"null": lambda: NullEngine(config), **retrieval.engines(without)}
     dispatcher = Dispatcher(engines, "app", without=without)
     driver = Driver(Registry(RegistryConfig(), without), dispatcher, without)
-    await dispatcher.start(driver)
+    await dispatcher.start(driver.reports)
     try:
         session = driver.open(TENANT)
         wire = json.dumps({"calls": program.calls, "steps": program.steps, "detach": True})

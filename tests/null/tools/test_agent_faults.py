@@ -17,7 +17,7 @@ from weftline.contract.protocol import Call, InOut, Placeholder, Segment
 from weftline.errors import ClientStepFailed, WeftlineError
 from weftline.sdk.aclient import AsyncClient
 from weftline.sdk.client import Client
-from weftline.sdk.client_steps import Waiting, client_step
+from weftline.sdk.client_steps import SentSteps, client_step
 from weftline.sdk.step_tasks import StepTasks
 from weftline.toolkit import tool
 
@@ -126,7 +126,7 @@ async def test_the_cause_of_lost_values_is_shown(listen: Listen) -> None:  # noq
     socket = await listen()
 
     class Broken(StepTasks):
-        async def _watch(self, submit: Any, waiting: Waiting, accepted: Any) -> None:
+        async def _watch(self, submit: Any, waiting: SentSteps, accepted: Any) -> None:
             waiting.take_ready = cut
             await super()._watch(submit, waiting, accepted)
 

@@ -401,7 +401,7 @@ async def test_a_client_that_leaves_ends_its_tools(
         assert b"I waited" not in message.get("body", b"")
 
     await server.app(posting("/v1/chat/completions"), receive, send)
-    assert server.service.status().sessions == 0
+    assert server.service.engines.status().sessions == 0
     assert len(children) == 1
     await gone(children[0])
     assert len((tmp_path / begun).read_text().splitlines()) == 1

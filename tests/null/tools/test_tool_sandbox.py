@@ -17,7 +17,7 @@ from tests.null.tools.conftest import FOLDER, Calls, running
 from weftline_engine.tools.config import Limits
 from weftline_engine.tools.engine import SandboxUnavailable
 from weftline_engine.tools.sandbox import Sandbox
-from weftline_server.commands.tools import ToolSpec, from_tables
+from weftline_server.commands.tools import ToolTable, from_tables
 
 LIMITS = Limits(memory_mb=1024, processes=20, file_mb=16, cpu_s=2)
 
@@ -250,5 +250,5 @@ async def test_both_kinds_of_sandbox_pass_their_self_test(world: World) -> None:
 def test_a_table_asks_for_a_sandbox() -> None:
     """`sandbox` is off by default: the code of a plain tool is the operator's."""
     plain, isolated = from_tables([{"module": "a"}, {"module": "b", "sandbox": True}])
-    assert isinstance(plain, ToolSpec) and isinstance(isolated, ToolSpec)
+    assert isinstance(plain, ToolTable) and isinstance(isolated, ToolTable)
     assert (plain.sandbox, isolated.sandbox) == (False, True)

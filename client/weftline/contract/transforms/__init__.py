@@ -7,15 +7,15 @@ session imports this package, so it needs only the standard library.
 
 from __future__ import annotations
 
-from weftline.contract.transforms.base import Flow, Transform
+from weftline.contract.transforms.base import Transform, ValueFlow
 from weftline.contract.transforms.items import closed_items, gives_items, joined_items, joins_items
 from weftline.contract.transforms.specs import MAX_SPECS, OPS, parse, read, run
 
 __all__ = [
     "MAX_SPECS",
     "OPS",
-    "Flow",
     "Transform",
+    "ValueFlow",
     "closed_items",
     "gives_items",
     "joined_items",

@@ -24,7 +24,7 @@ MAX_TEXT_CHARS = 1 << 24
 MAX_PARSED_CHARS = 1 << 20
 
 
-class Flow(Enum):
+class ValueFlow(Enum):
     """The part of a value that a transform needs before its consumers can start."""
 
     WHOLE = "whole"  # the complete value
@@ -37,7 +37,7 @@ class Transform(ABC):
     """One operation with its options. `op` is its name on the wire."""
 
     op: ClassVar[str]
-    flow: ClassVar[Flow] = Flow.WHOLE
+    flow: ClassVar[ValueFlow] = ValueFlow.WHOLE
     costly: ClassVar[bool] = False  # may take longer than a few milliseconds for a short text
 
     def prepare(self) -> None:

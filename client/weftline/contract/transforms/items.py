@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weftline.contract.errors import WeftlineError
-from weftline.contract.transforms.base import Flow, Transform
+from weftline.contract.transforms.base import Transform, ValueFlow
 from weftline.contract.transforms.specs import read
 
 # The whole text is read again for each line that ends. A longer text gives no more items early.
@@ -61,6 +61,6 @@ def _last(specs: Sequence[Mapping[str, Any]]) -> Transform | None:
     if not specs:
         return None
     *before, last = [read(spec) for spec in specs]
-    if any(one.flow is not Flow.STREAM for one in before):
+    if any(one.flow is not ValueFlow.STREAM for one in before):
         return None
     return None if type(last).closed is Transform.closed else last

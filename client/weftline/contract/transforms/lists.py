@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from weftline.contract.transforms.base import Flow, Transform, as_text
+from weftline.contract.transforms.base import Transform, ValueFlow, as_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class CommaList(Transform):
     """The items of comma-separated text, with CSV's quotes (CommaSeparatedListOutputParser)."""
 
     op: ClassVar[str] = "comma_list"
-    flow: ClassVar[Flow] = Flow.ITEMS
+    flow: ClassVar[ValueFlow] = ValueFlow.ITEMS
 
     def apply(self, value: Any) -> Any:
         text = as_text(value, self.op)
@@ -42,7 +42,7 @@ class NumberedList(Transform):
     """The items after '1. ', '2. ' ... (NumberedListOutputParser)."""
 
     op: ClassVar[str] = "numbered_list"
-    flow: ClassVar[Flow] = Flow.ITEMS
+    flow: ClassVar[ValueFlow] = ValueFlow.ITEMS
 
     def apply(self, value: Any) -> Any:
         return _NUMBERED.findall(as_text(value, self.op))
@@ -57,7 +57,7 @@ class MarkdownList(Transform):
     """The items after '- ' or '* ' at the start of a line (MarkdownListOutputParser)."""
 
     op: ClassVar[str] = "markdown_list"
-    flow: ClassVar[Flow] = Flow.ITEMS
+    flow: ClassVar[ValueFlow] = ValueFlow.ITEMS
 
     def apply(self, value: Any) -> Any:
         return _BULLETED.findall(as_text(value, self.op))
@@ -72,7 +72,7 @@ class LineList(Transform):
     """The lines that are not empty (MultiQueryRetriever's LineListOutputParser)."""
 
     op: ClassVar[str] = "line_list"
-    flow: ClassVar[Flow] = Flow.ITEMS
+    flow: ClassVar[ValueFlow] = ValueFlow.ITEMS
 
     def apply(self, value: Any) -> Any:
         return [line for line in as_text(value, self.op).strip().split("\n") if line]

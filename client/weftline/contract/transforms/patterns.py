@@ -74,7 +74,7 @@ def translate(pattern: str) -> Pattern:
     return Pattern(part.text, groups, part.nullable, reader.anchored)
 
 
-class Search:
+class CompiledPattern:
     """A compiled pattern."""
 
     def __init__(self, pattern: str) -> None:
@@ -103,9 +103,9 @@ class Search:
 
 
 @lru_cache(maxsize=32)
-def search_for(pattern: str) -> Search:
+def search_for(pattern: str) -> CompiledPattern:
     """`pattern`, translated and compiled. Raises InvalidRequest like `translate`."""
-    return Search(pattern)
+    return CompiledPattern(pattern)
 
 
 def _re2() -> ModuleType:

@@ -10,8 +10,8 @@ from weftline.contract.errors import TransformFailed
 from weftline.contract.transforms.base import (
     MAX_KEYS,
     MAX_OPTION_CHARS,
-    Flow,
     Transform,
+    ValueFlow,
     as_text,
     refuse,
 )
@@ -22,7 +22,7 @@ class String(Transform):
     """The text itself (StrOutputParser)."""
 
     op: ClassVar[str] = "string"
-    flow: ClassVar[Flow] = Flow.STREAM
+    flow: ClassVar[ValueFlow] = ValueFlow.STREAM
 
     def apply(self, value: Any) -> Any:
         return as_text(value, self.op)

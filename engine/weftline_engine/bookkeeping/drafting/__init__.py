@@ -6,7 +6,7 @@ from __future__ import annotations
 from weftline_engine.bookkeeping.drafting.drafting import Drafter, Drafting
 from weftline_engine.bookkeeping.drafting.gate import MOST_DRAFTS, MOST_ROWS, StepCosts
 from weftline_engine.bookkeeping.drafting.lookup import Lookup
-from weftline_engine.bookkeeping.drafting.rates import Guess, Rates, Source
+from weftline_engine.bookkeeping.drafting.rates import Guess, GuessRates, GuessSource
 
 __all__ = [
     "MOST_DRAFTS",
@@ -14,8 +14,8 @@ __all__ = [
     "Drafter",
     "Drafting",
     "Guess",
+    "GuessRates",
+    "GuessSource",
     "Lookup",
-    "Rates",
-    "Source",
     "StepCosts",
 ]

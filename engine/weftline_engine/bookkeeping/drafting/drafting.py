@@ -16,7 +16,7 @@ from typing import Protocol
 from weftline_engine.api import MOST_REFERENCES, Op, SamplingParams
 from weftline_engine.bookkeeping.drafting.gate import MOST_DRAFTS, StepCosts, counts
 from weftline_engine.bookkeeping.drafting.lookup import MOST_MATCHED, Lookup
-from weftline_engine.bookkeeping.drafting.rates import Guess, OutputRate, Rates, Source
+from weftline_engine.bookkeeping.drafting.rates import Guess, GuessRates, GuessSource, OutputRate
 
 # Only this many last tokens of a reference are used, because an answer is at the end of its
 # context.
@@ -78,7 +78,7 @@ class Drafting:
         grammar: Grammar,
         tokens_of: Callable[[str, str], Sequence[int] | None],
     ) -> None:
-        self.rates = Rates()
+        self.rates = GuessRates()
         self._costs = costs
         self._grammar = grammar
         self._tokens_of = tokens_of
@@ -137,11 +137,11 @@ class Drafting:
             return ()
         op, bound = drafter.op.id, drafter.sampling.constraint is not None
         forced = tuple(self._grammar.forced(op))[:most] if bound else ()
-        guesses = [Guess(token, Source.GRAMMAR) for token in forced]
+        guesses = [Guess(token, GuessSource.GRAMMAR) for token in forced]
         if len(forced) < most:
             found, matched = drafter.texts.after(forced, most - len(forced))
             guesses += [
-                Guess(token, Source.LOOKUP, min(matched + place, MOST_MATCHED))
+                Guess(token, GuessSource.LOOKUP, min(matched + place, MOST_MATCHED))
                 for place, token in enumerate(found)
             ]
             if bound and found:

@@ -23,7 +23,7 @@ _WORTH_OF_OUTPUT = 2.0
 _MOST = 0.98  # no guess counts as certain
 
 
-class Source(Enum):
+class GuessSource(Enum):
     """The origin of a guess."""
 
     LOOKUP = auto()  # a text that the output may repeat
@@ -35,13 +35,13 @@ class Guess:
     """A token, its origin, and how many tokens before it are equal at its origin."""
 
     token: int
-    source: Source
+    source: GuessSource
     matched: int = 0
 
     @property
     def kind(self) -> int:
         """The kind of the guess. One rate is kept for each kind."""
-        return 0 if self.source is Source.GRAMMAR else min(self.matched, MOST_MATCHED)
+        return 0 if self.source is GuessSource.GRAMMAR else min(self.matched, MOST_MATCHED)
 
 
 @dataclass(eq=False, slots=True)
@@ -76,7 +76,7 @@ class OutputRate:
         self._seen.trials += (1 - _KEPT_OF_OUTPUT) * _WORTH_OF_OUTPUT
 
 
-class Rates:
+class GuessRates:
     """The rates of an engine, by the kind of guess."""
 
     def __init__(self) -> None:

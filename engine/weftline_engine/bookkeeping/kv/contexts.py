@@ -114,7 +114,7 @@ class Contexts:
         """Note a use of the context. The least recently used context is unpinned first."""
         context.used = next(self._clock)
 
-    def unpin(self, context: Context) -> None:
+    def _unpin(self, context: Context) -> None:
         """Let its blocks be evicted when they are needed."""
         self._tree.release(context.held)
         context.held = []
@@ -124,7 +124,7 @@ class Contexts:
         pinned = [context for context in self.named.values() if context.held]
         if not pinned:
             return False
-        self.unpin(min(pinned, key=lambda context: context.used))
+        self._unpin(min(pinned, key=lambda context: context.used))
         return True
 
     def pin(self, context: Context) -> None:
@@ -180,14 +180,14 @@ class Contexts:
             case Retention.KEEP:
                 self.pin(context)
             case Retention.EVICTABLE:
-                self.unpin(context)
+                self._unpin(context)
             case Retention.DROP:
-                self.unpin(context)
+                self._unpin(context)
                 self._forget_saved(context)
             case Retention.SWAP if context.held:
                 # Without memory for the copy the context is evicted when its room is needed.
                 context.saved = self._storage.save([node.block for node in context.held])
-                self.unpin(context)
+                self._unpin(context)
                 self._tree.extents.note(context)
 
     def expect(self, context: Context, pause_s: float, tokens: int | None) -> None:
@@ -206,7 +206,7 @@ class Contexts:
 
     def free(self, context: Context) -> None:
         """Unpin a context and forget its name. Reports about it go on until it is evicted."""
-        self.unpin(context)
+        self._unpin(context)
         self._tree.unwant(context.id)
         self._unname(context)
         self._forget_saved(context)

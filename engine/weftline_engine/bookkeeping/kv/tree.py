@@ -137,11 +137,6 @@ class ContextTree:
             self.evictable -= 1
         node.holders += 1
 
-    def use(self, node: Node) -> None:
-        """Hold a node that was computed for another sequence, and count the use for eviction."""
-        self.hold(node)
-        node.read_at(self.now)
-
     def want(self, name: str, node: Node, at: float) -> None:
         """Note that context `name` will read the path to `node` at time `at`, in seconds."""
         self.unwant(name)
@@ -221,18 +216,17 @@ class ContextTree:
                 del self._anchors[name]
         return True
 
-    def reserve(self) -> int | None:
-        """A block for the caller to own. Evicts a node if none is free. None if all are held."""
+    def reserve(self, beside: Node | None = None) -> int | None:
+        """A block for the caller to own. Evicts a node if none is free, but not `beside`, of which
+        the caller makes a copy. None if all are held.
+        """
+        if beside is not None:
+            self.hold(beside)
         block = self.pool.reserve()
         if block is None and self.evict():
             block = self.pool.reserve()
-        return block
-
-    def take_beside(self, node: Node) -> int | None:
-        """A block for a copy of `node`, without evicting `node` itself."""
-        self.hold(node)
-        block = self.reserve()
-        self.release([node])
+        if beside is not None:
+            self.release([beside])
         return block
 
     def nodes(self) -> Iterator[Node]:

@@ -32,14 +32,15 @@ class SequenceBlocks:
         if before > begin and not match.nodes:
             return None
         for node in match.nodes:
-            tree.use(node)
+            tree.hold(node)
+            node.read_at(tree.now)  # it was computed for another sequence: eviction counts the use
         for block in sequence.blocks[len(sequence.held) :]:  # one, or none
             tree.pool.give(block)
         sequence.blocks[len(sequence.held) :] = [node.block for node in match.nodes]
         sequence.held.extend(match.nodes)
         sequence.computed = begin + len(match.nodes) * size
         found: tuple[int, int] | None = None
-        copy = tree.take_beside(match.partial) if match.partial else None
+        copy = tree.reserve(match.partial) if match.partial else None
         if match.partial is not None and copy is not None:  # else it computes these few itself
             found = match.partial.block, copy
             sequence.blocks.append(copy)

@@ -14,7 +14,7 @@ class ModelError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class LinearScaling:
     """All waves are slower by a factor."""
 
     factor: float
@@ -55,7 +55,7 @@ class Rope:
 
     theta: float
     components: int | None = None
-    scaling: Linear | Llama3 | Yarn | LongRope | None = None
+    scaling: LinearScaling | Llama3 | Yarn | LongRope | None = None
     amplitude: float = 1.0  # a factor of every sine and cosine
 
 
@@ -114,7 +114,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
-class Biases:
+class MatrixBiases:
     """Which matrices have a bias."""
 
     qkv: bool = False
@@ -170,7 +170,7 @@ class LlamaConfig(ModelConfig):
     norm_eps: float
     norms: Norms = Norms()
     names: Names = Names()
-    biases: Biases = Biases()
+    biases: MatrixBiases = MatrixBiases()
     scales: Scales = Scales()
     activation: Activation = Activation.SILU
     experts: Experts | None = None

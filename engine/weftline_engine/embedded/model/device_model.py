@@ -18,11 +18,11 @@ from torch import Tensor
 
 from weftline_engine.embedded.model.base import StepInput, TorchModel
 from weftline_engine.embedded.model.config import ModelConfig
-from weftline_kernels.attention_triton import attend, units
+from weftline_kernels.attention_triton import attend, has_wide, units
 from weftline_kernels.device_tiles import Capacity, DeviceTiles
 from weftline_kernels.kv_store import NO_SLOT
 from weftline_kernels.staging import Staging
-from weftline_kernels.tiles import MOST_SPLIT, TILES_PER_UNIT, Cutter, Tiles, tile_rows
+from weftline_kernels.tiles import MOST_SPLIT, TILES_PER_UNIT, Cutter, Tiles
 from weftline_kernels.work_list import WorkList
 
 # A capture gets a function that computes a step on fixed buffers. It returns a function that
@@ -47,7 +47,6 @@ class CudaGraphs:
     def __call__(self, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
         compute()  # compiles the kernels, and lets cuBLAS allocate its workspace
         torch.cuda.synchronize()
-        gc.collect()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             logits_BV = compute()
@@ -68,7 +67,6 @@ class DeviceModel:
         self.network = network
         self.config: ModelConfig = network.config
         self.device = network.device
-        self._group = network.config.heads // network.config.kv_heads
         self._capture = capture
         self._sizes = sizes(max_running)
         self._captured: dict[int, CapturedStep] = {}
@@ -83,6 +81,7 @@ class DeviceModel:
         """Capture the decode steps of every size over this cache, the largest first, so that the
         smaller ones reuse its temporary memory."""
         self._cache, self._captured = cache, {}
+        gc.collect()  # a tensor of a cycle that is freed during a capture would break it
         for rows in reversed(self._sizes):
             self._captured[rows] = CapturedStep(self.network, rows, cache, self._capture)
 
@@ -90,7 +89,7 @@ class DeviceModel:
         """`Model.forward`; the logits are valid until the next call."""
         block_size = cache.shape[4]
         work = step.work
-        cutter = Cutter(self._group, self.config.kv_heads, units(self.device), block_size)
+        cutter = _cutter(self.network, block_size)
         split = cutter.split_length(work)
         tiles = cutter.cut(work, split)
         rows = len(step.tokens_T)
@@ -130,7 +129,7 @@ class CapturedStep:
         blocks, block_size = cache.shape[3], cache.shape[4]
         self.tiles = DeviceTiles(
             capacity(config, rows, blocks, block_size, units(device)),
-            *tile_rows(config.heads // config.kv_heads),
+            *_cutter(network, block_size).rows,
             device,
         )
         self._rows = rows
@@ -142,8 +141,10 @@ class CapturedStep:
         self._send(*(np.zeros(0, np.int64),) * 3)
         # A graph reads the addresses of the tensors that it was captured with, and keeps none of
         # the tensors alive. These functions do: the step's tensors, the tiles and the cache.
-        narrow_rows, _ = tile_rows(config.heads // config.kv_heads)
-        can_be_wide = rows * config.heads > narrow_rows * config.kv_heads
+        narrow_rows, wide_rows = _cutter(network, block_size).rows
+        can_be_wide = (
+            narrow_rows < wide_rows and rows * config.heads > narrow_rows * config.kv_heads
+        )
         self._computes = [
             partial(network.compute, step, partial(_attend, self.tiles, network.scale, wide), cache)
             for wide in ((False, True) if can_be_wide else (False,))
@@ -166,6 +167,13 @@ class CapturedStep:
         for row, values_T in zip(packed, parts_T, strict=True):
             row[: len(values_T)] = values_T
         self._staging.send([(0, packed.ravel())], packed.size)
+
+
+def _cutter(network: TorchModel, block_size: int) -> Cutter:
+    config, device = network.config, network.device
+    group = config.heads // config.kv_heads
+    wide = has_wide(network.dtype, config.head_size)
+    return Cutter(group, config.kv_heads, units(device), block_size, wide)
 
 
 def _attend(

@@ -28,7 +28,7 @@ Turns = dict[Rope | None, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LlamaLayer:
     """The weights of one layer; q, k and v are one matrix."""
 
     attention_norm_C: Tensor | None
@@ -76,11 +76,11 @@ class LlamaDecoder(TorchModel):
         tied = config.tied or "lm_head.weight" not in weights
         self.head_VC = self.embedding_VC if tied else read("lm_head.weight", vocabulary, hidden)
 
-    def _layer(self, found: LayerWeights, kind: LayerKind) -> Layer:
+    def _layer(self, found: LayerWeights, kind: LayerKind) -> LlamaLayer:
         norms, head_norms = self.config.norms, found.head_norms()
         here, perhaps = self._here, self._perhaps
 
-        return Layer(
+        return LlamaLayer(
             perhaps(found.norm(norms.attention)),
             here(torch.cat(found.qkv())),
             perhaps(found.qkv_bias()),
@@ -187,7 +187,7 @@ class LlamaDecoder(TorchModel):
         return out_TC if scale == 1 else out_TC * scale
 
     def _qkv(
-        self, layer: Layer, normed_TC: Tensor
+        self, layer: LlamaLayer, normed_TC: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor, float] | None]:
         """Queries, keys and values, and the norms that their heads still need."""
         config = self.config

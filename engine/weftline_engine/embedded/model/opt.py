@@ -46,7 +46,7 @@ class LayerNorm:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class OPTLayer:
     """The weights of one layer; q, k and v are one matrix."""
 
     attention_norm: LayerNorm
@@ -102,9 +102,9 @@ class OptDecoder(TorchModel):
             return Linear(weight, None)
         return Linear(weight, torch.cat([self._read(f"{name}.bias", rows) for name in names]))
 
-    def _layer(self, name: str) -> Layer:
+    def _layer(self, name: str) -> OPTLayer:
         hidden, mlp = self.config.hidden, self.config.mlp
-        return Layer(
+        return OPTLayer(
             self._norm(f"{name}.self_attn_layer_norm"),
             self._linear([f"{name}.self_attn.{side}_proj" for side in "qkv"], hidden, hidden),
             self._linear([f"{name}.self_attn.out_proj"], hidden, hidden),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weftline_engine.embedded.model.config import (
-    Linear,
+    LinearScaling,
     Llama3,
     LongRope,
     ModelError,
@@ -46,7 +46,7 @@ def read_rope(found: Mapping[str, Any], raw: Mapping[str, Any], head_size: int) 
         case "default":
             return Rope(theta, components)
         case "linear":
-            return Rope(theta, components, Linear(float(found["factor"])))
+            return Rope(theta, components, LinearScaling(float(found["factor"])))
         case "llama3":
             low, high = float(found["low_freq_factor"]), float(found["high_freq_factor"])
             return Rope(theta, components, Llama3(float(found["factor"]), low, high, original))
@@ -102,7 +102,7 @@ def frequencies(rope: Rope, head_size: int) -> Tensor:
     match rope.scaling:
         case None:
             return plain_F
-        case Linear(factor):
+        case LinearScaling(factor):
             return plain_F / factor
         case LongRope(factors):
             return plain_F / torch.tensor(factors, dtype=torch.float32)

@@ -59,9 +59,10 @@ class Penalties:
 
     def apply(self, logits_RV: Tensor, slots: npt.NDArray[np.int64]) -> None:
         """Change the logits of the rows with penalties: repetition first, as in other engines."""
-        which_W, rows_W = self._find(slots)
-        if not len(which_W):
+        which, rows = self._find(slots)
+        if not len(which):
             return
+        which_W, rows_W = put(which, self._device), put(rows, self._device)
         # Only the tokens that have occurred, some hundred in each request.
         at_X, token_X = self._seen_PV[rows_W].nonzero(as_tuple=True)
         row_X, state_X = which_W[at_X], rows_W[at_X]
@@ -74,18 +75,23 @@ class Penalties:
 
     def count(self, slots: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
         """Count a token for each of these requests, or none for NO_TOKEN."""
-        which_W, rows_W = self._find(np.where(tokens != NO_TOKEN, slots, len(self._row_of)))
-        tokens_W = put(tokens, self._device)[which_W]
+        which, rows = self._find(np.where(tokens != NO_TOKEN, slots, len(self._row_of)))
+        if not len(which):
+            return
+        rows_W, tokens_W = put(rows, self._device), put(tokens[which], self._device)
         self._output_PV[rows_W, tokens_W] += 1
         self._seen_PV[rows_W, tokens_W] = True
 
-    def _find(self, slots: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """The indices of the slots that have penalties, and their rows in the tables."""
+    def _find(
+        self, slots: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
+        """The indices of the slots that have penalties, and their rows in the tables. Most steps
+        have none, which the host sees without a call to the device."""
         rows = np.full(len(slots), _NO_ROW)
         known = slots < len(self._row_of)
         rows[known] = self._row_of[slots[known]]
         which = np.flatnonzero(rows != _NO_ROW)
-        return put(which, self._device), put(rows[which], self._device)
+        return which, rows[which]
 
     def _grow(self, vocabulary: int) -> None:
         """Double the rows, or make the first four."""

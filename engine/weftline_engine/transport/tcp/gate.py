@@ -19,7 +19,7 @@ from weftline_engine.transport.tcp import handshake
 from weftline_engine.transport.tcp.handshake import (
     HANDSHAKE_S,
     LOST_S,
-    Connection,
+    FrameConnection,
     Rejected,
     challenge,
 )
@@ -40,7 +40,7 @@ class JoinedEngine:
     """
 
     def __init__(
-        self, connection: Connection, description: api.Description, process: str = ""
+        self, connection: FrameConnection, description: api.Description, process: str = ""
     ) -> None:
         self.process = process  # of the host
         self.ended = False
@@ -120,7 +120,7 @@ class JoinedEngine:
         return replace(hints, arrival=hints.arrival - (self._ahead or 0.0))
 
 
-class Gate:
+class JoinGate:
     """Listens for engines, checks that they hold the key, and passes them to `admit`."""
 
     def __init__(self, key: str, admit: Admit) -> None:
@@ -143,7 +143,7 @@ class Gate:
         shutil.rmtree(self._tokenizers, ignore_errors=True)
 
     async def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(reader, writer)
+        connection = FrameConnection(reader, writer)
         if self._unproven >= MOST_UNPROVEN_HOSTS:
             await connection.close()
             return
@@ -178,7 +178,7 @@ class Gate:
                 f"an engine named {name[:64]!r} is joined already: choose another --name"
             )
 
-    async def _described(self, connection: Connection) -> JoinedEngine:
+    async def _described(self, connection: FrameConnection) -> JoinedEngine:
         messages: Sequence[wire.Message] = await connection.receive()
         match messages:
             case [wire.Describe(description, tokenizer, process)]:

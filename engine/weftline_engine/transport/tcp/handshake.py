@@ -31,7 +31,7 @@ class Rejected(Exception):
 
 
 @dataclass(slots=True)
-class Connection:
+class FrameConnection:
     """A TCP connection that carries frames of `wire`."""
 
     reader: asyncio.StreamReader
@@ -64,7 +64,7 @@ def check_key(key: str) -> None:
         raise ValueError(f"the key that engines join with needs at least {LEAST_KEY} characters")
 
 
-async def challenge(connection: Connection, key: str) -> str:
+async def challenge(connection: FrameConnection, key: str) -> str:
     """Do the server's part up to Welcome, and return the host's name. Raises Rejected."""
     nonce = secrets.token_hex(16)
     connection.send(wire.Hello(nonce))
@@ -76,7 +76,7 @@ async def challenge(connection: Connection, key: str) -> str:
     return proof.name
 
 
-async def respond(connection: Connection, key: str, name: str) -> None:
+async def respond(connection: FrameConnection, key: str, name: str) -> None:
     """Do the host's part up to the server's Welcome. Raises Rejected."""
     hello = await _expect(connection, wire.Hello, MOST_UNPROVEN)
     nonce = secrets.token_hex(16)
@@ -92,7 +92,7 @@ def _proof(key: str, side: str, *parts: str) -> str:
     return hmac.digest(key.encode(), text.encode(), "sha256").hex()
 
 
-async def _expect(connection: Connection, kind: type[T], most: int) -> T:
+async def _expect(connection: FrameConnection, kind: type[T], most: int) -> T:
     messages = await connection.receive(most)
     match messages:
         case [wire.Refused(message)]:

@@ -16,7 +16,7 @@ from weftline_engine.transport.tcp.handshake import (
     HANDSHAKE_S,
     HEARTBEAT_S,
     LOST_S,
-    Connection,
+    FrameConnection,
     Rejected,
     check_key,
     respond,
@@ -102,8 +102,8 @@ class EngineHost:
                 await connection.close()
                 self._drop_all(engine)
 
-    async def _join(self, description: api.Description) -> Connection:
-        connection = Connection(
+    async def _join(self, description: api.Description) -> FrameConnection:
+        connection = FrameConnection(
             *await asyncio.open_connection(self._config.host, self._config.port)
         )
         try:
@@ -131,7 +131,9 @@ class EngineHost:
             raise
         raise OSError("the server closed the connection")
 
-    async def _serve(self, engine: api.Engine, connection: Connection, events: _Events) -> None:
+    async def _serve(
+        self, engine: api.Engine, connection: FrameConnection, events: _Events
+    ) -> None:
         """Perform verbs and send events until the connection is lost or the last op has ended."""
         tasks = [
             asyncio.create_task(one)
@@ -153,7 +155,7 @@ class EngineHost:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _hear(self, engine: api.Engine, connection: Connection) -> None:
+    async def _hear(self, engine: api.Engine, connection: FrameConnection) -> None:
         while True:
             try:
                 async with asyncio.timeout(LOST_S):
@@ -165,7 +167,7 @@ class EngineHost:
             if not messages:
                 return
 
-    def _perform(self, engine: api.Engine, connection: Connection, verb: wire.Message) -> None:
+    def _perform(self, engine: api.Engine, connection: FrameConnection, verb: wire.Message) -> None:
         match verb:
             case wire.Submit(op):
                 self._running.add(op.id)
@@ -185,7 +187,7 @@ class EngineHost:
             case wire.Refused(message):
                 raise Rejected(message)
 
-    async def _tell(self, connection: Connection, events: _Events) -> None:
+    async def _tell(self, connection: FrameConnection, events: _Events) -> None:
         while True:
             batch = await events.next()
             for event in batch:
@@ -194,12 +196,12 @@ class EngineHost:
             connection.send(*batch)
             self._ended.set()
 
-    async def _beat(self, connection: Connection) -> None:
+    async def _beat(self, connection: FrameConnection) -> None:
         while True:
             connection.send(wire.Heartbeat(time.monotonic()))
             await asyncio.sleep(HEARTBEAT_S)
 
-    async def _wait_to_leave(self, connection: Connection) -> None:
+    async def _wait_to_leave(self, connection: FrameConnection) -> None:
         """Return once `leave` was called and the last op has ended, or after DRAIN_S."""
         await self._leave.wait()
         now = time.monotonic()

@@ -100,7 +100,7 @@ class Branches:
         return (yield from self._lowering.step(step.of(step.runnable.default), value))
 
     def _any_branch(self, step: Step, value: Any) -> Steps:
-        """All branches, for an explanation. Before a run it is not known which one is taken."""
+        """All branches, for an explanation. Before a run it is not known which branch is taken."""
         if self._lowering.mode.is_ahead:
             return UNKNOWN
         ways = [runnable for _, runnable in step.runnable.branches]
@@ -186,15 +186,15 @@ class Branches:
                 on.names = dict(names)
                 sides.append(_certain(on, part))
             on.names = names
-            if any(isinstance(side, (Routed, Choice)) for side in sides):
-                return Choice(truth, *sides)
+            if any(isinstance(side, (Routed, ChainChoice)) for side in sides):
+                return ChainChoice(truth, *sides)
             decision = self._choices.decision([truth], step.path, sides)
             return self._choices.take(decision, sides, step.path)
 
         return decide
 
-    def routed(self, step: Step, value: Any, choice: Choice) -> Steps:
-        """What a function gives that chooses a chain."""
+    def routed(self, step: Step, value: Any, choice: ChainChoice) -> Steps:
+        """The result of a function that chooses a chain."""
         *cases, (_, default) = choice.cases()
         try:
             with self._lowering.attempt():
@@ -225,8 +225,8 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What a function returns that chooses a chain by a value of the server."""
+class ChainChoice:
+    """The result of a function that chooses a chain by a value of the server."""
 
     truth: Condition
     then: Any
@@ -242,7 +242,7 @@ class Choice:
 
 
 def _cases(side: Any) -> list[tuple[tuple[Condition, ...], Any]]:
-    if isinstance(side, Choice):
+    if isinstance(side, ChainChoice):
         return side.cases()
     return [((), side.runnable if isinstance(side, Routed) else Chosen(side))]
 

@@ -22,17 +22,17 @@ from langchain_weftline.lower.prompts import (
     text_of,
 )
 from langchain_weftline.lower.searches import Searches
-from langchain_weftline.lower.steps import Fetch, Handler, Lowerer, Mode, Run, Step, Steps
+from langchain_weftline.lower.steps import Fetch, Handler, Lowerer, Mode, Step, StepRun, Steps
 from langchain_weftline.lower.symbols import (
     UNKNOWN,
-    Answer,
+    AnswerMessage,
     CannotCompile,
     Local,
     Prompt,
+    PromptMessage,
     Ref,
     Slot,
     Text,
-    Turn,
     Unknown,
     has_unknown,
     is_symbolic,
@@ -60,7 +60,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a model of the chain was asked: its input, its configuration and its options.
+    """A request to a model of the chain: its input, its configuration and its options.
 
     The call is made only if all `guards` hold.
     """
@@ -80,7 +80,8 @@ def is_heard(asked: Asked) -> bool:
 
 
 def _is_refusal_check(function: Any) -> bool:
-    """Whether it is the check of langchain-openai 1.7.4 and later. Its name is private there."""
+    """Whether a step is the check of langchain-openai 1.7.4 and later, whose name is private
+    there."""
     place = (getattr(function, "__module__", ""), getattr(function, "__qualname__", ""))
     return place == ("langchain_openai.chat_models.base", "_check_refusal")
 
@@ -130,7 +131,7 @@ class Calls:
         makes for refusals. The server's messages hold none: `refusal` is always null.
         """
         function = getattr(step.runnable, "_transform", None)
-        if not isinstance(value, Answer) or not _is_refusal_check(function):
+        if not isinstance(value, AnswerMessage) or not _is_refusal_check(function):
             reason = "it is a generator of the client"
             return (yield from self._lowering.run(step, value, reason))
         self._lowering.note(step, "the server's messages hold no refusal", in_server=True)
@@ -159,9 +160,9 @@ class Calls:
             run = self._lowering.run(step, value, "it parses the client's value", is_quick=True)
             return (yield from run)
         spec, make = lowered_parser(parser)
-        if isinstance(value, Answer) and value.calls_tools != reads_tools(spec):
+        if isinstance(value, AnswerMessage) and value.calls_tools != reads_tools(spec):
             raise CannotCompile(parser, "its model calls tools" if value.calls_tools else _NO_TOOLS)
-        text = value.text if isinstance(value, Answer) else value
+        text = value.text if isinstance(value, AnswerMessage) else value
         if spec is None and isinstance(text, (Ref, Text)):
             string_pieces(text, parser)
             return text
@@ -192,9 +193,10 @@ class Calls:
         if isinstance(values, Unknown):
             values = {name: values[name] for name in (*names, *values)}
         elif not isinstance(values, dict) or not set(names) <= values.keys():
-            # Let LangChain raise its own error. Its message has only names of variables and types.
+            # Let LangChain raise its own error, whose message has only names of variables and
+            # types.
             blank = dict.fromkeys(values, "") if isinstance(values, dict) else ""
-            yield Run(template, blank, step.config, is_quick=True)
+            yield StepRun(template, blank, step.config, is_quick=True)
         if self._lowering.mode is not Mode.RUN and calls_user_code(template):
             return (yield from self._lowering.run(step, value, "it calls functions of the client"))
         return replace(render(template, values), source=(template, values))
@@ -245,7 +247,7 @@ class Calls:
         self.drafts.append(draft)
         self.asked[draft.var] = Asked(model, value, step.config, step.options)
         self._lowering.note(step, f"call {name!r}", in_server=True)
-        return Answer(draft.var, options.toolbox is not None, options.form)
+        return AnswerMessage(draft.var, options.toolbox is not None, options.form)
 
     def _unknown_call(self, step: Step, options: CallOptions) -> Any:
         """A call whose prompt depends on a step of the client."""
@@ -254,7 +256,7 @@ class Calls:
             self._lowering.note(step, "its prompt is known only in the run")
             return UNKNOWN
         self._lowering.note(step, "a call, on a prompt of the client's values", in_server=True)
-        return Answer(self._mint(), options.toolbox is not None, options.form)
+        return AnswerMessage(self._mint(), options.toolbox is not None, options.form)
 
     def _prompt(self, value: Any, model: ChatWeftline) -> Prompt:
         if isinstance(value, Prompt):
@@ -264,7 +266,7 @@ class Calls:
             return seams or Prompt(messages_as_turns(value.to_messages(), model))
         if isinstance(value, (list, tuple)):
             return Prompt(messages_as_turns(list(value), model))
-        return Prompt((Turn("user", (Slot("text", string_pieces(value, model)),)),))
+        return Prompt((PromptMessage("user", (Slot("text", string_pieces(value, model)),)),))
 
     def _call_name(self, path: tuple[str, ...], prompt: Prompt, model: str | None) -> str:
         """The call's name in the graph: its place in the chain, and the template's name."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from langchain_weftline.lower.steps import Run, Steps
+from langchain_weftline.lower.steps import StepRun, Steps
 from langchain_weftline.lower.symbols import Make, Ref
 
 _Key = tuple[str, str]
@@ -65,9 +65,9 @@ class Checks:
         self._claimed = state
 
     def run(self, claimed: Sequence[Ref]) -> Steps:
-        """Have the client check objects. What follows need not wait."""
+        """Have the client check objects. The steps that follow need not wait."""
         for ref in claimed:
-            yield Run(Check(), ref, {}, is_quick=True, may_wait=True)
+            yield StepRun(Check(), ref, {}, is_quick=True, may_wait=True)
 
 
 def objects_in(value: Any) -> Iterator[Ref]:
@@ -90,7 +90,7 @@ def _key(ref: Ref) -> _Key:
 
 
 def _read(make: Make, name: str, value: Any) -> Any:
-    """The object that `make` makes. It is None where a model has called no tool."""
+    """The object that `make` makes, or None where a model has called no tool."""
     made = make(value)
     return made if made is not None else getattr(made, name)
 
@@ -102,12 +102,13 @@ class Readers:
         self._of_fields: dict[str, set[str]] = {}
         self._of_all: dict[str, set[str]] = {}
         self._failed: dict[str, BaseException] = {}
-        self._lost: set[str] = set()  # of these nothing counts, not only no field
+        self._lost: set[str] = set()  # no value of these objects counts, not only no field
 
     def add(self, name: str, reads: Iterable[Ref | str]) -> BaseException | None:
-        """Note what the variable `name` reads. Returns the error of a check that has failed.
+        """Note the variables that the variable `name` reads. Returns the error of a check that has
+        failed.
 
-        A step of the server names only the variables that it reads. They count as fields.
+        A step of the server names only the variables that it reads. These count as fields.
         """
         for read in reads:
             var = read if isinstance(read, str) else read.var

@@ -9,7 +9,7 @@ from typing import Any
 from langchain_weftline.lower.conditions import Condition, Predicate
 from langchain_weftline.lower.searches import Searches, name_at
 from langchain_weftline.lower.symbols import (
-    Answer,
+    AnswerMessage,
     CannotCompile,
     Fragment,
     Hole,
@@ -26,7 +26,7 @@ MIXED = "its sides give values of different kinds"
 
 @dataclass(frozen=True, slots=True)
 class BranchDraft:
-    """A branch before it is submitted. Its value becomes the variable `var`."""
+    """A branch before it is submitted. The branch's value becomes the variable `var`."""
 
     var: str
     on: str
@@ -60,7 +60,8 @@ class BranchDraft:
 
 @dataclass(frozen=True, slots=True)
 class TextDraft:
-    """A text that the server writes, before it is submitted. It becomes the variable `var`."""
+    """A text that the server writes, before the text is submitted. The text becomes the variable
+    `var`."""
 
     var: str
     parts: tuple[steps.Source, ...]
@@ -82,13 +83,14 @@ def branches_of(drafts: Sequence[Any]) -> dict[str, BranchDraft]:
 
 
 def choices_of(drafts: Sequence[Any]) -> dict[str, BranchDraft | TextDraft]:
-    """The branches and texts among drafts of steps, by their variables. They take no time."""
+    """The branches and texts among drafts of steps, by their variables. Branches and texts take no
+    time."""
     return {draft.var: draft for draft in drafts if isinstance(draft, (BranchDraft, TextDraft))}
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What decides a branch: the predicate of each case, on the variable `on`."""
+    """The decision of a branch: the predicate of each case, on the variable `on`."""
 
     on: str
     whens: tuple[Predicate, ...]
@@ -104,10 +106,11 @@ class Choices:
     def decision(
         self, conditions: Sequence[Condition], path: tuple[str, ...], sides: Sequence[Any] = ()
     ) -> Decision:
-        """What decides by `conditions`. Several variables become one JSON text.
+        """The decision by `conditions`. Several variables become one JSON text.
 
-        It waits for all that `sides` read: the plain chain has made those values before it
-        chooses, so none of their calls is skipped, and the failure of one is the chain's.
+        The decision waits for all values that `sides` read. The plain chain has made these values
+        before it chooses, so no call that makes one of them is skipped, and its failure is the
+        chain's.
         """
         if len(conditions) > steps.MAX_CASES:
             raise CannotCompile("branch", f"it has more than {steps.MAX_CASES} conditions")
@@ -154,8 +157,8 @@ class Choices:
         ):
             parts = {key: [side[key] for side in sides] for key in first}
             return {key: self._take(decision, of, path, branch) for key, of in parts.items()}
-        if isinstance(first, (Ref, Answer)) and all(
-            isinstance(side, (Ref, Answer)) and replace(side, var=first.var) == first
+        if isinstance(first, (Ref, AnswerMessage)) and all(
+            isinstance(side, (Ref, AnswerMessage)) and replace(side, var=first.var) == first
             for side in sides
         ):
             return replace(first, var=self._branch(decision, [s.var for s in sides], path, branch))
@@ -171,7 +174,7 @@ class Choices:
         if isinstance(value, (list, tuple)):
             for item in value:
                 yield from self._sources(item)
-        names = [value.var] if isinstance(value, (Ref, Answer)) else []
+        names = [value.var] if isinstance(value, (Ref, AnswerMessage)) else []
         if isinstance(value, Text):
             names = [piece.ref.var for piece in value.pieces if isinstance(piece, Hole)]
         made = choices_of(self._searches.drafts)
@@ -232,7 +235,7 @@ def _source(piece: Fragment) -> steps.Source:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two sides are one value: no branch is needed for it."""
+    """Whether two sides are one value, so that no branch is needed."""
     if is_exact(one) and is_exact(other):
         return repr(one) == repr(other)
-    return isinstance(one, (Ref, Answer, Text)) and one == other
+    return isinstance(one, (Ref, AnswerMessage, Text)) and one == other

@@ -17,13 +17,13 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_weftline.chat_models import ChatWeftline
 from langchain_weftline.lower.prompts import calls_user_code, render
 from langchain_weftline.lower.steps import Fork, Handler, Lowerer, Step, Steps
-from langchain_weftline.lower.symbols import UNKNOWN, Answer, CannotCompile, joined, settled
+from langchain_weftline.lower.symbols import UNKNOWN, AnswerMessage, CannotCompile, joined, settled
 from langchain_weftline.model.sampling import call_options
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A document. Its text may be a variable of the server."""
+    """A document, whose text may be a variable of the server."""
 
     text: Any
     metadata: Mapping[str, Any]
@@ -68,7 +68,7 @@ class Classic:
         options = {**chain.llm_kwargs, **stop}
         model = Step(chain.llm, step.config, step.path, options)
         answer = yield from self._lowering.step(model, prompt)
-        return answer.text if isinstance(answer, Answer) else UNKNOWN
+        return answer.text if isinstance(answer, AnswerMessage) else UNKNOWN
 
     def _documents(self, combine: Any) -> Handler:
         """The handler of a chain that combines documents."""
@@ -173,7 +173,8 @@ _OF_EACH = frozenset(
 def question_of_each(retriever: Any) -> Any:
     """The chain that a compressing retriever runs on each document that it has found.
 
-    It is None for any other retriever, and if a function of the user makes the chain's input.
+    The result is None for any other retriever, and if a function of the user makes the chain's
+    input.
     """
     if _name(retriever) != COMPRESSING:
         return None

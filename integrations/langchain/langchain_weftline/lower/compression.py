@@ -1,8 +1,10 @@
-"""A retriever that compresses what it finds: its calls on the documents join the graph.
+"""A retriever that compresses the documents that it finds: its calls on the documents join the
+graph.
 
 The model is asked about each document by itself, or once about all of them. Where the server has
-found the documents, it asks about each of them as soon as they are there (an each step). Otherwise
-the client needs them first, because their number decides how many calls there are.
+found the documents, the server asks about each document as soon as the list is there (an each
+step). Otherwise the client needs the documents first, because their number decides how many calls
+there are.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from langchain_weftline.lower.searches import check_unheard
 from langchain_weftline.lower.steps import Fetch, Fork, Lowerer, Step, Steps
 from langchain_weftline.lower.symbols import (
     UNKNOWN,
-    Answer,
+    AnswerMessage,
     CannotCompile,
     Ref,
     Text,
@@ -53,7 +55,8 @@ class Compression:
         self._maps = maps
 
     def retriever(self, step: Step, value: Any) -> Steps:
-        """The documents, compressed. What LangChain must run is decided before anything runs."""
+        """The documents, compressed. Before anything runs, the lowering decides whether LangChain
+        must run the retriever."""
         compressing = step.runnable
         check_unheard(self._lowering, step)
         compressor, base = compressing.base_compressor, compressing.base_retriever
@@ -105,7 +108,7 @@ class Compression:
             answer = yield from self._lowering.step(
                 Step(texts, step.config), {"question": value, "context": text}
             )
-            return answer.text if isinstance(answer, Answer) else answer
+            return answer.text if isinstance(answer, AnswerMessage) else answer
 
         hits = Ref(found.var, found.transforms, is_text=False)
         return self._maps.over(step.of(chain, "compress"), hits, body)

@@ -1,8 +1,9 @@
 """Conditions on values of the server, as predicates (weftline.predicates).
 
-It reads the syntax tree of a condition, and never calls the user's code. It knows comparisons,
-`in`, `and`, `or`, `not`, `len()` and methods such as `.strip()` and `.startswith()`, on texts and
-on parts of parsed values. Each predicate means what Python means, for values of any JSON type.
+This module reads the syntax tree of a condition, and never calls the user's code. The module knows
+comparisons, `in`, `and`, `or`, `not`, `len()` and methods such as `.strip()` and `.startswith()`,
+on texts and on parts of parsed values. Each predicate means what Python means, for values of any
+JSON type.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from langchain_weftline.lower.pure import Evaluation, evaluation_of
 from langchain_weftline.lower.symbols import (
-    Answer,
+    AnswerMessage,
     CannotCompile,
     Ref,
     Said,
@@ -45,7 +46,8 @@ _MAX_INT = 2**53  # every JSON reader keeps whole numbers up to this
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A predicate on variables. Each of its innermost parts has the name of its variable, `var`."""
+    """A predicate on variables. Each innermost part of the predicate has the name of its variable,
+    `var`."""
 
     when: Predicate
 
@@ -85,7 +87,7 @@ def truth_of(value: Any, step: object) -> Truth:
     """Whether a value is true."""
     if isinstance(value, Ref) and value.make is None:
         return _asked(value, {"op": "truthy"})
-    if isinstance(value, (Answer, Said)):
+    if isinstance(value, (AnswerMessage, Said)):
         return True  # a message
     if isinstance(value, Text) and any(isinstance(part, str) and part for part in value.pieces):
         return True
@@ -132,7 +134,7 @@ def truth_in(on: Evaluation, node: ast.expr) -> Truth:
 
 
 def _joined(truths: Iterator[Truth], *, is_or: bool) -> Truth:
-    """`a and b`, or `a or b`. What is known now ends it, or is left out."""
+    """`a and b`, or `a or b`. An operand that is known now decides the result, or is left out."""
     found: list[Predicate] = []
     for truth in truths:
         if isinstance(truth, Condition):

@@ -1,6 +1,7 @@
 """The steps that choose by a value or a failure: routers, retries and fallbacks.
 
-If the value is in the server, the client fetches it and decides. What follows is lowered as usual.
+If the value is in the server, the client fetches the value and decides. The chosen steps are
+lowered as usual.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from langchain_core.runnables import RunnableWithFallbacks
 from langchain_core.runnables.retry import RunnableRetry
 from langchain_core.runnables.router import RouterRunnable
 
-from langchain_weftline.lower.steps import Fetch, Handler, Lowerer, Run, Step, Steps
+from langchain_weftline.lower.steps import Fetch, Handler, Lowerer, Step, StepRun, Steps
 from langchain_weftline.lower.symbols import Unknown, is_symbolic
 
 
@@ -75,7 +76,7 @@ class Control:
         if is_symbolic(value):
             value = yield Fetch(value)
         again = chain.model_copy(update={"max_attempt_number": chain.max_attempt_number - 1})
-        return (yield Run(again, value, step.config, step.options))
+        return (yield StepRun(again, value, step.config, step.options))
 
     def _waited_for(self, step: Step, part: Steps) -> Steps:
         """The output of `part`, still as variables, after waiting until it cannot fail."""

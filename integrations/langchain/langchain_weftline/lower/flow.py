@@ -17,7 +17,7 @@ from langchain_core.runnables import (
     RunnableSequence,
 )
 
-from langchain_weftline.lower.branches import Branches, Choice, at_once
+from langchain_weftline.lower.branches import Branches, ChainChoice, at_once
 from langchain_weftline.lower.checks import Checks, objects_in
 from langchain_weftline.lower.parsers import structured
 from langchain_weftline.lower.pure import Routed, apply_pure
@@ -123,7 +123,7 @@ class Flow:
         if isinstance(made, Routed):
             self._lowering.note(step, "it chooses a chain by the client's value", in_server=True)
             return (yield from self._lowering.step(step.of(made.runnable), value))
-        if isinstance(made, Choice):
+        if isinstance(made, ChainChoice):
             return (yield from self._branches.routed(step, value, made))
         self._lowering.note(step, "it only moves and joins values", in_server=True)
         return made

@@ -12,17 +12,17 @@ from typing import Any
 from langchain_core.prompts import BasePromptTemplate
 
 from langchain_weftline.lower.symbols import (
-    Answer,
+    AnswerMessage,
     Hole,
     Local,
     Make,
     Prompt,
+    PromptMessage,
     Ref,
     Said,
     Slot,
     Spec,
     Text,
-    Turn,
     is_symbolic,
 )
 from langchain_weftline.model.answers import message_of
@@ -69,7 +69,7 @@ class Draft:
     """A call before it is submitted, while other readers of its inputs may still be found."""
 
     name: str
-    turns: tuple[Turn, ...]
+    turns: tuple[PromptMessage, ...]
     var: str
     options: CallOptions
 
@@ -256,7 +256,7 @@ def finish(
     If all readers of a variable want the same transforms, they become transforms of the call's
     output. Then the value is parsed once, and the graph shows it parsed. If the readers want
     different transforms, the variable stays raw, and each input has its own transforms. In both
-    cases the model generates once, and no reader waits for a parser that it does not use.
+    cases the model generates once, and no reader waits for a parser of another reader.
 
     The variables that `raw` names and those of `also`, which steps of the client read, stay raw.
     Variables of earlier submits do not change.
@@ -348,7 +348,7 @@ def _tree(value: Any, shared: Mapping[str, tuple[Spec, ...]]) -> Tree:
         )
     if isinstance(value, Local):
         return Variable(value.var, is_text=False, make=value.part)
-    if isinstance(value, Answer):
+    if isinstance(value, AnswerMessage):
         is_text = not value.calls_tools
         return Variable(value.var, is_message=True, is_text=is_text, form=value.form)
     if isinstance(value, Text):

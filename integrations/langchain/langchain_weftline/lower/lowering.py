@@ -1,4 +1,5 @@
-"""Lowers an LCEL chain over a concrete input to calls. It does no I/O and runs no code of the user.
+"""Lowers an LCEL chain over a concrete input to calls. Lowering does no I/O and runs no code of the
+user.
 
 A lowering is a generator. If the client must run a step or wait for a value, the generator yields a
 request and is sent the result. So the same code serves `invoke`, `ainvoke` and planning.
@@ -27,7 +28,7 @@ from langchain_weftline.lower.parsers import has_transform
 from langchain_weftline.lower.retrievers import Retrievers
 from langchain_weftline.lower.searches import Searches
 from langchain_weftline.lower.source import place_of
-from langchain_weftline.lower.steps import Fetch, Handler, Mode, Note, Noting, Run, Step, Steps
+from langchain_weftline.lower.steps import Fetch, Handler, Mode, Note, Noting, Step, StepRun, Steps
 from langchain_weftline.lower.symbols import (
     CannotCompile,
     Local,
@@ -39,9 +40,8 @@ from langchain_weftline.model.answers import new_variable
 
 
 class Lowering:
-    """One lowering. `calls` and `searches` collect what it finds. `note` is called for a step.
-
-    With `decides` the server takes the decisions that it can take.
+    """One lowering. `calls` and `searches` collect the calls and steps that the lowering finds.
+    `note` is called for a step. With `decides` the server takes all decisions that it can take.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Lowering:
         """
         self.note(step, reason)
         how = {"is_quick": is_quick, "may_wait": may_wait and not is_quick}
-        return (yield Run(step.runnable, value, step.config, step.options, **how))
+        return (yield StepRun(step.runnable, value, step.config, step.options, **how))
 
     def note(self, step: Step, why: str, *, in_server: bool = False) -> None:
         """Note where `step` runs, and why."""

@@ -1,9 +1,9 @@
 """The transform that replaces a LangChain parser, and how the client builds an object of its value.
 
 This module adds two kinds of parsers to the table of `weftline.adapters.parsers`. The value of some
-is not JSON (an object, a member of an enum, a date, a tuple). For them the server finds the parts,
-and the client builds the object. The others read a message's tool calls. Only exact classes
-count, because a subclass may override anything.
+parsers is not JSON (an object, a member of an enum, a date, a tuple). For these parsers the server
+finds the parts, and the client builds the object. The other parsers read a message's tool calls.
+Only exact classes count, because a subclass may override anything.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from langchain_core.output_parsers.openai_tools import (
 from langchain_core.outputs import ChatGeneration
 
 from langchain_weftline.lower.shapes import ObjectShape, shape_of
-from langchain_weftline.lower.symbols import Answer, CannotCompile, Make, Ref, Spec
+from langchain_weftline.lower.symbols import AnswerMessage, CannotCompile, Make, Ref, Spec
 from weftline.adapters import parsers
 from weftline.contract import transforms
 from weftline.errors import InvalidRequest
@@ -67,7 +67,11 @@ def structured(function: Any, value: Any) -> Ref | None:
 
     None for any other function, and for a class with code of the user.
     """
-    if not isinstance(function, partial) or not isinstance(value, Answer) or value.form is None:
+    if (
+        not isinstance(function, partial)
+        or not isinstance(value, AnswerMessage)
+        or value.form is None
+    ):
         return None
     place = function.func.__module__, function.func.__qualname__
     if place != ("langchain_openai.chat_models.base", "_oai_structured_outputs_parser"):

@@ -1,4 +1,4 @@
-"""Lowers a chain ahead of its run. It sends nothing and runs no code of the user.
+"""Lowers a chain ahead of its run. Planning sends nothing and runs no code of the user.
 
 A value that only the run can know, from a step of the client or from the server, is UNKNOWN here.
 """
@@ -18,7 +18,7 @@ from langchain_weftline.lower.graph import tree_of, variables_of
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.prompts import is_plain
 from langchain_weftline.lower.server_parts import made_by
-from langchain_weftline.lower.steps import Fetch, Fork, Request, Run, Step, Steps
+from langchain_weftline.lower.steps import Fetch, Fork, Request, Step, StepRun, Steps
 from langchain_weftline.lower.symbols import (
     UNKNOWN,
     CannotCompile,
@@ -73,19 +73,21 @@ def _follow(part: Steps, planned: Planned | None) -> Any:
 
 def _answer(request: Request, planned: Planned | None) -> Any:
     match request:
-        case Run(step=Check()):
+        case StepRun(step=Check()):
             return None
         case Fork(parts):
             return [_follow(part, planned) for part in parts]
         case Fetch() if planned is not None:
             planned.fetches += 1
-        case Run(may_wait=False) if planned is not None and is_symbolic(request.value):
+        case StepRun(may_wait=False) if planned is not None and is_symbolic(request.value):
             planned.fetches += 1
-        case Run() if planned is not None and is_symbolic(request.value):
+        case StepRun() if planned is not None and is_symbolic(request.value):
             promise = Local(new_variable())
             planned.reads[promise.var] = variables_of(tree_of(request.value))
             return promise
-        case Run(step, value) if not (request.options or has_unknown(value) or is_symbolic(value)):
+        case StepRun(step, value) if not (
+            request.options or has_unknown(value) or is_symbolic(value)
+        ):
             return made_by(step, value)
     return UNKNOWN
 

@@ -1,4 +1,4 @@
-"""Runs the parts of a lowering side by side. It has no I/O, clock or threads.
+"""Runs the parts of a lowering side by side. A program has no I/O, clock or threads.
 
 A part is a generator that yields requests. A step that the client must run becomes a job when its
 input is there. A part that needs values of the server waits for them. When no part can continue,
@@ -15,7 +15,7 @@ from typing import Any
 
 from langchain_weftline.lower.checks import Check, Readers
 from langchain_weftline.lower.graph import Tree, build, fields_of, tree_of, variables_of
-from langchain_weftline.lower.steps import Fetch, Fork, Run, Steps
+from langchain_weftline.lower.steps import Fetch, Fork, StepRun, Steps
 from langchain_weftline.lower.symbols import Local, Make, name_of
 from langchain_weftline.model.answers import completion_of, new_variable
 from langchain_weftline.model.failures import own_failures
@@ -50,11 +50,11 @@ Event = Value | Failed | Lost
 
 
 @dataclass(eq=False, slots=True)
-class Part:
+class ProgramPart:
     """A generator of the lowering. A forked part has its parent and its index among the parts."""
 
     steps: Steps
-    parent: Part | None = None
+    parent: ProgramPart | None = None
     place: int = 0
     ended: list[Outcome | None] = field(default_factory=list)  # of the parts that it forked
 
@@ -76,8 +76,8 @@ class Job:
     The outcome goes to `part`. If the part went on with a `promise`, the outcome is kept here.
     """
 
-    run: Run
-    part: Part | None
+    run: StepRun
+    part: ProgramPart | None
     reads: tuple[str, ...]
     promise: Local | None = None
     outcome: Outcome | None = None
@@ -89,14 +89,14 @@ class Program:
 
     def __init__(self, root: Steps, mint: Callable[[], str] = new_variable) -> None:
         self._mint = mint
-        self._ready: deque[tuple[Part, Outcome]] = deque([(Part(root), Outcome())])
-        self._waiting: dict[Part | Job, Tree] = {}
+        self._ready: deque[tuple[ProgramPart, Outcome]] = deque([(ProgramPart(root), Outcome())])
+        self._waiting: dict[ProgramPart | Job, Tree] = {}
         self._to_run: list[Job] = []
         self._open: dict[Job, None] = {}  # in the order of the chain
         self._promised: dict[str, Job] = {}  # by the promise's variable
         self.known: dict[str, Event] = {}
-        # The forms that answers must have. The plain model raises what is wrong with an answer. The
-        # server does not: it may repair and parse one that was cut off.
+        # The forms that answers must have. The plain model raises an error for a wrong answer. The
+        # server does not: it may repair and parse an answer that was cut off.
         self.forms: dict[str, Form] = {}
         self.readers = Readers()
         self.running = 0
@@ -124,9 +124,9 @@ class Program:
         self.running += len(jobs)
         return jobs
 
-    def _take(self, part: Part, request: Run | Fetch | Fork) -> None:
+    def _take(self, part: ProgramPart, request: StepRun | Fetch | Fork) -> None:
         match request:
-            case Run():
+            case StepRun():
                 tree = tree_of(request.value)
                 job = Job(request, part, variables_of(tree))
                 self._open[job] = None
@@ -138,7 +138,8 @@ class Program:
             case Fork(parts):
                 part.ended = [None] * len(parts)
                 self._ready += [
-                    (Part(steps, part, place), Outcome()) for place, steps in enumerate(parts)
+                    (ProgramPart(steps, part, place), Outcome())
+                    for place, steps in enumerate(parts)
                 ]
                 if not parts:
                     self._ready.append((part, Outcome([])))
@@ -243,14 +244,14 @@ class Program:
         names = [name for tree in self._waiting.values() for name in variables_of(tree)]
         return [n for n in dict.fromkeys(names) if n not in self.known and not self.is_own(n)]
 
-    def _look(self, waiting: Part | Job) -> None:
+    def _look(self, waiting: ProgramPart | Job) -> None:
         """Let a part or a step continue if all its variables are ready, or one has failed."""
         tree = self._waiting.get(waiting)
         outcome = None if tree is None else settle(tree, self.known, readers=self.readers)
         if outcome is None:  # it still waits, or another event has let it continue
             return
         del self._waiting[waiting]
-        if isinstance(waiting, Part):
+        if isinstance(waiting, ProgramPart):
             _answer_for(self._promised.values(), outcome.error)
             self._ready.append((waiting, outcome))
         elif outcome.error is not None:
@@ -282,7 +283,7 @@ class Program:
             shown.closed += 1
             self.told(_event(f"{job.promise.var}.{number}", _made(shown.sets[number], outcome)))
 
-    def _end(self, part: Part, outcome: Outcome) -> None:
+    def _end(self, part: ProgramPart, outcome: Outcome) -> None:
         if part.parent is None:
             self.outcome = outcome
         elif (all_ended := part.parent.take(part.place, outcome)) is not None:

@@ -36,12 +36,12 @@ from langchain_core.prompts.message import BaseMessagePromptTemplate
 
 from langchain_weftline.lower.symbols import (
     UNKNOWN_TEXT,
-    Answer,
+    AnswerMessage,
     CannotCompile,
     Prompt,
+    PromptMessage,
     Said,
     Slot,
-    Turn,
     Unknown,
     is_symbolic,
     shown,
@@ -66,18 +66,19 @@ def render(template: BasePromptTemplate[Any], values: Mapping[str, Any]) -> Prom
         values = _with_partials(template, values)
         turns = [turn for part in template.messages for turn in _turns(part, values)]
         return Prompt(tuple(turns), template.name)
-    return Prompt((Turn("user", _text(template, values)),), template.name)
+    return Prompt((PromptMessage("user", _text(template, values)),), template.name)
 
 
-def messages_as_turns(messages: list[Any], step: object) -> tuple[Turn, ...]:
-    """Messages as turns. Some may be answers that the server has not generated yet."""
+def messages_as_turns(messages: list[Any], step: object) -> tuple[PromptMessage, ...]:
+    """Messages as turns of a prompt. Some messages may be answers that the server has not generated
+    yet."""
     turns = []
     for message in messages:
-        if isinstance(message, Answer):
-            turns.append(Turn("assistant", (Slot("answer", shown(message.text, step)),)))
+        if isinstance(message, AnswerMessage):
+            turns.append(PromptMessage("assistant", (Slot("answer", shown(message.text, step)),)))
         elif isinstance(message, Said):
             role = next(role for cls, role in _ROLES.items() if message.cls is cls)
-            turns.append(Turn(role, (Slot("content", message.pieces),)))
+            turns.append(PromptMessage(role, (Slot("content", message.pieces),)))
         elif is_symbolic(message):
             raise CannotCompile(step, "a message is built of a value that the server has")
         else:
@@ -85,7 +86,7 @@ def messages_as_turns(messages: list[Any], step: object) -> tuple[Turn, ...]:
     return tuple(turns)
 
 
-def _turn(message: BaseMessage, step: object) -> Turn:
+def _turn(message: BaseMessage, step: object) -> PromptMessage:
     if not isinstance(message.content, str):
         raise CannotCompile(step, "a message has parts other than text")
     if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):
@@ -98,10 +99,10 @@ def _turn(message: BaseMessage, step: object) -> Turn:
     if role not in _SERVER_ROLES or role == "tool":
         raise CannotCompile(step, f"the server takes no {message.type} message in a graph")
     content = (message.content,) if message.content else ()
-    return Turn(role, content, message.name)
+    return PromptMessage(role, content, message.name)
 
 
-def _turns(part: Any, values: Mapping[str, Any]) -> Iterator[Turn]:
+def _turns(part: Any, values: Mapping[str, Any]) -> Iterator[PromptMessage]:
     """The turns of one part of a chat template."""
     if isinstance(part, BaseMessage):
         yield _turn(part, part)
@@ -116,7 +117,7 @@ def _turns(part: Any, values: Mapping[str, Any]) -> Iterator[Turn]:
             raise CannotCompile(part, "it has additional_kwargs")
         if isinstance(part.prompt, list):
             raise CannotCompile(part, "a message has parts other than text")
-        yield Turn(role, _text(part.prompt, values))
+        yield PromptMessage(role, _text(part.prompt, values))
     else:
         used = _used(part, values)
         if type(part) is FewShotChatMessagePromptTemplate and part.example_selector is None:
@@ -133,10 +134,10 @@ def role_of(part: Any) -> str | None:
     return _TEMPLATE_ROLES.get(type(part))
 
 
-def _placeholder(part: MessagesPlaceholder, values: Mapping[str, Any]) -> tuple[Turn, ...]:
+def _placeholder(part: MessagesPlaceholder, values: Mapping[str, Any]) -> tuple[PromptMessage, ...]:
     messages = values.get(part.variable_name, []) if part.optional else values[part.variable_name]
     if isinstance(messages, Unknown):
-        return (Turn("user", (UNKNOWN_TEXT,)),)
+        return (PromptMessage("user", (UNKNOWN_TEXT,)),)
     if not isinstance(messages, list) or (part.n_messages and is_symbolic(messages)):
         raise CannotCompile(part, "its messages are not a list that the client has")
     if part.n_messages:
@@ -240,7 +241,7 @@ def calls_user_code(template: Any) -> bool:
     return any(calls_user_code(part) for part in parts if isinstance(part, _TEMPLATES))
 
 
-def text_of(turns: tuple[Turn, ...]) -> list[tuple[str, str, str | None]]:
+def text_of(turns: tuple[PromptMessage, ...]) -> list[tuple[str, str, str | None]]:
     """Role, text and name of each turn, for turns without the server's values."""
     return [(turn.role, "".join(map(str, turn.pieces())), turn.name) for turn in turns]
 

@@ -1,7 +1,7 @@
 """Evaluates small pure functions, such as a chain's lambdas, over symbolic values.
 
-It reads the syntax tree of a function, and never calls the user's code. A function is pure if it
-has only the nodes in `_NODES`: literals, subscripts, f-strings, `+`, `%`, conditions,
+This module reads the syntax tree of a function, and never calls the user's code. A function is pure
+if it has only the nodes in `_NODES`: literals, subscripts, f-strings, `+`, `%`, conditions,
 comprehensions, methods of texts and dicts, messages, and a few builtins. A condition on a value of
 the server needs a `Decide`, which lets the server decide.
 """
@@ -20,7 +20,7 @@ from langchain_core.runnables import Runnable
 
 from langchain_weftline.lower.source import Function, function_source
 from langchain_weftline.lower.symbols import (
-    Answer,
+    AnswerMessage,
     CannotCompile,
     Fragment,
     Local,
@@ -111,7 +111,7 @@ class Evaluation:
         self._conditions = 0
 
     def run(self, node: Function, result: Callable[[ast.expr], Any]) -> Any:
-        """What `result` makes of the expression that the function returns."""
+        """The value that `result` makes of the expression that the function returns."""
         return result(node.body) if isinstance(node, ast.Lambda) else self._run(node.body, result)
 
     def _run(self, body: Sequence[ast.stmt], result: Callable[[ast.expr], Any]) -> Any:
@@ -131,7 +131,7 @@ class Evaluation:
         return None
 
     def choose(self, test: ast.expr, then: Part, other: Part) -> Any:
-        """What `then` makes if `test` holds, and otherwise what `other` makes."""
+        """The value of `then` if `test` holds, and otherwise the value of `other`."""
         if self._decide is None:
             return then() if self.plain(test) else other()
         self._conditions += 1
@@ -140,7 +140,8 @@ class Evaluation:
         return self._decide(self, test, then, other)
 
     def result(self, node: ast.expr) -> Any:
-        """What the function returns: the value of an expression, or a chain that it names."""
+        """The result of the function: the value of an expression, or a chain that the expression
+        names."""
         match node:
             case ast.IfExp(test=test, body=then, orelse=other):
                 return self.choose(test, lambda: self.result(then), lambda: self.result(other))
@@ -151,7 +152,7 @@ class Evaluation:
         return self.value(node)
 
     def find(self, name: str) -> Any:
-        """What a name outside the function means."""
+        """The value of a name outside the function."""
         if name in self.cells:
             return self.cells[name].cell_contents
         return self.globals.get(name, getattr(builtins, name, None))
@@ -278,7 +279,11 @@ def _compare(on: Evaluation, node: ast.Compare) -> Any:
 
 def _attribute(on: Evaluation, node: ast.Attribute) -> Any:
     owner = on.value(node.value)
-    if isinstance(owner, Answer) and not owner.calls_tools and node.attr in ("content", "text"):
+    if (
+        isinstance(owner, AnswerMessage)
+        and not owner.calls_tools
+        and node.attr in ("content", "text")
+    ):
         return owner.text
     if isinstance(owner, Ref) and owner.shape is not None:
         return owner.shape.attribute(owner, node.attr, on.step)
@@ -330,7 +335,7 @@ def _call(on: Evaluation, node: ast.Call) -> Any:
         return settled(shown(values[0], on.step))
     if function is len and len(values) == 1 and is_symbolic(values[0]) and not named:
         return _length(on, values[0])
-    if any(isinstance(value, (Ref, Answer, Local, Text)) for value in values):
+    if any(isinstance(value, (Ref, AnswerMessage, Local, Text)) for value in values):
         raise on.unknown_length()
     if any(keyword.arg is None for keyword in node.keywords):
         raise on.impure(node)
@@ -413,7 +418,7 @@ def _each(on: Evaluation, generators: list[ast.comprehension]) -> Iterator[None]
     if more or loop.is_async:
         raise CannotCompile(on.step, "its comprehension has several loops")
     items = _items(on, loop.iter)
-    if isinstance(items, (Ref, Answer, Local, Text)):
+    if isinstance(items, (Ref, AnswerMessage, Local, Text)):
         raise on.unknown_length()
     if not isinstance(items, (dict, list, tuple, range, enumerate, zip)):
         raise on.impure(loop)

@@ -171,10 +171,9 @@ class _Ask(Runnable[Any, list[Any]]):
 
 
 class _Rank(Runnable[Mapping[int, list[Any]], list[Document]]):
-    """Ranks what the retrievers of an EnsembleRetriever have found.
-
-    The input has a list for each number of a retriever. Those of the client's own retrievers, whose
-    numbers are `own`, are together under the first of these.
+    """Ranks the documents that the retrievers of an EnsembleRetriever have found. The input has a
+    list for each number of a retriever. The lists of the client's own retrievers, whose numbers are
+    `own`, are together under the first of these numbers.
     """
 
     def __init__(self, ensemble: Any, own: Sequence[int]) -> None:

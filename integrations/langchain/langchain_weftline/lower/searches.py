@@ -17,7 +17,6 @@ from langchain_weftline.retrieval.vectorstore import (
     StoreInServer,
     WeftlineVectorStore,
     documents_of,
-    in_server,
 )
 from langchain_weftline.trace.audience import hears_retrievers
 from weftline.adapters import Server
@@ -39,7 +38,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class SearchDraft:
-    """The search of one retriever. Its hits become the variable `var`.
+    """The search of one retriever. The hits become the variable `var`.
 
     The `query` is a text, or a variable of the server, which may be a list of texts.
     """
@@ -79,7 +78,8 @@ class SearchDraft:
 
 
 class StepDraft(Protocol):
-    """One or more steps of the graph before they are submitted. They make the variable `var`."""
+    """One or more steps of the graph before they are submitted. The steps make the variable
+    `var`."""
 
     @property
     def var(self) -> str:
@@ -115,12 +115,13 @@ class Searches:
         return self.found(step, terms, query_of(step.runnable, value), documents_of)
 
     def terms(self, step: Step) -> Terms:
-        """What the retriever `step` searches for. Raises CannotCompile if the server cannot."""
+        """The terms by which the retriever `step` searches. Raises CannotCompile if the server
+        cannot search so."""
         retriever: VectorStoreRetriever = step.runnable
         kept = retriever.vectorstore
         if type(kept) is not WeftlineVectorStore:
             raise CannotCompile(retriever, f"its store {type(kept).__name__!r} is in the client")
-        store = in_server(kept)
+        store = kept.in_server
         if store is None:
             raise CannotCompile(retriever, "the client embeds its queries")
         if self._lowering.mode.is_ahead:
@@ -133,7 +134,7 @@ class Searches:
         return Terms(store, k, filter)
 
     def found(self, step: Step, terms: Terms, query: str | Ref, make: Make) -> Ref:
-        """What a search finds for `query`, a text or a list of texts, made into documents."""
+        """The hits of a search for `query`, a text or a list of texts, made into documents."""
         draft = SearchDraft(
             var=self._mint(),
             query=query,
@@ -162,7 +163,7 @@ class Searches:
 
 
 def is_of_search(failure: WeftlineError) -> bool:
-    """Whether a retriever has failed: it then raises the server's error as it is."""
+    """Whether a retriever has failed, which then raises the server's error as it is."""
     return failure.call is not None and failure.call.startswith(_STEP)
 
 

@@ -1,6 +1,6 @@
 """The segments of a prompt template: its constant texts and its variables, in order.
 
-They are read from the template. No value is needed, and no code of the user runs.
+The segments are read from the template. No value is needed, and no code of the user runs.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _parts(template: ChatPromptTemplate, given: _Constants) -> Iterator[tuple[st
 
 
 def _fixed(part: Any) -> Iterator[tuple[str, list[_Piece]]]:
-    """Messages without a variable: those of the program, and examples."""
+    """Messages without a variable: messages of the program, and examples."""
     messages: list[Any] | None = None
     if isinstance(part, BaseMessage):
         messages = [part]

@@ -1,4 +1,5 @@
-"""Lowers parts of a chain of which the client runs nothing, so that they may turn out needless."""
+"""Lowers parts of a chain that run in the server alone: such a part does no harm if its values turn
+out needless."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from langchain_core.runnables import RunnableLambda, RunnablePick
 
 from langchain_weftline.lower.prompts import calls_user_code, render
 from langchain_weftline.lower.pure import apply_pure
-from langchain_weftline.lower.steps import Fork, Request, Run, Steps
+from langchain_weftline.lower.steps import Fork, Request, StepRun, Steps
 from langchain_weftline.lower.symbols import UNKNOWN, CannotCompile, has_unknown, is_symbolic
 
 
@@ -33,7 +34,9 @@ def _answer(request: Request) -> Any:
     match request:
         case Fork(parts):
             return [quietly(part) for part in parts]
-        case Run(step, value) if not (request.options or has_unknown(value) or is_symbolic(value)):
+        case StepRun(step, value) if not (
+            request.options or has_unknown(value) or is_symbolic(value)
+        ):
             if (made := made_by(step, value)) is not UNKNOWN:
                 return made
     raise CannotCompile("part", "the client runs some of it")

@@ -1,4 +1,4 @@
-"""The fields of pydantic objects that are certain: their values are those of the answer's JSON.
+"""The fields of pydantic objects whose values are certainly the values in the answer's JSON.
 
 Pydantic may change a value: it turns "5" into 5 for an `int`, and a validator may do anything. A
 field counts here only if every value that pydantic accepts for it stays as it is. The class's core

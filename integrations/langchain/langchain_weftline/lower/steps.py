@@ -12,7 +12,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StepRun:
     """A request to run `step` in the client, when the client has all of `value`.
 
     The result is the step's output. `is_quick` marks a step that only renders or parses, which
@@ -42,7 +42,7 @@ class Fork:
     parts: tuple[Steps, ...]
 
 
-Request = Run | Fetch | Fork
+Request = StepRun | Fetch | Fork
 Steps = Generator[Request, Any, Any]
 """A part of a chain as a generator: it yields requests, and returns the part's output."""
 

@@ -78,7 +78,7 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerMessage:
     """The AIMessage of a call. The variable `var` is its content, or with tools the whole message.
 
     `form` is the form that the request asked for.
@@ -96,7 +96,7 @@ class Answer:
 
 @dataclass(eq=False, slots=True)
 class Shown:
-    """The texts of one step's output that stand in prompts. They are sent in sets.
+    """The texts of one step's output that stand in prompts. The texts are sent in sets.
 
     Each set is one variable. A set is `closed` when its value is made. Texts that are needed later
     go into another set.
@@ -175,7 +175,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PromptMessage:
     """One message of a prompt: constant text and slots. `role` has the server's name for it."""
 
     role: str
@@ -195,7 +195,7 @@ class Prompt:
     `source` has the template and its values, for a step that needs the prompt in the client.
     """
 
-    turns: tuple[Turn, ...]
+    turns: tuple[PromptMessage, ...]
     name: str | None = None
     source: tuple[BasePromptTemplate[Any], Mapping[str, Any]] | None = field(
         default=None, compare=False
@@ -223,9 +223,8 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 
 class Unknown(dict[Any, Any]):
-    """A value that is computed during the run. A plan knows at most some of its items.
-
-    It occurs only in plans and explanations, because a run has the value itself.
+    """A value that is computed during the run. A plan knows at most some items of the value. An
+    Unknown occurs only in plans and explanations, because a run has the value itself.
     """
 
     def __missing__(self, key: object) -> Unknown:
@@ -257,7 +256,7 @@ def is_symbolic(value: Any) -> bool:
         return any(map(is_symbolic, value.values()))
     if isinstance(value, (list, tuple)):
         return any(map(is_symbolic, value))
-    return isinstance(value, (Ref, Answer, Local, Text, Said, Prompt))
+    return isinstance(value, (Ref, AnswerMessage, Local, Text, Said, Prompt))
 
 
 def shown(value: Any, step: object, *, quoted: bool = False) -> tuple[Fragment, ...]:
@@ -331,7 +330,7 @@ def item_of(value: Any, key: Any, step: object) -> Ref:
 
 
 def string_pieces(value: Any, step: object) -> tuple[Fragment, ...]:
-    """The fragments of a value that is used as a string. It must be known to be a string."""
+    """The fragments of a value that is used as a string. The value must be known to be a string."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, Text):
@@ -351,7 +350,7 @@ def _separated(items: list[tuple[Fragment, ...]], separator: str = ", ") -> list
 
 _KINDS = {
     Ref: "parsed value",
-    Answer: "message",
+    AnswerMessage: "message",
     Local: "value of the client",
     Said: "message",
     Text: "built string",

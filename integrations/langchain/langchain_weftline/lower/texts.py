@@ -77,7 +77,7 @@ def length(value: Any, step: object) -> Any:
 
 
 def can_be_sent(text: str) -> bool:
-    """Whether JSON can carry a text. It cannot carry half of a surrogate pair."""
+    """Whether JSON can carry a text. JSON cannot carry half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -16,7 +16,7 @@ from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPro
 
 from langchain_weftline.model.transport import httpx
 from langchain_weftline.trace.pieces import strings_in
-from langchain_weftline.trace.provenance import LISTENER, Run, printable, running
+from langchain_weftline.trace.provenance import LISTENER, OpenRun, printable, running
 from langchain_weftline.trace.sessions import TracedSession
 from weftline.adapters import Closers, Pieces, Request
 from weftline.adapters.pieces import names_any, to_wire
@@ -142,7 +142,7 @@ def _traced(message: BaseMessage, pieces: Pieces | None, session: TracedSession)
     return session.trace_calls(traced, (call["id"] or "" for call in message.tool_calls))
 
 
-def _pieces(message: BaseMessage, run: Run | None) -> Pieces | None:
+def _pieces(message: BaseMessage, run: OpenRun | None) -> Pieces | None:
     """The pieces of a message, or None if its content is not plain text."""
     return LISTENER.pieces_of(message, run) if isinstance(message.content, str) else None
 
@@ -153,7 +153,7 @@ def session_within(model: Model, parent: UUID | None) -> TracedSession | None:
     return None if run is None else _session(run, model)
 
 
-def _session(run: Run, model: Model) -> TracedSession:
+def _session(run: OpenRun, model: Model) -> TracedSession:
     server = model.openai_api_base, model.openai_api_key
     closer = _CLOSERS.find(server, model.delete_session)
 
@@ -166,7 +166,7 @@ def _session(run: Run, model: Model) -> TracedSession:
     return run.root.sessions.find(server, make)
 
 
-def _call_name(run: Run) -> str:
+def _call_name(run: OpenRun) -> str:
     names = [above.name for above in run.ancestry() if above.name is not None]
     name = ".".join(name for name, _ in groupby(reversed(names))) or "chat"
     return printable(name)

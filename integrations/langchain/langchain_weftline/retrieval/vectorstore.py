@@ -58,6 +58,13 @@ class WeftlineVectorStore(VectorStore):
         """The embeddings that this store uses."""
         return self._embedding
 
+    @property
+    def in_server(self) -> StoreInServer | None:
+        """The store, where the server embeds its queries. None where the client embeds them."""
+        if not isinstance(self._embedding, WeftlineEmbeddings):
+            return None
+        return StoreInServer(self._place.server.server, self._store, self._embedding.model)
+
     @classmethod
     def from_texts(
         cls,
@@ -252,13 +259,6 @@ def _without_vectors(items: Sequence[Item], store: str, model: str | None) -> li
 
 def _document(item: Item) -> Document:
     return Document(id=item["id"], page_content=item["text"], metadata=item["metadata"])
-
-
-def in_server(store: WeftlineVectorStore) -> StoreInServer | None:
-    """The store, where the server embeds its queries. None where the client embeds them."""
-    if not isinstance(store._embedding, WeftlineEmbeddings):
-        return None
-    return StoreInServer(store._place.server.server, store._store, store._embedding.model)
 
 
 def documents_of(hits: Sequence[Item]) -> list[Document]:

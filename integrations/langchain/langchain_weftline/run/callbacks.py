@@ -31,7 +31,7 @@ from langchain_weftline.lower.graph import (
     variables_of,
 )
 from langchain_weftline.lower.program import Event, Lost, settle
-from langchain_weftline.lower.symbols import Text, Turn, is_symbolic
+from langchain_weftline.lower.symbols import PromptMessage, Text, is_symbolic
 from langchain_weftline.model.answers import result_of, run_id_of
 from langchain_weftline.model.failures import own_failures
 from langchain_weftline.model.sampling import call_options
@@ -175,7 +175,7 @@ class Telling:
         return [End(name, error=error) for name in self._managers]
 
 
-def _prompt(value: Any, turns: Sequence[Turn]) -> Tree:
+def _prompt(value: Any, turns: Sequence[PromptMessage]) -> Tree:
     """The model's input as a tree: the value that LangChain made, or the messages of the call."""
     if not is_symbolic(value):
         return Constant(value)

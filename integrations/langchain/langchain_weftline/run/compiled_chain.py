@@ -23,7 +23,7 @@ from langchain_weftline.lower.classic import is_classic
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.plan import plan
 from langchain_weftline.lower.steps import Mode
-from langchain_weftline.lower.symbols import UNKNOWN, Answer, Ref
+from langchain_weftline.lower.symbols import UNKNOWN, AnswerMessage, Ref
 from langchain_weftline.run.accelerated_chain import AcceleratedChain
 from langchain_weftline.run.explanation import Explanation, explain
 from langchain_weftline.run.runner import Execution
@@ -93,14 +93,14 @@ class CompiledChain(Runnable[Input, Output]):
         return self.chain.get_graph(config)
 
     def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
-        if _is_langchains(self, config):
+        if self._is_langchains(config):
             return self._accelerated.invoke(input, config, **kwargs)
         return self._call_with_config(self._invoke, input, config, **kwargs)
 
     async def ainvoke(
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Output:
-        if _is_langchains(self, config):
+        if self._is_langchains(config):
             return await self._accelerated.ainvoke(input, config, **kwargs)
         return await self._acall_with_config(self._ainvoke, input, config, **kwargs)
 
@@ -211,20 +211,19 @@ class CompiledChain(Runnable[Input, Output]):
                     async for part in parts:
                         yield part
 
+    def _is_langchains(self, config: RunnableConfig | None) -> bool:
+        """Whether LangChain runs the chain, with its calls sent ahead.
 
-def _is_langchains(compiled: CompiledChain, config: RunnableConfig | None) -> bool:
-    """Whether LangChain runs the chain, with its calls sent ahead.
-
-    It does so for classic chains, and if callbacks want each token, as LangGraph's stream of
-    messages does.
-    """
-    if is_classic(compiled.chain):
-        return True
-    handlers = get_callback_manager_for_config(ensure_config(config)).handlers
-    if any(isinstance(handler, _StreamingCallbackHandler) for handler in handlers):
-        return True
-    streaming = [model for model in compiled._models if model.streaming]
-    return any(model.callbacks or hears_models(handlers) for model in streaming)
+        It does so for classic chains, and if callbacks want each token, as LangGraph's stream of
+        messages does.
+        """
+        if is_classic(self.chain):
+            return True
+        handlers = get_callback_manager_for_config(ensure_config(config)).handlers
+        if any(isinstance(handler, _StreamingCallbackHandler) for handler in handlers):
+            return True
+        streaming = [model for model in self._models if model.streaming]
+        return any(model.callbacks or hears_models(handlers) for model in streaming)
 
 
 def _streams_text(
@@ -243,6 +242,6 @@ def _streams_text(
         return False
     if lowering.calls.asks_for_class:
         return False  # the openai client reads the object while the answer is streamed
-    if isinstance(made, Answer):
+    if isinstance(made, AnswerMessage):
         return not made.calls_tools and made.form is None
     return isinstance(made, Ref) and made.is_text and not made.transforms

@@ -25,7 +25,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 
 from langchain_weftline.lower.graph import Draft
 from langchain_weftline.lower.prompts import messages_as_turns, text_of
-from langchain_weftline.lower.symbols import CannotCompile, Prompt, Slot, Turn
+from langchain_weftline.lower.symbols import CannotCompile, Prompt, PromptMessage, Slot
 from langchain_weftline.model.answers import PROVIDER, new_variable
 from langchain_weftline.model.envelope import Told, told
 from langchain_weftline.model.sampling import call_options
@@ -444,7 +444,7 @@ def _waiting(
     return Waiting(draft, key, model.server, session, streams, time.monotonic(), room)
 
 
-def _pieced(turns: Sequence[Turn], said: Told) -> tuple[Turn, ...]:
+def _pieced(turns: Sequence[PromptMessage], said: Told) -> tuple[PromptMessage, ...]:
     """The turns, whose contents show the values that they were made of."""
     return tuple(
         turn if pieces is None else replace(turn, content=tuple(_content(pieces)))

@@ -15,7 +15,7 @@ from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.maps import EachDraft
 from langchain_weftline.lower.plan import Planned, plan
 from langchain_weftline.lower.steps import Mode, Note
-from langchain_weftline.lower.symbols import Answer, Ref
+from langchain_weftline.lower.symbols import AnswerMessage, Ref
 from langchain_weftline.run.advice import Advice, by_server, by_templates
 
 _FUNCTION = (
@@ -159,7 +159,9 @@ def explain(
     made = plan(lowering, chain, input, options=options, planned=promises)
     before, after = _requests(lowering, planned)
     text = isinstance(made, Ref) and made.is_text and not made.transforms
-    streams = text or (isinstance(made, Answer) and not made.calls_tools and made.form is None)
+    streams = text or (
+        isinstance(made, AnswerMessage) and not made.calls_tools and made.form is None
+    )
     templates = lowering.calls.templates
     advice = by_templates(templates)
     if ask_server:

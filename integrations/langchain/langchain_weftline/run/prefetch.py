@@ -25,7 +25,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from langchain_weftline.lower.graph import CallOptions, Draft, raw_calls
 from langchain_weftline.lower.prompts import messages_as_turns, text_of
-from langchain_weftline.lower.symbols import CannotCompile, Hole, Prompt, Turn
+from langchain_weftline.lower.symbols import CannotCompile, Hole, Prompt, PromptMessage
 from langchain_weftline.model.answers import completion_of
 from langchain_weftline.model.failures import as_model
 from langchain_weftline.model.forms import Form
@@ -174,7 +174,7 @@ def _planned(draft: Draft, server: Server, results: Mapping[str, Result]) -> Pla
     return Planned(results[draft.var], reads, key_of)
 
 
-def _text(turn: Turn, values: Mapping[str, Any]) -> tuple[str, str, str | None]:
+def _text(turn: PromptMessage, values: Mapping[str, Any]) -> tuple[str, str, str | None]:
     return turn.role, "".join(_shown(piece, values) for piece in turn.pieces()), turn.name
 
 

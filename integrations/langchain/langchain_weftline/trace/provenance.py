@@ -67,12 +67,12 @@ class Root:
 
 
 @dataclass(eq=False, slots=True)
-class Run(Nested):
+class OpenRun(Nested):
     """A run that has not ended: its name, its input, and the run that contains it."""
 
     name: str | None
     inputs: Any
-    parent: Run | None
+    parent: OpenRun | None
     root: Root
 
     @property
@@ -145,7 +145,7 @@ class Listener(Aside):
 
     def __init__(self) -> None:
         self.pieces = ByIdentity()
-        self.runs: OrderedDict[UUID, Run] = OrderedDict()
+        self.runs: OrderedDict[UUID, OpenRun] = OrderedDict()
         self._prompts: OrderedDict[UUID, tuple[object, object]] = OrderedDict()
         self._expected: OrderedDict[UUID, RunSessions[TracedSession]] = OrderedDict()
         self._templates = Templates()
@@ -190,7 +190,7 @@ class Listener(Aside):
                 return
             parent = None if parent_run_id is None else self.runs.get(parent_run_id)
             root = self._root(run_id) if parent is None else parent.root
-            run = Run(_name(name, tags or ()), inputs, parent, root)
+            run = OpenRun(_name(name, tags or ()), inputs, parent, root)
             root.under_way += 1
             dropped = _bounded(self.runs, run_id, run)
             if dropped is not None:
@@ -230,7 +230,7 @@ class Listener(Aside):
         for run_id in [run_id for run_id, run in self.runs.items() if run.root is root]:
             del self.runs[run_id]
 
-    def _end(self, run: Run) -> None:
+    def _end(self, run: OpenRun) -> None:
         if run.parent is None:
             run.root.sessions.finish()
 
@@ -263,11 +263,11 @@ class Listener(Aside):
         names = template.input_variables
         return by_template(template, {names[0]: inputs}, texts) if len(names) == 1 else None
 
-    def run_of(self, run_id: UUID | None) -> Run | None:
+    def run_of(self, run_id: UUID | None) -> OpenRun | None:
         """The run with this id, if it has started and not ended."""
         return None if run_id is None else self.runs.get(run_id)
 
-    def pieces_of(self, message: BaseMessage, run: Run | None) -> Pieces:
+    def pieces_of(self, message: BaseMessage, run: OpenRun | None) -> Pieces:
         """The pieces of a message whose content is plain text."""
         text = str(message.content)
         known: Pieces | None = self.pieces.find(message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,35 +13,30 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from weftline.contract.errors import WeftlineError
-from weftline.contract.protocol import Submit
 from weftline_server.graph.primitive import Task
 from weftline_server.http.direct import Direct
 from weftline_server.http.event_stream import EventStream, sse
 from weftline_server.http.openai import tool_runs
-from weftline_server.http.openai.provenance import Provenance
 from weftline_server.http.openai.replies import (
     CHAT,
     TEXT,
-    Reply,
     Shape,
     deltas_of,
     finish_reason,
     logprobs_body,
-    usage_body,
 )
 from weftline_server.http.openai.requests import ChatRequest, CompletionRequest
-from weftline_server.http.openai.runs import Runs
-from weftline_server.http.openai.surface import Endpoint, check
-from weftline_server.http.state import asking, state_of
+from weftline_server.http.openai.submission import Body, Running, start
+from weftline_server.http.openai.surface import OpenAIRoute, check
+from weftline_server.http.state import asking
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.kinds.prompt import call_of
-from weftline_server.observe.cost import Prices
 from weftline_server.observe.view import output_step
-from weftline_server.prompt.answer_parser import AnswerParser, message_of, parser_of
+from weftline_server.prompt.answer import message_of
+from weftline_server.prompt.answer_parser import AnswerParser
 from weftline_server.prompt.thinking_block import Thinking
+from weftline_server.prompt.tool_parser import Called, Delta
 from weftline_server.runtime.service import Service
-from weftline_server.session.origin import name_run
-from weftline_server.session.session import Session
 from weftline_server.session.task import Step
 
 T = TypeVar("T")
@@ -57,10 +52,9 @@ router = APIRouter(prefix="/v1", tags=["openai"], route_class=Direct)
 async def chat(request: Request) -> Response:
     """One chat completion, whole or streamed."""
     service, tenant = asking(request)
-    body = await read(request, ChatRequest, partial(check, Endpoint.CHAT))
+    body = await read(request, ChatRequest, partial(check, OpenAIRoute.CHAT))
     if body.weftline is not None and body.weftline.run_tools:
-        state = state_of(request.app)
-        return await tool_runs.respond(request, service, state.runs, tenant, body, state.prices)
+        return await tool_runs.respond(request, service, tenant, body)
     return await _complete(request, service, tenant, body, CHAT)
 
 
@@ -72,74 +66,31 @@ async def chat(request: Request) -> Response:
 async def complete(request: Request) -> Response:
     """One text completion, whole or streamed."""
     service, tenant = asking(request)
-    body = await read(request, CompletionRequest, partial(check, Endpoint.TEXT))
+    body = await read(request, CompletionRequest, partial(check, OpenAIRoute.TEXT))
     return await _complete(request, service, tenant, body, TEXT)
 
 
-Body = ChatRequest | CompletionRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A submitted request: a call for each choice, and whether the session is its own.
-
-    A request that names a session leaves it open, and its calls in the session's graph.
-    """
-
-    service: Service
-    runs: Runs
-    session: Session
-    tasks: tuple[Task, ...]
-    own: bool
-    body: Body
-    reply: Reply
-    prices: Prices
-
-    @property
-    def choices(self) -> list[Choice]:
-        """The choices of the response, of which nothing has been sent."""
-        return [Choice.of(self, index, task) for index, task in enumerate(self.tasks)]
-
-    def usage(self) -> dict[str, Any]:
-        """The usage of all choices, which have ended."""
-        steps = (output_step(self.session, task.writes[0]) for task in self.tasks)
-        usages = [step.usage for step in steps if step is not None and step.usage is not None]
-        cost = self.prices.of_usages(self.reply.model, usages)
-        return {**usage_body(usages, self.body.n or 1), **self.prices.shown(cost)}
-
-    def end(self) -> None:
-        """Cancel the calls that still run, or close the session if it is the request's own."""
-        if self.own:
-            self.service.close(self.session)
-            return
-        if self.session.ended is None:
-            for task in self.tasks:
-                self.service.cancel(self.session, task.id)
-        self.runs.leave(self.session)
-
-
 @dataclass(slots=True)
-class Choice:
+class ReplyChoice:
     """One choice of a response, and how much of it has been sent."""
 
     running: Running
     index: int
     task: Task
-    parser: AnswerParser | None
+    calls_tools: bool
+    thinking: Thinking
     tokens: int = 0  # tokens whose log probabilities were sent
     chars: int = 0  # the length of these tokens' text
 
     @staticmethod
-    def of(running: Running, index: int, task: Task) -> Choice:
-        """Choice number `index`, which `node` generates."""
-        call, parser = call_of(task), None
-        model = running.service.model(call.model)
+    def of(running: Running, index: int, task: Task) -> ReplyChoice:
+        """ReplyChoice number `index`, which `node` generates."""
+        call = call_of(task)
         thinking = Thinking.NONE
         if running.reply.shape.chat:
-            thinking = model.prompter.thinking(call.chat_template_kwargs)
-        if call.offered_tools or thinking is not Thinking.NONE:
-            parser = parser_of(call, f"{task.id}/0", model.tool_format, thinking)
-        return Choice(running, index, task, parser)
+            prompter = running.service.model(call.model).prompter
+            thinking = prompter.thinking(call.chat_template_kwargs)
+        return ReplyChoice(running, index, task, bool(call.offered_tools), thinking)
 
     @property
     def step(self) -> Step | None:
@@ -150,9 +101,9 @@ class Choice:
         """The choice once it is complete. Raises the error of its call."""
         running = self.running
         variable = await running.service.get(running.session, self.task.writes[0])
-        value = variable.value if call_of(self.task).offered_tools else variable.text
-        if self.parser is not None and isinstance(value, str):
-            value = message_of(self.parser, value)
+        value = variable.value if self.calls_tools else variable.text
+        if not self.calls_tools and self.thinking is not Thinking.NONE:
+            value = message_of(AnswerParser(self.thinking, None), variable.text)
         step = self.step
         assert step is not None, "a ready output has a step"
         return running.reply.choice(self.index, value, step, self.logprobs())
@@ -161,29 +112,38 @@ class Choice:
         """The choice in chunks as it is generated, each JSON or data that becomes JSON."""
         reply = self.running.reply
         yield reply.chunk(self.index, {"content": ""}, first=True)
-        plain = self.parser is None and not self.running.body.wants_logprobs
+        is_text = not self.calls_tools and self.thinking is Thinking.NONE
+        plain = is_text and not self.running.body.wants_logprobs
         text_chunk = reply.text_chunk(self.index)
-        async for chunk in self.running.service.stream(self.running.session, self.task.writes[0]):
-            if plain:
-                yield text_chunk(chunk.text)
-                continue
-            for part in self._parts(chunk.text):
-                yield part
         calls = False
-        if self.parser is not None:
-            for last in deltas_of(self.parser.end()):
-                yield reply.chunk(self.index, last)
-            calls = self.parser.calls > 0
+        if plain:
+            service = self.running.service
+            async for chunk in service.stream(self.running.session, self.task.writes[0]):
+                yield text_chunk(chunk.text)
+        else:
+            async for deltas in self.deltas():
+                calls = calls or any(isinstance(one, Called) for one in deltas)
+                for part in self._parts(deltas_of(deltas)):
+                    yield part
         step = self.step
         assert step is not None and step.reason is not None, "the stream has ended"
         finish = finish_reason(step.reason, calls)
         yield reply.chunk(self.index, {}, logprobs=self.logprobs(), finish=finish)
 
-    def _parts(self, text: str) -> Iterator[dict[str, Any]]:
-        """The chunks for new `text`, of which the first has the new log probabilities."""
-        deltas = [{"content": text}]
-        if self.parser is not None:
-            deltas = deltas_of(self.parser.feed(text))
+    async def deltas(self) -> AsyncIterator[Sequence[Delta]]:
+        """The parts of the choice as they are generated: its text, and calls of tools."""
+        service, session, variable = self.running.service, self.running.session, self.task.writes[0]
+        if self.calls_tools:
+            async for deltas in service.readers.answer(session, variable, _has_come):
+                yield deltas
+        else:
+            parser = AnswerParser(self.thinking, None)
+            async for chunk in service.stream(session, variable):
+                yield parser.feed(chunk.text)
+            yield parser.end()
+
+    def _parts(self, deltas: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The chunks for new `deltas`, of which the first has the new log probabilities."""
         logprobs = self.logprobs()
         if logprobs is not None and not deltas:
             deltas = [{}]
@@ -208,47 +168,14 @@ class Choice:
         return body
 
 
-async def start(
-    request: Request, service: Service, tenant: str, body: Body, shape: Shape
-) -> Running:
-    """Submit the calls of `body`, in a session of the request's own, in the one that it names, or
-    in that of its conversation."""
-    body.check()
-    state = state_of(request.app)
-    runs = state.runs
-    said = body.weftline or Provenance()
-    if body.session_id is not None:
-        said = replace(said, session_id=body.session_id)
-    name_run(said.run_name)
-    runs.close(tenant, said.close)
-    found = None
-    if said.session_id is None and body.weftline is None and state.conversations is not None:
-        found = state.conversations.find(tenant, request.headers, body)
-    own = said.session_id is None and found is None
-    if found is not None:
-        session = found
-    elif said.session_id is None:
-        session = service.open(tenant, stays=False)
-    else:
-        session = runs.enter(tenant, said.session_id, opens=said.open)
-    try:
-        submit = Submit(session_id=session.id, calls=body.calls(session))
-        tasks = await service.submit(session, submit, whole=not body.stream)
-    except BaseException as error:
-        body.name_field(error)
-        if own:
-            service.close(session)
-        else:
-            runs.leave(session)
-        raise
-    ours = None if body.weftline is None else _ids(session, tasks[0])
-    reply = Reply.new(shape, service.model(body.model).name, ours)
-    return Running(service, runs, session, tasks, own, body, reply, state.prices)
+def _has_come(deltas: Sequence[Delta]) -> bool:
+    """Any part of an answer is sent on, or held back only until more of it has come."""
+    return True
 
 
-def _ids(session: Session, task: Task) -> dict[str, str]:
-    """The ids by which a client can name this call's value later."""
-    return {"session_id": session.id, "call_id": task.id, "semantic_var_id": task.writes[0]}
+def choices_of(running: Running) -> list[ReplyChoice]:
+    """The choices of the response, of which nothing has been sent."""
+    return [ReplyChoice.of(running, index, task) for index, task in enumerate(running.tasks)]
 
 
 async def _complete(
@@ -260,10 +187,10 @@ async def _complete(
         usage = body.stream_options is not None and body.stream_options.include_usage
         return EventStream(_events(running, usage))
     try:
-        reading = asyncio.gather(*(choice.whole() for choice in running.choices))
+        reading = asyncio.gather(*(choice.whole() for choice in choices_of(running)))
         choices = await or_disconnect(request, reading)
         running.runs.responded(running.session)
-        return JSONResponse(running.reply.whole(choices, running.usage()))
+        return JSONResponse(running.reply.whole(choices, running.usage(running.tasks)))
     except WeftlineError as error:
         body.name_field(error)
         raise
@@ -274,14 +201,14 @@ async def _complete(
 async def _events(running: Running, with_usage: bool) -> AsyncGenerator[bytes, None]:
     """Chunks as the text is generated. The calls end with the stream, whichever side ends it."""
     try:
-        streams = [choice.chunks() for choice in running.choices]
+        streams = [choice.chunks() for choice in choices_of(running)]
         async with aclosing(_merged(streams)) as chunks:
             async for chunk in chunks:
                 yield sse(None, chunk)
                 running.runs.responded(running.session)
         usage = b""
         if with_usage:
-            usage = sse(None, running.reply.usage_chunk(running.usage()))
+            usage = sse(None, running.reply.usage_chunk(running.usage(running.tasks)))
         yield usage + sse(None, "[DONE]")
     except WeftlineError as error:
         running.body.name_field(error)

@@ -12,7 +12,7 @@ from weftline.contract.errors import InvalidRequest
 from weftline_server.http.openai.requests import ChatMessage
 from weftline_server.http.state import ServiceDep, Tenant
 from weftline_server.http.wire import read, schema
-from weftline_server.prompt.render import PromptBefore, Turn
+from weftline_server.prompt.render import PromptBefore, RenderedMessage
 from weftline_server.runtime.service import ServedModel
 
 router = APIRouter(tags=["openai"])
@@ -38,7 +38,7 @@ class TokenizeRequest:
         if self.messages is None:
             return PromptBefore(self.prompt or "")
         turns = tuple(
-            Turn(
+            RenderedMessage(
                 one.role,
                 one.text,
                 name=one.name,
@@ -53,7 +53,7 @@ class TokenizeRequest:
 @router.get("/v1/models")
 async def models(service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
     """The served models, the default one first, in OpenAI's shape."""
-    return {"object": "list", "data": [_row(model) for model in service.models]}
+    return {"object": "list", "data": [_row(model) for model in service.engines.models]}
 
 
 @router.get("/v1/models/{model:path}")

@@ -97,7 +97,7 @@ class Provenance:
 
 
 @dataclass
-class Inputs:
+class PieceInputs:
     """Collects the placeholders of one call's named pieces; equal pieces share one placeholder."""
 
     session: Session

@@ -24,7 +24,7 @@ from weftline.contract.protocol import (
 )
 from weftline.contract.tools import ToolCall, ToolChoice
 from weftline_server.http.openai.constraints import ConstraintFields
-from weftline_server.http.openai.provenance import Inputs, Provenance
+from weftline_server.http.openai.provenance import PieceInputs, Provenance
 from weftline_server.http.openai.tool_types import AnyChatTool, ChatChoice, chosen, offered
 from weftline_server.session.session import Session
 
@@ -242,7 +242,7 @@ class ChatRequest(SharedFields):
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         tools, choice = chosen(self.tool_choice, offered(self.tools or (), "tools"))
         said = self.weftline or Provenance()
-        inputs = Inputs(session, {OUTPUT})
+        inputs = PieceInputs(session, {OUTPUT})
         messages = tuple(
             Message(
                 role=message.role,

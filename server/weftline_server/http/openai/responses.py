@@ -17,13 +17,15 @@ from weftline.contract.errors import InvalidRequest, Overloaded, WeftlineError
 from weftline_engine.api import FinishReason
 from weftline_server.http.direct import Direct
 from weftline_server.http.event_stream import EventStream, sse
-from weftline_server.http.openai.completions import Running, start
+from weftline_server.http.openai.completions import choices_of
 from weftline_server.http.openai.replies import CHAT
 from weftline_server.http.openai.response_requests import ResponsesRequest
-from weftline_server.http.openai.surface import Endpoint, check
+from weftline_server.http.openai.submission import Running, start
+from weftline_server.http.openai.surface import OpenAIRoute, check
 from weftline_server.http.state import asking
 from weftline_server.http.wire import or_disconnect, read, schema
-from weftline_server.prompt.tool_parser import Arguments, Called, Delta, Said
+from weftline_server.prompt.answer import deltas_of
+from weftline_server.prompt.tool_parser import Arguments, Called, Said
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=Direct)
 
@@ -38,7 +40,7 @@ Event = dict[str, Any]
 async def respond(request: Request) -> Response:
     """One response: text, or calls of the tools that the request offers."""
     service, tenant = asking(request)
-    body = await read(request, ResponsesRequest, partial(check, Endpoint.RESPONSES))
+    body = await read(request, ResponsesRequest, partial(check, OpenAIRoute.RESPONSES))
     chat = body.chat()
     if chat.weftline is not None and chat.weftline.run_tools:
         raise InvalidRequest("run_tools goes with chat completions", param="weftline")
@@ -47,26 +49,17 @@ async def respond(request: Request) -> Response:
     if body.stream:
         return EventStream(_events(running, made))
     try:
-        [choice] = running.choices
+        [choice] = choices_of(running)
         whole = await or_disconnect(request, choice.whole())
         running.runs.responded(running.session)
-        for event in made.read(_deltas(whole["message"])):
+        for event in made.read(deltas_of(whole["message"])):
             assert event, "the response is built of its events"
-        return JSONResponse(made.ended(whole["finish_reason"], running.usage()))
+        return JSONResponse(made.ended(whole["finish_reason"], running.usage(running.tasks)))
     except WeftlineError as error:
         chat.name_field(error)
         raise
     finally:
         running.end()
-
-
-def _deltas(message: Mapping[str, Any]) -> Iterator[Delta]:
-    """A whole message as the deltas of a stream."""
-    if message["content"]:
-        yield Said(message["content"])
-    for index, call in enumerate(message.get("tool_calls", ())):
-        yield Called(index, call["id"], call["function"]["name"])
-        yield Arguments(index, call["function"]["arguments"])
 
 
 async def _events(running: Running, made: Made) -> AsyncGenerator[bytes, None]:
@@ -78,23 +71,19 @@ async def _events(running: Running, made: Made) -> AsyncGenerator[bytes, None]:
         number += 1
         return sse(event["type"], {**event, "sequence_number": number - 1})
 
-    [choice] = running.choices
+    [choice] = choices_of(running)
     try:
         for kind in ("response.created", "response.in_progress"):
             yield numbered({"type": kind, "response": made.body()})
         running.runs.responded(running.session)
-        async for chunk in running.service.stream(running.session, choice.task.writes[0]):
-            said = [Said(chunk.text)] if choice.parser is None else choice.parser.feed(chunk.text)
-            for event in made.read(said):
-                yield numbered(event)
-        if choice.parser is not None:
-            for event in made.read(choice.parser.end()):
+        async for deltas in choice.deltas():
+            for event in made.read(deltas):
                 yield numbered(event)
         for event in made.close():
             yield numbered(event)
         step = choice.step
         assert step is not None and step.reason is not None, "the stream has ended"
-        whole = made.ended(step.reason.value, running.usage())
+        whole = made.ended(step.reason.value, running.usage(running.tasks))
         yield numbered({"type": f"response.{whole['status']}", "response": whole})
     except WeftlineError as error:
         failed = {**made.body("failed"), "error": _error(error)}

@@ -17,7 +17,7 @@ from weftline_server.http.openai.requests import ChatRequest, CompletionRequest
 from weftline_server.http.openai.response_requests import ResponsesRequest
 
 
-class Endpoint(StrEnum):
+class OpenAIRoute(StrEnum):
     """The three routes, by their path."""
 
     CHAT = "chat/completions"
@@ -33,23 +33,23 @@ class Treatment(StrEnum):
     ADVICE = "advice"
 
 
-KINDS: Mapping[Endpoint, type] = {
-    Endpoint.CHAT: ChatRequest,
-    Endpoint.TEXT: CompletionRequest,
-    Endpoint.RESPONSES: ResponsesRequest,
+KINDS: Mapping[OpenAIRoute, type] = {
+    OpenAIRoute.CHAT: ChatRequest,
+    OpenAIRoute.TEXT: CompletionRequest,
+    OpenAIRoute.RESPONSES: ResponsesRequest,
 }
-_ALL = tuple(Endpoint)
+_ALL = tuple(OpenAIRoute)
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class NotServed:
     """A field that is not served and would change the answer. null and the values `neutral` pass,
     and what `takes` says of a value in its body. `says` tells what to do."""
 
     name: str
     neutral: tuple[Any, ...] = ()
     says: str = "is not served: leave it out"
-    of: tuple[Endpoint, ...] = _ALL
+    of: tuple[OpenAIRoute, ...] = _ALL
     takes: Callable[[Any, Mapping[str, Any]], bool] | None = None
 
     def passes(self, value: Any, body: Mapping[str, Any]) -> bool:
@@ -62,7 +62,8 @@ class Refused:
 _OFF = (False,)
 _KEPT = "is not served, since no response is kept: send the whole input"
 _LACKS = "asks for what the answer does not have: leave it out"
-_CHAT, _TEXT, _RESPONSES = (Endpoint.CHAT,), (Endpoint.TEXT,), (Endpoint.RESPONSES,)
+_CHAT, _TEXT, _RESPONSES = (OpenAIRoute.CHAT,), (OpenAIRoute.TEXT,), (OpenAIRoute.RESPONSES,)
+_BY_CHATS = "is served by chats: use chat/completions"
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -74,89 +75,88 @@ def _no_logprobs(value: Any, body: Mapping[str, Any]) -> bool:
     return isinstance(value, list) and _LOGPROBS not in value
 
 
-REFUSED: tuple[Refused, ...] = (
+REFUSED: tuple[NotServed, ...] = (
     # What else than text would be read or written.
-    Refused("audio"),
-    Refused("modalities", (["text"], [])),
-    Refused("web_search_options"),
-    Refused("moderation"),
-    Refused("functions", ([],), "is not served: use tools"),
-    Refused("function_call", ("none", "auto"), "is not served: use tool_choice"),
-    Refused("tools", ([],), "is served by chats: use chat/completions", _TEXT),
-    Refused("tool_choice", ("none", "auto"), "is served by chats: use chat/completions", _TEXT),
+    NotServed("audio"),
+    NotServed("modalities", (["text"], [])),
+    NotServed("web_search_options"),
+    NotServed("moderation"),
+    NotServed("functions", ([],), "is not served: use tools"),
+    NotServed("function_call", ("none", "auto"), "is not served: use tool_choice"),
+    NotServed("tools", ([],), _BY_CHATS, _TEXT),
+    NotServed("tool_choice", ("none", "auto"), _BY_CHATS, _TEXT),
     # Other prompts than the messages or the text.
-    Refused("prompt", (), "is not served: send the input", _RESPONSES),
-    Refused("previous_response_id", ("",), _KEPT, _RESPONSES),
-    Refused("conversation", ("",), _KEPT, _RESPONSES),
-    Refused("background", _OFF, _KEPT, _RESPONSES),
-    Refused("context_management", ([],), of=_RESPONSES),
-    Refused("previous_input_messages", ([],), of=_RESPONSES),
-    Refused("input_ids", ([],)),
-    Refused("prompt_embeds", ([],)),
-    Refused("session_params", ({},)),
-    Refused("documents", ([],)),
-    Refused("chat_template"),
-    Refused("chat_template_kwargs", ({},), of=(Endpoint.TEXT, Endpoint.RESPONSES)),
-    Refused("add_generation_prompt", (True,)),
-    Refused("continue_final_message", _OFF),
-    Refused("add_special_tokens", _OFF, of=(Endpoint.CHAT, Endpoint.RESPONSES)),
-    Refused("add_special_tokens", (True,), of=_TEXT),
-    Refused("truncate_prompt_tokens"),
-    Refused("suffix", ("",)),
-    Refused("task"),
+    NotServed("prompt", (), "is not served: send the input", _RESPONSES),
+    NotServed("previous_response_id", ("",), _KEPT, _RESPONSES),
+    NotServed("conversation", ("",), _KEPT, _RESPONSES),
+    NotServed("background", _OFF, _KEPT, _RESPONSES),
+    NotServed("context_management", ([],), of=_RESPONSES),
+    NotServed("previous_input_messages", ([],), of=_RESPONSES),
+    NotServed("input_ids", ([],)),
+    NotServed("prompt_embeds", ([],)),
+    NotServed("session_params", ({},)),
+    NotServed("documents", ([],)),
+    NotServed("chat_template"),
+    NotServed("chat_template_kwargs", ({},), of=(OpenAIRoute.TEXT, OpenAIRoute.RESPONSES)),
+    NotServed("add_generation_prompt", (True,)),
+    NotServed("continue_final_message", _OFF),
+    NotServed("add_special_tokens", _OFF, of=(OpenAIRoute.CHAT, OpenAIRoute.RESPONSES)),
+    NotServed("add_special_tokens", (True,), of=_TEXT),
+    NotServed("truncate_prompt_tokens"),
+    NotServed("suffix", ("",)),
+    NotServed("task"),
     # Other models, and other rules for the next token.
-    Refused("lora_path", ([],)),
-    Refused("best_of", (1,), "is served if it equals n: leave it out", takes=_is_n),
-    Refused("use_beam_search", _OFF),
-    Refused("allowed_token_ids"),
-    Refused("bad_words", ([],)),
-    Refused("logits_processors", ([],)),
-    Refused("custom_logit_processor", ([], "")),
-    Refused("custom_params", ({},)),
-    Refused("vllm_xargs", ({},)),
-    Refused("watermark", ({},)),
-    Refused("watermarking", _OFF),
-    Refused("thinking"),
-    Refused("thinking_token_budget"),
-    Refused("guided_whitespace_pattern"),
+    NotServed("lora_path", ([],)),
+    NotServed("best_of", (1,), "is served if it equals n: leave it out", takes=_is_n),
+    NotServed("use_beam_search", _OFF),
+    NotServed("allowed_token_ids"),
+    NotServed("bad_words", ([],)),
+    NotServed("logits_processors", ([],)),
+    NotServed("custom_logit_processor", ([], "")),
+    NotServed("custom_params", ({},)),
+    NotServed("vllm_xargs", ({},)),
+    NotServed("watermark", ({},)),
+    NotServed("watermarking", _OFF),
+    NotServed("thinking"),
+    NotServed("thinking_token_budget"),
+    NotServed("guided_whitespace_pattern"),
     # Where the answer ends, and what of it is shown.
-    Refused("stop_token_ids", ([],)),
-    Refused("stop_regex", ([], "")),
-    Refused("include_stop_str_in_output", _OFF),
-    Refused("no_stop_trim", _OFF),
-    Refused("repetition_detection"),
-    Refused("skip_special_tokens", (True,)),
-    Refused("include_reasoning", (True,)),
-    Refused("echo", _OFF),
-    Refused("max_tokens", (), "is named max_output_tokens in responses", _RESPONSES),
-    Refused("max_completion_tokens", (), "is named max_output_tokens in responses", _RESPONSES),
-    Refused("n", (1,), "is not served: send the request several times", _RESPONSES),
+    NotServed("stop_token_ids", ([],)),
+    NotServed("stop_regex", ([], "")),
+    NotServed("include_stop_str_in_output", _OFF),
+    NotServed("no_stop_trim", _OFF),
+    NotServed("repetition_detection"),
+    NotServed("skip_special_tokens", (True,)),
+    NotServed("include_reasoning", (True,)),
+    NotServed("echo", _OFF),
+    NotServed("max_tokens", (), "is named max_output_tokens in responses", _RESPONSES),
+    NotServed("max_completion_tokens", (), "is named max_output_tokens in responses", _RESPONSES),
+    NotServed("n", (1,), "is not served: send the request several times", _RESPONSES),
     # What the answer would have besides.
-    Refused("logprobs", (False, 0), "is served by chats: use chat/completions", _RESPONSES),
-    Refused("top_logprobs", (0,), "is served by chats: use chat/completions",
-            (Endpoint.TEXT, Endpoint.RESPONSES)),
-    Refused("include", ([],), f"serves no {_LOGPROBS}: leave it out", _RESPONSES, _no_logprobs),
-    Refused("prompt_logprobs", _OFF, _LACKS),
-    Refused("logprob_token_ids", ([],), _LACKS),
-    Refused("enable_response_messages", _OFF, _LACKS),
-    Refused("return_token_ids", _OFF, _LACKS),
-    Refused("return_tokens_as_token_ids", _OFF, _LACKS),
-    Refused("return_token_offsets", _OFF, _LACKS),
-    Refused("return_prompt_text", _OFF, _LACKS),
-    Refused("return_prompt_token_ids", _OFF, _LACKS),
-    Refused("return_hidden_states", _OFF, _LACKS),
-    Refused("return_routed_experts", _OFF, _LACKS),
-    Refused("return_cached_tokens_details", _OFF, _LACKS),
-    Refused("return_spec_tokens_details", _OFF, _LACKS),
-    Refused("return_meta_info", _OFF, _LACKS),
-    Refused("return_input_ids_in_sglext", _OFF, _LACKS),
-    Refused("return_output_ids_in_sglext", _OFF, _LACKS),
-    Refused("return_sampling_mask", _OFF, _LACKS),
-    Refused("return_flat_raw_output_top_logprobs", _OFF, _LACKS),
-    Refused("sampling_logprobs_mode", (), _LACKS),
+    NotServed("logprobs", (False, 0), _BY_CHATS, _RESPONSES),
+    NotServed("top_logprobs", (0,), _BY_CHATS, (OpenAIRoute.TEXT, OpenAIRoute.RESPONSES)),
+    NotServed("include", ([],), f"serves no {_LOGPROBS}: leave it out", _RESPONSES, _no_logprobs),
+    NotServed("prompt_logprobs", _OFF, _LACKS),
+    NotServed("logprob_token_ids", ([],), _LACKS),
+    NotServed("enable_response_messages", _OFF, _LACKS),
+    NotServed("return_token_ids", _OFF, _LACKS),
+    NotServed("return_tokens_as_token_ids", _OFF, _LACKS),
+    NotServed("return_token_offsets", _OFF, _LACKS),
+    NotServed("return_prompt_text", _OFF, _LACKS),
+    NotServed("return_prompt_token_ids", _OFF, _LACKS),
+    NotServed("return_hidden_states", _OFF, _LACKS),
+    NotServed("return_routed_experts", _OFF, _LACKS),
+    NotServed("return_cached_tokens_details", _OFF, _LACKS),
+    NotServed("return_spec_tokens_details", _OFF, _LACKS),
+    NotServed("return_meta_info", _OFF, _LACKS),
+    NotServed("return_input_ids_in_sglext", _OFF, _LACKS),
+    NotServed("return_output_ids_in_sglext", _OFF, _LACKS),
+    NotServed("return_sampling_mask", _OFF, _LACKS),
+    NotServed("return_flat_raw_output_top_logprobs", _OFF, _LACKS),
+    NotServed("sampling_logprobs_mode", (), _LACKS),
     # Whose cache is read.
-    Refused("cache_salt", (), "is derived by the server from your key: leave it out"),
-    Refused("extra_key", (), "is derived by the server from your key: leave it out"),
+    NotServed("cache_salt", (), "is derived by the server from your key: leave it out"),
+    NotServed("extra_key", (), "is derived by the server from your key: leave it out"),
 )  # fmt: skip
 
 # Fields that may be ignored, and why.
@@ -218,12 +218,12 @@ ADVICE: Mapping[str, str] = {
 }
 
 
-def served(endpoint: Endpoint) -> frozenset[str]:
+def served(endpoint: OpenAIRoute) -> frozenset[str]:
     """The fields that a route serves."""
     return frozenset(one.name for one in fields(KINDS[endpoint]))
 
 
-def treatment(endpoint: Endpoint, name: str) -> Treatment | None:
+def treatment(endpoint: OpenAIRoute, name: str) -> Treatment | None:
     """What becomes of a field; None for one that no table knows."""
     if name in served(endpoint):
         return Treatment.SERVED
@@ -232,19 +232,19 @@ def treatment(endpoint: Endpoint, name: str) -> Treatment | None:
     return Treatment.ADVICE if name in ADVICE else None
 
 
-def rows() -> Iterator[tuple[str, Mapping[Endpoint, Treatment | None], str]]:
+def rows() -> Iterator[tuple[str, Mapping[OpenAIRoute, Treatment | None], str]]:
     """The whole table, by name: what each route does with the field, and what is said of it."""
     names = {one.name: one.says for one in REFUSED} | dict(ADVICE)
-    for name in sorted(names | dict.fromkeys(frozenset().union(*map(served, Endpoint)), "")):
-        yield name, {one: treatment(one, name) for one in Endpoint}, names.get(name, "")
+    for name in sorted(names | dict.fromkeys(frozenset().union(*map(served, OpenAIRoute)), "")):
+        yield name, {one: treatment(one, name) for one in OpenAIRoute}, names.get(name, "")
 
 
 _REFUSED = {
-    endpoint: {one.name: one for one in REFUSED if endpoint in one.of} for endpoint in Endpoint
+    endpoint: {one.name: one for one in REFUSED if endpoint in one.of} for endpoint in OpenAIRoute
 }
 
 
-def check(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
+def check(endpoint: OpenAIRoute, body: Mapping[str, Any]) -> None:
     """Raise InvalidRequest for the first field that would change the answer and is not served."""
     table = _REFUSED[endpoint]
     for name, value in body.items():

@@ -8,7 +8,7 @@ from typing import Any
 from weftline.contract import errors
 from weftline_server.http.reference.fields import field_of
 from weftline_server.http.reference.meanings import MEANINGS
-from weftline_server.http.reference.routes import ANSWERS, EVERY, JSON, REQUESTS, Answer
+from weftline_server.http.reference.routes import ANSWERS, EVERY, JSON, REQUESTS, RouteAnswer
 
 ABOUT = (
     "An application is a graph of calls in a session. `POST /v1/submit` adds calls, `POST /v1/get` "
@@ -61,7 +61,7 @@ def _complete(operation: dict[str, Any], method: str, path: str) -> None:
     operation["responses"] = dict(_responses(answer, path))
 
 
-def _responses(answer: Answer, path: str) -> Iterator[tuple[str, Any]]:
+def _responses(answer: RouteAnswer, path: str) -> Iterator[tuple[str, Any]]:
     body = {kind: _content(kind, answer.example) for kind in answer.types}
     yield "200", {"description": answer.says, "content": body}
     if path == "/health/ready":

@@ -80,7 +80,19 @@ _OF_ALL = {
                   {"op": "contains", "value": "yes"}),
 }  # fmt: skip
 
+_ASKS = {
+    "name": "ask",
+    "prompt": [
+        {"role": "user", "content": [{"text": "What does the kettle cost?"}]},
+        {"role": "assistant", "content": [{"output": "answer"}]},
+    ],
+    "placeholders": [{"name": "answer", "in_out": "out"}],
+}
 _STEPS = {
+    "AgentStep.call": Field("The first turn: a prompt of messages, the last of which is the "
+                            "output.", _ASKS),
+    "AgentStep.most": Field("The most turns.", 16),
+    "AgentStep.served": Field("Who runs the tools. The server fills it in.", []),
     "Body.calls": Field("Calls of the body, as in a submit.", _BODY["calls"]),
     "Body.steps": Field("Steps of the body, as in a submit.", []),
     "Branch.cases": Field("The sides, of which the first whose condition holds is taken.",
@@ -224,6 +236,9 @@ _OPENAI = {
     "JsonSchema.schema": Field("The schema.", _SCHEMA),
     "Piece.name": Field("The input of a template that the text is.", "topic"),
     "Piece.text": Field("The text.", "rivers"),
+    "ServedTool.engine": Field("The engine that runs the tool.", "tools"),
+    "ServedTool.name": Field("The tool's name.", "price"),
+    "ServedTool.streams": Field("Whether the tool takes its call piece by piece.", False),
     "ClientTool.effects": Field("What running it twice does: none, idempotent, once.", "once"),
     "ClientTool.lease_s": Field("A call waits so long for a client that is gone.", 60.0),
     "ClientTool.name": Field("One of the request's tools.", "calculate"),

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from weftline_server.http.openai.surface import Endpoint, rows
+from weftline_server.http.openai.surface import OpenAIRoute, rows
 
 _HEAD = """# The HTTP interface
 
@@ -42,8 +42,8 @@ def page(document: dict[str, Any]) -> str:
 def _surface() -> Iterator[str]:
     """The table of what becomes of each field of OpenAI's, vLLM's and SGLang's requests."""
     yield _SURFACE
-    yield f"| field | {' | '.join(f'`{one}`' for one in Endpoint)} | why |"
-    yield f"|---|{'---|' * len(Endpoint)}---|"
+    yield f"| field | {' | '.join(f'`{one}`' for one in OpenAIRoute)} | why |"
+    yield f"|---|{'---|' * len(OpenAIRoute)}---|"
     for name, found, says in rows():
         cells = " | ".join("" if one is None else one.value for one in found.values())
         yield f"| `{name}` | {cells} | {says} |"

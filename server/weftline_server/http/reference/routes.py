@@ -27,7 +27,7 @@ OF_RESULT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RouteAnswer:
     """A route's answer: what it is, an example, its content types, and the errors' types."""
 
     says: str
@@ -118,52 +118,52 @@ _RESPONSE = {
 }  # fmt: skip
 _TO_OPENAI = (*OF_BODY, *OF_SESSION, *OF_WORK, *OF_CALLS, *OF_RESULT)
 
-ANSWERS: Mapping[tuple[str, str], Answer] = MappingProxyType({
-    ("POST", "/v1/session"): Answer(
+ANSWERS: Mapping[tuple[str, str], RouteAnswer] = MappingProxyType({
+    ("POST", "/v1/session"): RouteAnswer(
         "The session is open.", {"session_id": _ID, "protocol": "1"}, OF_WORK),
-    ("GET", "/v1/engines"): Answer("The engines.", {"engines": [_ENGINE]}),
-    ("GET", "/v1/engines/follow"): Answer(
+    ("GET", "/v1/engines"): RouteAnswer("The engines.", {"engines": [_ENGINE]}),
+    ("GET", "/v1/engines/follow"): RouteAnswer(
         "Server-sent events `engines`.", 'event: engines\ndata: {"engines": []}\n\n', (),
         (EVENTS,)),
-    ("GET", "/v1/sessions"): Answer(
+    ("GET", "/v1/sessions"): RouteAnswer(
         "The tenant's sessions.", 
         {"sessions": [_ROW], "total": 1, "found": 1, "all_read": True}, ("InvalidRequest",)),
-    ("GET", "/v1/advice"): Answer(
+    ("GET", "/v1/advice"): RouteAnswer(
         "The advice, a row for each finding. It is empty where no prompts part, and soon after a "
         "restart.", {"advice": [_ADVICE], "total": 1}, ("InvalidRequest",)),
-    ("DELETE", "/v1/session/{session_id}"): Answer(
+    ("DELETE", "/v1/session/{session_id}"): RouteAnswer(
         "The session is closed.", {"session_id": _ID}, OF_SESSION),
-    ("GET", "/v1/session/{session_id}/graph"): Answer("The graph.", _GRAPH, OF_SESSION),
-    ("GET", "/v1/session/{session_id}/trace"): Answer(
+    ("GET", "/v1/session/{session_id}/graph"): RouteAnswer("The graph.", _GRAPH, OF_SESSION),
+    ("GET", "/v1/session/{session_id}/trace"): RouteAnswer(
         "The trace. Its events are those of Chrome's format.",
         {"displayTimeUnit": "ms", "traceEvents": []}, OF_SESSION),
-    ("GET", "/v1/session/{session_id}/events"): Answer(
+    ("GET", "/v1/session/{session_id}/events"): RouteAnswer(
         "The events.",
         {"events": [{"n": 1, "t": 0.0, "event": "submitted", "about": _CALL_ID, "text": ""}]},
         OF_SESSION),
-    ("GET", "/v1/session/{session_id}/follow"): Answer(
+    ("GET", "/v1/session/{session_id}/follow"): RouteAnswer(
         "Server-sent events `changes`.", 'event: changes\ndata: {"tasks": [], "edges": []}\n\n',
         OF_SESSION, (EVENTS,)),
-    ("GET", "/v1/session/{session_id}/call/{call_id}"): Answer(
+    ("GET", "/v1/session/{session_id}/call/{call_id}"): RouteAnswer(
         "The call.",
         {**_TASK, "placement": _PLACEMENT,
          "segments": [{"role": None, "kind": "constant", "name": None,
                                 "semantic_var_id": None, "text": "Write a headline", "chars": 16,
                                 "transforms": []}]},
         (*OF_SESSION, "UnknownCall")),
-    ("DELETE", "/v1/session/{session_id}/call/{call_id}"): Answer(
+    ("DELETE", "/v1/session/{session_id}/call/{call_id}"): RouteAnswer(
         "The call's state.", {"call_id": _CALL_ID, "state": "cancelled"},
         (*OF_SESSION, "UnknownCall")),
-    ("PUT", "/v1/session/{session_id}/variable/{variable}"): Answer(
+    ("PUT", "/v1/session/{session_id}/variable/{variable}"): RouteAnswer(
         "The variable's state.", {"semantic_var_id": "topic", "status": "ready"},
         (*OF_BODY, *OF_SESSION, "AlreadySet", "BudgetExceeded")),
-    ("DELETE", "/v1/session/{session_id}/variable/{variable}"): Answer(
+    ("DELETE", "/v1/session/{session_id}/variable/{variable}"): RouteAnswer(
         "The variable's state.", {"semantic_var_id": "draft", "status": "failed"},
         (*OF_SESSION, "UnknownVariable")),
-    ("GET", "/v1/session/{session_id}/variable/{variable}"): Answer(
+    ("GET", "/v1/session/{session_id}/variable/{variable}"): RouteAnswer(
         "The variable as it stands.", {**_VALUE, "text": "Rivers shape the land", "error": None},
         (*OF_SESSION, "UnknownVariable")),
-    ("POST", "/v1/submit"): Answer(
+    ("POST", "/v1/submit"): RouteAnswer(
         "What was added, with the values and the graph that were asked for. With `stream` or "
         "`watch` server-sent events.",
         {"session_id": _ID,
@@ -172,11 +172,11 @@ ANSWERS: Mapping[tuple[str, str], Answer] = MappingProxyType({
         (*OF_BODY, *OF_SESSION, *OF_WORK, *OF_CALLS, *OF_RESULT, "NoProducer", "AlreadySet",
          "UnknownVariable", "KeyReused"),
         (JSON, EVENTS)),
-    ("POST", "/v1/get"): Answer(
+    ("POST", "/v1/get"): RouteAnswer(
         "The value. With `stream` server-sent events: `part`, then `value`.", _VALUE,
         (*OF_BODY, *OF_SESSION, *OF_RESULT, "UnknownVariable", "NoProducer", "Timeout"),
         (JSON, EVENTS)),
-    ("POST", "/v1/chat/completions"): Answer(
+    ("POST", "/v1/chat/completions"): RouteAnswer(
         "The completion. With `stream` chunks as server-sent events.",
         {"id": "chatcmpl-1", "object": "chat.completion", "created": 1800000000,
          "model": "default",
@@ -185,39 +185,39 @@ ANSWERS: Mapping[tuple[str, str], Answer] = MappingProxyType({
                       "logprobs": None, "finish_reason": "stop"}],
          "usage": _USAGE},
         _TO_OPENAI, (JSON, EVENTS)),
-    ("POST", "/v1/completions"): Answer(
+    ("POST", "/v1/completions"): RouteAnswer(
         "The completion. With `stream` chunks as server-sent events.",
         {"id": "cmpl-1", "object": "text_completion", "created": 1800000000, "model": "default",
          "choices": [{"index": 0, "text": " the Volga.", "logprobs": None,
                       "finish_reason": "stop"}],
          "usage": _USAGE},
         _TO_OPENAI, (JSON, EVENTS)),
-    ("POST", "/v1/embeddings"): Answer(
+    ("POST", "/v1/embeddings"): RouteAnswer(
         "The vectors.",
         {"object": "list",
          "data": [{"object": "embedding", "index": 0, "embedding": [0.1, 0.2]}],
          "model": "minilm", "usage": {"prompt_tokens": 7, "total_tokens": 7}},
         (*OF_BODY, *OF_WORK, "UnknownModel", "EngineFailed", "Cancelled")),
-    ("POST", "/v1/rerank"): Answer(
+    ("POST", "/v1/rerank"): RouteAnswer(
         "The documents by their scores, the best first.",
         {"model": "minilm", "results": [{"index": 0, "relevance_score": 0.83}],
          "meta": {"billed_units": {"search_units": 1}, "tokens": {"input_tokens": 20}}},
         (*OF_BODY, *OF_WORK, "UnknownModel", "EngineFailed", "Cancelled")),
-    ("GET", "/health/live"): Answer("The process runs.", {"status": "live"}, open=True),
-    ("GET", "/health/ready"): Answer(
+    ("GET", "/health/live"): RouteAnswer("The process runs.", {"status": "live"}, open=True),
+    ("GET", "/health/ready"): RouteAnswer(
         "Every model has an engine that takes work. With 503 the same body, and at least one has "
         "none or the server drains.",
         {"status": "ready", "engines": {"torch": "ready"}}, open=True),
-    ("GET", "/metrics"): Answer(
+    ("GET", "/metrics"): RouteAnswer(
         "Prometheus's text format.", "weftline_queue_length 0.0\n", ("Forbidden",), (TEXT,)),
-    ("GET", "/v1/models"): Answer(
+    ("GET", "/v1/models"): RouteAnswer(
         "The models.", {"object": "list", "data": [_MODEL]}, OF_WORK),
-    ("GET", "/v1/models/{model}"): Answer("The model.", _MODEL, (*OF_WORK, "UnknownModel")),
-    ("POST", "/tokenize"): Answer(
+    ("GET", "/v1/models/{model}"): RouteAnswer("The model.", _MODEL, (*OF_WORK, "UnknownModel")),
+    ("POST", "/tokenize"): RouteAnswer(
         "The tokens.",
         {"model": "default", "count": 2, "max_model_len": 8192, "tokens": [19556, 28]},
         (*OF_BODY, *OF_WORK, "UnknownModel", "ContextTooLong")),
-    ("POST", "/v1/responses"): Answer(
+    ("POST", "/v1/responses"): RouteAnswer(
         "The response. With `stream` typed events.", _RESPONSE, _TO_OPENAI, (JSON, EVENTS)),
 })  # fmt: skip
 

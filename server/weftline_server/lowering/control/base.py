@@ -1,4 +1,4 @@
-"""What the steps that decide have in common: their primitives, their inputs, their task."""
+"""The parts that all steps that decide share: their primitives, their inputs, their task."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from weftline.contract.errors import InvalidRequest
 from weftline.contract.steps import Source, StepBase
 from weftline_engine.api import FinishReason
 from weftline_server.graph.primitive import (
-    Body,
     Flow,
     Primitive,
+    PrimitiveBody,
     Read,
     Specs,
     Task,
@@ -32,7 +32,8 @@ Variables = Mapping[str, Variable]
 class Question:
     """What a step needs of a value before it decides: the result of the transforms `specs`.
 
-    With `cases` it needs the number of the first predicate that holds for that, or None.
+    With `cases` the step needs the number of the first predicate that holds for that result, or
+    None.
     """
 
     specs: Specs
@@ -52,11 +53,12 @@ class Question:
         return found if self.cases is None else predicates.first(self.cases, found)
 
 
-class ControlBody(Body, ABC):
+class ControlBody(PrimitiveBody, ABC):
     """The body of a primitive that the server computes from the session's variables."""
 
     def asks(self, variables: Variables) -> Question | None:
-        """What must be answered before there is a value; None if nothing must."""
+        """The question that must be answered before there is a value; None if there is no
+        question."""
         return None
 
     @property
@@ -121,8 +123,8 @@ def waits_for(step: StepBase) -> tuple[str, ...]:
 def reads_of(
     waits: Sequence[str], later: Iterable[str], sides: Collection[str] = ()
 ) -> tuple[Read, ...]:
-    """Edges from what a step needs before it decides, and from what it may read after that. Whether
-    anything reads `sides` depends on a decision.
+    """Edges from the variables that a step needs before it decides, and from those that it may read
+    after its decision. Whether anything reads `sides` depends on a decision.
     """
     rest = (variable for variable in later if variable not in waits)
     flows = ((one, Flow.SIDE if one in sides else Flow.LATER) for one in rest)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,25 +12,25 @@ from weftline.contract.steps import MAX_NAME, Body, StepBase
 from weftline_server.graph.addition import Addition
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.control.sides import gated, given, read_by_sides
-from weftline_server.lowering.step import Kinds, Rename, kind_name, repeated_body
+from weftline_server.lowering.step import Kinds, Rename, Resolver, kind_name, repeated_body
 
 
-def resolved(
-    step: Any, prepare: Callable[[Call], Call], resource: Callable[[StepBase], str]
-) -> Any:
-    """A step of a body, or one with a body: the models of the calls in it, and the engines of the
-    steps, are named. Raises UnknownModel, UnknownStore.
+def resolved(step: Any, resolver: Resolver, kinds: Kinds) -> Any:
+    """A step of a body, or one with a body: what it means by names is known.
+
+    Raises UnknownModel, UnknownStore.
     """
     if (body := repeated_body(step)) is not None:
-        calls = tuple(prepare(call) for call in body.calls)
-        steps = tuple(resolved(one, prepare, resource) for one in body.steps)
+        calls = tuple(resolver.prepare(call) for call in body.calls)
+        steps = tuple(resolved(one, resolver, kinds) for one in body.steps)
         return replace(step, body=Body(calls=calls, steps=steps))
-    found = resource(step)
-    return replace(step, engine=found) if hasattr(step, "engine") else step
+    found = resolver.resource(step)
+    made = kinds.of(step).resolved(step, resolver)
+    return replace(made, engine=found) if hasattr(made, "engine") else made
 
 
 def resource_of(step: StepBase) -> str:
-    """What the step says that runs it; "" if it says nothing. A resolved one names an engine."""
+    """The engine, model or store that the step names, or "". A resolved step names an engine."""
     said = (getattr(step, name, None) for name in ("function", "store", "engine"))
     return next(filter(None, said), "")
 
@@ -40,13 +40,15 @@ def inside(body: Body) -> Iterator[Body]:
     return filter(None, map(repeated_body, body.steps))
 
 
-def has_calls(body: Body) -> bool:
-    """Whether it or a body in it has a call."""
-    return bool(body.calls) or any(map(has_calls, inside(body)))
+def generates(body: Body, kinds: Kinds) -> bool:
+    """Whether a model generates text in it."""
+    if body.calls or any(kinds.of(step).generates(step) for step in body.steps):
+        return True
+    return any(generates(one, kinds) for one in inside(body))
 
 
 def size_of(body: Body) -> int:
-    """The calls and steps of one instance. Those of a body inside it count once."""
+    """The calls and steps of one instance. The calls and steps of a body inside count once."""
     return len(body.calls) + len(body.steps) + sum(map(size_of, inside(body)))
 
 
@@ -104,7 +106,7 @@ def instance(body: Body, made: Instance, kinds: Kinds) -> tuple[Task, ...]:
     def tasks() -> Iterator[Task]:
         for number, call in enumerate(body.calls):
             id = f"{made.id}.c{number}"
-            task = kinds.lower_call(_renamed_call(call, rename), call.model or "", id)
+            task = kinds.lower_call(renamed_call(call, rename), call.model or "", id)
             yield replace(task, name=f"{made.label}.{task.name}")
         for number, step in enumerate(body.steps):
             name = f"{made.label}.{step.name or kind_name(step)}"[-MAX_NAME:]
@@ -118,9 +120,10 @@ def instance(body: Body, made: Instance, kinds: Kinds) -> tuple[Task, ...]:
 class Tried:
     """What an instance of a body will be like.
 
-    `watched` are the variables that tell that all of it has ended, by their names in the body:
-    those that the step asks for, and those that no task of it reads. Only sides of branches may
-    read `sides`, which are variables around it. `work` is estimated, in tokens.
+    Once the `watched` variables are settled, all tasks of the instance have ended. These are the
+    variables that the step asks for, and those that no task of the instance reads, by their names
+    in the body. `sides` are variables around the body that only sides of branches may read. `work`
+    is estimated, in tokens.
     """
 
     watched: tuple[str, ...]
@@ -172,12 +175,13 @@ def renamed_body(body: Body, own: frozenset[str], rename: Rename, kinds: Kinds) 
         return variable if variable in within else rename(variable)
 
     return Body(
-        calls=tuple(_renamed_call(call, outside) for call in body.calls),
+        calls=tuple(renamed_call(call, outside) for call in body.calls),
         steps=tuple(kinds.of(step).renamed(step, outside, kinds) for step in body.steps),
     )
 
 
-def _renamed_call(call: Call, rename: Rename) -> Call:
+def renamed_call(call: Call, rename: Rename) -> Call:
+    """The call with other names of its variables."""
     holders = (
         one
         if one.semantic_var_id is None

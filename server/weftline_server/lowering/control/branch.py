@@ -53,7 +53,7 @@ class BranchKind(StepKind[Branch]):
 
 @dataclass(frozen=True, slots=True)
 class DecideBody(ControlBody, Growing):
-    """Which side is taken. Its value is the side's variable."""
+    """Decides which side is taken. The value of this primitive is the side's variable."""
 
     step: Branch
     taker: str

@@ -28,7 +28,7 @@ from weftline_server.lowering.control.base import (
 from weftline_server.lowering.control.body import (
     Instance,
     check_writes,
-    has_calls,
+    generates,
     instance,
     read_outside,
     renamed_body,
@@ -116,7 +116,7 @@ class EachBody(ControlBody, TakesItems):
     @property
     def generates(self) -> bool:
         """Whether its body does."""
-        return has_calls(self.step.body)
+        return generates(self.step.body, self.kinds)
 
     def value(self, variables: Variables, answer: Any = None) -> object:
         items = answer
@@ -184,8 +184,8 @@ class EachBody(ControlBody, TakesItems):
         return body, tuple(tasks), values
 
     def _gathers(self, graph: Graph, known: int) -> Mapping[str, Primitive]:
-        """The gathers of all items; they have the first `known` ones. They run when the list has
-        ended.
+        """The gathers of all items. The gathers in the graph have the first `known` items, and run
+        when the list has ended.
         """
         items = tuple(
             tuple(f"{prefix}.{variable}" for variable in self.watched)
@@ -197,7 +197,8 @@ class EachBody(ControlBody, TakesItems):
         for number, own in enumerate(self.step.collect, 1):
             old = graph.primitives[f"{self.id}/{number}"]
             assert isinstance(old.body, GatherBody), f"{old.id} gathers nothing"
-            # What it has already is taken over: a long list comes in many pieces.
+            # The items that the old gather has are taken over, because a long list comes in many
+            # pieces.
             body = GatherBody(self.step, own, (*old.body.items[:known], *items))
             found[old.id] = rewired(old, (*old.reads[: known * len(self.watched)], *reads), body)
         return found
@@ -207,7 +208,8 @@ class EachBody(ControlBody, TakesItems):
 class GatherBody(ControlBody):
     """The values of one variable of the body, in the order of the items.
 
-    `items` are the watched variables of each. An item has failed if one of them has.
+    `items` holds the watched variables of each item. An item has failed if one of its variables
+    has.
     """
 
     step: Each

@@ -27,7 +27,7 @@ from weftline_server.lowering.control.base import (
 from weftline_server.lowering.control.body import (
     Instance,
     check_writes,
-    has_calls,
+    generates,
     instance,
     read_outside,
     renamed_body,
@@ -69,9 +69,9 @@ class LoopKind(StepKind[Loop]):
         made = tried(step.body, last, kinds, (step.until.on, *step.next.values()))
         later, waits = dict.fromkeys(self.later(step, kinds)), waits_for(step)
         sides = tuple(one for one in later if one in made.sides and one not in waits)
-        rounds = Rounds(step, id, made.watched, sides, kinds)
+        rounds = LoopRounds(step, id, made.watched, sides, kinds)
         reads = reads_of(waits, [one for one in later if one not in sides])
-        begin = primitive(id, 0, "loop", f"{id}.rounds", BeginBody(rounds), reads, self.traits)
+        begin = primitive(id, 0, "loop", f"{id}.rounds", LoopBegin(rounds), reads, self.traits)
         primitives = (
             replace(begin, work=1 + made.work),  # one round is certain
             primitive(id, 1, "last", step.out or f"{id}.out", LastBody(), rounds.side_reads),
@@ -80,7 +80,7 @@ class LoopKind(StepKind[Loop]):
 
 
 @dataclass(frozen=True, slots=True)
-class Rounds:
+class LoopRounds:
     """Makes the rounds of a loop. `watched` are the variables that tell that a round has ended.
     Only sides of branches may read `sides`, in any round.
     """
@@ -131,10 +131,11 @@ class Rounds:
 
 
 @dataclass(frozen=True, slots=True)
-class BeginBody(ControlBody, Growing):
-    """The begin of a loop. Its value is the most rounds that it may have."""
+class LoopBegin(ControlBody, Growing):
+    """The begin of a loop. The value of this primitive is the most rounds that the loop may
+    have."""
 
-    rounds: Rounds
+    rounds: LoopRounds
 
     @property
     def changes(self) -> bool:
@@ -144,7 +145,7 @@ class BeginBody(ControlBody, Growing):
     @property
     def generates(self) -> bool:
         """Whether its body does."""
-        return has_calls(self.rounds.step.body)
+        return generates(self.rounds.step.body, self.rounds.kinds)
 
     def value(self, variables: Variables, answer: Any = None) -> object:
         return self.rounds.step.most
@@ -157,7 +158,7 @@ class BeginBody(ControlBody, Growing):
 class UntilBody(ControlBody, Growing):
     """Whether a loop ends with this round."""
 
-    rounds: Rounds
+    rounds: LoopRounds
     number: int
 
     def asks(self, variables: Variables) -> Question:

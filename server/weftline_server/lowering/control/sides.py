@@ -1,9 +1,9 @@
 """Which tasks serve undecided sides of branches only, and wait for the decision.
 
 Steps of a side may run before its branch is decided: that is speculation. A model never generates
-text for a side that may not be taken, because others wait for the engine, and a hosted one bills
-it. Only its prompt is filled early. What changes something outside the graph is never speculative
-either; see `weftline_server.session.need`.
+text for a side that may not be taken, because other calls wait for the engine, and a hosted engine
+bills the text. Only the prompt of such a call is filled early. A step that changes something
+outside the graph is never speculative either; see `weftline_server.session.need`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from weftline_server.lowering.control.branch import DecideBody
 
 
 def gated(tasks: Sequence[Task], *, steps: bool = False) -> list[Task]:
-    """The tasks, in which those that a decision may make needless come after it: those in which a
-    model generates text, and with `steps` all.
+    """The tasks, changed so that each task which a decision may make needless waits for the
+    decision. Only tasks in which a model generates text wait, and with `steps` all of them.
 
     Only tasks of one submit are seen together: a side that was submitted before its branch has
     begun.
@@ -44,7 +44,8 @@ def gated(tasks: Sequence[Task], *, steps: bool = False) -> list[Task]:
 def read_by_sides(tasks: Sequence[Task], asked: Iterable[str]) -> frozenset[str]:
     """The variables that the tasks read, but not for certain: only sides of branches need them.
 
-    What is `asked` for is certain, and so is what no task reads. All that these read is, too.
+    The variables in `asked` are certain, and so are variables that no task reads. All variables
+    that lead to a certain variable are certain, too.
     """
     edges = [(task, read) for task in tasks for one in task.primitives for read in one.reads]
     read_at_all = {read.variable for _, read in edges}
@@ -68,7 +69,7 @@ def _only_for(
     writer: Mapping[str, Task],
     readers: Mapping[str, Sequence[Task]],
 ) -> Iterable[Task]:
-    """The tasks that nothing but sides of the branch needs. What decides is none of them."""
+    """The tasks that nothing but sides of the branch needs, without the tasks that decide."""
     decides = set(branch.reads) - branch.tolerates
     found: dict[str, Task] = {}
     waiting = [writer[side] for side in sides if side in writer]
@@ -99,7 +100,8 @@ def _decides(task: Task) -> bool:
 
 def given(task: Task) -> tuple[str, ...]:
     """The variables of a task that others may read."""
-    given = (one for one in task.primitives if not isinstance(one.body, Growing))
+    bodies = ((one, one.body) for one in task.primitives)
+    given = (one for one, body in bodies if not isinstance(body, Growing) or body.gives)
     return tuple(variable for one in given for variable in one.writes)
 
 

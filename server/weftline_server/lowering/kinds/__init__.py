@@ -9,6 +9,7 @@ from weftline_server.lowering.control.branch import BranchKind
 from weftline_server.lowering.control.each import EachKind
 from weftline_server.lowering.control.loop import LoopKind
 from weftline_server.lowering.items import ItemKind
+from weftline_server.lowering.kinds.agent import AgentKind
 from weftline_server.lowering.kinds.client import ClientKind
 from weftline_server.lowering.kinds.embed import EmbedKind
 from weftline_server.lowering.kinds.function import FunctionKind
@@ -23,6 +24,7 @@ from weftline_server.lowering.step import Kinds, kind_name
 
 KINDS = Kinds(
     {
+        "agent": AgentKind(),
         "branch": BranchKind(),
         "client": ClientKind(),
         "delete": DeleteKind(),

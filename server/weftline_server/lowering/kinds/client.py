@@ -1,4 +1,5 @@
-"""Kind `client`: the client computes the step. It reads the step's inputs, and sets its output."""
+"""Kind `client`: the client computes the step. The client reads the step's inputs, and sets the
+step's output."""
 
 from __future__ import annotations
 

@@ -13,9 +13,18 @@ from weftline.contract.protocol import MAX_ITEMS, Call, InOut, Message, Placehol
 from weftline.contract.template import check_placeholders, parse
 from weftline_engine import api
 from weftline_engine.api.record import record
-from weftline_server.graph.primitive import Body, ItemFlow, Primitive, Read, Specs, Task, Traits
+from weftline_server.graph.primitive import (
+    ItemFlow,
+    Primitive,
+    PrimitiveBody,
+    Read,
+    Specs,
+    Task,
+    Traits,
+)
 from weftline_server.lowering.bounds import check_size
 from weftline_server.prompt.render import value_text
+from weftline_server.prompt.tool_blocks import BlockStyle
 from weftline_server.session.budget import value_bytes
 
 CHARS_PER_TOKEN = 4  # of English, under the tokenizers in use
@@ -25,7 +34,7 @@ _PLAIN_TEXT = ItemFlow()  # of every output without transforms; making one takes
 
 
 @record
-class PromptBody(Body):
+class PromptBody(PrimitiveBody):
     """Output number `index` of a call, and the part of the prompt that stands before it."""
 
     call: Call
@@ -36,6 +45,12 @@ class PromptBody(Body):
     is_last: bool
     # Of these inputs the text may not enter the prompt part by part: a transform needs the whole.
     whole: frozenset[str] = frozenset()
+    is_read: bool = False  # the output may call tools: its text is read while it is generated
+
+    @property
+    def blocks(self) -> BlockStyle | None:
+        """How blocks in the output call a tool; None if they call none."""
+        return None
 
     @property
     def is_constant(self) -> bool:
@@ -83,7 +98,7 @@ def _all_stream(holder: Placeholder) -> bool:
     if not holder.transforms:
         return True
     flows = (transforms.read(spec).flow for spec in holder.transforms)
-    return all(flow is transforms.Flow.STREAM for flow in flows)
+    return all(flow is transforms.ValueFlow.STREAM for flow in flows)
 
 
 def lower_call(call: Call, model: str, id: str | None = None) -> Task:
@@ -123,6 +138,7 @@ def task_of(id: str, call: Call) -> Task:
             holders=tuple(named.values()),
             is_last=is_last,
             whole=whole,
+            is_read=bool(call.offered_tools),
         )
         own = segments[start:] if is_last else segments[start:at]
         primitives.append(_primitive(id, body, _chars(own, holders), primitives))
@@ -158,8 +174,8 @@ def _chars(segments: Sequence[Segment], holders: dict[str, Placeholder]) -> int:
 
 
 def _primitive(task: str, body: PromptBody, chars: int, before: list[Primitive]) -> Primitive:
-    """The primitive of an output. Its work is `chars`, the text since the output before it, and
-    the output."""
+    """The primitive of an output. The primitive's work is `chars`, the text since the output
+    before, and the output."""
     sampling = body.output.sampling
     asked = sampling.max_tokens if sampling else None
     assert body.output.semantic_var_id is not None, "lowering gives every output a variable"
@@ -248,7 +264,7 @@ def _boundaries(call: Call) -> tuple[str, ...]:
 
 
 def _identity(segment: Segment, holders: dict[str, Placeholder]) -> str:
-    """What stands for an input or output in the hash: its variable, or else its value."""
+    """The identity of an input or output in the hash: its variable, or else its value."""
     holder = holders[segment.input or segment.output or ""]
     if holder.semantic_var_id is not None:
         return f"\x00variable:{holder.semantic_var_id}:{holder.transforms}\x00"
@@ -260,7 +276,7 @@ TEMPLATE_CHARS = 4096
 
 
 def template_of(body: PromptBody) -> str:
-    """What an output has in common with those of other calls: 16 hex digits.
+    """The template of an output, which it shares with outputs of other calls: 16 hex digits.
 
     The call's name, the output's place, the tools, and the text before the first input.
     """

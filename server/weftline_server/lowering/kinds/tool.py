@@ -1,76 +1,64 @@
 """Kind `tool`: a tool that an answer of a model calls.
 
-Whatever becomes of the call, it is an observation for the model, and no failure of the graph.
+Every end of the call is an observation for the model, and no failure of the graph.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from weftline.contract.steps import ClientStep
-from weftline.contract.tools import ClientTool, Function, Tool
+from weftline.contract.tools import ClientTool, Function, ServedTool, Tool
 from weftline_engine import api
-from weftline_server.graph.primitive import Body, Effects, Primitive, Task, Traits
-from weftline_server.lowering.kinds import KINDS
+from weftline_server.graph.primitive import Effects, Primitive, PrimitiveBody, Task, Traits
+from weftline_server.lowering.step import Kinds
 
-TRAITS = Traits(anywhere=True, of_request=True, operation="execute_tool")
+TRAITS = Traits(anywhere=True, operation="execute_tool")
 
-
-@dataclass(frozen=True, slots=True)
-class ServerTool:
-    """A tool that the operator registered. `resource` is the engine's name for it.
-
-    A tool that `streams` takes its call piece by piece.
-    """
-
-    resource: str
-    tool: Tool
-    effects: Effects
-    streams: bool
-
-    @staticmethod
-    def of(resource: str, told: Mapping[str, Any]) -> ServerTool:
-        """The tool that an engine's description tells of."""
-        function = Function(
-            name=told["name"], description=told["description"], parameters=told["parameters"]
-        )
-        return ServerTool(
-            resource, Tool(function=function), Effects(told["effects"]), told["streams"]
-        )
-
-    @property
-    def name(self) -> str:
-        return self.tool.function.name
+RunTool: TypeAlias = ServedTool | ClientTool  # a tool of a run, by who computes it
 
 
-RunTool: TypeAlias = ServerTool | ClientTool  # a tool of a run, by who computes it
+def served_tool(engine: str, told: Mapping[str, Any]) -> ServedTool:
+    """The tool that the description of an engine tells of."""
+    return ServedTool(
+        name=told["name"], engine=engine, effects=told["effects"], streams=told["streams"]
+    )
+
+
+def tool_of(told: Mapping[str, Any]) -> Tool:
+    """The same tool as the model is told of it."""
+    function = Function(
+        name=told["name"], description=told["description"], parameters=told["parameters"]
+    )
+    return Tool(function=function)
 
 
 def starts_early(tool: RunTool) -> bool:
     """Whether a call may start before the model's turn has ended."""
-    return tool.effects == Effects.NONE
+    return Effects(tool.effects) is Effects.NONE
 
 
 @dataclass(frozen=True, slots=True)
-class ToolBody(Body):
-    """A tool, and the JSON text of its arguments. More of it may follow if it `is_open`."""
+class ToolBody(PrimitiveBody):
+    """A tool, and the JSON text of its arguments. More text may follow if the body `is_open`."""
 
     tool: str
     arguments: str
     is_open: bool
 
+    def lost(self) -> object | None:
+        return "the tool did not finish: the server ended while it ran. It may have run"
 
-def lower_tool(tool: RunTool, arguments: str, is_open: bool = False) -> Task:
-    """The task of one call."""
+
+def lower_tool(tool: RunTool, arguments: str, id: str, kinds: Kinds) -> Task:
+    """The task with this id of one call."""
     if isinstance(tool, ClientTool):
         step = ClientStep(name=tool.name, effects=tool.effects, lease_s=tool.lease_s)
-        return KINDS.lower_step(step, "")
-    id = f"t_{uuid.uuid4().hex[:12]}"
-    body = ToolBody(tool.name, arguments, is_open)
-    return task_of_tool(id, tool.resource, body, tool.effects, (f"{id}.out",))
+        return kinds.lower_step(step, "", id)
+    body = ToolBody(tool.name, arguments, False)
+    return task_of_tool(id, tool.engine, body, Effects(tool.effects), (f"{id}.out",))
 
 
 def task_of_tool(
@@ -91,8 +79,14 @@ def task_of_tool(
     return Task(id=id, name=body.tool, resource=resource, primitives=(primitive,))
 
 
+def of_request(task: Task) -> Task:
+    """The task of a call in a record of an earlier version, whose request waited for the result."""
+    traits = replace(TRAITS, of_request=True)
+    return replace(task, primitives=tuple(replace(one, traits=traits) for one in task.primitives))
+
+
 def observed(finished: api.Finished) -> object:
-    """What the model is told of a call that an engine has finished."""
+    """The observation of a call that an engine has finished, for the model."""
     assert isinstance(finished.value, dict), "a tool engine's value is an observation"
     return finished.value["content"]
 

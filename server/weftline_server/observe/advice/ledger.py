@@ -17,7 +17,7 @@ from weftline_server.observe.advice.difference import (
     tool_chars,
 )
 from weftline_server.observe.advice.lineage import Key, Lineage, Lineages
-from weftline_server.observe.advice.program import Program, Recorded
+from weftline_server.observe.advice.program import Program, RecordedCall
 from weftline_server.observe.advice.prompt import (
     Place,
     Prompt,
@@ -190,9 +190,9 @@ def _recorded(
     tools: tuple[tuple[int, int], ...],
     rate: float,
     numbers: tuple[int, int | None],
-) -> Recorded:
+) -> RecordedCall:
     number, follows = numbers
-    return Recorded(
+    return RecordedCall(
         number=number,
         follows=follows,
         at=told.at,

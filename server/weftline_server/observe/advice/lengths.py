@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from weftline_server.observe.advice.difference import Cause
-from weftline_server.observe.advice.program import Finding, Program, Recorded
+from weftline_server.observe.advice.program import Finding, Program, RecordedCall
 
 Segments = tuple[tuple[int, int], ...]
 
@@ -64,11 +64,11 @@ def _view(one: Length, begun: float, texts: Mapping[int, tuple[int, int]]) -> di
     }
 
 
-def _length(one: Recorded, segments: Segments) -> Length:
+def _length(one: RecordedCall, segments: Segments) -> Length:
     return Length(one.at, (*one.tools, *segments), one.output)
 
 
-def _same_tools(recorded: Sequence[Recorded], cause: Cause) -> Iterator[Recorded]:
+def _same_tools(recorded: Sequence[RecordedCall], cause: Cause) -> Iterator[RecordedCall]:
     """The calls with their tools in one order, with all tools, or with the first descriptions."""
     every = dict.fromkeys(tool for one in recorded for tool in one.tools)
     for one in recorded:
@@ -80,7 +80,7 @@ def _same_tools(recorded: Sequence[Recorded], cause: Cause) -> Iterator[Recorded
             yield replace(one, tools=recorded[0].tools)
 
 
-def _split(one: Recorded, finding: Finding) -> Recorded:
+def _split(one: RecordedCall, finding: Finding) -> RecordedCall:
     """The call with the segment that changes in three: its two equal ends, and what changes."""
     found = finding.difference
     (index,) = found.at[:1]
@@ -105,7 +105,7 @@ def _moved(segments: Segments, finding: Finding) -> Segments:
     return (*stay, *moved, *segments[last + 1 :])
 
 
-def _kept(recorded: Sequence[Recorded]) -> list[Length]:
+def _kept(recorded: Sequence[RecordedCall]) -> list[Length]:
     """Each prompt as the one that it follows with what is new behind it, so that no earlier message
     changes."""
     orders: dict[int, Segments] = {}

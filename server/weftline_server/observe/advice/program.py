@@ -60,7 +60,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedCall:
     """The lengths of one call: the segments by the hash of their text, with their tokens.
 
     `tools` has a segment for each tool. `follows` is the number of the call whose
@@ -94,7 +94,7 @@ class Program:
     cached_tokens: int = 0
     findings: OrderedDict[Subject, Finding] = field(default_factory=OrderedDict)
     number: int = 0  # of its last call
-    recorded: deque[Recorded] = field(default_factory=lambda: deque(maxlen=MOST_RECORDED))
+    recorded: deque[RecordedCall] = field(default_factory=lambda: deque(maxlen=MOST_RECORDED))
 
     def count(self, prompt_tokens: int, cached_tokens: int) -> None:
         """Count a call that was compared, with the tokens of its prompt."""

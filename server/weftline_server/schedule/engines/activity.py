@@ -9,7 +9,7 @@ from weftline_server.schedule.engines.member import EngineState, Member
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class CacheUse:
     """A KV cache, in tokens. What calls run with bounds their prompts and outputs.
 
     `kept` is for calls to come, and `evictable` are prefixes that no call runs with or waits for.
@@ -48,7 +48,7 @@ class EngineActivity:
     max_running: int | None
     waiting: int
     tokens: Tokens | None
-    pool: Pool | None
+    pool: CacheUse | None
 
     @staticmethod
     def of(
@@ -71,7 +71,7 @@ class EngineActivity:
         )
 
 
-def _pool(member: Member, kept: int) -> Pool | None:
+def _pool(member: Member, kept: int) -> CacheUse | None:
     """The engine's KV cache; None where the engine does not say how large it is."""
     described = member.description
     if described is None or described.kv_tokens is None or member.state is EngineState.DOWN:
@@ -81,7 +81,7 @@ def _pool(member: Member, kept: int) -> Pool | None:
     running = min(load.held + load.early, size)
     kept = min(kept, size - running)
     device, host = member.prefixes.held(load.shared)
-    return Pool(
+    return CacheUse(
         size=size,
         running=running,
         kept=kept,

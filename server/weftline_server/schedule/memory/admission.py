@@ -18,25 +18,27 @@ from weftline_server.schedule.memory.applications import Application
 
 # No application is admitted beyond the room once this share of the prefill is recomputed.
 MOST_RECOMPUTED = 0.1
-# The predicted size of applications that grow fills at most this share of the cache. One that will
-# hold no more than its present call has a size that is known, and no margin.
+# The predicted size of applications that grow fills at most this share of the cache. An application
+# that will hold no more than its present call has a size that is known, and needs no margin.
 FILLED = 0.9
 # Beyond the room, no application is admitted while the engines are busy for more than SATURATED of
-# the time: it would only slow the others down. While they are busy for less than IDLE of it,
-# recomputing delays no call.
+# the time: another application would only slow the others down. While the engines are busy for less
+# than IDLE of the time, recomputing delays no call.
 SATURATED = 0.95
 IDLE = 0.8
-# Of two that wait, one with half the tokens goes first if it came at most SMALLER_S later: it holds
-# its room for fewer token-seconds. Sizes count within bounds, so that nothing is overtaken by what
-# comes 20 s later. LAMPS's mix at 3 requests a second took an engine 14.9 s each instead of 15.9 s
-# in the order of arrival, and the first token came after 3.9 s instead of 8.2 s. With 10 s it was
-# 13.4 s, but large applications waited as long as behind a gate that admits what fits.
+# Of two applications that wait, the one with half the tokens goes first if it came at most
+# SMALLER_S later: the smaller one holds its room for fewer token-seconds. Sizes count within
+# bounds, so that no application is overtaken by one that comes 20 s later. LAMPS's mix at 3
+# requests a second took an engine 14.9 s each instead of 15.9 s in the order of arrival, and the
+# first token came after 3.9 s instead of 8.2 s. With 10 s it was 13.4 s, but large applications
+# waited as long as behind a gate that admits what fits.
 SMALLER_S = 2.0
 LEAST_OWN, MOST_OWN = 64.0, 65_536.0
 # Where engines have measured their costs, the token-seconds of the next call take the place of the
-# size: one with half of them goes first if it came at most SOONER_S later. On that mix a request
-# took 11.3 s. With 5 s it was 10.9 s, but large applications waited as long as behind a gate that
-# admits what fits. They count within bounds, so that nothing is overtaken by what comes 30 s later.
+# size: an application with half the token-seconds goes first if it came at most SOONER_S later. On
+# that mix a request took 11.3 s. With 5 s it was 10.9 s, but large applications waited as long as
+# behind a gate that admits what fits. Token-seconds count within bounds, so that no application is
+# overtaken by one that comes 30 s later.
 SOONER_S = 3.0
 LEAST_NEED, MOST_NEED = 32.0, 32_768.0
 # Seconds between two admissions beyond the room, and after an eviction. Applications are admitted
@@ -54,7 +56,7 @@ RELOADS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class ModelPool:
     """The KV cache of all engines of a model, and how it has fared.
 
     `tokens` is its size. `recomputed` is the share of the recent prefill that had been computed
@@ -90,12 +92,12 @@ class Admission:
 
 
 def admit(
-    waiting: Iterable[Application], inside: Iterable[Application], pool: Pool, now: float
+    waiting: Iterable[Application], inside: Iterable[Application], pool: ModelPool, now: float
 ) -> Admission:
     """Decide which applications may start now.
 
-    They are admitted in the order of their turn, the tenants in turn: one that does not fit holds
-    up all later ones.
+    Applications are admitted in the order of their turn, the tenants in turn: an application that
+    does not fit holds up all later ones.
     """
     inside = tuple(inside)
     queue = _in_turn(sorted(waiting, key=_turn), inside)
@@ -117,8 +119,9 @@ def admit(
     held = sum(one.own for one in (*inside, *enter))
     fits = next((one for one in queue if held + one.own <= room), None)
     beyond = fits is not None and may_change and spare
-    # Where some leave, their contexts lose about the excess, once. Where all stay, they lose it in
-    # each of their turns. So they stay until that has cost as much.
+    # Where some applications leave, their contexts lose about the excess, once. Where all
+    # applications stay, their contexts lose the excess in each of their turns. So all applications
+    # stay until these losses have cost as much.
     out = _excess(inside, room) if 0.0 < excess < pool.again else []
     if late and oldest is not None:
         enter.append(oldest)
@@ -131,7 +134,7 @@ def admit(
     )
 
 
-def _is_late(one: Application, pool: Pool, now: float) -> bool:
+def _is_late(one: Application, pool: ModelPool, now: float) -> bool:
     """Whether the application has waited long enough to be admitted without room."""
     apart = max(FORCED_EVERY_S, RELOADS * pool.fill_s * one.own)
     return now - one.since > PATIENCE_S and pool.forced > apart
@@ -156,8 +159,9 @@ def peak(applications: Iterable[Application]) -> float:
     """Return the most tokens that these applications will hold at once.
 
     This assumes that all grow at the same rate, and that each leaves at its predicted final size.
-    So applications that began together are large together. What grows from call to call counts with
-    a margin, as it may fill FILLED of the cache. What a call has not generated yet is growth, too.
+    So applications that began together are large together. Applications that grow from call to call
+    count with a margin, as they may fill FILLED of the cache. The tokens that a call has not
+    generated yet are growth, too.
     """
     most = held = count = 0.0
     sizes = (

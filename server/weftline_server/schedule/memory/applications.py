@@ -1,7 +1,7 @@
 """The record of each application: its KV cache need, its pauses, and the contexts it left.
 
-It is learned from the application itself and from earlier ones of its kind. The code is synchronous
-and has no clock: callers pass the time.
+The record is learned from the application itself and from earlier applications of its kind. The
+code is synchronous and has no clock: callers pass the time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Growths:
     def expect(self, first: int) -> float:
         """The growth of an application of an unknown kind, with so many tokens in its first call.
 
-        Those with short first calls say little about one with a long first call.
+        Applications with short first calls say little about an application with a long first call.
         """
         guess = GROWTH * min(first, self._usual)
         return (first * guess + self._grown) / max(1, first + self._weight)
@@ -68,9 +68,9 @@ class Habits:
     """Running means over the applications of one kind.
 
     `first` counts the tokens of the first call that was seen of the kind. `pause_s` are the seconds
-    between two calls. `size` counts an application's tokens at its end, and `shared` those of them
-    that other applications had computed before. `released` is the share of its pauses in which it
-    gave its room up. `others` are all applications of the tenant.
+    between two calls. `size` counts an application's tokens at its end, and `shared` the tokens
+    among these that other applications had computed before. `released` is the share of its pauses
+    in which it gave its room up. `others` are all applications of the tenant.
     """
 
     first: int = 0
@@ -98,12 +98,12 @@ def mean(known: float | None, seen: float) -> float:
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptContext:
     """A context that was not freed. `prompt` and `hash` are its prompt's length and hash.
 
-    `tokens` counts what will be read of it. It is kept for a call that the graph knows (`sure`),
-    for a `paused` call that will go on, or for a call that may come. Of a paused call `ids` are all
-    token ids of the context, if they are known.
+    `tokens` counts what will be read of the context. The context is kept for a call that the graph
+    knows (`sure`), for a `paused` call that will go on, or for a call that may come. Of a paused
+    call `ids` are all token ids of the context, if they are known.
     """
 
     engine: str
@@ -116,12 +116,14 @@ class Kept:
     ids: tuple[int, ...] = ()
 
     def begins(self, tokens: Sequence[int]) -> bool:
-        """Return whether a prompt is longer than this one and begins with it."""
+        """Return whether a prompt is longer than this context's prompt and begins with that
+        prompt."""
         return len(tokens) > self.prompt and prefix_hash(tokens, self.prompt) == self.hash
 
 
 def prefix_hash(tokens: Sequence[int], length: int) -> int:
-    """Return a hash of the first `length` tokens. It is compared within one application only."""
+    """Return a hash of the first `length` tokens. Hashes are compared within one application
+    only."""
     return hash(tuple(tokens[:length]))
 
 
@@ -136,11 +138,9 @@ class Newest:
 
 @dataclass(slots=True)
 class Application:
-    """One session as the scheduler sees it.
-
-    `stays` says that it may send more calls later. `first` counts the tokens of its
-    first call, and `size` those of its largest call, prompt and output. `busy` counts the calls
-    that have not ended.
+    """One session as the scheduler sees it. `stays` says that the session may send more calls
+    later. `first` counts the tokens of its first call, and `size` those of its largest call, prompt
+    and output. `busy` counts the calls that have not ended.
     """
 
     id: str
@@ -158,7 +158,7 @@ class Application:
     newest: Newest = field(default_factory=Newest)
     prompt: tuple[int, int] | None = None  # length and hash of its newest prompt
     salt: str = ""  # of its tenant
-    kept: dict[str, Kept] = field(default_factory=dict)
+    kept: dict[str, KeptContext] = field(default_factory=dict)
 
     @property
     def expected_pause_s(self) -> float:
@@ -173,14 +173,14 @@ class Application:
 
     @property
     def growth(self) -> float:
-        """How many more tokens it will hold at its end, if it is like others of its kind.
-
-        One that has outgrown its kind is expected to grow by as much again. Without that, 16 drawn
-        sessions in three quarters of the cache that they need ended 11.2 a minute instead of 12.3.
-        Where calls stop for tools it is not, because there less would run beside it: on LAMPS's mix
-        at 4 requests a second a request took 14.3 s instead of 13.6 s. One that gives its room up
-        in its pauses is admitted again after each of them, so it will hold no more than its present
-        call.
+        """How many more tokens the application will hold at its end, if the application is like
+        others of its kind. An application that has outgrown its kind is expected to grow by as much
+        again. Without that rule, 16 drawn sessions in three quarters of the cache that they need
+        ended 11.2 a minute instead of 12.3. Where calls stop for tools, the rule does not hold,
+        because then fewer applications would run beside this one: on LAMPS's mix at 4 requests a
+        second a request took 14.3 s instead of 13.6 s. An application that gives its room up in its
+        pauses is admitted again after each pause, so the application will hold no more than its
+        present call.
         """
         if (self.habits.released or 0.0) > MOSTLY:
             return 0.0
@@ -205,8 +205,8 @@ class Application:
     def ended(self, now: float, goes_on: bool = False) -> None:
         """Take note of the end of a call, whether it finished or failed.
 
-        Where the application `goes_on` by itself, the time until its next call is the server's. It
-        is no pause, because it tells nothing about the user or the tools.
+        Where the application `goes_on` by itself, the time until its next call is the server's.
+        This time is no pause, because the time tells nothing about the user or the tools.
         """
         self.busy -= 1
         self.newest.left = 0
@@ -226,11 +226,12 @@ class Application:
 
 
 # An application is dormant after this many of its usual pauses, but not before DORMANT_S seconds.
-# Where the pauses of its kind are known it is KNOWN_DORMANT_S: a client that names no session does
-# not tell when it ends, and its room stays empty until then. 32 agents of ChatOpenAI with pauses of
-# 0.5 s, on a cache for nine, took 120 s with 30 s, and 48 s with 5 s. It is not before its context
-# could be computed again, which stops the engine for that time: two sessions with 9,000 and 12,000
-# tokens had taken turns in a cache for one of them, and each turn computed one of them for 40 s.
+# Where the pauses of its kind are known, KNOWN_DORMANT_S takes the place of DORMANT_S: a client
+# that names no session does not tell when the session ends, and the session's room stays empty
+# until the session is dormant. 32 agents of ChatOpenAI with pauses of 0.5 s, on a cache for nine,
+# took 120 s with 30 s, and 48 s with 5 s. An application is not dormant before its context could be
+# computed again, which stops the engine for that time: two sessions with 9,000 and 12,000 tokens
+# had taken turns in a cache for one of them, and each turn computed one of them for 40 s.
 DORMANT_PAUSES = 4.0
 DORMANT_S = 30.0
 KNOWN_DORMANT_S = 5.0
@@ -306,7 +307,7 @@ class Applications:
     def enter(
         self, id: str, model: str, tenant: str, stays: bool, now: float, first: int
     ) -> Application:
-        """Return the application. It may be a new one, whose first call has `first` tokens."""
+        """Return the application. A new application has a first call of `first` tokens."""
         found = self._known.get(id)
         if found is None:
             habits = self._habits_of(tenant, model, max(1, first))
@@ -316,7 +317,7 @@ class Applications:
         return found
 
     def _habits_of(self, tenant: str, model: str, first: int) -> Habits:
-        """Return the habits of the kind with the nearest first call. It may be a new kind."""
+        """Return the habits of the kind with the nearest first call. That kind may be new."""
         kinds = self._kinds.setdefault((tenant, model), [])
 
         def apart(kind: Habits) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from weftline_engine.api import Usage
-from weftline_server.schedule.memory.admission import Admission, Pool, admit
+from weftline_server.schedule.memory.admission import Admission, ModelPool, admit
 from weftline_server.schedule.memory.applications import Application, Busy, Recomputed, mean
 
 # A prompt with fewer computed tokens tells more about the step than about a token.
@@ -80,16 +80,13 @@ class Gate:
         """Return the record of a model's KV cache."""
         return self._uses.setdefault(model, _Use())
 
-    def ran(self, model: str, busy: float, now: float) -> None:
-        """Note the share of the model's engines that are busy from now on."""
-        self.use(model).busy.note(busy, now)
-
     def computed(
         self, model: str, usage: Usage, known: int, horizon: float, application: str = ""
     ) -> None:
         """Count a prompt of which `known` tokens had been computed before; see Recomputed.add.
 
-        What an application computes when it enters was lost outside, and not in a crowd.
+        The tokens that an application computes when it enters were lost while the application was
+        outside, and not in a crowd.
         """
         use = self.use(model)
         again = use.recomputed.add(usage, known, horizon)
@@ -130,7 +127,7 @@ class Gate:
         fill_s = use.fill_s or 0.0
         for one in [one for one in self._inside.values() if one.is_dormant(now, fill_s)]:
             del self._inside[one.id]
-        state = Pool(
+        state = ModelPool(
             tokens=pool,
             recomputed=use.recomputed.share,
             again=use.again,

@@ -1,9 +1,9 @@
 """Memory decides which contexts stay in the KV caches, from the graph and from learned habits.
 
-A finished call leaves its context. If a call of the graph will continue it, it is pinned, up to a
-share of the cache. If the session may continue it later, the engine may evict it, and is told when
-that is expected. Every other context is freed. A kept context is freed when the call that continued
-it has ended. Memory returns verbs, and the dispatcher performs them.
+A finished call leaves its context. A context that a call of the graph will continue is pinned, up
+to a share of the cache. A context that the session may continue later may be evicted by the engine,
+which is told when the next call is expected. Every other context is freed. A kept context is freed
+when the call that continued it has ended. Memory returns verbs, and the dispatcher performs them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.memory.applications import (
     Application,
     Applications,
-    Kept,
+    KeptContext,
     prefix_hash,
 )
 from weftline_server.schedule.memory.gate import Gate
@@ -90,7 +90,7 @@ class Pools:
         """Return the pool size of an engine that counts its cached tokens; else None."""
         return self.tokens.get(engine) if engine in self._counting else None
 
-    def pin(self, kept: Kept) -> bool:
+    def pin(self, kept: KeptContext) -> bool:
         """Count a context's tokens as pinned. Return False if the bound on pins is reached."""
         pool, pinned = self.tokens.get(kept.engine, 0), self._pinned.get(kept.engine, 0)
         if pinned + kept.tokens > MOST_PINNED * pool:
@@ -99,7 +99,7 @@ class Pools:
         kept.pinned = True
         return True
 
-    def unpin(self, kept: Kept) -> None:
+    def unpin(self, kept: KeptContext) -> None:
         """Give a context's tokens back, if it was pinned."""
         if kept.pinned:
             self._pinned[kept.engine] -= kept.tokens
@@ -178,9 +178,9 @@ class Memory:
     def queued(
         self, op: Op, model: str, stays: bool, now: float, expected: int | None = None
     ) -> list[Verb]:
-        """Take note of a call that waits. The context that it continues is pinned until it ends.
-
-        Its output has `expected` tokens; without a prediction it counts with the bound.
+        """Take note of a call that waits. The context that the call continues is pinned until the
+        call ends. The output has `expected` tokens; without a prediction the output counts with its
+        bound.
         """
         if op.kind not in PROMPT_KINDS:
             return []
@@ -204,9 +204,9 @@ class Memory:
         return self._pin_for(one, op)
 
     def admit(self, model: str, pool: int | None, now: float) -> list[Verb]:
-        """Admit applications of a model, as Gate.admit. The contexts of those that are evicted are
-        evicted first. Where some begin to wait for room, or enter and take the room of contexts
-        outside, decide anew about the paused contexts that stayed.
+        """Admit applications of a model, as Gate.admit. The contexts of applications that lose
+        their place are evicted first. Where applications begin to wait for room, or enter and take
+        the room of contexts outside, decide anew about the paused contexts that stayed.
         """
         decided = self.gate.admit(model, pool, now)
         found = [verb for one in decided.out for verb in _read_last(one)]
@@ -219,7 +219,8 @@ class Memory:
         return found
 
     def _takes_room(self, model: str, pool: int | None) -> bool:
-        """Whether what is inside does not fit beside the contexts of applications outside."""
+        """Whether the applications inside and the kept contexts of those outside need more than the
+        pool."""
         outside = (
             kept.tokens
             for one in self._applications
@@ -230,7 +231,8 @@ class Memory:
         return pool is not None and self.gate.held(model) + sum(outside) > pool
 
     def _pin_for(self, one: Application, op: Op) -> list[Verb]:
-        """Pin the contexts that `op` will continue, so that they are not evicted before it runs."""
+        """Pin the contexts that `op` will continue, so that no context is evicted before `op`
+        runs."""
         found: list[Verb] = []
         for context, kept in one.kept.items():
             if not kept.pinned and kept.begins(op.tokens or ()) and self._pools.pin(kept):
@@ -367,9 +369,11 @@ class Memory:
         self.gate.forget(application)
         return [] if one is None else self._free(one, list(one.kept))
 
-    def _keep(self, one: Application, engine: str, id: PrimitiveId, op: Op, tokens: int) -> Kept:
+    def _keep(
+        self, one: Application, engine: str, id: PrimitiveId, op: Op, tokens: int
+    ) -> KeptContext:
         prompt = op.tokens or ()
-        kept = one.kept[op.context] = Kept(
+        kept = one.kept[op.context] = KeptContext(
             engine=engine,
             prompt=len(prompt),
             hash=prefix_hash(prompt, len(prompt)),
@@ -379,7 +383,7 @@ class Memory:
         return kept
 
     def _learn(self, one: Application, engine: str, op: Op, usage: Usage) -> None:
-        """Learn from a call's sizes, and from how much of it was computed again."""
+        """Learn from a call's sizes, and from how much of the call was computed again."""
         assert op.tokens is not None
         known = 0
         if one.prompt is None:

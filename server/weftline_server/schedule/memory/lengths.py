@@ -84,7 +84,8 @@ class Lengths:
             del self._tenants[next(iter(self._tenants))]
 
     def expect(self, tenant: str, template: str, bound: int) -> Expected | None:
-        """What an output of at most `bound` tokens will have; None where too little was seen."""
+        """The number of tokens that an output of at most `bound` tokens will have; None where too
+        few outputs were seen."""
         found = self._templates.get((tenant, template))
         if found is None or found.count < FEWEST:
             found = self._tenants.get(tenant)

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from weftline_engine.api import KvCosts, Retention
 from weftline_server.schedule.memory.host import HostCopies
 from weftline_server.schedule.memory.pauses import Pauses
-from weftline_server.schedule.memory.rank import Need, token_seconds
+from weftline_server.schedule.memory.rank import MemoryNeed, token_seconds
 from weftline_server.schedule.memory.verbs import Advise, Retain, Verb
 from weftline_server.schedule.memory.waste import Load, Strategy, Waste, waste
 
 log = logging.getLogger("weftline.memory")
 
-# The expected pause of a context whose room others need more, in seconds. It is read after
-# everything that is inside.
+# The expected pause of a context whose room others need more, in seconds. Such a context is read
+# after the contexts of all applications inside.
 LONG_S = 3600.0
 # An application that gives up its place keeps its context until others need the room. So giving up
 # is assumed to waste this share of what discarding or copying would.
@@ -76,16 +76,17 @@ class PausedContexts:
         return self.pauses.expect(tenant, tools) if self._learns else None
 
     def need(self, held: int, output: int, pause_s: float) -> float | None:
-        """The token-seconds of a call with a prompt of `held` tokens, until it gives its room up.
+        """The token-seconds of a call with a prompt of `held` tokens, until the call gives its room
+        up.
 
-        It is None where no engine has measured its costs. The pause counts if the context stays
-        during it.
+        The result is None where no engine has measured its costs. The pause counts if the context
+        stays during the pause.
         """
         costs = next(iter(self._costs.values()), None)
         if costs is None:
             return None
         strategy = waste(held + output, pause_s, costs, Load()).best
-        need = Need(output, costs.step_s, held=held, pause_s=pause_s, strategy=strategy)
+        need = MemoryNeed(output, costs.step_s, held=held, pause_s=pause_s, strategy=strategy)
         return token_seconds(need)
 
     def gives_up(self, paused: PausedContext) -> bool:
@@ -113,8 +114,8 @@ class PausedContexts:
     def press(self, contexts: Iterable[str], now: float) -> list[Verb]:
         """An application has begun to wait for room: decide anew about contexts that stayed.
 
-        What is left of its pause counts. One that lasts longer than expected is expected to last as
-        long again.
+        The rest of each context's pause counts. A pause that lasts longer than expected is expected
+        to last as long again.
         """
         verbs: list[Verb] = []
         for context in contexts:

@@ -51,7 +51,8 @@ class LogNormal:
         guess = math.log(min(max(guess_s, SHORTEST_S), LONGEST_S)) - GUESS_SIGMA**2 / 2
         weight = self.count + GUESS_WEIGHT
         mean = (self.count * self.mean + GUESS_WEIGHT * guess) / weight
-        # The error of a wrong guess is no measurement of the tool, so it does not count here.
+        # The error of a wrong guess is no measurement of the tool, so that error does not count
+        # here.
         variance = (self.squares + GUESS_WEIGHT * GUESS_SIGMA**2) / weight
         return min(math.exp(mean + min(variance, MOST_SIGMA**2) / 2), LONGEST_S)
 

@@ -13,12 +13,12 @@ from weftline_server.schedule.memory.waste import Strategy
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class MemoryNeed:
     """The rest of a request up to its next release, or with the pause behind it.
 
-    It holds `held` tokens and computes `tokens` more, one after the other, in `token_s` seconds
-    each. Then it pauses for `pause_s` under `strategy`, and computes `later` tokens. The context is
-    computed again in `again_s` seconds a token, or copied back in `copy_s`.
+    The request holds `held` tokens and computes `tokens` more, one after the other, in `token_s`
+    seconds each. Then the request pauses for `pause_s` under `strategy`, and computes `later`
+    tokens. The context is computed again in `again_s` seconds a token, or copied back in `copy_s`.
     """
 
     tokens: int
@@ -31,7 +31,7 @@ class Need:
     copy_s: float = 0.0
 
 
-def token_seconds(need: Need) -> float:
+def token_seconds(need: MemoryNeed) -> float:
     """The integral of a need."""
     context = need.held + need.tokens
     total = _growing(need.held, need.tokens, need.token_s)
@@ -45,7 +45,7 @@ def token_seconds(need: Need) -> float:
     return total + _growing(context, need.later, need.token_s)
 
 
-def order(needs: Iterable[tuple[str, Need]]) -> list[str]:
+def order(needs: Iterable[tuple[str, MemoryNeed]]) -> list[str]:
     """The names of the needs, the smallest integral first."""
     return [name for name, need in sorted(needs, key=lambda one: (token_seconds(one[1]), one[0]))]
 

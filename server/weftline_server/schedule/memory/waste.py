@@ -32,7 +32,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """The token-seconds of each strategy. One that is not possible costs infinity."""
+    """The token-seconds of each strategy. A strategy that is not possible costs infinity."""
 
     preserve: float
     swap: float
@@ -75,7 +75,8 @@ def discard(tokens: int, costs: KvCosts, load: Load) -> float:
 
 
 def swap(tokens: int, costs: KvCosts, load: Load) -> float:
-    """The waste of copying a context out and back: it and everything that runs wait for both."""
+    """The waste of copying a context out and back: the context and everything that runs wait for
+    both copies."""
     return 2 * costs.copy_s * tokens * (tokens + load.held)
 
 

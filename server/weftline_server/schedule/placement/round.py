@@ -21,7 +21,7 @@ from weftline_server.schedule.placement.scores import (
     ORDER,
     Candidate,
     Cost,
-    Kept,
+    KeptFree,
 )
 from weftline_server.schedule.placement.shares import shared
 
@@ -130,8 +130,8 @@ class _Replicas:
         free = [one for one in self.engines if not one.batches]
         keep = len(self.engines) > 1 and len(free) <= max(1, len(self.engines) // KEPT_FREE)
         for one in self.engines:
-            if one.kept in (Kept.NOTHING, Kept.BATCHES):
-                one.keep(Kept.BATCHES if keep and not one.batches else Kept.NOTHING)
+            if one.kept in (KeptFree.NOTHING, KeptFree.BATCHES):
+                one.keep(KeptFree.BATCHES if keep and not one.batches else KeptFree.NOTHING)
 
     def reserve(self, item: Queued) -> None:
         """Let one engine run empty for a call that has waited too long and fits nowhere.

@@ -46,7 +46,7 @@ KEPT_FREE = 4
 KEPT_TOKENS = 16_384
 
 
-class Kept(Enum):
+class KeptFree(Enum):
     """What an engine is kept free of in this round.
 
     The last two are for a call that has waited too long, so that it finds room there.
@@ -84,7 +84,7 @@ class Candidate:
         self.early = load.early
         self.bounded = load.bounded
         self.strict = load.strict
-        self.kept = Kept.NOTHING
+        self.kept = KeptFree.NOTHING
         self.batches = bool(load.throughput or load.grouped)
         # The load that a call finds, for each value of `batches` in `cost`. Tokens of the other
         # sort count twice: as load, and for the cost of mixing to both.
@@ -103,7 +103,7 @@ class Candidate:
         load = self.load
         if self.running >= (load.max_running // 2 if is_open else load.max_running):
             return -inf
-        if self.kept is Kept.ALL or (self.kept is Kept.SHARE and not bounded):
+        if self.kept is KeptFree.ALL or (self.kept is KeptFree.SHARE and not bounded):
             return -inf
         if kind not in PROMPT_KINDS:
             return inf  # it holds no KV cache
@@ -138,11 +138,11 @@ class Candidate:
         full = (
             kv_tokens is not None and self.missing(item) > kv_tokens - self.held + self.load.apart
         )
-        self.keep(Kept.ALL if full else Kept.SHARE)
+        self.keep(KeptFree.ALL if full else KeptFree.SHARE)
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: KeptFree) -> None:
         """Keep the engine free of something from now on."""
-        was, now = self.kept is Kept.BATCHES, kept is Kept.BATCHES
+        was, now = self.kept is KeptFree.BATCHES, kept is KeptFree.BATCHES
         self._loads[True] += KEPT_TOKENS * (now - was)
         self.kept = kept
 

@@ -16,7 +16,7 @@ from llama_index.llms.weftline.plan.plan import Plan, Unplannable, can_plan, pla
 from llama_index.llms.weftline.plan.search import Finding, finding_of
 from llama_index.llms.weftline.plan.symbols import Given, Index, Symbols
 from llama_index.llms.weftline.run.graph import Names, calls_of, request_key
-from llama_index.llms.weftline.trace.provenance import Run
+from llama_index.llms.weftline.trace.provenance import SessionRun
 
 from weftline.adapters import Server
 from weftline.contract.protocol import Call
@@ -109,7 +109,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class OptionGraph:
     """Calls and steps, and the variables of the embedding, the hits and the answer.
 
     `answer` is None if no option has a planned call.
@@ -123,8 +123,8 @@ class Choice:
 
 
 def choice(
-    options: Sequence[Option], query: Source, chosen: Chosen, run: Run, suffix: str
-) -> Choice:
+    options: Sequence[Option], query: Source, chosen: Chosen, run: SessionRun, suffix: str
+) -> OptionGraph:
     """The graph of the options for a query.
 
     The names of its variables end with `suffix`. Raises Unplannable if the options have several
@@ -143,7 +143,7 @@ def choice(
     steps.append(chosen.branch(by_case, hits))
     calls, deciding, answer = _calls(options, by_case, query, chosen, run, suffix)
     # A branch that ends the calls of the other options is decided first.
-    return Choice(tuple(calls), (*deciding, *steps), embedded, hits, answer)
+    return OptionGraph(tuple(calls), (*deciding, *steps), embedded, hits, answer)
 
 
 def _calls(
@@ -151,7 +151,7 @@ def _calls(
     by_case: Mapping[str | int, str],
     query: Source,
     chosen: Chosen,
-    run: Run,
+    run: SessionRun,
     suffix: str,
 ) -> tuple[list[Call], list[Step], str | None]:
     """A call for each group of options that make the same one, behind a branch that opens it."""

@@ -31,7 +31,7 @@ from llama_index.llms.weftline.model.objects import (
 )
 from llama_index.llms.weftline.model.wire import message_body, strip_to_text
 from llama_index.llms.weftline.parsers import text_of, transforms_of
-from llama_index.llms.weftline.plan.symbols import Answer, Given, Spec, Symbols
+from llama_index.llms.weftline.plan.symbols import Given, PlannedAnswer, Spec, Symbols
 from llama_index.llms.weftline.trace.provenance import by_template, runs_code
 
 from weftline.adapters import Pieces
@@ -89,7 +89,9 @@ class Plan:
     def __post_init__(self) -> None:
         self.reading = _reading(self.llm, self.output_cls)
 
-    def predict(self, name: str, prompt: BasePromptTemplate, **arguments: Any) -> Answer | None:
+    def predict(
+        self, name: str, prompt: BasePromptTemplate, **arguments: Any
+    ) -> PlannedAnswer | None:
         """Plan `llm.predict(prompt, **arguments)`, or structured_predict.
 
         Returns a symbol for the future result, or None if a later prompt cannot contain it.
@@ -105,7 +107,7 @@ class Plan:
 
     def ask(
         self, name: str, prompt: BasePromptTemplate, fields: Mapping[str, Any], **arguments: Any
-    ) -> Answer | None:
+    ) -> PlannedAnswer | None:
         """Plan one request with these fields."""
         _require(not runs_code(self.llm, prompt), "a template calls functions of the user")
         if self.llm.metadata.is_chat_model:
@@ -122,7 +124,7 @@ class Plan:
         ] * len(texts)
         fields = fields or wanted(texts)
         self.drafts.append(Draft(name, messages, tuple(pieces), fields))
-        return None if self.reading is None else Answer(len(self.drafts) - 1, self.reading)
+        return None if self.reading is None else PlannedAnswer(len(self.drafts) - 1, self.reading)
 
     @property
     def longest_answer(self) -> int:
@@ -254,12 +256,12 @@ def plan_on_hits(
     they do if the index's splitter made them.
     """
     _require(k == 1 or type(synthesizer) in _PACKING, "it makes a call for each node")
-    found = Answer(Given.HITS, ({"op": "node_texts"},))
+    found = PlannedAnswer(Given.HITS, ({"op": "node_texts"},))
     return plan_on_one(synthesizer, query, found, k * (node_tokens + _SEPARATOR_TOKENS), symbols)
 
 
 def plan_on_one(
-    synthesizer: Any, query: str, text: Answer, tokens: int, symbols: Symbols | None = None
+    synthesizer: Any, query: str, text: PlannedAnswer, tokens: int, symbols: Symbols | None = None
 ) -> Plan:
     """The one call that `synthesizer` makes on a text that is not known yet.
 

@@ -31,10 +31,10 @@ from llama_index.llms.weftline.plan.options import Option, is_sent_ahead, option
 from llama_index.llms.weftline.plan.plan import STRIP, Plan, Unplannable
 from llama_index.llms.weftline.plan.search import embedded_in, found_in
 from llama_index.llms.weftline.plan.selector import Decision, text_plan
-from llama_index.llms.weftline.plan.symbols import Answer, Given, Index, Spec, Symbols
+from llama_index.llms.weftline.plan.symbols import Given, Index, PlannedAnswer, Spec, Symbols
 from llama_index.llms.weftline.run.composition import Composed, Query, Rest
 from llama_index.llms.weftline.run.graph import Names, calls_of, variable
-from llama_index.llms.weftline.trace.provenance import Run
+from llama_index.llms.weftline.trace.provenance import SessionRun
 
 from weftline.adapters import Result, Server
 from weftline.contract import transforms
@@ -72,7 +72,7 @@ class Rewriting:
     make: Callable[[str], QueryBundle]
     reading: tuple[Spec, ...] = ()
     stop: str | None = None
-    then: Callable[[Answer, Answer], Plan] | None = None
+    then: Callable[[PlannedAnswer, PlannedAnswer], Plan] | None = None
 
 
 def is_transform(transform: object) -> bool:
@@ -136,7 +136,7 @@ def looked_ahead(llm: Any, arguments: Mapping[str, Any], engine: Any) -> Rewriti
     plan.predict("lookahead", prompt, **given)
     inserter: Any = engine._lookahead_answer_inserter
 
-    def inserted(said: Answer, reply: Answer) -> Plan:
+    def inserted(said: PlannedAnswer, reply: PlannedAnswer) -> Plan:
         last = text_plan(inserter._llm)
         query, answer = last.symbols.text(said.then(*QUERY_OF_TAG)), last.symbols.text(reply)
         last.predict(
@@ -155,10 +155,10 @@ def looked_ahead(llm: Any, arguments: Mapping[str, Any], engine: Any) -> Rewriti
 class Rewritten(Composed):
     """A call, the query of an engine for its answer, and the call on both."""
 
-    def __init__(self, rewriting: Rewriting, server: Server, run: Run) -> None:
+    def __init__(self, rewriting: Rewriting, server: Server, run: SessionRun) -> None:
         """Raises Unplannable."""
         symbols = Symbols()
-        said = symbols.text(Answer(Given.PART, rewriting.reading))
+        said = symbols.text(PlannedAnswer(Given.PART, rewriting.reading))
         query = rewriting.make(said)
         spare = rewriting.plan.longest_answer if said in query.query_str else 0
         option = option_of(rewriting.engine, 0, query, spare, symbols, server)
@@ -180,7 +180,7 @@ class Rewritten(Composed):
         if then is None or plan is None or plan.reading != () or plan.output_cls is not None:
             return None
         try:
-            last = then(Answer(Given.PART), Answer(Given.REPLY))
+            last = then(PlannedAnswer(Given.PART), PlannedAnswer(Given.REPLY))
             self._last_calls(last)
         except Unplannable:
             return None

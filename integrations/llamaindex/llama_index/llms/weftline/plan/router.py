@@ -22,10 +22,10 @@ from llama_index.llms.weftline.plan.options import (
 )
 from llama_index.llms.weftline.plan.plan import Plan, Unplannable, can_plan, packs, plan_on_one
 from llama_index.llms.weftline.plan.selector import division_of, selection_of
-from llama_index.llms.weftline.plan.symbols import Answer, Given, Index, Spec, Symbols
+from llama_index.llms.weftline.plan.symbols import Given, Index, PlannedAnswer, Spec, Symbols
 from llama_index.llms.weftline.run.composition import LOST, Composed, Query, Rest, item_of
 from llama_index.llms.weftline.run.graph import Names, calls_of, variable
-from llama_index.llms.weftline.trace.provenance import Run
+from llama_index.llms.weftline.trace.provenance import SessionRun
 
 from weftline.adapters import Result, Server
 from weftline.contract.protocol import Call
@@ -60,7 +60,7 @@ def decider_of(engine: Any) -> Any:
     return getattr(selector if program is None else program, "_llm", None)
 
 
-def graph_of(engine: Any, query: QueryBundle, server: Server, run: Run) -> Composed:
+def graph_of(engine: Any, query: QueryBundle, server: Server, run: SessionRun) -> Composed:
     """The graph of a query. Raises Unplannable."""
     if type(engine) is SubQuestionQueryEngine:
         return Divided(engine, query.query_str, server, run)
@@ -70,7 +70,7 @@ def graph_of(engine: Any, query: QueryBundle, server: Server, run: Run) -> Compo
 class Routed(Composed):
     """A router's selection, and the query of the engine that it selects."""
 
-    def __init__(self, engine: Any, query: str, server: Server, run: Run) -> None:
+    def __init__(self, engine: Any, query: str, server: Server, run: SessionRun) -> None:
         decision = selection_of(engine._selector, engine._metadatas, query)
         numbered, symbols = enumerate(engine._query_engines, 1), Symbols()
         asked = QueryBundle(query)
@@ -110,10 +110,10 @@ def _like(options: Sequence[Option]) -> list[Option]:
 class Divided(Composed):
     """Sub-questions, the query of each, and the call on their answers."""
 
-    def __init__(self, engine: Any, query: str, server: Server, run: Run) -> None:
+    def __init__(self, engine: Any, query: str, server: Server, run: SessionRun) -> None:
         decision = division_of(engine._question_gen, engine._metadatas, query)
         symbols = Symbols()
-        question = QueryBundle(symbols.text(Answer(Given.PART, (QUESTION,))))
+        question = QueryBundle(symbols.text(PlannedAnswer(Given.PART, (QUESTION,))))
         spare = decision.plan.longest_answer
         engines = engine._query_engines.items()
         found = [option_of(one, name, question, spare, symbols, server) for name, one in engines]
@@ -150,7 +150,7 @@ class Divided(Composed):
         longest = max(plan.longest_answer for plan in plans) + WORDS
         tokens = LIKELY_PARTS * longest + self.decision.plan.longest_answer
         try:
-            plan = plan_on_one(synthesizer, query, Answer(Given.PAIRS, (JOINED,)), tokens)
+            plan = plan_on_one(synthesizer, query, PlannedAnswer(Given.PAIRS, (JOINED,)), tokens)
             self._combining(plan)
         except Unplannable:
             return None

@@ -15,7 +15,7 @@ from llama_index.core.base.embeddings.base import mean_agg
 from llama_index.core.indices.vector_store import VectorIndexRetriever
 from llama_index.core.schema import QueryBundle
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
-from llama_index.llms.weftline.trace.provenance import Run
+from llama_index.llms.weftline.trace.provenance import SessionRun
 
 from weftline.adapters import Feed, Result, Server
 from weftline.adapters.fields import ServerFields
@@ -175,7 +175,7 @@ class Lookup:
     complete = has_left = False
     askings: Sequence[Any] = ()
 
-    def __init__(self, finding: Finding, run: Run | None) -> None:
+    def __init__(self, finding: Finding, run: SessionRun | None) -> None:
         self._finding, self._run = finding, run
         self._feed = Feed(finding.server, joins=None if run is None else run.alias)
         self.found: Found | None = None

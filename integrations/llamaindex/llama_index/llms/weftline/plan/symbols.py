@@ -35,15 +35,15 @@ _DICTS = ("json", "structured", "xml", "regex", "regex_dict", "combining")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PlannedAnswer:
     """The answer of call number `index`, or what is given, after the transforms `steps`."""
 
     index: Index
     steps: tuple[Spec, ...] = ()
 
-    def then(self, *steps: Spec) -> Answer:
+    def then(self, *steps: Spec) -> PlannedAnswer:
         """This answer after further transforms."""
-        return Answer(self.index, (*self.steps, *steps))
+        return PlannedAnswer(self.index, (*self.steps, *steps))
 
     @property
     def has_braces(self) -> bool:
@@ -56,7 +56,7 @@ class Answer:
         return text
 
 
-Part = str | Answer
+Part = str | PlannedAnswer
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class Symbols:
     """Makes the symbols of one plan, and finds them in texts."""
 
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
-    _known: list[Answer] = field(default_factory=list)
+    _known: list[PlannedAnswer] = field(default_factory=list)
     _numbers: dict[tuple[Index, str], int] = field(default_factory=dict)  # of the known answers
 
-    def text(self, answer: Answer) -> str:
+    def text(self, answer: PlannedAnswer) -> str:
         """The symbol of `answer`: private characters around a number that cannot be guessed.
 
         LlamaIndex's LangchainOutputParser doubles the braces of its instructions if the prompt
@@ -96,7 +96,7 @@ class Symbols:
 
 def reads(parts: tuple[Part, ...]) -> frozenset[Index]:
     """What `parts` read: the calls' numbers, and what is given."""
-    return frozenset(part.index for part in parts if isinstance(part, Answer))
+    return frozenset(part.index for part in parts if isinstance(part, PlannedAnswer))
 
 
 def filled(parts: tuple[Part, ...], answers: Mapping[Index, Any]) -> str:

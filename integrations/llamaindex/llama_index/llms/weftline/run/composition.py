@@ -18,7 +18,7 @@ from llama_index.llms.weftline.plan.search import Found
 from llama_index.llms.weftline.plan.selector import Decision
 from llama_index.llms.weftline.plan.symbols import Given, Index
 from llama_index.llms.weftline.run.graph import Names, calls_of, planned, variable
-from llama_index.llms.weftline.trace.provenance import Run
+from llama_index.llms.weftline.trace.provenance import SessionRun
 
 from weftline.adapters import Claims, Feed, Planned, Result, Server
 from weftline.adapters.faults import error_of
@@ -74,7 +74,7 @@ class Composed(ABC):
     streams = False  # whether the last call's text may be read in parts
 
     def __init__(
-        self, decision: Decision, options: Sequence[Option], server: Server, run: Run
+        self, decision: Decision, options: Sequence[Option], server: Server, run: SessionRun
     ) -> None:
         self.decision = decision
         self.options = options

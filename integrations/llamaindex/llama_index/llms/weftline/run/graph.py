@@ -9,8 +9,15 @@ from typing import Any, Protocol
 
 from llama_index.llms.weftline.plan.plan import Draft, Plan, Unplannable
 from llama_index.llms.weftline.plan.search import Finding, Found, embedded_in, found_in
-from llama_index.llms.weftline.plan.symbols import Answer, Given, Index, Symbols, filled, reads
-from llama_index.llms.weftline.trace.provenance import Run
+from llama_index.llms.weftline.plan.symbols import (
+    Given,
+    Index,
+    PlannedAnswer,
+    Symbols,
+    filled,
+    reads,
+)
+from llama_index.llms.weftline.trace.provenance import SessionRun
 
 from weftline.adapters import OUTPUT, Claims, Feed, Inputs, Piece, Planned, Result
 from weftline.contract.protocol import (
@@ -62,7 +69,7 @@ class Ahead:
     def __init__(
         self,
         plan: Plan,
-        run: Run,
+        run: SessionRun,
         finding: Finding | None = None,
         *,
         parts: bool = False,
@@ -184,7 +191,7 @@ class Naming(Protocol):
     """The variables of a plan: what its calls write, and what it reads."""
 
     @property
-    def run(self) -> Run:
+    def run(self) -> SessionRun:
         """The run whose earlier answers its prompts may hold."""
         ...
 
@@ -197,7 +204,7 @@ class Naming(Protocol):
 class Names:
     """The variables of a plan whose calls stand in a larger graph, by the answers' indexes."""
 
-    run: Run
+    run: SessionRun
     by_index: Mapping[Index, str]
 
     def variable(self, index: Index) -> str:
@@ -210,7 +217,7 @@ class Numbering:
     """The place of a graph in its session: the number of its first call, and the run."""
 
     first: int
-    run: Run
+    run: SessionRun
 
     def variable(self, index: Index) -> str:
         """The variable that call number `index` of the graph writes, or the search."""
@@ -293,7 +300,7 @@ class _Binding:
         for piece in pieces:
             parts = self.symbols.parts(piece.text)
             for part in parts:
-                if isinstance(part, Answer):
+                if isinstance(part, PlannedAnswer):
                     yield Segment(input=self.inputs.bind(piece.name or "answer", self._read(part)))
                 else:
                     name = piece.name if len(parts) == 1 else None
@@ -309,7 +316,7 @@ class _Binding:
                 )
                 yield Segment(input=self.inputs.bind(piece.name, given))
 
-    def _read(self, answer: Answer) -> Placeholder:
+    def _read(self, answer: PlannedAnswer) -> Placeholder:
         return Placeholder(
             name="value",
             in_out=InOut.IN,

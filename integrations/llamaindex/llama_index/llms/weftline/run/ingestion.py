@@ -19,7 +19,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.schema import BaseNode, MetadataMode
 from llama_index.llms.weftline.plan.search import is_served
-from llama_index.llms.weftline.trace.provenance import Run
+from llama_index.llms.weftline.trace.provenance import SessionRun
 
 from weftline.adapters import Feed, Result, Server
 from weftline.adapters.faults import error_of
@@ -140,7 +140,7 @@ class Ingesting:
     complete = has_left = False
     askings: Sequence[Any] = ()
 
-    def __init__(self, ingestion: Ingestion, run: Run | None) -> None:
+    def __init__(self, ingestion: Ingestion, run: SessionRun | None) -> None:
         self._ingestion, self._run = ingestion, run
         self.end = ingestion.end
         self._feed = Feed(ingestion.server, joins=None if run is None else run.alias)

@@ -96,7 +96,7 @@ def _cut(text: str) -> Pieces:
 
 
 @dataclass(eq=False)
-class Run(RunSession):
+class SessionRun(RunSession):
     """One run's session at one server."""
 
     max_answers: ClassVar[int] = 256
@@ -161,10 +161,12 @@ def _split(piece: Piece, answers: list[tuple[str, str]]) -> Iterator[Piece]:
     yield piece
 
 
-def begin_run(server: Server, on_graph: OnGraph | None) -> Run:
+def begin_run(server: Server, on_graph: OnGraph | None) -> SessionRun:
     """A session for a run at `server`. `on_graph` gets the session's graph when the run is over."""
     closer = _CLOSERS.find(server, partial(_close, server))
-    return Run(closer, None if on_graph is None else partial(_show, server, closer, on_graph))
+    return SessionRun(
+        closer, None if on_graph is None else partial(_show, server, closer, on_graph)
+    )
 
 
 def _close(server: Server, id: str) -> None:

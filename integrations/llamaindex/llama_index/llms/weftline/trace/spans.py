@@ -50,7 +50,12 @@ from llama_index.llms.weftline.run.composition import Composed
 from llama_index.llms.weftline.run.graph import Ahead
 from llama_index.llms.weftline.run.ingestion import Ingesting, indexing_of, ingestion_of
 from llama_index.llms.weftline.trace.callers import Callers, Method
-from llama_index.llms.weftline.trace.provenance import MIN_SEARCHED, Run, begin_run, by_template
+from llama_index.llms.weftline.trace.provenance import (
+    MIN_SEARCHED,
+    SessionRun,
+    begin_run,
+    by_template,
+)
 from llama_index_instrumentation import get_dispatcher
 
 from weftline.adapters import Pieces, Request, Result, RunSessions, Server
@@ -83,7 +88,7 @@ class Span(Nested):
     arguments: Mapping[str, Any]
     parent: Span | None
     graph: Graph | None = None
-    runs: RunSessions[Run] = field(default_factory=RunSessions)
+    runs: RunSessions[SessionRun] = field(default_factory=RunSessions)
 
 
 class Spans:
@@ -257,7 +262,7 @@ class Spans:
             return None
         return Ingesting(ingestion, self._run_at(span, ingestion.server))
 
-    def _run_at(self, span: Span, server: Server) -> Run | None:
+    def _run_at(self, span: Span, server: Server) -> SessionRun | None:
         """The run's session at a server, if it has one."""
         *_, root = span.ancestry()
         return _runs(root).by_server.get(server.place)
@@ -281,12 +286,12 @@ class Spans:
                 return found.claim(server, asked)
         return None
 
-    def run_now(self, llm: Any) -> Run | None:
+    def run_now(self, llm: Any) -> SessionRun | None:
         """The run of the running code; None outside of all spans."""
         span = self._innermost(active_span_id.get())
         return None if span is None else self.run_of(span, llm)
 
-    def run_of(self, span: Span, llm: Any) -> Run:
+    def run_of(self, span: Span, llm: Any) -> SessionRun:
         """The run's session at the LLM's server. One query, pipeline run or chat is one run."""
         *_, root = span.ancestry()
         server = llm.asking.server
@@ -310,7 +315,7 @@ class Spans:
 
 
 # The sessions of each chat engine. All its turns are one session, which ends with the engine.
-_CHATS: WeakKeyDictionary[BaseChatEngine, RunSessions[Run]] = WeakKeyDictionary()
+_CHATS: WeakKeyDictionary[BaseChatEngine, RunSessions[SessionRun]] = WeakKeyDictionary()
 _CHATS_LOCK = Lock()
 
 
@@ -320,7 +325,7 @@ def _chat_of(span: Span) -> BaseChatEngine | None:
     return chat if span.parent is None and isinstance(chat, BaseChatEngine) else None
 
 
-def _runs(root: Span) -> RunSessions[Run]:
+def _runs(root: Span) -> RunSessions[SessionRun]:
     """The sessions of the run `root`, or of the chat engine if `root` is a turn of a chat."""
     chat = _chat_of(root)
     if chat is None:

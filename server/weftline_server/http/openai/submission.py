@@ -1,0 +1,120 @@
+"""A request of OpenAI's API as calls of a session: each choice is a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastapi import Request
+
+from weftline.contract.protocol import Call, Submit
+from weftline_server.graph.primitive import Task
+from weftline_server.http.openai.provenance import Provenance
+from weftline_server.http.openai.replies import Reply, Shape, usage_body
+from weftline_server.http.openai.requests import ChatRequest, CompletionRequest
+from weftline_server.http.openai.runs import Runs
+from weftline_server.http.state import state_of
+from weftline_server.lowering.kinds import KINDS
+from weftline_server.lowering.kinds.agent import agent_of
+from weftline_server.observe.cost import Prices
+from weftline_server.observe.view import output_step
+from weftline_server.runtime.service import Service
+from weftline_server.session.origin import name_run
+from weftline_server.session.session import Session
+
+Body = ChatRequest | CompletionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A submitted request: a call for each choice, and whether the session is its own.
+
+    A request that names a session leaves it open, and its calls in the session's graph.
+    """
+
+    service: Service
+    runs: Runs
+    session: Session
+    tasks: tuple[Task, ...]
+    own: bool
+    body: Body
+    reply: Reply
+    prices: Prices
+
+    def usage(self, tasks: Sequence[Task]) -> dict[str, Any]:
+        """The usage of these calls, which have ended."""
+        steps = (output_step(self.session, task.writes[0]) for task in tasks)
+        usages = [step.usage for step in steps if step is not None and step.usage is not None]
+        cost = self.prices.of_usages(self.reply.model, usages)
+        return {**usage_body(usages, self.body.n or 1), **self.prices.shown(cost)}
+
+    def end(self, more: Iterable[str] = ()) -> None:
+        """Cancel the calls that still run, and `more` tasks that came of them. Close the session if
+        it is the request's own.
+        """
+        if self.own:
+            self.service.close(self.session)
+            return
+        if self.session.ended is None:
+            for id in (*(task.id for task in self.tasks), *more):
+                self.service.cancel(self.session, id)
+        self.runs.leave(self.session)
+
+
+async def start(
+    request: Request, service: Service, tenant: str, body: Body, shape: Shape
+) -> Running:
+    """Submit the calls of `body`, in a session of the request's own, in the one that it names, or
+    in that of its conversation."""
+    body.check()
+    state = state_of(request.app)
+    runs = state.runs
+    said = body.weftline or Provenance()
+    if body.session_id is not None:
+        said = replace(said, session_id=body.session_id)
+    name_run(said.run_name)
+    runs.close(tenant, said.close)
+    found = None
+    if said.session_id is None and body.weftline is None and state.conversations is not None:
+        found = state.conversations.find(tenant, request.headers, body)
+    own = said.session_id is None and found is None
+    if found is not None:
+        session = found
+    elif said.session_id is None:
+        session = service.open(tenant, stays=said.run_tools)  # its contexts wait for the tools
+    else:
+        session = runs.enter(tenant, said.session_id, opens=said.open)
+    try:
+        calls, shaped = _calls(service, session, body, said)
+        submit = Submit(session_id=session.id, calls=calls)
+        tasks = await service.submit(session, submit, whole=not body.stream, shaped=shaped)
+    except BaseException as error:
+        body.name_field(error)
+        if own:
+            service.close(session)
+        else:
+            runs.leave(session)
+        raise
+    ours = None if body.weftline is None or said.run_tools else _ids(session, tasks[0])
+    reply = Reply.new(shape, service.model(body.model).name, ours)
+    return Running(service, runs, session, tasks, own, body, reply, state.prices)
+
+
+def _calls(
+    service: Service, session: Session, body: Body, said: Provenance
+) -> tuple[tuple[Call, ...], Callable[[Task], Task] | None]:
+    """The calls of the request. With `run_tools` it is the first turn of an agent, and the function
+    makes its task one.
+    """
+    calls = body.calls(session)
+    if not said.run_tools:
+        return calls, None
+    [call] = calls
+    call, shaped = agent_of(call, said.client_tools, said.code_tool, service.tools(), KINDS)
+    return (call,), shaped
+
+
+def _ids(session: Session, task: Task) -> dict[str, str]:
+    """The ids by which a client can name this call's value later."""
+    return {"session_id": session.id, "call_id": task.id, "semantic_var_id": task.writes[0]}

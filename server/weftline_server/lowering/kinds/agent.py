@@ -1,0 +1,179 @@
+"""An agent: a model writes turns, and the server runs the tools that they call, until one calls
+none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from weftline.contract.errors import InvalidRequest
+from weftline.contract.protocol import Call
+from weftline.contract.steps import AgentStep
+from weftline.contract.tools import ClientTool, ServedTool
+from weftline_server.graph.graph import Graph
+from weftline_server.graph.growth import Growing, Growth
+from weftline_server.graph.primitive import Read, Task
+from weftline_server.lowering.control.base import (
+    GROWS,
+    ControlBody,
+    Variables,
+    primitive,
+    reads_of,
+    rewired,
+    task_of,
+    waits_for,
+)
+from weftline_server.lowering.control.body import renamed_call
+from weftline_server.lowering.kinds.tool import served_tool, starts_early, tool_of
+from weftline_server.lowering.kinds.turn import AgentRun, AnswerBody, as_turn, turn_of
+from weftline_server.lowering.step import Kinds, Rename, Resolver, StepKind, Tools
+
+
+class AgentKind(StepKind[AgentStep]):
+    """Kind `agent` begins the first turn, and the text of the last answer stands behind `answer`.
+
+    Each turn grows the next one; see `weftline_server.lowering.kinds.turn`.
+    """
+
+    traits = GROWS
+
+    def changes(self, step: AgentStep, kinds: Kinds) -> bool:
+        return not all(map(starts_early, step.served))
+
+    def generates(self, step: AgentStep) -> bool:
+        return True
+
+    def later(self, step: AgentStep, kinds: Kinds) -> tuple[str, ...]:
+        read = (one.semantic_var_id for one in step.call.placeholders)
+        return tuple(dict.fromkeys(one for one in read if one is not None))
+
+    def transforms(self, step: AgentStep) -> Iterator[Sequence[Mapping[str, Any]]]:
+        return (holder.transforms for holder in step.call.placeholders)
+
+    def renamed(self, step: AgentStep, rename: Rename, kinds: Kinds) -> AgentStep:
+        step = super().renamed(step, rename, kinds)
+        return replace(step, call=renamed_call(step.call, rename))
+
+    def resolved(self, step: AgentStep, resolver: Resolver) -> AgentStep:
+        if step.served:
+            raise InvalidRequest("the server fills in 'served': leave it out", param="served")
+        call, served = _offered(resolver.prepare(step.call), resolver.tools())
+        return replace(step, call=call, served=served)
+
+    def lower(
+        self, step: AgentStep, resource: str, id: str, batch: int | None, kinds: Kinds
+    ) -> Task:
+        run = AgentRun(id=id, owner=id, served=step.served, most=step.most)
+        [first] = turn_of(run, kinds, step.call, f"{id}.0").primitives
+        later, waits = self.later(step, kinds), waits_for(step)
+        body = AgentBegin(run, step.call, kinds)
+        begin = primitive(id, 0, "agent", f"{id}.turns", body, reads_of(waits, later), self.traits)
+        primitives = (
+            replace(begin, work=1 + first.work),  # one turn is certain
+            primitive(id, 1, "answer", step.out or f"{id}.out", AnswerBody()),
+        )
+        return task_of(step, id, primitives, later)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentBegin(ControlBody, Growing):
+    """The begin of an agent. Its value is the most turns that it may have."""
+
+    run: AgentRun
+    call: Call
+    kinds: Kinds
+
+    @property
+    def changes(self) -> bool:
+        """Whether one of its tools does."""
+        return self.run.changes
+
+    @property
+    def generates(self) -> bool:
+        """It begins with a call of a model."""
+        return True
+
+    def value(self, variables: Variables, answer: Any = None) -> object:
+        return self.run.most
+
+    def growth(self, graph: Graph, value: Any) -> Growth:
+        turn = turn_of(self.run, self.kinds, self.call, f"{self.run.id}.0")
+        answer = graph.primitives[f"{self.run.owner}/1"]
+        [variable] = turn.writes
+        last = rewired(answer, (Read(variable),), AnswerBody(variable))
+        return Growth(tasks=(turn,), rewritten={last.id: last})
+
+
+def agent_of(
+    call: Call, own: Sequence[ClientTool], code: str | None, tools: Tools, kinds: Kinds
+) -> tuple[Call, Callable[[Task], Task]]:
+    """The call of a request's first turn, and what makes its task a turn.
+
+    The client computes the tools of `own`. With `code` the calls are the blocks of Python in
+    the answer, for that tool. Raises InvalidRequest if there is no tool to run.
+    """
+    if code is not None:
+        argument = _text_argument(tools, code)
+        run = AgentRun(id="", served=_served([code], tools), code=(code, argument))
+    else:
+        _check_own(call, own, tools)
+        call, served = _offered(call, tools, has_others=bool(own))
+        run = AgentRun(id="", served=served, own=tuple(own))
+    return call, partial(_first_turn, run=run, kinds=kinds)
+
+
+def _first_turn(task: Task, run: AgentRun, kinds: Kinds) -> Task:
+    return as_turn(task, replace(run, id=task.id), kinds)
+
+
+def _offered(
+    call: Call, tools: Tools, has_others: bool = False
+) -> tuple[Call, tuple[ServedTool, ...]]:
+    """The call with the server's tools that it names, or all if it names none, and these tools. The
+    server runs no others.
+    """
+    if not tools and not has_others:
+        raise InvalidRequest(
+            "this server has no tools: add a [[tool]] table to its configuration",
+            param="weftline.run_tools",
+        )
+    if not call.tools:
+        offered = tuple(tool_of(told) for _, told in tools.values())
+        return replace(call, tools=offered), _served(tools, tools)
+    names = [one.function.name for one in call.tools]
+    named = zip(names, call.tools, strict=True)
+    offered = tuple(tool_of(tools[name][1]) if name in tools else one for name, one in named)
+    return replace(call, tools=offered), _served(names, tools)
+
+
+def _served(names: Iterable[str], tools: Tools) -> tuple[ServedTool, ...]:
+    known = (tools[name] for name in names if name in tools)
+    return tuple(served_tool(engine, told) for engine, told in known)
+
+
+def _check_own(call: Call, own: Sequence[ClientTool], tools: Tools) -> None:
+    offered = {one.function.name for one in call.tools}
+    for one in own:
+        if one.name in tools or one.name not in offered:
+            raise InvalidRequest(
+                f"client_tools names {one.name!r}, which "
+                + ("the server runs" if one.name in tools else "is not among the tools"),
+                param="weftline.client_tools",
+            )
+
+
+def _text_argument(tools: Tools, name: str) -> str:
+    """The one argument of a tool, which is a text. Raises InvalidRequest if it takes no such."""
+    schema = tool_of(tools[name][1]).function.schema if name in tools else {}
+    needed = schema.get("required", [])
+    if len(needed) != 1 or schema["properties"][needed[0]].get("type") != "string":
+        raise InvalidRequest(
+            f"code_tool {name!r} is no tool of this server that takes one text: add a [[tool]] "
+            'with module = "weftline_engine.tools.interpreter"',
+            param="weftline.code_tool",
+        )
+    argument: str = needed[0]
+    return argument

@@ -1,0 +1,55 @@
+"""How much each tenant may have: calls that wait for an engine, and bytes of values."""
+
+from __future__ import annotations
+
+from weftline.contract.errors import Overloaded
+from weftline_server.session.session import Session
+
+
+class Quotas:
+    """Counts the bytes of the values of open sessions, and refuses what goes beyond a limit.
+
+    While `max_queued` primitives wait for engines, or `max_queued_of_tenant` of one tenant, no more
+    calls are accepted from every tenant, or from this one. `max_bytes` bounds the values of all
+    sessions of a tenant together.
+    """
+
+    def __init__(self, max_queued: int, max_queued_of_tenant: int, max_bytes: int) -> None:
+        self._max_queued = max_queued
+        self._max_queued_of_tenant = max_queued_of_tenant
+        self._max_bytes = max_bytes
+        self._bytes: dict[str, int] = {}  # of the values of a tenant's sessions, as last charged
+        self._charged: dict[str, int] = {}  # of each session
+
+    def admit(self, tenant: str, queued: int, of_tenant: int) -> None:
+        """Raise Overloaded when this many primitives wait, or the tenant's values have reached
+        their limit.
+        """
+        if of_tenant >= self._max_queued_of_tenant:
+            raise Overloaded(
+                f"{of_tenant} calls of yours wait for an engine already: try again later",
+                retry_after_s=1.0,
+            )
+        if queued >= self._max_queued:
+            raise Overloaded(
+                "too many calls wait for an engine already: try again later", retry_after_s=1.0
+            )
+        if self._bytes.get(tenant, 0) >= self._max_bytes:
+            raise Overloaded(
+                f"your sessions hold {self._max_bytes:,} bytes of values: close some",
+                retry_after_s=1.0,
+            )
+
+    def charge(self, session: Session) -> None:
+        """Record how many bytes the values of an open session take now."""
+        if session.ended is not None:
+            return
+        now, before = session.spent.value_bytes, self._charged.get(session.id, 0)
+        self._charged[session.id] = now
+        self._bytes[session.tenant] = self._bytes.get(session.tenant, 0) + now - before
+
+    def release(self, session: Session) -> None:
+        """Forget a session that has ended."""
+        self._bytes[session.tenant] = self._bytes.get(session.tenant, 0) - self._charged.pop(
+            session.id, 0
+        )
