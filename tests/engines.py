@@ -19,10 +19,10 @@ from weftline_engine.embedded.model.checkpoint import RandomWeights
 from weftline_engine.embedded.model.config import (
     Activation,
     HeadNorm,
-    LayerBiases,
     LayerKind,
     LinearScaling,
     LlamaConfig,
+    MatrixBiases,
     ModelConfig,
     Norms,
     OptConfig,
@@ -67,7 +67,7 @@ def llama(*, width: int = 16, kv_heads: int = 2, layers: int = 2) -> LlamaConfig
         kinds=(LayerKind(Rope(10000.0)),),
         norm_eps=1e-5,
         norms=Norms(heads=HeadNorm.HEAD),
-        biases=LayerBiases(qkv=True),
+        biases=MatrixBiases(qkv=True),
     )
 
 
@@ -81,7 +81,7 @@ def mixed(*, layers: int = 2) -> LlamaConfig:
         llama(layers=layers),
         kinds=(LayerKind(Rope(500.0, 12, LinearScaling(2.0), 1.25)), LayerKind(None)),
         norms=Norms(None, "after", "before", "behind", HeadNorm.ROW, 1.0),
-        biases=LayerBiases(qkv=True, out=True, mlp=True),
+        biases=MatrixBiases(qkv=True, out=True, mlp=True),
         scales=Scales(3.0, 0.5, 0.2, 2.0, logit_cap=8.0),
         activation=Activation.GELU_TANH,
         tied=True,

@@ -10,11 +10,11 @@ import pytest
 
 from weftline_engine.embedded.model.config import (
     Activation,
-    LayerBiases,
     LayerKind,
     LinearScaling,
     LlamaConfig,
     LongRope,
+    MatrixBiases,
     Rope,
 )
 from weftline_engine.embedded.model.families import read_config
@@ -90,7 +90,7 @@ def test_a_window_that_config_json_does_not_use_is_none(read: Any) -> None:
     keys = {"sliding_window": 4096, "max_window_layers": 8, "rope_theta": 1000000.0}
     plain = read("Qwen2ForCausalLM", **keys)
     assert set(plain.kinds) == {LayerKind(Rope(1000000.0))}
-    assert plain.biases == LayerBiases(qkv=True)
+    assert plain.biases == MatrixBiases(qkv=True)
     assert plain.context_limit == 131072
     used = read("Qwen2ForCausalLM", use_sliding_window=True, **keys)
     assert [kind.window for kind in used.kinds] == [None] * 8 + [4096] * 4
@@ -118,7 +118,7 @@ def test_phi_4_mini_turns_a_part_of_a_head(read: Any) -> None:
     )
     (kind,) = set(found.kinds)
     assert kind.rope == Rope(10000.0, 96, LongRope((32.5,) * 48), (1 + 5 / 12) ** 0.5)
-    assert (kind.window, found.biases) == (None, LayerBiases())
+    assert (kind.window, found.biases) == (None, MatrixBiases())
 
 
 def test_smollm3_has_no_rope_in_every_fourth_layer(read: Any) -> None:

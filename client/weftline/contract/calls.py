@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -153,6 +153,13 @@ class Placeholder:
             )
 
 
+# A value for a variable of a chat template.
+TemplateWord = bool | int | float | str
+MAX_TEMPLATE_WORDS, MAX_TEMPLATE_CHARS = 16, 1024
+# What the server itself gives to a template.
+_OWN_WORDS = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One application of a semantic function: a prompt, its placeholders, and how to run it.
@@ -163,7 +170,8 @@ class Call:
     With `tools` the value of an output is the assistant's message as JSON, in OpenAI's shape:
     `role`, `content` (None where there are only tool calls) and `tool_calls`. `tool_choice` is
     `auto`, `none`, `required` or one function by name. Without `parallel_tool_calls` the model
-    makes at most one tool call.
+    makes at most one tool call. `chat_template_kwargs` are further variables of the model's chat
+    template, such as `enable_thinking`.
 
     Waiting calls with a lower `priority` go first. One unit of priority equals ten seconds of
     waiting, so that no call starves.
@@ -177,6 +185,7 @@ class Call:
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[str, TemplateWord] = field(default_factory=dict)
     priority: int = 0
 
     __pydantic_config__ = _STRICT
@@ -198,6 +207,7 @@ class Call:
                     f"{len(items):,}: split the call",
                     param=what,
                 )
+        _check_words(self.chat_template_kwargs)
         check_tools(self.tools)
         check_choice(self.tool_choice, self.tools)
 
@@ -214,3 +224,23 @@ class Call:
                 yield from item.content
             else:
                 yield item
+
+
+def _check_words(words: dict[str, TemplateWord]) -> None:
+    """Raise InvalidRequest for variables that a chat template may not get."""
+    if len(words) > MAX_TEMPLATE_WORDS:
+        raise InvalidRequest(
+            f"chat_template_kwargs has at most {MAX_TEMPLATE_WORDS} entries, and this has "
+            f"{len(words):,}",
+            param="chat_template_kwargs",
+        )
+    for name, value in words.items():
+        if not _NAME.fullmatch(name) or name in _OWN_WORDS:
+            raise InvalidRequest(
+                f"chat_template_kwargs cannot set {name[:40]!r}", param="chat_template_kwargs"
+            )
+        if isinstance(value, str) and len(value) > MAX_TEMPLATE_CHARS:
+            raise InvalidRequest(
+                f"chat_template_kwargs.{name} has more than {MAX_TEMPLATE_CHARS} characters",
+                param="chat_template_kwargs",
+            )

@@ -10,10 +10,11 @@ from weftline.contract import transforms
 from weftline.contract.errors import WeftlineError
 from weftline_engine import api
 from weftline_server.lowering.kinds.prompt import PromptBody
+from weftline_server.prompt.answer_parser import AnswerParser, parser_of
 from weftline_server.prompt.prompter import Prompter
+from weftline_server.prompt.thinking_block import Thinking
 from weftline_server.prompt.tool_blocks import BlockParser
 from weftline_server.prompt.tool_format import ToolFormat
-from weftline_server.prompt.tool_parser import ToolParser, parser_of
 from weftline_server.session.task import TokenLogprob
 
 
@@ -46,17 +47,17 @@ class Transformed:
     reason: api.FinishReason | None = None
 
 
-Reader: TypeAlias = ToolParser | BlockParser  # reads the tool calls in a text
+Reader: TypeAlias = AnswerParser | BlockParser  # reads thoughts and tool calls in a text
 
 
-def reader_of(body: PromptBody, key: str, format: ToolFormat) -> Reader:
+def reader_of(body: PromptBody, key: str, format: ToolFormat, thinking: Thinking) -> Reader:
     """What reads an output that may call tools.
 
     `key` identifies the output, so that the ids of its tool calls are the same each time.
     """
     if body.blocks is not None:
         return BlockParser(body.blocks, key)
-    return parser_of(body.call, key, format)
+    return parser_of(body.call, key, format, thinking)
 
 
 def transformed(body: PromptBody, value: object) -> Transformed:

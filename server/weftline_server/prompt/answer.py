@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from weftline_server.prompt.tool_parser import Arguments, Called, Delta, Said, Sealed, ToolParser
+from weftline_server.prompt.answer_parser import AnswerParser
+from weftline_server.prompt.tool_parser import (
+    Arguments,
+    Called,
+    Delta,
+    Said,
+    Sealed,
+    Thought,
+    ToolParser,
+)
 
 
 class CallState(StrEnum):
@@ -63,6 +72,7 @@ class AnswerBuilder:
 
     def __init__(self) -> None:
         self._said: list[str] = []
+        self._thoughts: list[str] = []
         self._calls: list[_Writing] = []
 
     def add(self, delta: Delta) -> None:
@@ -70,6 +80,8 @@ class AnswerBuilder:
         match delta:
             case Said(text):
                 self._said.append(text)
+            case Thought(text):
+                self._thoughts.append(text)
             case Called(_, id, name):
                 self._calls.append(_Writing(id, name))
             case Arguments(index, text):
@@ -93,15 +105,17 @@ class AnswerBuilder:
         return map(self.call, range(len(self._calls)))
 
     def message(self) -> dict[str, Any]:
-        """The answer as OpenAI's assistant message: its text, and its calls if any."""
+        """The answer as OpenAI's assistant message: its text, and its thoughts and calls if any."""
         message: dict[str, Any] = {"role": "assistant", "content": self.said}
+        if self._thoughts:
+            message["reasoning_content"] = "".join(self._thoughts)
         if self._calls:
             calls = [one.to_message() for one in self.calls()]
             message |= {"content": self.said or None, "tool_calls": calls}
         return message
 
 
-def message_of(parser: ToolParser, text: str) -> dict[str, Any]:
+def message_of(parser: AnswerParser | ToolParser, text: str) -> dict[str, Any]:
     """A complete answer as OpenAI's assistant message."""
     answer = AnswerBuilder()
     for delta in (*parser.feed(text), *parser.end()):
@@ -114,6 +128,8 @@ def deltas_of(value: Any) -> Iterable[Delta]:
     if isinstance(value, str):
         yield Said(value)
         return
+    if value.get("reasoning_content"):
+        yield Thought(value["reasoning_content"])
     if value["content"]:
         yield Said(value["content"])
     for index, call in enumerate(value.get("tool_calls", ())):

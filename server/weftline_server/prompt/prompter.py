@@ -15,11 +15,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weftline.contract.calls import TemplateWord
 from weftline.contract.errors import ContextTooLong, InvalidRequest
 from weftline_engine.api import WORDS, Description
 from weftline_server.prompt.chat import for_template, in_words
 from weftline_server.prompt.memo import Memo
 from weftline_server.prompt.render import PromptBefore, RenderedMessage
+from weftline_server.prompt.thinking_block import OPEN_BLOCK, Thinking
 from weftline_server.prompt.tool_format import format_of
 from weftline_server.prompt.words import WordEncoding, WordTokenizer
 
@@ -36,6 +38,7 @@ SHORT_CHARS = 4096
 UNSTABLE_CHARS = 32
 # Beginnings of prompts whose ids are kept. Calls that read one variable ask for it in one moment.
 MOST_STABLE = 8
+MOST_SWITCHES = 64  # sets of chat_template_kwargs whose prompts' ends are known
 BEGINNING = "\ue000"  # stands for a first message
 
 
@@ -78,6 +81,8 @@ class Prompter:
         self.tool_format = format_of(template)
         self._knows_tools = template is not None and _names(template, "tools")
         self.fingerprint = _fingerprint(description)
+        self._thinks = template is not None and OPEN_BLOCK in template
+        self._thinking: Memo[Thinking] = Memo(MOST_SWITCHES)
         self._stable: Memo[tuple[int, ...]] = Memo(MOST_STABLE)
         self.begins = self._beginning()  # characters before the first message, all of the template
 
@@ -87,6 +92,12 @@ class Prompter:
         Raises ContextTooLong, and InvalidRequest if it is empty or the template refuses it.
         """
         if self.description.takes_messages and prompt.messages is not None:
+            if prompt.words:
+                raise InvalidRequest(
+                    f"chat_template_kwargs are not served by model {self.description.model}, whose "
+                    "chat template runs elsewhere: leave them out",
+                    param="chat_template_kwargs",
+                )
             turns = in_words(prompt.messages, prompt.tools)
             messages = tuple((str(one["role"]), str(one["content"])) for one in turns)
             payload = Payload(None, None, messages)
@@ -111,6 +122,19 @@ class Prompter:
         if payload.size == 0:
             raise InvalidRequest("the prompt before an output is empty: add text", param="prompt")
         return payload
+
+    def thinking(self, words: Mapping[str, TemplateWord]) -> Thinking:
+        """How answers think to prompts with these words for the template."""
+        if not self._thinks:
+            return Thinking.NONE
+        return self._thinking.get(repr(sorted(words.items())), lambda: self._ending(words))
+
+    def _ending(self, words: Mapping[str, TemplateWord]) -> Thinking:
+        try:
+            text = self.text(PromptBefore("", (RenderedMessage("user", BEGINNING),), words=words))
+        except InvalidRequest:
+            return Thinking.MARKED  # the template refuses a conversation of one message
+        return Thinking.OPEN if text.rstrip().endswith(OPEN_BLOCK) else Thinking.MARKED
 
     def _encode(self, text: str, special: bool) -> Encoding | WordEncoding:
         """`text` as tokens. `encode_batch` lets other threads run, which `encode` does not."""
@@ -196,6 +220,7 @@ class Prompter:
             messages = in_words(prompt.messages, prompt.tools)
         try:
             return self._template.render(
+                dict(prompt.words),
                 messages=messages,
                 tools=tools,
                 add_generation_prompt=True,
@@ -253,8 +278,10 @@ def _compile(template: str) -> Template:
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+    from weftline_server.prompt.jinja_tags import Generation
+
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
@@ -268,7 +295,9 @@ def _names(template: str, variable: str) -> bool:
     from jinja2.ext import loopcontrols
     from jinja2.meta import find_undeclared_variables
 
-    environment = Environment(extensions=[loopcontrols])  # parses, and renders nothing
+    from weftline_server.prompt.jinja_tags import Generation
+
+    environment = Environment(extensions=[loopcontrols, Generation])  # parses, and renders nothing
     return variable in find_undeclared_variables(environment.parse(template))
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from weftline.contract.calls import TemplateWord
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.protocol import Call, Message, Placeholder, Segment
 from weftline.contract.tools import CalledFunction, Tool, ToolCall
@@ -25,11 +26,15 @@ class RenderedMessage:
 
 @dataclass(frozen=True, slots=True)
 class PromptBefore:
-    """The prompt before one output: `text`, or if there are `messages`, these and the tools."""
+    """The prompt before one output: `text`, or if there are `messages`, these and the tools.
+
+    `words` are further variables of the chat template.
+    """
 
     text: str
     messages: tuple[RenderedMessage, ...] | None = None
     tools: tuple[Tool, ...] = ()
+    words: Mapping[str, TemplateWord] = field(default_factory=dict)
 
     @property
     def chars(self) -> int:
@@ -96,7 +101,8 @@ def render(call: Call, output: Placeholder, texts: Mapping[str, str]) -> PromptB
             turns += turns_of(text_of(item), item.input or "")
         else:
             text.append(text_of(item))
-    return PromptBefore("".join(text), tuple(turns) if chat else None, call.offered_tools)
+    messages = tuple(turns) if chat else None
+    return PromptBefore("".join(text), messages, call.offered_tools, call.chat_template_kwargs)
 
 
 def turns_of(text: str, param: str) -> list[RenderedMessage]:

@@ -1,4 +1,4 @@
-"""The three formats in which models write tool calls, and the constraints that enforce them."""
+"""The formats in which models write tool calls, and the constraints that enforce them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ class ToolFormat(StrEnum):
 
     HERMES (also Qwen, and any model whose template has no tools): `<tool_call>` tags around
     `{"name": ..., "arguments": ...}`. LLAMA: `{"name": ..., "parameters": ...}` as the whole
-    answer. MISTRAL: `[TOOL_CALLS]` and a list of `{"name": ..., "arguments": ...}`.
+    answer. MISTRAL: `[TOOL_CALLS]` and a list of `{"name": ..., "arguments": ...}`. GRANITE (its
+    third generation): such a list after `<|tool_call|>`.
     """
 
     HERMES = "hermes"
     LLAMA = "llama"
     MISTRAL = "mistral"
+    GRANITE = "granite"
 
 
 def format_of(template: str | None) -> ToolFormat:
@@ -31,6 +33,8 @@ def format_of(template: str | None) -> ToolFormat:
         return ToolFormat.HERMES
     if "[TOOL_CALLS]" in template:
         return ToolFormat.MISTRAL
+    if "<|tool_call|>" in template and "tools" in template:
+        return ToolFormat.GRANITE
     if '"parameters": ' in template and "tools" in template:
         return ToolFormat.LLAMA
     return ToolFormat.HERMES
@@ -44,12 +48,12 @@ def written(format: ToolFormat, name: str) -> tuple[str, str]:
             return f'<tool_call>\n{{"name": {quoted}, "arguments": ', "}\n</tool_call>"
         case ToolFormat.LLAMA:
             return f'{{"name": {quoted}, "parameters": ', "}"
-        case ToolFormat.MISTRAL:
+        case ToolFormat.MISTRAL | ToolFormat.GRANITE:
             # The mark is a special token and cannot stand in text. The list alone is clear enough.
             return f'[{{"name": {quoted}, "arguments": ', "}]"
 
 
-# The text that starts a call within a free answer. Mistral's mark is not text, so it has none.
+# The text that starts a call within a free answer. A mark that is not text starts none.
 _TRIGGERS = {ToolFormat.HERMES: "<tool_call>", ToolFormat.LLAMA: '{"name": '}
 
 

@@ -11,7 +11,6 @@ from enum import Enum, auto
 from typing import Any
 
 from weftline.contract.arguments import ArgumentReader, MemberText, ObjectMember, ReaderEvent
-from weftline.contract.protocol import Call
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.prompt.tool_xml import XmlCall, kept_back, name_in
 
@@ -20,7 +19,9 @@ _MARKS = {
     ToolFormat.HERMES: OPEN_TAG,
     ToolFormat.LLAMA: "<|python_tag|>",
     ToolFormat.MISTRAL: "[TOOL_CALLS]",
+    ToolFormat.GRANITE: "<|tool_call|>",
 }
+_LISTS = (ToolFormat.MISTRAL, ToolFormat.GRANITE)  # calls are entries of a list
 
 # The usual beginning of a call. A call with another order of fields is read when it is complete.
 _HEAD = re.compile(
@@ -32,6 +33,13 @@ MAX_HEAD = 4096  # characters; text that is no call by then is not one
 @dataclass(frozen=True, slots=True)
 class Said:
     """More text of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """More of the thinking block before the answer."""
 
     text: str
 
@@ -81,7 +89,7 @@ class Sealed:
     index: int
 
 
-Delta = Said | Called | Arguments | Argument | ArgumentText | Sealed
+Delta = Said | Thought | Called | Arguments | Argument | ArgumentText | Sealed
 
 
 class _State(Enum):
@@ -140,7 +148,7 @@ class ToolParser:
         return [one for one in self._advance(last=True) if self._counts(one)]
 
     def _counts(self, delta: Delta) -> bool:
-        return not self._single or isinstance(delta, Said) or delta.index == 0
+        return not self._single or isinstance(delta, Said | Thought) or delta.index == 0
 
     def _advance(self, last: bool) -> Iterator[Delta]:
         steps = {
@@ -160,7 +168,7 @@ class ToolParser:
 
     def _begin(self, last: bool) -> Iterator[Delta]:
         text = self._held.lstrip()
-        bare = {ToolFormat.LLAMA: "{", ToolFormat.MISTRAL: "{["}.get(self._format, "")
+        bare = {ToolFormat.LLAMA: "{", **dict.fromkeys(_LISTS, "{[")}.get(self._format, "")
         if text.startswith(self._mark):
             self._enter(text[len(self._mark) :], tagged=True)
         elif text and text[0] in bare:
@@ -195,7 +203,7 @@ class ToolParser:
 
     def _head(self, last: bool) -> Iterator[Delta]:
         """Wait for the name of a call. After it the arguments can stream."""
-        text = self._held.lstrip("[ \n\t") if self._format is ToolFormat.MISTRAL else self._held
+        text = self._held.lstrip("[ \n\t") if self._format in _LISTS else self._held
         head = _HEAD.match(text)
         if self._format is ToolFormat.HERMES and text.lstrip()[:1] == "<":
             yield from self._xml_head(text.lstrip(), last)
@@ -393,9 +401,3 @@ def _call(text: str) -> tuple[str, str] | None:
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     return value["name"], arguments
-
-
-def parser_of(call: Call, key: str, format: ToolFormat) -> ToolParser:
-    """Return the parser for an output of `call`. `key` identifies the output."""
-    schemas = {tool.function.name: tool.function.schema for tool in call.offered_tools}
-    return ToolParser(format, schemas, key, single=not call.parallel_tool_calls)

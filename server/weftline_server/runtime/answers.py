@@ -57,6 +57,8 @@ class Answers:
         if found is None:
             body = primitive.body
             assert isinstance(body, PromptBody) and body.is_read, "its text is read"
-            format = self._prompter(primitive.resource).tool_format
-            found = self._readings[op] = _Reading(reader_of(body, primitive.id, format))
+            prompter = self._prompter(primitive.resource)
+            thinking = prompter.thinking(body.call.chat_template_kwargs)
+            reader = reader_of(body, primitive.id, prompter.tool_format, thinking)
+            found = self._readings[op] = _Reading(reader)
         return found

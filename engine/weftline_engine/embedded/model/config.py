@@ -114,7 +114,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerBiases:
+class MatrixBiases:
     """Which matrices have a bias."""
 
     qkv: bool = False
@@ -170,7 +170,7 @@ class LlamaConfig(ModelConfig):
     norm_eps: float
     norms: Norms = Norms()
     names: Names = Names()
-    biases: LayerBiases = LayerBiases()
+    biases: MatrixBiases = MatrixBiases()
     scales: Scales = Scales()
     activation: Activation = Activation.SILU
     experts: Experts | None = None

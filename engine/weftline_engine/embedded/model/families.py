@@ -15,9 +15,9 @@ from weftline_engine.embedded.model.config import (
     Activation,
     Experts,
     HeadNorm,
-    LayerBiases,
     LayerKind,
     LlamaConfig,
+    MatrixBiases,
     ModelConfig,
     ModelError,
     Names,
@@ -126,7 +126,7 @@ class Family:
 
     norms: Norms = _LLAMA_NORMS
     names: Names = _LLAMA_NAMES
-    biased: LayerBiases | None = None
+    biased: MatrixBiases | None = None
     activation: str = "hidden_act"
     mlp: str = "intermediate_size"
     tied: bool = False  # unless `tie_word_embeddings` says otherwise
@@ -140,8 +140,8 @@ class Family:
     only: Mapping[str, Any] = field(default_factory=dict)
 
 
-_MISTRAL = Family(biased=LayerBiases(), layer_type=_every_layer_slides)
-_QWEN2 = Family(biased=LayerBiases(qkv=True), layer_type=_last_layers_slide, slides=False)
+_MISTRAL = Family(biased=MatrixBiases(), layer_type=_every_layer_slides)
+_QWEN2 = Family(biased=MatrixBiases(qkv=True), layer_type=_last_layers_slide, slides=False)
 _QWEN3 = Family(norms=Norms(heads=HeadNorm.HEAD), layer_type=_last_layers_slide, slides=False)
 _GEMMA2 = Family(
     norms=_GEMMA_NORMS,
@@ -189,7 +189,7 @@ FAMILIES: Mapping[str, Family] = {
     "Gemma3ForConditionalGeneration": replace(_GEMMA3, text_defaults=_GEMMA3_DEFAULTS),
     "Phi3ForCausalLM": Family(
         names=Names(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
-        biased=LayerBiases(),
+        biased=MatrixBiases(),
         layer_type=_every_layer_slides,
     ),
     "SmolLM3ForCausalLM": Family(
@@ -284,7 +284,7 @@ def _llama(name: str, family: Family, raw: Raw, eos: tuple[int, ...]) -> LlamaCo
         norm_eps=float(raw["rms_norm_eps"]),
         norms=family.norms,
         names=family.names,
-        biases=family.biased or LayerBiases(bias, bias, bool(raw.get("mlp_bias"))),
+        biases=family.biased or MatrixBiases(bias, bias, bool(raw.get("mlp_bias"))),
         scales=family.scales(raw),
         activation=_ACTIVATIONS[act],
         experts=family.experts(raw),

@@ -32,7 +32,10 @@ from weftline_server.http.state import asking
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.kinds.prompt import call_of
 from weftline_server.observe.view import output_step
-from weftline_server.prompt.tool_parser import Called, Delta, Said
+from weftline_server.prompt.answer import message_of
+from weftline_server.prompt.answer_parser import AnswerParser
+from weftline_server.prompt.thinking_block import Thinking
+from weftline_server.prompt.tool_parser import Called, Delta
 from weftline_server.runtime.service import Service
 from weftline_server.session.task import Step
 
@@ -75,13 +78,19 @@ class ReplyChoice:
     index: int
     task: Task
     calls_tools: bool
+    thinking: Thinking
     tokens: int = 0  # tokens whose log probabilities were sent
     chars: int = 0  # the length of these tokens' text
 
     @staticmethod
     def of(running: Running, index: int, task: Task) -> ReplyChoice:
         """ReplyChoice number `index`, which `node` generates."""
-        return ReplyChoice(running, index, task, bool(call_of(task).offered_tools))
+        call = call_of(task)
+        thinking = Thinking.NONE
+        if running.reply.shape.chat:
+            prompter = running.service.model(call.model).prompter
+            thinking = prompter.thinking(call.chat_template_kwargs)
+        return ReplyChoice(running, index, task, bool(call.offered_tools), thinking)
 
     @property
     def step(self) -> Step | None:
@@ -93,6 +102,8 @@ class ReplyChoice:
         running = self.running
         variable = await running.service.get(running.session, self.task.writes[0])
         value = variable.value if self.calls_tools else variable.text
+        if not self.calls_tools and self.thinking is not Thinking.NONE:
+            value = message_of(AnswerParser(self.thinking, None), variable.text)
         step = self.step
         assert step is not None, "a ready output has a step"
         return running.reply.choice(self.index, value, step, self.logprobs())
@@ -101,7 +112,8 @@ class ReplyChoice:
         """The choice in chunks as it is generated, each JSON or data that becomes JSON."""
         reply = self.running.reply
         yield reply.chunk(self.index, {"content": ""}, first=True)
-        plain = not self.calls_tools and not self.running.body.wants_logprobs
+        is_text = not self.calls_tools and self.thinking is Thinking.NONE
+        plain = is_text and not self.running.body.wants_logprobs
         text_chunk = reply.text_chunk(self.index)
         calls = False
         if plain:
@@ -125,8 +137,10 @@ class ReplyChoice:
             async for deltas in service.readers.answer(session, variable, _has_come):
                 yield deltas
         else:
+            parser = AnswerParser(self.thinking, None)
             async for chunk in service.stream(session, variable):
-                yield [Said(chunk.text)]
+                yield parser.feed(chunk.text)
+            yield parser.end()
 
     def _parts(self, deltas: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """The chunks for new `deltas`, of which the first has the new log probabilities."""

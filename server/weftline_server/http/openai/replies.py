@@ -10,7 +10,7 @@ from typing import Any
 
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.http.event_stream import to_json
-from weftline_server.prompt.tool_parser import Arguments, Called, Delta, Said
+from weftline_server.prompt.tool_parser import Arguments, Called, Delta, Said, Thought
 from weftline_server.session.task import Step, TokenLogprob
 
 
@@ -121,13 +121,15 @@ def finish_reason(reason: FinishReason, calls: bool) -> str:
 def deltas_of(parts: Iterable[Delta]) -> list[dict[str, Any]]:
     """OpenAI's deltas of a response with tools. Parts that OpenAI's stream does not have are left
     out."""
-    return [_delta(part) for part in parts if isinstance(part, Said | Called | Arguments)]
+    return [_delta(part) for part in parts if isinstance(part, Said | Thought | Called | Arguments)]
 
 
-def _delta(part: Said | Called | Arguments) -> dict[str, Any]:
+def _delta(part: Said | Thought | Called | Arguments) -> dict[str, Any]:
     match part:
         case Said(text):
             return {"content": text}
+        case Thought(text):
+            return {"reasoning_content": text}
         case Called(index, id, name):
             function = {"name": name, "arguments": ""}
             return {

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from weftline.contract.calls import TemplateWord
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.protocol import (
     MAX_ITEMS,
@@ -206,6 +207,7 @@ class ChatRequest(SharedFields):
     tools: tuple[AnyChatTool, ...] | None = None
     tool_choice: ChatChoice | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, TemplateWord] | None = None
     weftline: Provenance | None = None  # ours: its run, and where its text comes from
 
     def __post_init__(self) -> None:
@@ -262,6 +264,7 @@ class ChatRequest(SharedFields):
             tools=tools,
             tool_choice=choice,
             parallel_tool_calls=self._parallel(choice),
+            chat_template_kwargs=self.chat_template_kwargs or {},
         )
         return self.choices(call)
 

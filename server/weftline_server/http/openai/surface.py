@@ -97,7 +97,7 @@ REFUSED: tuple[NotServed, ...] = (
     NotServed("session_params", ({},)),
     NotServed("documents", ([],)),
     NotServed("chat_template"),
-    NotServed("chat_template_kwargs", ({},)),
+    NotServed("chat_template_kwargs", ({},), of=(OpenAIRoute.TEXT, OpenAIRoute.RESPONSES)),
     NotServed("add_generation_prompt", (True,)),
     NotServed("continue_final_message", _OFF),
     NotServed("add_special_tokens", _OFF, of=(OpenAIRoute.CHAT, OpenAIRoute.RESPONSES)),

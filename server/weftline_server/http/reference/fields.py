@@ -136,6 +136,8 @@ _STEPS = {
 }  # fmt: skip
 
 _CALLS = {
+    "Call.chat_template_kwargs": Field("Further variables of the model's chat template.",
+                                       {"enable_thinking": False}),
     "Call.parallel_tool_calls": Field("Whether an output may call several tools.", True),
     "Call.placeholders": Field("Binds each name of the prompt to a variable or a value.",
                                [{"name": "line", "in_out": "out", "semantic_var_id": "draft"}]),
@@ -196,6 +198,8 @@ _CALLS = {
 }  # fmt: skip
 
 _OPENAI = {
+    "chat_template_kwargs": Field("Further variables of the model's chat template.",
+                                  {"enable_thinking": False}),
     "max_completion_tokens": Field("The most tokens of the output; goes before max_tokens.", 64),
     "n": Field("The number of choices. They share the prompt's KV cache.", 1),
     "parallel_tool_calls": Field("Whether the answer may call several tools.", True),

@@ -247,6 +247,8 @@ def _boundaries(call: Call) -> tuple[str, ...]:
     digest = hashlib.blake2b((call.model or "default").encode(), digest_size=8)
     if call.offered_tools:  # chat templates render the tools at the beginning
         digest.update(repr(call.offered_tools).encode())
+    if call.chat_template_kwargs:
+        digest.update(repr(sorted(call.chat_template_kwargs.items())).encode())
     found = []
     for item in call.prompt:
         content: Sequence[Segment] = (item,) if isinstance(item, Segment) else item.content

@@ -1,0 +1,120 @@
+"""The families of docs/serving.md: how their templates and their texts call tools and think."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weftline.contract.tools import Function, Tool
+from weftline_engine.api import Description
+from weftline_server.prompt.answer import message_of
+from weftline_server.prompt.answer_parser import AnswerParser
+from weftline_server.prompt.prompter import Prompter
+from weftline_server.prompt.render import PromptBefore, RenderedMessage
+from weftline_server.prompt.thinking_block import Thinking
+from weftline_server.prompt.tool_format import ToolFormat
+from weftline_server.prompt.tool_parser import ToolParser
+
+PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+ROWS = re.findall(r"^\| ([A-Z][^|]*) \| (yes|no: in words) \|", PAGE, re.M)
+
+# What the templates of the families have in common with the publishers': the variables that they
+# read, the marks that they name, and how a prompt ends.
+_HEAD = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+_TOOLS = "{% if tools %}{{ tools | tojson }} {mark}{% endif %}"
+_JSON = _HEAD + _TOOLS.replace("{mark}", "<tool_call></tool_call>")
+_OFF = "enable_thinking is defined and enable_thinking is false"
+_SWITCH = f"{{% if {_OFF} %}}<think>\n\n</think>{{% endif %}}"
+_SMOLLM3 = "{% generation %}{% endgeneration %}"
+_LLAMA = _HEAD + _TOOLS.replace("{mark}", '{"name": function, "parameters": dictionary}')
+CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
+HERMES = f"I look.\n<tool_call>\n{CALL}\n</tool_call>"
+_PARAMETER = "<parameter=city>\nRome\n</parameter>"
+XML = f"I look.\n<tool_call>\n<function=weather>\n{_PARAMETER}\n</function>\n</tool_call>"
+# By the row of the page: template, format, thinking, and an answer with a call.
+DIALECTS: dict[str, tuple[str, ToolFormat, Thinking, str]] = {
+    "Qwen2.5, Granite 4": (_JSON, ToolFormat.HERMES, Thinking.NONE, HERMES),
+    "Qwen3, SmolLM3": (
+        _JSON + _SMOLLM3 + _SWITCH,
+        ToolFormat.HERMES,
+        Thinking.MARKED,
+        f"<think>\nThe user asks.\n</think>\n\n{HERMES}",
+    ),
+    "Qwen3-Coder": (_JSON, ToolFormat.HERMES, Thinking.NONE, XML),
+    "Qwen3-Thinking, DeepSeek-R1": (
+        f"{_JSON}assistant\n<think>\n",
+        ToolFormat.HERMES,
+        Thinking.OPEN,
+        f"The user asks.\n</think>\n\n{HERMES}",
+    ),
+    "Llama 3.1, 3.2": (
+        _LLAMA,
+        ToolFormat.LLAMA,
+        Thinking.NONE,
+        '{"name": "weather", "parameters": {"city": "Rome"}}',
+    ),
+    "Mistral": (
+        _HEAD + _TOOLS.replace("{mark}", "[TOOL_CALLS]"),
+        ToolFormat.MISTRAL,
+        Thinking.NONE,
+        f"[TOOL_CALLS] [{CALL}]",
+    ),
+    "Granite 3": (
+        _HEAD + _TOOLS.replace("{mark}", "<|tool_call|>"),
+        ToolFormat.GRANITE,
+        Thinking.NONE,
+        '<|tool_call|>[{"arguments": {"city": "Rome"}, "name": "weather"}]',
+    ),
+    "Gemma 2 and 3, Phi-3, Phi-4-mini, OLMo 2, SmolLM2": (
+        _HEAD,
+        ToolFormat.HERMES,
+        Thinking.NONE,
+        HERMES,
+    ),
+}
+
+
+def prompter_of(template: str) -> Prompter:
+    """The prompter of a model with this template, whose engine tokenises itself."""
+    return Prompter(Description(model="m", tokenizer=None, chat_template=template))
+
+
+def test_every_row_of_the_page_is_tested() -> None:
+    """No family is listed that has no texts here."""
+    assert [name for name, _ in ROWS] == list(DIALECTS)
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_family_is_read_in_its_own_dialect(name: str) -> None:
+    """The template tells the format of calls and how the model thinks. The call is found, and the
+    prompt names the tool, by the template or in words."""
+    template, format, thinking, text = DIALECTS[name]
+    prompter = prompter_of(template)
+    assert (prompter.tool_format, prompter.thinking({})) == (format, thinking)
+    message = message_of(AnswerParser(thinking, ToolParser(format, ("weather",), "k")), text)
+    [call] = message["tool_calls"]
+    assert (call["function"]["name"], call["function"]["arguments"]) == (
+        "weather",
+        '{"city": "Rome"}',
+    )
+    assert message.get("reasoning_content") == (
+        None if thinking is Thinking.NONE else "The user asks."
+    )
+    tools = (Tool(function=Function(name="weather", description="The weather.", parameters={})),)
+    prompt = prompter.text(PromptBefore("", (RenderedMessage("user", "Is it warm?"),), tools))
+    assert '"name": "weather"' in prompt
+    in_words = dict(ROWS)[name] != "yes"
+    assert ("You can call functions" in prompt) == in_words
+
+
+@pytest.mark.parametrize(("words", "thinking"), [({}, "<think>"), ({"enable_thinking": False}, "")])
+def test_a_switch_of_a_template_is_given(words: dict[str, Any], thinking: str) -> None:
+    """Qwen3 writes an empty block where thinking is off."""
+    template = DIALECTS["Qwen3, SmolLM3"][0]
+    text = prompter_of(template).text(
+        PromptBefore("", (RenderedMessage("user", "hi"),), words=words)
+    )
+    assert text.endswith("</think>") == (not thinking)

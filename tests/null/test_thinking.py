@@ -1,0 +1,140 @@
+"""Thinking blocks over OpenAI's API: reasoning_content, and switches of the chat template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.null.asgi import Serve
+from tests.null.test_openai_tools import CALL, USER, WEATHER, chat, streamed
+from weftline_engine import null
+from weftline_engine.null import NullConfig, NullMode
+from weftline_server.prompt.answer import message_of
+from weftline_server.prompt.answer_parser import AnswerParser
+from weftline_server.prompt.thinking_block import Thinking, ThinkingBlock
+from weftline_server.prompt.tool_format import ToolFormat
+from weftline_server.prompt.tool_parser import ToolParser
+
+# The end of a prompt as Qwen3 and SmolLM3 write it, where the block is empty if it is switched off,
+# and as the thinking models of 2025 do, which begin it.
+SWITCHED = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if tools %}tools\n"
+    "{% endif %}assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+)
+OPENED = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n"
+# Answers as these models write them.
+QWEN3 = "<think>\nRome is in Italy.\n</think>\n\nIt is sunny."
+QWEN3_CALL = f"<think>\nI need <tool_call> for that.\n</think>\n\n{CALL}"
+R1 = "Rome is in Italy.\n</think>\n\nIt is sunny."
+SAYS = NullConfig(
+    mode=NullMode.SCRIPT,
+    script=(("</think>", "It is sunny."), ("tools", QWEN3_CALL), ("", QWEN3)),
+)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "text", "thought", "said"),
+    [
+        (Thinking.MARKED, QWEN3, "Rome is in Italy.", "It is sunny."),
+        (Thinking.MARKED, "<think>\n\n</think>\n\nHi", "", "Hi"),
+        (Thinking.MARKED, " <think>a\n\nb</think>c ", "a\n\nb", "c "),
+        (Thinking.MARKED, "<thinking>", "", "<thinking>"),
+        (Thinking.MARKED, "<thi", "", "<thi"),
+        (Thinking.MARKED, "Say <think>x</think>", "", "Say <think>x</think>"),
+        (Thinking.MARKED, "<think>\nIt was cut of </thi", "It was cut of </thi", ""),
+        (Thinking.MARKED, "", "", ""),
+        (Thinking.OPEN, R1, "Rome is in Italy.", "It is sunny."),
+        (Thinking.OPEN, QWEN3, "Rome is in Italy.", "It is sunny."),
+        (Thinking.OPEN, "a < b", "a < b", ""),
+        (Thinking.NONE, QWEN3, "", QWEN3),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_a_block_is_split_off(
+    thinking: Thinking, text: str, thought: str, said: str, size: int
+) -> None:
+    """However the text is cut, the pieces add up to the same."""
+    block = ThinkingBlock(thinking)
+    pieces = [block.feed(text[at : at + size]) for at in range(0, len(text), size)]
+    pieces.append(block.end())
+    assert "".join(one for one, _ in pieces) == thought
+    assert "".join(one for _, one in pieces) == said
+
+
+def test_a_call_in_the_thoughts_is_no_call() -> None:
+    """Only what follows the block is read for calls."""
+    parser = AnswerParser(Thinking.MARKED, ToolParser(ToolFormat.HERMES, ("get_weather",), "k"))
+    message = message_of(parser, QWEN3_CALL)
+    assert message["reasoning_content"] == "I need <tool_call> for that."
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["get_weather"]
+    assert message["content"] is None
+
+
+async def test_a_chat_has_its_thoughts_apart(serve: Serve, monkeypatch: Any) -> None:
+    """The answer is content and the block reasoning_content, whole and streamed, with a call and
+    without tools."""
+    monkeypatch.setattr(null, "CHAT_TEMPLATE", SWITCHED)
+    server = await serve(SAYS)
+    message = (await chat(server, USER))["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == (
+        "Rome is in Italy.",
+        "It is sunny.",
+    )
+    deltas = [chunk["choices"][0]["delta"] for chunk in await streamed(server, USER)]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Rome is in Italy."
+    assert "".join(delta.get("content", "") for delta in deltas) == "It is sunny."
+    choice = (await chat(server, USER, tools=[WEATHER]))["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["reasoning_content"] == "I need <tool_call> for that."
+    assert choice["message"]["content"] is None
+
+
+async def test_enable_thinking_reaches_the_template(serve: Serve, monkeypatch: Any) -> None:
+    """Switched off, the prompt holds an empty block, and the answer has no thoughts."""
+    monkeypatch.setattr(null, "CHAT_TEMPLATE", SWITCHED)
+    server = await serve(SAYS)
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    message = (await chat(server, USER, **off))["choices"][0]["message"]
+    assert message["content"] == "It is sunny."
+    assert "reasoning_content" not in message
+
+
+async def test_a_template_may_begin_the_block(serve: Serve, monkeypatch: Any) -> None:
+    """Then the answer begins with thoughts, without the mark."""
+    monkeypatch.setattr(null, "CHAT_TEMPLATE", OPENED)
+    server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("", R1),)))
+    message = (await chat(server, USER))["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == (
+        "Rome is in Italy.",
+        "It is sunny.",
+    )
+
+
+async def test_a_model_that_does_not_think_keeps_its_text(serve: Serve) -> None:
+    """Its template has no such mark, so a block is text like any other."""
+    server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("", QWEN3),)))
+    message = (await chat(server, USER))["choices"][0]["message"]
+    assert message["content"] == QWEN3
+    assert "reasoning_content" not in message
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"messages": "x"}, "cannot set 'messages'"),
+        ({"a b": 1}, "cannot set 'a b'"),
+        ({f"w{i}": i for i in range(17)}, "at most 16 entries, and this has 17"),
+        ({"tone": "x" * 1025}, "chat_template_kwargs.tone has more than 1024 characters"),
+        ({"tone": ["x"]}, "chat_template_kwargs"),
+    ],
+)
+async def test_odd_words_for_a_template_are_refused(
+    words: dict[str, Any], says: str, serve: Serve
+) -> None:
+    """A template gets a few short values, and none under the names of its own variables."""
+    server = await serve(SAYS)
+    error = (await chat(server, USER, chat_template_kwargs=words))["error"]
+    assert says in error["message"]
+    assert error["param"].startswith("chat_template_kwargs")
