@@ -4,7 +4,7 @@
 .PHONY: help install install-bench install-clients install-llama install-ray demo test test-fast \
   test-long test-page test-faults test-vllm test-ray test-clients test-langchain-core \
   test-langchain-ranges check coverage \
-  bench bench-engine bench-server bench-vllm bench-affinity bench-langchain bench-llamaindex gpu \
+  bench bench-engine bench-server bench-vllm bench-shapes bench-affinity bench-langchain bench-llamaindex gpu \
   gpu-compile gpu-figures clean
 
 PYTHON ?= python3
@@ -180,6 +180,9 @@ test-ray: install install-ray ## replicas on two real Ray nodes, which it starts
 bench-vllm: install install-bench ## what weftline costs in front of a vLLM, in turns
 	$(BIN)/weftline bench independent_chat --delays 0 \
 	  --systems langchain-vllm,openai-weftline-vllm,weftline-vllm $(ARGS)
+
+bench-shapes: install ## the C decoder at the sizes that people run, by type of its weights
+	$(BIN)/python -m bench.micro.shapes $(ARGS)
 
 bench-affinity: install ## a call to where its prefix is, against engines in turn
 	$(BIN)/python -m bench.micro.affinity $(ARGS)

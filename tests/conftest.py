@@ -126,6 +126,7 @@ def write_gguf() -> Callable[..., Path]:
         architecture: str = "llama",
         metadata: dict[str, str] | None = None,
         tensors: dict[str, Any] | None = None,
+        blocks: dict[str, tuple[Any, int]] | None = None,
         without: str = "",
         stop: str = "<stop>",
         numbers: dict[str, int] | None = None,
@@ -165,8 +166,10 @@ def write_gguf() -> Callable[..., Path]:
             for name, shape in _TINY.items()
         }
         for name, values in (found | (tensors or {})).items():
-            if name != without:
+            if name != without and name not in (blocks or {}):
                 writer.add_tensor(name, values)
+        for name, (rows, kind) in (blocks or {}).items():  # rows of bytes, and their type
+            writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType(kind))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

@@ -37,6 +37,7 @@ MAX_FIELDS = 16
 FLAT = {
     "SharedFields": "the fields of OpenAI's requests",
     "Description": "an engine's announcement, a pinned part of the contract",
+    "EmbeddedConfig": "the command line of the engine's process",
     "Weftline": "the arguments of LlamaIndex's OpenAILike",
     "ServerConfig": "the settings of the [server] table",
     "EngineLoad": "one engine as a round of placement sees it",

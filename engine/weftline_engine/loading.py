@@ -106,16 +106,25 @@ def _capabilities(grammars: Grammars | None) -> tuple[Capability, ...]:
 def _decoder(options: argparse.Namespace, device: torch.device) -> Model:
     """The model with its weights. A terminal shows a progress bar while they are read."""
     dummy, dtype = options.load_format == "dummy", options.dtype
+    quantize = str(options.quantize)
     progress = for_stream(sys.stderr) if sys.stderr.isatty() else Silent()
     with progress.stage("engine: weights", None, "bytes") as meter:
         if device.type == "cuda":
+            if quantize != "none":
+                raise ModelError("quantised weights need the C kernels: give --device cpu")
             running = options.max_running
             return load_on_device(
                 options.model, dtype, device, max_running=running, dummy=dummy, heard=meter.at
             )
         builds = default_home() / "kernels"
         return load_decoder(
-            options.model, dtype, options.block_size, builds, dummy=dummy, heard=meter.at
+            options.model,
+            dtype,
+            options.block_size,
+            builds,
+            dummy=dummy,
+            quantize=quantize,
+            heard=meter.at,
         )
 
 

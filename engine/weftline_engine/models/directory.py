@@ -17,13 +17,15 @@ def validate(directory: Path) -> None:
     """Raise ModelUnavailable unless config, weights and tokenizer exist and look complete.
 
     Weights are one safetensors file, or shards with an index. Each must be as long as its header
-    says. Pickled weights are refused, because loading one runs code.
+    says. Or they are a GGUF file with an index of its tensors. Pickled weights are refused, because
+    loading one runs code.
     """
     config = _read_json(directory / "config.json", "a config.json")
     if not isinstance(config.get("model_type"), str):
         raise ModelUnavailable(f"{directory / 'config.json'} names no model_type: not a model's")
-    for weights in _weight_files(directory):
-        _check_length(weights)
+    if not (directory / "blocks.json").is_file():
+        for weights in _weight_files(directory):
+            _check_length(weights)
     _read_json(directory / "tokenizer.json", "a tokenizer.json (the fast tokenizer's one file)")
 
 

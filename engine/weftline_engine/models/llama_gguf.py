@@ -20,6 +20,10 @@ from weftline_engine.models.gguf_config import FACTORS, config_of
 from weftline_engine.models.gguf_metadata import Metadata
 from weftline_engine.models.name import ModelUnavailable
 
+# Types whose blocks the C kernels multiply, and those of other tensors in the same file.
+QUANTISED = frozenset({"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
+_PLAIN = frozenset({"F32", "F16", "BF16"})
+
 # GGUFReader checks little. These are the errors that it raises for damaged files.
 _MALFORMED = (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError, OSError)
 
@@ -115,6 +119,39 @@ class LlamaGguf:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every tensor by Hugging Face name, in the order of `weights`."""
         return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+    @property
+    def computed_directly(self) -> bool:
+        """Whether the file has quantised tensors, and only those of types that are multiplied as
+        they are."""
+        kinds = {self._stored[one.source].tensor_type.name for one in self.tensors.values()}
+        return bool(kinds & QUANTISED) and kinds <= QUANTISED | _PLAIN
+
+    def kinds(self) -> dict[str, int]:
+        """The bytes of each quantised type, the most first."""
+        found: dict[str, int] = {}
+        for stored in self._stored.values():
+            name = stored.tensor_type.name
+            if name in QUANTISED:
+                found[name] = found.get(name, 0) + int(stored.n_bytes)
+        return dict(sorted(found.items(), key=lambda one: -one[1]))
+
+    def index(self) -> dict[str, dict[str, Any]]:
+        """Type, shape and offset of every tensor. Besides, its heads if its rows are permuted, and
+        what was added to its numbers."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, tensor in self.tensors.items():
+            stored = self._stored[tensor.source]
+            found[name] = {
+                "type": int(stored.tensor_type),
+                "shape": list(tensor.shape),
+                "offset": int(stored.data_offset),
+            }
+            if tensor.heads:
+                found[name]["heads"] = tensor.heads
+            if tensor.offset:
+                found[name]["added"] = tensor.offset
+        return found
 
     def weights(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
         """Yield every tensor's Hugging Face name and its values in Hugging Face layout."""

@@ -193,6 +193,7 @@ def _options() -> argparse.Namespace:
     add("--step-tokens", type=int, help="most tokens that one step computes")
     add("--seed", type=int, default=0, help="seed for requests that bring none")
     add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights")
+    add("--quantize", default="none", help="none, q8_0 or q4_0: weights of 16 bits and more")
     add("--cores", help="comma-separated CPU cores to run on (default: all)")
     add("--no-tree-attention", action="store_true", help="read shared prefixes once per sequence")
     add("--no-drafting", action="store_true", help="verify no guesses of the next tokens")

@@ -22,7 +22,7 @@ COMMON = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 
 _MARK = b"weftline"
 _KEY = 16
-_COMPILE_S = 300.0  # a compiler takes 4 s; a hung one must not keep the engine from starting
+_COMPILE_S = 300.0  # a compiler takes 8 s; a hung one must not keep the engine from starting
 
 
 class NoCompiler(Exception):

@@ -1,7 +1,7 @@
 /* The forward pass of a decoder on a CPU: all layers of a step in one parallel region. A layer is data:
  * families differ in the norms, biases, windows and factors of `Layer` and `Model`.
  *
- * Weights are bfloat16 or int8, in panels of columns. The residual stream is float32, the KV cache
+ * Weights are bfloat16, int8 or quantised, in panels. The residual stream is float32, the KV cache
  * bfloat16. A KV block has 16 tokens. Keys are stored transposed in their block: a vector
  * holds one component of 16 tokens, so a score needs no sum across lanes. GCC's vector extension
  * compiles the same source for AVX-512, AVX2 and NEON. A few steps use intrinsics.
@@ -12,6 +12,7 @@
 #include <omp.h>
 
 #include "attention.h"
+#include "packing.h"
 #include "parts.h"
 #include "rows.h"
 
@@ -70,6 +71,13 @@ static void finish(const Model *m, const Step *s) {
     }
 }
 
+/* Reads a token's row of the embedding. */
+static void look_up(const Model *m, int64_t token, float *x) {
+    int64_t bytes = row_bytes(m->embedding_type, m->hidden);
+    widen_row(m->embedding_type, (const char *)m->embedding + token * bytes, m->hidden, x);
+    for (int64_t i = 0; i < m->hidden; i++) x[i] *= m->embedding_scale;
+}
+
 /* Returns the columns of a panel, which the caller packs the weights by. */
 int32_t weftline_panel(void) { return PANEL; }
 
@@ -79,9 +87,7 @@ void weftline_forward(const Model *m, const Step *s) {
     {
 #pragma omp for
         for (int64_t t = 0; t < s->tokens; t++)
-            for (int64_t i = 0; i < hidden; i++)
-                s->x[t * hidden + i] =
-                    m->embedding_scale * widen(m->embedding[s->ids[t] * hidden + i]);
+            look_up(m, s->ids[t], s->x + t * hidden);
         for (int64_t index = 0; index < m->layers; index++) run_layer(m, s, index);
 #pragma omp for
         for (int64_t r = 0; r < s->rows; r++)

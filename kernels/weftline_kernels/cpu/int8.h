@@ -6,8 +6,6 @@
 
 #include "tile.h"
 
-typedef int8_t i8;
-
 /* Before a row's numbers: what they are multiplied by, and their sum. Inputs without padding lie
  * `rounded_stride` bytes apart. */
 typedef struct { float scale; int32_t sum; char unused[56]; } RowHead;

@@ -46,6 +46,11 @@ def rounded_stride(width: int) -> int:
     return 64 + -(-width // 64) * 64
 
 
+def scratch_row(width: int) -> int:
+    """Bytes of the scratch memory for a row of activations (scratch_of in product.h)."""
+    return max(rounded_stride(width), -(-width // 32) * 64)
+
+
 def interleave(gate_MY: Tensor, up_MY: Tensor, lanes: int) -> Tensor:
     """`lanes` rows of gate, those of up that belong to them, and so on, padded with zeros. They may
     be matrices or biases."""

@@ -96,7 +96,7 @@ def expect(search: Search) -> VariantChoice:
 
 
 def load(search: Search) -> tuple[ctypes.CDLL, VariantChoice]:
-    """The best decoder that can be had (1 ms; 4 s if it has to be compiled). Raises NoKernels."""
+    """The best decoder that can be had (1 ms; 8 s if it has to be compiled). Raises NoKernels."""
     variants, complaints = order(search.wanted, search.machine)
     notes = list(complaints)
     if variants:

@@ -11,7 +11,8 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from weftline_kernels.cpu.layout import pack, pack_int8, rounded_stride, stride
+from weftline_kernels.cpu.blocks import WeightType
+from weftline_kernels.cpu.layout import pack, pack_int8, scratch_row, stride
 
 
 class Parts:
@@ -23,8 +24,9 @@ class Parts:
         self._inputs = library.weftline_inputs
         self._inputs.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
         self._product = library.weftline_product
-        pointers, sizes = [c_void_p] * 3, [c_int64, c_int64]
-        self._product.argtypes = [c_void_p, *sizes, *pointers, c_int64, c_void_p, c_int32]
+        inputs, weights = (c_void_p, c_int64, c_int64), (c_int32, c_void_p, c_void_p)
+        results = (c_void_p, c_int64, c_void_p, c_int32)
+        self._product.argtypes = [*inputs, *weights, *results]
         self._norms = library.weftline_norms
         self._norms.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]
         self._exp = library.weftline_exp
@@ -49,18 +51,24 @@ class Parts:
         return laid
 
     def product(
-        self, laid: Tensor, packed: Tensor, inner: int, width: int, scales: Tensor | None = None
+        self,
+        laid: Tensor,
+        packed: Tensor,
+        inner: int,
+        width: int,
+        scales: Tensor | None = None,
+        kind: WeightType = WeightType.BF16,
     ) -> Tensor:
         """The product (T, X) of laid out rows of `inner` numbers and packed weights, which are
         int8 if they have scales."""
         rows = len(laid)
-        room = rows * rounded_stride(inner) if scales is not None else 0
-        rounded = torch.empty(room, dtype=torch.int8)
+        rounded = torch.empty(rows * scratch_row(inner), dtype=torch.int8)
         out_TX = torch.empty(rows, width)
         self._product(
             laid.data_ptr(),
             rows,
             inner,
+            kind if scales is None else WeightType.INT8,
             packed.data_ptr(),
             None if scales is None else scales.data_ptr(),
             rounded.data_ptr(),

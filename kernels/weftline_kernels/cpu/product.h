@@ -1,8 +1,9 @@
-/* Products of rows with weights in panels of two vectors of columns, whose rows are interleaved in
- * pairs. */
+/* Products of rows with weights in panels of two vectors of columns. Rows of bfloat16 weights are
+ * interleaved in pairs. */
 #pragma once
 
 #include "int8.h"
+#include "quants.h"
 
 /* sums[r] = row r of x times one panel. Every sum is added in the order of `inner` for any number of
  * rows, so a row's result does not depend on the other rows. Prefetches weights `ahead` of those that
@@ -37,8 +38,11 @@ FOR_EACH_TILE(OF)
 static const Product products[TILE + 1] = {0, FOR_EACH_TILE(OF)};
 #undef OF
 
-/* A weight in panels. Its numbers are int8 if it has a scale for each column, otherwise bfloat16. */
-typedef struct { const void *panels; const float *scale; } Weight;
+/* Panels of a weight that have one type, from panel `first` on. Those of INT8 have scales. */
+typedef struct { int32_t type, first; const void *panels; const float *scale; } Part;
+
+#define MOST_PARTS 3 /* queries, keys and values may have three types */
+typedef struct { int32_t parts; Part part[MOST_PARTS]; } Weight;
 
 typedef void (*Sink)(const void *to, int64_t row, int64_t panel, const vec sums[2]);
 
@@ -90,46 +94,91 @@ INLINE void gate(const void *to, int64_t row, int64_t panel, const vec sums[2]) 
     else for (int i = 0; i < left; i++) out[i] = act_of(value[i]);
 }
 
+/* Rounds the inputs as the weight's types want them. All quantised types want the same. */
+INLINE void round_inputs(const act *x, int64_t rows, int64_t inner, const Weight *weight,
+                         void *rounded) {
+    int64_t small = rounded_stride(inner), blocks = inner / SMALL;
+    int quantised = 0;
+    for (int32_t p = 0; p < weight->parts; p++) quantised |= weights_of(weight->part[p].type) > 0;
+    if (quantised)
+#pragma omp for collapse(2)
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t b = 0; b < blocks; b++)
+                round_block(x + r * stride_of(inner) + b * SMALL, (Rounded *)rounded + b * rows + r);
+    else if (weight->part[0].type == INT8)
+#pragma omp for
+        for (int64_t r = 0; r < rows; r++)
+            round_row(x + r * stride_of(inner), inner, (RowHead *)((char *)rounded + r * small));
+}
+
+/* A product: its inputs, plain and rounded, and where the sums of a row and a panel go. */
+typedef struct {
+    const act *x;
+    int64_t rows, inner;
+    const void *rounded;
+    Sink sink;
+    const void *to;
+} Job;
+
+/* Multiplies the rows from `row` to `end` by a panel of quantised weights. */
+static void multiply_quants(const Job *job, const Part *part, int64_t panel, int64_t row,
+                            int64_t end) {
+    vec sums[MOST_ROWS_OF_PANEL][2];
+    const u8 *codes = (const u8 *)part->panels
+                      + (panel - part->first) * panel_bytes(part->type, job->inner);
+    multiply_panel(part->type, codes, job->inner, (const Rounded *)job->rounded + row, job->rows,
+                   end - row, sums);
+    for (int64_t r = row; r < end; r++) job->sink(job->to, r, panel, sums[r - row]);
+}
+
+/* Multiplies the rows from `row` to `end`, a tile at most, by a panel of bfloat16 or int8. */
+INLINE void multiply_tile(const Job *job, const Part *part, int64_t panel, int64_t row,
+                          int64_t end, int second) {
+    vec sums[TILE][2];
+    int64_t inner = job->inner, small = rounded_stride(inner), at = panel - part->first;
+    int64_t length = (part->type == INT8 ? (inner + 3) / 4 * 4 : (inner + 1) / 2 * 4) * PANEL;
+    const char *numbers = (const char *)part->panels + at * length;
+    /* The second tile finds its weights in the cache, so it has time for the next panel. */
+    int64_t ahead = LANES == 8 && second ? length : AHEAD;
+    if (part->type == INT8)
+        products_int8[end - row]((const RowHead *)((const char *)job->rounded + row * small), inner,
+                                 (const i8 *)numbers, part->scale + at * PANEL, ahead, sums);
+    else
+        products[end - row](job->x + row * stride_of(inner), inner, (const u16 *)numbers, ahead,
+                            sums);
+    for (int64_t r = row; r < end; r++) job->sink(job->to, r, panel, sums[r - row]);
+}
+
 /* Tiles of a task. Their rows and a panel should stay in the core's second cache, which has 1 MB where
- * AVX-512 is (96 rows of 1,536 floats) and 512 KB or less elsewhere. */
-INLINE int64_t tiles_of_task(int64_t inner) {
-    int64_t rows = LANES == 8 ? (1 << 16) / inner : 96;
+ * AVX-512 is (96 rows of 1,536 floats) and 512 KB or less elsewhere. Rounded inputs are smaller. */
+INLINE int64_t tiles_of_task(int64_t inner, int quantised) {
+    int64_t rows = LANES == 8 && !quantised ? (1 << 16) / inner : MOST_ROWS_OF_PANEL;
     return rows < TILE ? 1 : rows > 96 ? 96 / TILE : rows / TILE;
 }
 
 /* Multiplies all rows of x by all panels. `sink` receives the sums of a row and a panel. A task is a
- * group of panels and a block of tiles, so the rows of a long prompt stay in the core's cache. For
- * int8 weights the rows are rounded into `rounded`. */
+ * group of panels and a block of tiles, so the rows of a long prompt stay in the core's cache. Inputs
+ * are rounded into `rounded` if the weights are not bfloat16. */
 INLINE void multiply(const act *x, int64_t rows, int64_t inner, Weight weight, int64_t panels,
-                     RowHead *rounded, Sink sink, const void *to) {
-    int64_t tiles = (rows + TILE - 1) / TILE, most = tiles_of_task(inner);
-    int64_t blocks = (tiles + most - 1) / most, small = rounded_stride(inner);
-    int64_t length = (weight.scale ? (inner + 3) / 4 * 4 : (inner + 1) / 2 * 4) * PANEL; /* bytes */
+                     void *rounded, Sink sink, const void *to) {
+    Job job = {x, rows, inner, rounded, sink, to};
+    int64_t most = tiles_of_task(inner, weights_of(weight.part[0].type) > 0);
+    int64_t tiles = (rows + TILE - 1) / TILE, blocks = (tiles + most - 1) / most;
     int64_t group = (blocks > 1 ? 256 : 32) / PANEL, groups = (panels + group - 1) / group;
-    if (weight.scale)
-#pragma omp for
-        for (int64_t r = 0; r < rows; r++)
-            round_row(x + r * stride_of(inner), inner, (RowHead *)((char *)rounded + r * small));
+    round_inputs(x, rows, inner, &weight, rounded);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t task = 0; task < blocks * groups; task++) {
         int64_t block = task / groups, begin = task % groups * group;
         int64_t end = begin + group < panels ? begin + group : panels;
         int64_t first = block * tiles / blocks, last = (block + 1) * tiles / blocks;
-        for (int64_t panel = begin; panel < end; panel++)
-            for (int64_t tile = first; tile < last; tile++) {
-                int64_t row = tile * rows / tiles, count = (tile + 1) * rows / tiles - row;
-                const char *numbers = (const char *)weight.panels + panel * length;
-                vec sums[TILE][2];
-                /* The second tile finds its weights in the cache, so it has time for the next panel. */
-                int64_t ahead = LANES == 8 && tile == first + 1 ? length : AHEAD;
-                if (weight.scale)
-                    products_int8[count]((const RowHead *)((char *)rounded + row * small), inner,
-                                         (const i8 *)numbers, weight.scale + panel * PANEL, ahead,
-                                         sums);
-                else
-                    products[count](x + row * stride_of(inner), inner, (const u16 *)numbers, ahead,
-                                    sums);
-                for (int64_t r = 0; r < count; r++) sink(to, row + r, panel, sums[r]);
-            }
+        const Part *part = weight.part, *none = weight.part + weight.parts;
+        for (int64_t panel = begin; panel < end; panel++) {
+            while (part + 1 < none && panel >= part[1].first) part++;
+            if (weights_of(part->type))
+                multiply_quants(&job, part, panel, first * rows / tiles, last * rows / tiles);
+            else for (int64_t tile = first; tile < last; tile++)
+                multiply_tile(&job, part, panel, tile * rows / tiles, (tile + 1) * rows / tiles,
+                              tile == first + 1);
+        }
     }
 }

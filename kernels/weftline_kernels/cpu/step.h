@@ -21,7 +21,8 @@ typedef struct {
 typedef struct {
     int32_t layers, hidden, heads, kv_heads, head_size, mlp, vocabulary, turned, gelu, row_norms;
     float eps, embedding_scale, residual_scale, score_scale, logit_scale, score_cap, logit_cap;
-    const u16 *embedding;
+    int32_t embedding_type;
+    const void *embedding; /* rows as a GGUF file has them */
     const float *norm;
     Weight head;
     const Layer *layer;
@@ -43,7 +44,7 @@ typedef struct {
     float *x, *qkv, *added;         /* scratch, T rows each */
     act *normed, *attended, *gated; /* scratch, rows `stride_of` apart */
     float *partial, *top, *weight;              /* scratch, a row per query slot */
-    RowHead *rounded;                           /* scratch for int8 weights, a row per token */
+    void *rounded;                  /* scratch for rounded inputs, a row per token */
     float *logits;
 } Step;
 

@@ -23,6 +23,7 @@ typedef uint32_t wvec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 typedef u16 hvec __attribute__((vector_size(2 * LANES)));
 typedef uint8_t u8;
+typedef int8_t i8;
 typedef u8 bvec __attribute__((vector_size(LANES)));
 /* The same types at unaligned addresses. GCC 12 compiles a memcpy to a copy through the stack. */
 typedef float vecu __attribute__((vector_size(4 * LANES), aligned(4), may_alias));

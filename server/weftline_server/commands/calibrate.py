@@ -26,7 +26,7 @@ LOADS = (Load(), Load(16, 8192))
 
 def run(model: str) -> int:
     """Measure the engine with this model, and print its costs. Raises InvalidRequest."""
-    directory = cached(model)
+    directory = cached(model, direct=True)
     if directory is None:
         raise InvalidRequest(f"the model {model} is not here: run `weftline pull {model}` first")
     described = asyncio.run(_described(EmbeddedConfig(model=directory)))

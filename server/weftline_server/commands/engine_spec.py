@@ -25,6 +25,7 @@ class EmbeddedSpec:
 
     device: str = "auto"
     load_format: str = "auto"
+    quantize: str = "none"
     kv_fraction: float | None = None
     host_kv_tokens: int = 0
     cores: tuple[int, ...] = ()

@@ -86,6 +86,7 @@ def _torch(spec: EngineSpec) -> Callable[[], Engine]:
             dtype=spec.dtype,
             device=spec.embedded.device,
             load_format=spec.embedded.load_format,
+            quantize=spec.embedded.quantize,
             kv_tokens=spec.kv_tokens,
             kv_fraction=spec.embedded.kv_fraction,
             host_kv_tokens=spec.embedded.host_kv_tokens,
@@ -102,7 +103,7 @@ def _torch(spec: EngineSpec) -> Callable[[], Engine]:
 def _weights(spec: EngineSpec) -> Path:
     """Return the model's directory. A dummy model has random weights and needs only config.json."""
     if spec.embedded.load_format != "dummy":
-        return resolve(spec.model or DEFAULT_MODEL, progress=for_stream())
+        return resolve(spec.model or DEFAULT_MODEL, progress=for_stream(), direct=True)
     directory = Path(spec.model or ".")
     if not (directory / "config.json").is_file():
         raise InvalidRequest(
@@ -198,6 +199,12 @@ def _add_embedded_arguments(torch: argparse._ArgumentGroup) -> None:
         "--load-format",
         choices=("auto", "dummy"),
         help="dummy makes random weights from MODEL/config.json, for benchmarks (default: auto)",
+    )
+    torch.add_argument(
+        "--quantize",
+        choices=("none", "q8_0", "q4_0"),
+        help="quantise weights of 16 bits and more when they are loaded, for the C kernels "
+        "(default: none); a quantised GGUF file keeps its types",
     )
     torch.add_argument(
         "--kv-tokens",

@@ -20,5 +20,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the model's directory to standard output. Progress goes to standard error."""
-    print(resolve(args.model, progress=for_stream()))
+    print(resolve(args.model, progress=for_stream(), direct=True))
     return 0

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from weftline_engine.embedded.model.config import ModelError, read_json
+from weftline_engine.embedded.model.matrix import Matrix
 
 # Bytes of a number of each type that is read, by the library's names.
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -35,16 +36,23 @@ class _Stored:
 
 
 class Checkpoint:
-    """The tensors of a model directory by name, read when asked for."""
+    """The tensors of a model directory by name, read when asked for.
+
+    `count` is the number of their weights, and `nbytes` that of their bytes in the files.
+    """
+
+    count: int
+    nbytes: int
 
     def __init__(self, directory: Path, heard: Heard | None = None) -> None:
         """Map every shard. Raises ModelError for a missing, truncated or foreign file."""
         self._stored: dict[str, _Stored] = {}
         for path in _shards(directory):
             self._stored.update(_stored(path))
+        self.count = sum(prod(one.shape) for one in self._stored.values())
         self._heard = heard
         self._unread = {name: one.nbytes for name, one in self._stored.items()}
-        self._bytes = sum(self._unread.values())
+        self.nbytes = sum(self._unread.values())
         self._done = 0
 
     def __contains__(self, name: str) -> bool:
@@ -61,9 +69,16 @@ class Checkpoint:
             )
         self._done += self._unread.pop(name, 0)
         if self._heard is not None:
-            self._heard(self._done, self._bytes)
+            self._heard(self._done, self.nbytes)
         tensor: Tensor = stored.file.get_tensor(stored.name)
         return tensor
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """Matrix `name`, quantised if it is so in the file."""
+        return self.read(name, shape)
+
+    def forget(self) -> None:
+        """Give the memory back of what was read so far, where that is possible."""
 
 
 class RandomWeights(Checkpoint):
@@ -77,6 +92,7 @@ class RandomWeights(Checkpoint):
         """Make the tensors on `device`, if given, which is faster than copying 13 GB there."""
         drawn = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
         self._drawn = drawn.to(device)
+        self.count = self.nbytes = 0
 
     def __contains__(self, name: str) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Chooses the decoder of a model: in C for bfloat16 and int8 on the CPU, else in torch."""
+"""Chooses the decoder of a model: in C for up to 16 bits a weight on the CPU, else in torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from weftline_engine.embedded.model.base import CPU, Model, TorchModel
+from weftline_engine.embedded.model.blocks_file import BlocksFile, is_blocks
 from weftline_engine.embedded.model.checkpoint import Checkpoint, Heard, RandomWeights
 from weftline_engine.embedded.model.config import (
     LlamaConfig,
@@ -21,6 +22,7 @@ from weftline_engine.embedded.model.families import read_config
 from weftline_engine.embedded.model.llama import LlamaDecoder
 from weftline_engine.embedded.model.native import NativeDecoder, runs
 from weftline_engine.embedded.model.opt import OptDecoder
+from weftline_engine.memory import available_bytes
 from weftline_kernels.cpu import (
     Machine,
     NoKernels,
@@ -29,6 +31,7 @@ from weftline_kernels.cpu import (
     load,
     this_machine,
 )
+from weftline_kernels.cpu.blocks import QUANTISED, WeightType
 from weftline_kernels.operations import TORCH, TRITON, Operations
 
 # SmolLM2's prompts of 500 tokens took 3.3 and 4.0 times as long in torch as in the C decoder with
@@ -47,19 +50,26 @@ def load_decoder(
     builds: Path,
     *,
     dummy: bool = False,
+    quantize: str = "none",
     heard: Heard | None = None,
     machine: Machine | None = None,
 ) -> Model:
     """The model of a Hugging Face directory on the CPU. Compiled code is kept in `builds`.
 
-    A `dummy` has random weights, and needs only config.json. `heard` is called for each tensor that
+    A `dummy` has random weights, and needs only config.json. `quantize` names the type to which the
+    C kernels quantise matrices of 16 bits a weight and more. `heard` is called for each tensor that
     is read. `machine` describes the CPU, by default this one.
 
-    Raises ModelError, also if int8 is asked for and the C kernels do not run. A line on stderr says
-    how the model is computed, and why faster ways do not work.
+    Raises ModelError, also if there is too little memory, or if int8 or a quantised type is asked
+    for and the C kernels do not run. A line on stderr says how the model is computed, and why
+    faster ways do not work.
     """
     config = read_config(directory)
-    weights = RandomWeights() if dummy else Checkpoint(directory, heard)
+    weights = RandomWeights() if dummy else checkpoint(directory, heard)
+    quantise = None if quantize == "none" else WeightType[quantize.upper()]
+    if quantise is not None and dtype != "bfloat16":
+        raise ModelError(f"weights are quantised in dtype bfloat16, not in {dtype}")
+    _check_memory(weights, dtype if quantise is None else quantize)
     if dtype not in ("bfloat16", "int8"):
         return torch_model(config, weights, getattr(torch, dtype))
     search = Search(builds, machine=machine or this_machine())
@@ -70,14 +80,57 @@ def load_decoder(
             why = str(reasons)
         else:
             _say(" ".join([f"{choice}.", *choice.notes]))
-            return NativeDecoder(config, weights, library, int8=dtype == "int8")
+            int8 = dtype == "int8"
+            decoder = NativeDecoder(config, weights, library, int8=int8, quantise=quantise)
+            if QUANTISED & decoder.weight_bytes.keys():
+                _say(_weights_of(decoder))
+            return decoder
     else:
         why = "The C kernels do not run this model."
     if dtype == "int8":
         raise ModelError(f"int8 needs the C kernels: {why}")
+    if quantise is not None:
+        raise ModelError(f"quantised weights need the C kernels: {why}")
     emulated = emulates_bfloat16(search.machine)
     _say(f"torch, {_IN_FLOAT32 if emulated else _IN_BFLOAT16}. {why}")
     return torch_model(config, weights, torch.float32 if emulated else torch.bfloat16)
+
+
+def checkpoint(directory: Path, heard: Heard | None = None) -> Checkpoint:
+    """The weights of a directory. Raises ModelError."""
+    return BlocksFile(directory, heard) if is_blocks(directory) else Checkpoint(directory, heard)
+
+
+# Bytes of a weight by its type in memory.
+_WEIGHT_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "int8": 1,
+    "q8_0": 34 / 32,
+    "q4_0": 18 / 32,
+}
+# The bytes of quantised weights in panels, over those in the file: Q4_K has 148 bytes for 144.
+_PACKED = 1.03
+
+
+def _check_memory(weights: Checkpoint, kind: str) -> None:
+    """Raise ModelError if the weights do not fit into the memory that is free."""
+    free = available_bytes()
+    quantised = isinstance(weights, BlocksFile) and kind == "bfloat16"
+    needed = weights.nbytes * _PACKED if quantised else weights.count * _WEIGHT_BYTES[kind]
+    if free is not None and needed > free:
+        raise ModelError(
+            f"the weights need {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free; "
+            "take a smaller model, one with fewer bits a weight, or --quantize q4_0"
+        )
+
+
+def _weights_of(decoder: NativeDecoder) -> str:
+    """The weights in memory and their types."""
+    sizes = decoder.weight_bytes
+    each = ", ".join(f"{kind.name} {size / 1e6:,.0f} MB" for kind, size in sizes.items())
+    return f"{sum(sizes.values()) / 1e6:,.0f} MB of weights in memory: {each}."
 
 
 def _say(words: str) -> None:
@@ -94,7 +147,7 @@ def load_on_device(
     heard: Heard | None = None,
 ) -> DeviceModel:
     """The model of a Hugging Face directory, or a dummy, on a CUDA device. Raises ModelError."""
-    weights = RandomWeights(device) if dummy else Checkpoint(directory, heard)
+    weights = RandomWeights(device) if dummy else checkpoint(directory, heard)
     config = for_device(read_config(directory))
     network = torch_model(config, weights, getattr(torch, dtype), device, TRITON)
     return DeviceModel(network, max_running=max_running, capture=CudaGraphs())
@@ -121,7 +174,7 @@ def for_device(config: ModelConfig) -> ModelConfig:
 
 def load_model(directory: Path, dtype: torch.dtype) -> TorchModel:
     """The model of a Hugging Face directory in torch, on the CPU. Raises ModelError."""
-    return torch_model(read_config(directory), Checkpoint(directory), dtype)
+    return torch_model(read_config(directory), checkpoint(directory), dtype)
 
 
 def torch_model(

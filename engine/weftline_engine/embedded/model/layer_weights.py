@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weftline_engine.embedded.model.checkpoint import Checkpoint
 from weftline_engine.embedded.model.config import Experts, HeadNorm, LlamaConfig
+from weftline_engine.embedded.model.matrix import Matrix, values_of
 
 
 class LayerWeights:
@@ -38,17 +39,17 @@ class LayerWeights:
                 widths = self._qkv[0], self._qkv[1]
         return self._norm("self_attn.q_norm", widths[0]), self._norm("self_attn.k_norm", widths[1])
 
-    def qkv(self) -> list[Tensor]:
+    def qkv(self) -> list[Matrix]:
         """The matrices of queries, keys and values, one above the other; or all as one."""
-        return self._stack(self._config.names.qkv, self._qkv, self._config.hidden)
+        return self._matrices(self._config.names.qkv, self._qkv)
 
     def qkv_bias(self) -> Tensor | None:
         """The biases of queries, keys and values as one vector."""
         if not self._config.biases.qkv:
             return None
-        return torch.cat(self._stack(self._config.names.qkv, self._qkv))
+        return torch.cat(self._vectors(self._config.names.qkv, self._qkv))
 
-    def out(self) -> Tensor:
+    def out(self) -> Matrix:
         """The matrix of what attention adds."""
         return self._matrix(self._config.names.out, self._config.hidden, self._qkv[0])
 
@@ -58,22 +59,24 @@ class LayerWeights:
 
     def router(self, experts: Experts) -> Tensor:
         """The matrix that chooses a row's experts."""
-        return self._matrix("mlp.gate", experts.count, self._config.hidden)
+        return values_of(self._matrix("mlp.gate", experts.count, self._config.hidden))
 
     def expert(self, experts: Experts, number: int) -> tuple[Tensor, Tensor, Tensor]:
         """The matrices of an expert: its gate, what it multiplies, and what it adds."""
         name, wide, hidden = f"mlp.experts.{number}", experts.mlp, self._config.hidden
         return (
-            self._matrix(f"{name}.gate_proj", wide, hidden),
-            self._matrix(f"{name}.up_proj", wide, hidden),
-            self._matrix(f"{name}.down_proj", hidden, wide),
+            values_of(self._matrix(f"{name}.gate_proj", wide, hidden)),
+            values_of(self._matrix(f"{name}.up_proj", wide, hidden)),
+            values_of(self._matrix(f"{name}.down_proj", hidden, wide)),
         )
 
-    def gate_up(self) -> tuple[Tensor, Tensor]:
+    def gate_up(self) -> tuple[Matrix, Matrix]:
         """The matrices of the gate and of what it multiplies."""
         config = self._config
-        sizes = config.mlp, config.mlp
-        gate, up = _split(self._stack(config.names.gate_up, sizes, config.hidden), config.mlp)
+        found = self._matrices(config.names.gate_up, (config.mlp, config.mlp))
+        if len(found) == 1:
+            return found[0][: config.mlp], found[0][config.mlp :]
+        gate, up = found
         return gate, up
 
     def gate_up_bias(self) -> tuple[Tensor, Tensor] | None:
@@ -81,9 +84,13 @@ class LayerWeights:
         config = self._config
         if not config.biases.mlp:
             return None
-        return _split(self._stack(config.names.gate_up, (config.mlp, config.mlp)), config.mlp)
+        found = self._vectors(config.names.gate_up, (config.mlp, config.mlp))
+        if len(found) == 1:
+            return found[0][: config.mlp], found[0][config.mlp :]
+        gate, up = found
+        return gate, up
 
-    def down(self) -> Tensor:
+    def down(self) -> Matrix:
         """The matrix of what the MLP adds."""
         return self._matrix(self._config.names.down, self._config.hidden, self._config.mlp)
 
@@ -94,18 +101,22 @@ class LayerWeights:
     def _norm(self, name: str, width: int) -> Tensor:
         return norm_weight(self._weights, self._config, f"{self._before}{name}", width)
 
-    def _matrix(self, name: str, *shape: int) -> Tensor:
-        return self._weights.read(f"{self._before}{name}.weight", shape)
+    def _matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        return self._weights.matrix(f"{self._before}{name}.weight", (rows, columns))
 
     def _bias(self, name: str) -> Tensor:
         return self._weights.read(f"{self._before}{name}.bias", (self._config.hidden,))
 
-    def _stack(self, names: tuple[str, ...], rows: tuple[int, ...], *columns: int) -> list[Tensor]:
-        """The matrices of `names`, or their biases if there are no `columns`."""
-        kind = "weight" if columns else "bias"
+    def _matrices(self, names: tuple[str, ...], rows: tuple[int, ...]) -> list[Matrix]:
+        """The matrices of `names`, of which one may hold all rows."""
+        sizes, hidden = (sum(rows),) if len(names) == 1 else rows, self._config.hidden
+        return [self._matrix(name, size, hidden) for name, size in zip(names, sizes, strict=True)]
+
+    def _vectors(self, names: tuple[str, ...], rows: tuple[int, ...]) -> list[Tensor]:
+        """The biases of `names`, of which one may hold all rows."""
         sizes = (sum(rows),) if len(names) == 1 else rows
         return [
-            self._weights.read(f"{self._before}{name}.{kind}", (size, *columns))
+            self._weights.read(f"{self._before}{name}.bias", (size,))
             for name, size in zip(names, sizes, strict=True)
         ]
 
@@ -114,11 +125,3 @@ def norm_weight(weights: Checkpoint, config: LlamaConfig, name: str, width: int)
     """The factors of an RMSNorm in float32 or wider: its weight and the family's offset."""
     found = weights.read(f"{name}.weight", (width,))
     return found.to(torch.promote_types(found.dtype, torch.float32)) + config.norms.offset
-
-
-def _split(found: list[Tensor], rows: int) -> tuple[Tensor, Tensor]:
-    """Two tensors of `rows` rows, which may lie one above the other in one."""
-    if len(found) == 1:
-        return found[0][:rows], found[0][rows:]
-    first, second = found
-    return first, second

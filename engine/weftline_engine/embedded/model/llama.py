@@ -17,6 +17,7 @@ from weftline_engine.embedded.model.base import CPU, StepInput, TorchModel, wide
 from weftline_engine.embedded.model.checkpoint import Checkpoint
 from weftline_engine.embedded.model.config import HeadNorm, LayerKind, LlamaConfig, Rope
 from weftline_engine.embedded.model.layer_weights import LayerWeights, norm_weight
+from weftline_engine.embedded.model.matrix import values_of
 from weftline_engine.embedded.model.mlp import Mixture, Mlp, gate_of
 from weftline_engine.embedded.model.rope import frequencies
 from weftline_kernels.attention import Attention, TorchAttention
@@ -82,10 +83,10 @@ class LlamaDecoder(TorchModel):
 
         return LlamaLayer(
             perhaps(found.norm(norms.attention)),
-            here(torch.cat(found.qkv())),
+            here(torch.cat([values_of(one) for one in found.qkv()])),
             perhaps(found.qkv_bias()),
             None if head_norms is None else (here(head_norms[0]), here(head_norms[1])),
-            here(found.out()),
+            here(values_of(found.out())),
             perhaps(found.out_bias()),
             perhaps(found.norm(norms.attended)),
             perhaps(found.norm(norms.mlp)),
@@ -102,9 +103,9 @@ class LlamaDecoder(TorchModel):
     def _mlp(self, found: LayerWeights) -> Mlp:
         bias = found.gate_up_bias()
         return Mlp(
-            self._here(torch.cat(found.gate_up())),
+            self._here(torch.cat([values_of(one) for one in found.gate_up()])),
             None if bias is None else self._here(torch.cat(bias)),
-            self._here(found.down()),
+            self._here(values_of(found.down())),
             self._perhaps(found.down_bias()),
         )
 

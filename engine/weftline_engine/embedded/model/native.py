@@ -1,4 +1,4 @@
-"""The decoder in C (weftline_kernels.cpu) for bfloat16 and int8, with the interface of a `Model`.
+"""The decoder in C (weftline_kernels.cpu) for bfloat16, int8 and quantised weights, as a `Model`.
 
 Activations stay float32 from the embedding to the logits, so it is more exact than a decoder that
 uses bfloat16 throughout. T = tokens, R = rows whose logits are wanted, K = KV heads, P = blocks,
@@ -19,9 +19,13 @@ from weftline_engine.embedded.model.base import CPU, StepInput, empty_cache
 from weftline_engine.embedded.model.checkpoint import Checkpoint
 from weftline_engine.embedded.model.config import Activation, HeadNorm, LayerKind, LlamaConfig
 from weftline_engine.embedded.model.layer_weights import LayerWeights, norm_weight
+from weftline_engine.embedded.model.matrix import Blocks, Matrix
+from weftline_engine.embedded.model.packer import CWeight, Packer
 from weftline_engine.embedded.model.rope import frequencies
+from weftline_kernels.cpu.blocks import WeightType
 from weftline_kernels.cpu.items import Flat, flatten, queries_of_task
-from weftline_kernels.cpu.layout import interleave, pack, pack_int8, rounded_stride, stride
+from weftline_kernels.cpu.layout import interleave, scratch_row, stride
+from weftline_kernels.cpu.panels import Panels
 from weftline_kernels.work_list import MIN_BLOCKS_SAVED
 
 BLOCK = 16  # fixed in decoder.c
@@ -46,13 +50,12 @@ _PARTS = ("visible", "part_at", "part", "cache")
 _ROWS = ("x", "qkv", "added", "normed", "attended", "gated")
 _SCRATCH = ("partial", "top", "weight", "rounded")
 
-_CWeight = _struct("_CWeight", [("panels", Pointer), ("scale", Pointer)])
 _CLayer = _struct(
     "_CLayer",
     [
         *((name, Pointer) for name in (*_NORMS, *_BIASES)),
         *((name, ctypes.c_int32) for name in ("rope", "window")),
-        *((name, _CWeight) for name in _MATRICES),
+        *((name, CWeight) for name in _MATRICES),
     ],
 )
 _CModel = _struct(
@@ -60,8 +63,9 @@ _CModel = _struct(
     [
         *((name, ctypes.c_int32) for name in (*_SIZES, *_KINDS)),
         *((name, ctypes.c_float) for name in (*_SCALES, *_CAPS)),
+        ("embedding_type", ctypes.c_int32),
         *((name, Pointer) for name in ("embedding", "norm")),
-        ("head", _CWeight),
+        ("head", CWeight),
         ("layer", ctypes.POINTER(_CLayer)),
     ],
 )
@@ -120,39 +124,56 @@ class NativeDecoder:
         library: ctypes.CDLL,
         *,
         int8: bool = False,
+        quantise: WeightType | None = None,
     ) -> None:
         self.config = config
-        self.int8 = int8
         self.threads = torch.get_num_threads()
         self._forward = library.weftline_forward
-        self._panel = int(library.weftline_panel())  # columns
+        self._packer = Packer(Panels(library, self.threads), int8, quantise)
+        self._panel = self._packer.panels.columns
         ropes = {config.kind(i).rope for i in range(config.layers)} - {None}
         self._ropes = [rope for rope in ropes if rope is not None]
         self._frequencies = [frequencies(rope, config.head_size) for rope in self._ropes]
-        self._kept: list[Tensor] = []  # tensors to which the C structs point
         self._scratch: dict[str, npt.NDArray[np.float32]] = {}
         hidden, vocabulary = config.hidden, config.vocabulary
-        embedding = weights.read("model.embed_tokens.weight", (vocabulary, hidden))
+        embedding = self._packer.quantised(
+            weights.matrix("model.embed_tokens.weight", (vocabulary, hidden))
+        )
         tied = config.tied or "lm_head.weight" not in weights
-        head = embedding if tied else weights.read("lm_head.weight", (vocabulary, hidden))
+        head = embedding if tied else weights.matrix("lm_head.weight", (vocabulary, hidden))
         self._layers = (_CLayer * config.layers)(
             *(
-                self._layer(LayerWeights(weights, config, i), config.kind(i))
+                self._layer(LayerWeights(weights, config, i), config.kind(i), weights)
                 for i in range(config.layers)
             )
         )
         self._model = _CModel(
             **{name: getattr(config, name) for name in _SIZES},
             **_described(config),
-            # A copy, so that no tensor keeps the mapped file, which is as large as the packed
-            # weights.
-            embedding=self._keep(embedding.to(torch.bfloat16, copy=True)),
+            **self._table(embedding),
             norm=self._vector(norm_weight(weights, config, "model.norm", hidden)),
-            head=self._weight(head),
+            head=self._packer.stacked([head]),
             layer=self._layers,
         )
+        weights.forget()
 
-    def _layer(self, found: LayerWeights, kind: LayerKind) -> Any:
+    @property
+    def weight_bytes(self) -> dict[WeightType, int]:
+        """The bytes of weights that a step reads, by type, the most first."""
+        return dict(self._packer.packed.most_common())
+
+    def _table(self, embedding: Matrix) -> dict[str, int]:
+        """The embedding as the decoder looks rows up in it. Blocks stay in the mapped file."""
+        if isinstance(embedding, Blocks):
+            return {
+                "embedding_type": embedding.kind,
+                "embedding": self._packer.keep(embedding.rows),
+            }
+        # A copy, so that no tensor keeps the mapped file, which is as large as the packed weights.
+        copy = self._keep(embedding.to(torch.bfloat16, copy=True))
+        return {"embedding_type": WeightType.BF16, "embedding": copy}
+
+    def _layer(self, found: LayerWeights, kind: LayerKind, weights: Checkpoint) -> Any:
         norms, lanes = self.config.norms, self._panel // 2
         q_norm, k_norm = found.head_norms() or (None, None)
         bias = found.gate_up_bias()
@@ -168,15 +189,17 @@ class NativeDecoder:
             "gate_up_bias": None if bias is None else interleave(*bias, lanes),
             "down_bias": found.down_bias(),
         }
-        return _CLayer(
+        layer = _CLayer(
             **{name: self._vector(values_X) for name, values_X in vectors.items()},
             rope=-1 if kind.rope is None else self._ropes.index(kind.rope),
             window=kind.window or 0,
-            qkv=self._weight(torch.cat(found.qkv())),
-            out=self._weight(found.out()),
-            gate_up=self._weight(interleave(*found.gate_up(), lanes)),
-            down=self._weight(found.down()),
+            qkv=self._packer.stacked(found.qkv()),
+            out=self._packer.stacked([found.out()]),
+            gate_up=self._packer.gated(*found.gate_up()),
+            down=self._packer.stacked([found.down()]),
         )
+        weights.forget()
+        return layer
 
     def _vector(self, values_X: Tensor | None) -> int | None:
         """The address of a vector in float32, padded to whole panels."""
@@ -185,17 +208,8 @@ class NativeDecoder:
         padding = -len(values_X) % self._panel
         return self._keep(torch.nn.functional.pad(values_X.float(), (0, padding)))
 
-    def _weight(self, weight_XY: Tensor) -> Any:
-        """The weights of a product in panels."""
-        if not self.int8:
-            return _CWeight(self._keep(pack(weight_XY, self._panel)), None)
-        panels, scales = pack_int8(weight_XY, self._panel)
-        return _CWeight(self._keep(panels), self._keep(scales))
-
     def _keep(self, tensor: Tensor) -> int:
-        tensor = tensor.contiguous()
-        self._kept.append(tensor)
-        return tensor.data_ptr()
+        return self._packer.keep(tensor)
 
     def forward(self, step: StepInput, cache_L2KPX: Tensor) -> Tensor:
         """Compute a step: fills the tokens' KV slots and returns logits (R, V) in float32."""
@@ -255,13 +269,11 @@ class NativeDecoder:
             sine.append((angles_TF.sin() * rope.amplitude).flatten())
         return torch.cat(cosine), torch.cat(sine)
 
-    def _rounded(self, rows: int) -> int | None:
-        """The address of scratch memory for the inputs of a product in int8."""
-        if not self.int8:
-            return None
+    def _rounded(self, rows: int) -> int:
+        """The address of scratch memory for the rounded inputs of a product."""
         config = self.config
         widest = max(config.hidden, config.mlp, config.heads * config.head_size)
-        return self._scratch_for("rounded", rows * rounded_stride(widest) // 4)
+        return self._scratch_for("rounded", rows * scratch_row(widest) // 4)
 
     def _scratch_for(self, name: str, count: int) -> int:
         """The address of scratch memory for `count` numbers; it is kept for the next step."""
