@@ -168,15 +168,22 @@ def write_gguf() -> Callable[..., Path]:
         for name, values in (found | (tensors or {})).items():
             if name != without and name not in (blocks or {}):
                 writer.add_tensor(name, values)
-        for name, (rows, kind) in (blocks or {}).items():  # rows of bytes, and their type
-            writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType(kind))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        _write_with_blocks(writer, blocks or {})
         return path
 
     return write
+
+
+def _write_with_blocks(writer: Any, blocks: dict[str, tuple[Any, int]]) -> None:
+    """Write the file with further tensors of quantised types: rows of bytes, and their type."""
+    import gguf
+
+    for name, (rows, kind) in blocks.items():
+        writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType(kind))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def _byte_characters() -> list[str]:
