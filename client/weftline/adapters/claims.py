@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
+from threading import RLock
 from typing import Any, Generic, TypeVar
 
 from weftline.adapters.feed import Result
@@ -38,7 +38,8 @@ class Claims(Generic[K]):
 
     def __init__(self, planned: Sequence[Planned[K]]) -> None:
         self.planned = tuple(planned)
-        self._lock = Lock()
+        # Reentrant: a garbage collection while it is held may end a run, which comes here, too.
+        self._lock = RLock()
         self._unknown = list(planned)  # their prompts read values that have not arrived
         self._known: defaultdict[K, deque[Planned[K]]] = defaultdict(deque)
 

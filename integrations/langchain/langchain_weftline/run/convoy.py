@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from threading import Lock, get_ident
+from threading import RLock, get_ident
 from typing import Any, Self
 from uuid import UUID
 
@@ -96,7 +96,8 @@ class Convoys(Aside):
         self._runs: OrderedDict[UUID, Branch[Waiting]] = OrderedDict()
         self._sent: dict[Group[Waiting], list[Ahead]] = {}
         self._all: Group[Waiting] | None = Group() if across else None
-        self._lock = Lock()
+        # Reentrant: a garbage collection while it is held may end a run, which comes here, too.
+        self._lock = RLock()
 
     def __deepcopy__(self, memo: object) -> Self:
         return self

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -43,7 +43,8 @@ class Parts(Begun):
 
     def __init__(self) -> None:
         self._begun: dict[UUID, Ahead] = {}  # by the part's run, and by those inside it
-        self._lock = Lock()
+        # Reentrant: a garbage collection while it is held may end a run, which comes here, too.
+        self._lock = RLock()
 
     @abstractmethod
     def chain_of(self, start: Start) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from threading import Lock
+from threading import RLock
 from types import MappingProxyType
 from typing import Any
 
@@ -40,7 +40,8 @@ class Templates:
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, tuple[object, BasePromptTemplate[Any] | None]] = OrderedDict()
-        self._lock = Lock()
+        # Reentrant: a garbage collection while it is held may end a run, which comes here, too.
+        self._lock = RLock()
 
     def find(self, serialized: object) -> BasePromptTemplate[Any] | None:
         """The template, or None where its JSON cannot be read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
-from threading import Lock
+from threading import RLock
 from typing import Any, Self
 from uuid import UUID
 
@@ -47,7 +47,8 @@ class Threads(BaseCallbackHandler):
 
     def __init__(self) -> None:
         self._by_thread: OrderedDict[str, ThreadSessions] = OrderedDict()
-        self._lock = Lock()
+        # Reentrant: a garbage collection while it is held may end a run, which comes here, too.
+        self._lock = RLock()
         weakref.finalize(self, _close, self._by_thread)
 
     def __deepcopy__(self, memo: object) -> Self:

@@ -13,7 +13,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from threading import Lock, Thread
+from threading import RLock, Thread
 from time import sleep
 from types import FrameType
 from typing import Any, Generic, TypeVar
@@ -82,7 +82,8 @@ class Callers(Generic[T]):
         """`ended` is called with the item of each method that has ended."""
         self._ended = ended
         self._known: dict[FrameType, _Known[T]] = {}
-        self._lock = Lock()
+        # Reentrant: a garbage collection while it is held may end a run, which comes here, too.
+        self._lock = RLock()
         self._thread: Thread | None = None
 
     def __len__(self) -> int:

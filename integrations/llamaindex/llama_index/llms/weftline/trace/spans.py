@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Lock
+from threading import Lock, RLock
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
@@ -97,7 +97,8 @@ class Spans:
     def __init__(self) -> None:
         self._open: OrderedDict[str, Span] = OrderedDict()
         self._callers: Callers[Span] = Callers(_end)
-        self._lock = Lock()
+        # Reentrant: a garbage collection while it is held may end a run, which comes here, too.
+        self._lock = RLock()
 
     def __len__(self) -> int:
         return len(self._open) + len(self._callers)
