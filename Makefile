@@ -29,7 +29,7 @@ SHAPE := tests/test_layers.py tests/test_names.py tests/test_shape.py tests/test
 LONG := tests/e2e/test_bench.py tests/e2e/test_bench_runs.py \
   tests/e2e/test_graph_exactness.py tests/e2e/test_llama_exactness.py \
   tests/e2e/test_langchain_standard.py tests/e2e/test_demo.py \
-  tests/integrations/test_bench_harness.py tests/kernels/test_gpu_parts.py \
+  tests/integrations/test_bench_harness.py tests/e2e/test_gpu_parts.py \
   tests/cpu/test_models_conversion.py
 BUT_LONG := $(addprefix --ignore=,$(LONG))
 # `make test-long` draws this many graphs for the exactness of the embedded engine, `make test` 40.
@@ -69,7 +69,7 @@ test-fast: install ## about a minute: decisions on the null engine, layers, word
 
 test: install ## the product's tests that need no GPU, but for those of test-long and check
 	$(call suite,tests/null,$(NO_TORCH) $(BY_FILE) $(STRICT) tests/null $(NO_NET))
-	$(call suite,tests/kernels,TRITON_INTERPRET=1 $(BY_FILE) tests/kernels $(BUT_LONG))
+	$(call suite,tests/kernels,TRITON_INTERPRET=1 $(BY_FILE) tests/kernels)
 	$(call suite,integrations/langchain/tests/unit_tests,$(PYTEST) integrations/langchain/tests/unit_tests)
 	$(call suite,tests/integrations,$(BY_FILE) tests/integrations $(BUT_LONG))
 	$(call suite,tests/e2e,$(BY_FILE) tests/contract tests/e2e tests/cpu $(BUT_LONG))
