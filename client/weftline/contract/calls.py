@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -185,7 +185,7 @@ class Call:
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool = True
-    chat_template_kwargs: dict[str, TemplateWord] = field(default_factory=dict)
+    chat_template_kwargs: dict[str, TemplateWord] | None = None
     priority: int = 0
 
     __pydantic_config__ = _STRICT
@@ -207,7 +207,7 @@ class Call:
                     f"{len(items):,}: split the call",
                     param=what,
                 )
-        _check_words(self.chat_template_kwargs)
+        _check_words(self.chat_template_kwargs or {})
         check_tools(self.tools)
         check_choice(self.tool_choice, self.tools)
 

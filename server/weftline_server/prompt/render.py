@@ -102,7 +102,9 @@ def render(call: Call, output: Placeholder, texts: Mapping[str, str]) -> PromptB
         else:
             text.append(text_of(item))
     messages = tuple(turns) if chat else None
-    return PromptBefore("".join(text), messages, call.offered_tools, call.chat_template_kwargs)
+    return PromptBefore(
+        "".join(text), messages, call.offered_tools, call.chat_template_kwargs or {}
+    )
 
 
 def turns_of(text: str, param: str) -> list[RenderedMessage]:

@@ -58,7 +58,7 @@ class Answers:
             body = primitive.body
             assert isinstance(body, PromptBody) and body.is_read, "its text is read"
             prompter = self._prompter(primitive.resource)
-            thinking = prompter.thinking(body.call.chat_template_kwargs)
+            thinking = prompter.thinking(body.call.chat_template_kwargs or {})
             reader = reader_of(body, primitive.id, prompter.tool_format, thinking)
             found = self._readings[op] = _Reading(reader)
         return found

@@ -89,7 +89,7 @@ class ReplyChoice:
         thinking = Thinking.NONE
         if running.reply.shape.chat:
             prompter = running.service.model(call.model).prompter
-            thinking = prompter.thinking(call.chat_template_kwargs)
+            thinking = prompter.thinking(call.chat_template_kwargs or {})
         return ReplyChoice(running, index, task, bool(call.offered_tools), thinking)
 
     @property

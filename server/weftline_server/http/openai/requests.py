@@ -264,7 +264,7 @@ class ChatRequest(SharedFields):
             tools=tools,
             tool_choice=choice,
             parallel_tool_calls=self._parallel(choice),
-            chat_template_kwargs=self.chat_template_kwargs or {},
+            chat_template_kwargs=self.chat_template_kwargs or None,
         )
         return self.choices(call)
 
