@@ -8,13 +8,15 @@ import pytest
 
 from tests.null.asgi import Serve
 from tests.null.test_openai_tools import CALL, USER, WEATHER, chat, streamed
+from weftline.contract.protocol import Call
 from weftline_engine import null
 from weftline_engine.null import NullConfig, NullMode
 from weftline_server.prompt.answer import message_of
 from weftline_server.prompt.answer_parser import AnswerParser
 from weftline_server.prompt.thinking_block import Thinking, ThinkingBlock
-from weftline_server.prompt.tool_format import ToolFormat
-from weftline_server.prompt.tool_parser import ToolParser
+from weftline_server.prompt.tool_blocks import CODE, BlockParser
+from weftline_server.prompt.tool_format import ToolFormat, holds_beginning
+from weftline_server.prompt.tool_parser import Argument, Said, Thought, ToolParser
 
 # The end of a prompt as Qwen3 and SmolLM3 write it, where the block is empty if it is switched off,
 # and as the thinking models of 2025 do, which begin it.
@@ -110,6 +112,86 @@ async def test_a_template_may_begin_the_block(serve: Serve, monkeypatch: Any) ->
         "Rome is in Italy.",
         "It is sunny.",
     )
+
+
+@pytest.mark.parametrize(
+    ("wish", "text"),
+    [
+        ({"tools": [WEATHER], "tool_choice": "required"}, CALL),
+        (
+            {
+                "tools": [WEATHER],
+                "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
+            },
+            CALL,
+        ),
+        ({"response_format": {"type": "json_object"}}, '{"sunny": true}'),
+    ],
+)
+async def test_an_answer_that_is_held_to_a_form_does_not_think(
+    wish: dict[str, Any], text: str, serve: Serve, monkeypatch: Any
+) -> None:
+    """The prompt opens a block, and the constraint allows no word in it: the answer is no
+    thought."""
+    monkeypatch.setattr(null, "CHAT_TEMPLATE", OPENED)
+    server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("", text),)))
+    message = (await chat(server, USER, **wish))["choices"][0]["message"]
+    assert "reasoning_content" not in message
+    if "tools" in wish:
+        [made] = message["tool_calls"]
+        assert made["function"] == {"name": "get_weather", "arguments": '{"city": "Rome"}'}
+    else:
+        assert message["content"] == text
+
+
+@pytest.mark.parametrize(
+    ("wish", "held"),
+    [
+        (None, False),
+        ({"regex": "a+"}, True),
+        ({"structural_tag": {"format": {"type": "const_string", "value": "a"}}}, True),
+        (
+            {"structural_tag": {"structures": [{"begin": "<f>", "end": ""}], "triggers": ["<f"]}},
+            False,
+        ),
+    ],
+)
+def test_a_constraint_with_triggers_leaves_room_for_thoughts(
+    wish: dict[str, Any] | None, held: bool
+) -> None:
+    """The others hold from the first token."""
+    assert holds_beginning(Call(name="ask", prompt="{{output:a}}", placeholders=()), wish) is held
+
+
+async def test_a_prompt_of_text_has_no_template(serve: Serve, monkeypatch: Any) -> None:
+    """So nothing asks the model to think, and its text is the answer."""
+    monkeypatch.setattr(null, "CHAT_TEMPLATE", OPENED)
+    server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("", R1),)))
+    answer = await server.http.post("/v1/completions", json={"prompt": "Rome"})
+    assert answer.json()["choices"][0]["text"] == R1
+
+
+def test_code_in_the_thoughts_is_no_call() -> None:
+    """A block of code that a model only thinks of is not run."""
+    parser = AnswerParser(Thinking.MARKED, BlockParser(CODE, "k"))
+    text = "Done.\n```python\nprint(1)\n```\n"
+    deltas = parser.feed(f"<think>\n```python\nexit()\n```\n</think>\n\n{text}")
+    assert [one.value for one in deltas if isinstance(one, Argument)] == ["print(1)\n"]
+    assert "".join(one.text for one in deltas if isinstance(one, Said)) == text
+    assert "".join(one.text for one in deltas if isinstance(one, Thought)) == (
+        "```python\nexit()\n```"
+    )
+
+
+async def test_words_that_do_not_suit_a_template_are_refused(
+    serve: Serve, monkeypatch: Any
+) -> None:
+    """Whatever error the template raises, the request is told."""
+    monkeypatch.setattr(null, "CHAT_TEMPLATE", f"{SWITCHED}{{{{ 1 // (depth | default(1)) }}}}")
+    server = await serve(SAYS)
+    answer = await chat(server, USER, chat_template_kwargs={"depth": 0})
+    assert answer["error"]["message"].startswith("the model's chat template refuses these messages")
+    assert (await chat(server, USER))["choices"][0]["message"]["content"] == "It is sunny."
 
 
 async def test_a_model_that_does_not_think_keeps_its_text(serve: Serve) -> None:

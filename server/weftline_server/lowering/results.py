@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from weftline.contract import transforms
 from weftline.contract.errors import WeftlineError
+from weftline.contract.protocol import Call, Message, Placeholder
 from weftline_engine import api
 from weftline_server.lowering.kinds.prompt import PromptBody
 from weftline_server.prompt.answer_parser import AnswerParser, parser_of
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.thinking_block import Thinking
 from weftline_server.prompt.tool_blocks import BlockParser
-from weftline_server.prompt.tool_format import ToolFormat
+from weftline_server.prompt.tool_format import holds_beginning
 from weftline_server.session.task import TokenLogprob
 
 
@@ -47,17 +47,30 @@ class Transformed:
     reason: api.FinishReason | None = None
 
 
-Reader: TypeAlias = AnswerParser | BlockParser  # reads thoughts and tool calls in a text
-
-
-def reader_of(body: PromptBody, key: str, format: ToolFormat, thinking: Thinking) -> Reader:
+def reader_of(body: PromptBody, key: str, prompter: Prompter) -> AnswerParser:
     """What reads an output that may call tools.
 
     `key` identifies the output, so that the ids of its tool calls are the same each time.
     """
+    thinking = thinking_of(body.call, body.output, prompter)
     if body.blocks is not None:
-        return BlockParser(body.blocks, key)
-    return parser_of(body.call, key, format, thinking)
+        return AnswerParser(thinking, BlockParser(body.blocks, key))
+    return parser_of(body.call, key, prompter.tool_format, thinking)
+
+
+def thinking_of(call: Call, output: Placeholder, prompter: Prompter) -> Thinking:
+    """How an output thinks.
+
+    A prompt of text has no template that could ask for thoughts. A constraint that holds from the
+    first token leaves no room for thoughts, even behind a mark that the template has written.
+    """
+    if not any(isinstance(item, Message) for item in call.prompt):
+        return Thinking.NONE
+    thinking = prompter.thinking(call.chat_template_kwargs or {})
+    wish = None if output.sampling is None else output.sampling.constraint
+    if thinking is Thinking.OPEN and holds_beginning(call, wish):
+        return Thinking.MARKED
+    return thinking
 
 
 def transformed(body: PromptBody, value: object) -> Transformed:

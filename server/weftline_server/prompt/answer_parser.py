@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from weftline.contract.protocol import Call
 from weftline_server.prompt.thinking_block import Thinking, ThinkingBlock
+from weftline_server.prompt.tool_blocks import BlockParser
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.prompt.tool_parser import Delta, Said, Thought, ToolParser
 
@@ -14,7 +15,7 @@ class AnswerParser:
     Calls are read from what follows the thinking block.
     """
 
-    def __init__(self, thinking: Thinking, tools: ToolParser | None) -> None:
+    def __init__(self, thinking: Thinking, tools: ToolParser | BlockParser | None) -> None:
         self._block = ThinkingBlock(thinking)
         self._tools = tools
 

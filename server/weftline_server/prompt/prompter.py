@@ -227,7 +227,8 @@ class Prompter:
                 bos_token=self.description.bos_token,
                 eos_token=self.description.eos_token,
             )
-        except (TemplateError, TypeError) as error:
+        # The words of a request may be of another type than the template expects.
+        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error

@@ -70,7 +70,7 @@ def constraint(call: Call, otherwise: dict[str, Any] | None, format: ToolFormat)
     tool is strict.
     """
     tools = call.offered_tools
-    forced = call.tool_choice == "required" or isinstance(call.tool_choice, NamedTool)
+    forced = _is_forced(call)
     if not tools or not (forced or otherwise or any(tool.function.strict for tool in tools)):
         return None if otherwise is None else json.dumps(_for_engine(otherwise))
     if isinstance(call.tool_choice, NamedTool):
@@ -101,6 +101,23 @@ def constraint(call: Call, otherwise: dict[str, Any] | None, format: ToolFormat)
         "stop_after_first": once,
     }
     return json.dumps({"structural_tag": free})
+
+
+def holds_beginning(call: Call, otherwise: dict[str, Any] | None) -> bool:
+    """Return whether the constraint of an output holds from its first token.
+
+    A constraint with triggers leaves the text before them free.
+    """
+    match otherwise:
+        case None:
+            return bool(call.offered_tools) and _is_forced(call)
+        case {"structural_tag": tag}:
+            return tag_format(tag).get("type") != "triggered_tags"
+    return True
+
+
+def _is_forced(call: Call) -> bool:
+    return call.tool_choice == "required" or isinstance(call.tool_choice, NamedTool)
 
 
 def _for_engine(wish: dict[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from weftline_server.graph.primitive import Primitive
 from weftline_server.lowering.kinds.prompt import PromptBody
-from weftline_server.lowering.results import Reader, reader_of
+from weftline_server.lowering.results import reader_of
 from weftline_server.prompt.answer import AnswerBuilder
+from weftline_server.prompt.answer_parser import AnswerParser
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.tool_parser import Delta
 
@@ -17,7 +18,7 @@ from weftline_server.prompt.tool_parser import Delta
 class _Reading:
     """An answer that is being generated."""
 
-    reader: Reader
+    reader: AnswerParser
     answer: AnswerBuilder = field(default_factory=AnswerBuilder)
 
     def put(self, deltas: list[Delta]) -> tuple[Delta, ...]:
@@ -57,8 +58,6 @@ class Answers:
         if found is None:
             body = primitive.body
             assert isinstance(body, PromptBody) and body.is_read, "its text is read"
-            prompter = self._prompter(primitive.resource)
-            thinking = prompter.thinking(body.call.chat_template_kwargs or {})
-            reader = reader_of(body, primitive.id, prompter.tool_format, thinking)
+            reader = reader_of(body, primitive.id, self._prompter(primitive.resource))
             found = self._readings[op] = _Reading(reader)
         return found

@@ -130,14 +130,17 @@ class PromptRunner(Runner):
         return transformed(body, value)
 
     def said(self, session: Session, primitive: Primitive) -> object:
-        """What an output has said: its text, or the message that calls tools. It ends with that."""
+        """What an output has said: its text, or the message that calls tools. It ends with that.
+
+        The text of an answer that was read is without its thoughts.
+        """
         body, text = body_of(primitive), session.variables[primitive.writes[0]].text
         if not body.is_read:
             return text
         op = str(PrimitiveId(session.id, primitive.id))
-        message = self.answers.of(op).message()
+        answer = self.answers.of(op)
         self.answers.forget(op)
-        return message if body.call.offered_tools else text
+        return answer.message() if body.call.offered_tools else answer.said
 
     async def _result(self, tenant: str, body: PromptBody, value: object) -> Transformed:
         """The value of an output whose transforms may take long."""

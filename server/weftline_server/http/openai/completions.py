@@ -30,7 +30,8 @@ from weftline_server.http.openai.submission import Body, Running, start
 from weftline_server.http.openai.surface import OpenAIRoute, check
 from weftline_server.http.state import asking
 from weftline_server.http.wire import or_disconnect, read, schema
-from weftline_server.lowering.kinds.prompt import call_of
+from weftline_server.lowering.kinds.prompt import call_of, outputs_of
+from weftline_server.lowering.results import thinking_of
 from weftline_server.observe.view import output_step
 from weftline_server.prompt.answer import message_of
 from weftline_server.prompt.answer_parser import AnswerParser
@@ -85,11 +86,8 @@ class ReplyChoice:
     @staticmethod
     def of(running: Running, index: int, task: Task) -> ReplyChoice:
         """ReplyChoice number `index`, which `node` generates."""
-        call = call_of(task)
-        thinking = Thinking.NONE
-        if running.reply.shape.chat:
-            prompter = running.service.model(call.model).prompter
-            thinking = prompter.thinking(call.chat_template_kwargs or {})
+        call, [output] = call_of(task), outputs_of(task)
+        thinking = thinking_of(call, output, running.service.model(call.model).prompter)
         return ReplyChoice(running, index, task, bool(call.offered_tools), thinking)
 
     @property

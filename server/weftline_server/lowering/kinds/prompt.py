@@ -278,11 +278,13 @@ TEMPLATE_CHARS = 4096
 def template_of(body: PromptBody) -> str:
     """The template of an output, which it shares with outputs of other calls: 16 hex digits.
 
-    The call's name, the output's place, the tools, and the text before the first input.
+    The call's name, the output's place, the tools, the words for the chat template, and the text
+    before the first input. A model that thinks writes longer outputs.
     """
     first = next((one.text or "" for one in body.before), "")
     tools = [tool.function.name for tool in body.call.offered_tools]
-    told = repr((body.call.name, body.index, tools, first[:TEMPLATE_CHARS]))
+    words = sorted((body.call.chat_template_kwargs or {}).items())
+    told = repr((body.call.name, body.index, tools, words, first[:TEMPLATE_CHARS]))
     return hashlib.blake2b(told.encode(errors="replace"), digest_size=8).hexdigest()
 
 

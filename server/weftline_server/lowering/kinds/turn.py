@@ -147,6 +147,11 @@ class TurnBody(PromptBody, TakesItems):
         """How blocks in the answer call a tool; None if they call none."""
         return None if self.run.code is None else code_of(*self.run.code)
 
+    def streams_out(self, variable: str) -> bool:
+        """Not with code: the value is the text without its thoughts."""
+        # `record` makes the class again, where super() without arguments fails.
+        return self.run.code is None and PromptBody.streams_out(self, variable)
+
     def known(self, index: int) -> Taken | None:
         """Call number `index`, if the graph knows it."""
         return next((one for one in self.taken if one.index == index), None)

@@ -1,0 +1,72 @@
+"""Agents whose model thinks: neither their tools nor their next turns see the thoughts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.null.asgi import Serve
+from tests.null.test_thinking import OPENED
+from tests.null.tools.conftest import config
+from tests.null.tools.test_tool_runs import PACE, ask, called, streamed
+from weftline_engine import null
+from weftline_engine.null import NullConfig, NullMode
+from weftline_engine.tools.calls import Begun
+from weftline_engine.tools.config import ToolsConfig
+from weftline_engine.tools.engine import ToolEngine
+from weftline_server.config import ServerConfig
+
+THOUGHT = f"I could {called('add', a=1, b=1)}.\n</think>\n\n"
+# The second turn reads the tool's result. Rule "I could" would match a prompt with the thoughts.
+SCRIPT = (
+    ("I could", "The thoughts came back."),
+    ("<tool_response>", "It was a sum.\n</think>\n\nThree."),
+    ("#add", THOUGHT + called("add", a=1, b=2)),
+)
+
+
+async def test_an_agent_calls_what_its_answer_calls(serve: Serve, monkeypatch: Any) -> None:
+    """A call in the thoughts is not made. The next prompt has the answer without them, and what a
+    stream says is the last answer."""
+    monkeypatch.setattr(null, "CHAT_TEMPLATE", OPENED)
+    engine = NullConfig(mode=NullMode.SCRIPT, script=SCRIPT, latency=PACE)
+    begun = Begun()
+    server = await serve(
+        engine, ServerConfig(), None, {"tool:some": lambda: ToolEngine(config(), begun)}
+    )
+    answer = await ask(server, "#add")
+    first, result = answer["weftline"]["messages"]
+    [made] = first["tool_calls"]
+    assert made["function"] == {"name": "add", "arguments": '{"a": 1, "b": 2}'}
+    assert first["reasoning_content"] == THOUGHT.partition("\n</think>")[0]
+    assert result["content"] == "3"
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("It was a sum.", "Three.")
+    chunks = await streamed(server, "#add")
+    said = "".join(one["choices"][0]["delta"].get("content", "") for one in chunks)
+    assert said == "Three."
+
+
+async def test_an_agent_runs_the_code_of_its_answer(
+    serve: Serve, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Code in the thoughts is not run, and the answers' texts are without thoughts."""
+    monkeypatch.setattr(null, "CHAT_TEMPLATE", OPENED)
+    block = "So.\n```python\nprint(6 * 7)\n```\n"
+    script = (
+        ("42", "It was a product.\n</think>\n\nIt is 42."),
+        ("#code", f"Not so:\n```python\nprint(6 * 9)\n```\n</think>\n\n{block}"),
+    )
+    (tmp_path / "blocks.py").write_text(
+        "from weftline_engine.tools.interpreter import Python as Base\n\n"
+        "class Python(Base):\n    'Run code.'\n"
+    )
+    own = ToolsConfig(name="blocks", module="blocks", path=tmp_path)
+    engine, begun = NullConfig(mode=NullMode.SCRIPT, script=script, latency=PACE), Begun()
+    server = await serve(
+        engine, ServerConfig(), None, {"tool:blocks": lambda: ToolEngine(own, begun)}
+    )
+    answer = await ask(server, "#code", weftline={"run_tools": True, "code_tool": "python"})
+    written, result = answer["weftline"]["messages"]
+    assert (written["content"], result["content"]) == (block, "42")
+    assert answer["choices"][0]["message"]["content"] == "It is 42."
