@@ -99,9 +99,7 @@ class Readers:
                 f"variable {variable!r} was not ready after {timeout_s} s; it may be ready later",
                 param=variable,
             ) from None
-        await self._kept(session)
-        if found.error is not None:
-            raise found.error
+        await self._ended(session, found)
         self._apply(session, ev.VariableRead(now=self._now(), variable=variable))
         return found
 
@@ -145,9 +143,7 @@ class Readers:
                 else:
                     await signal.wait()
                     signal.clear()
-        await self._kept(session)
-        if found.error is not None:
-            raise found.error
+        await self._ended(session, found)
 
     async def answer(
         self, session: Session, variable: str, shows: Callable[[Sequence[Delta]], bool]
@@ -176,6 +172,10 @@ class Readers:
                 else:
                     await signal.wait()
                     signal.clear()
+        await self._ended(session, found)
+
+    async def _ended(self, session: Session, found: Variable) -> None:
+        """Wait until the end of a variable is on disk. Raises the variable's error."""
         await self._kept(session)
         if found.error is not None:
             raise found.error
