@@ -19,7 +19,7 @@ LOCKED = ROOT / "deploy" / "locked"
 _TORCH = re.compile(r"(torch|triton|nvidia-|cuda-)")
 _UV = ("uv", "pip", "compile", "--universal", "--generate-hashes", "--python-version", "3.11")
 _PLAIN = ("--no-header", "--no-annotate", "--no-emit-index-url", "-c", "constraints.txt")
-_EXTRAS = ("server", "engine", "encryption", "otel", "gpu")
+_EXTRAS = ("server", "engine", "encryption", "otel", "gpu", "postgres")
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from weftline_kernels.cpu.blocks import QUANTISED, SIZES, Bytes, WeightType, row
 # Where a block's float16 numbers are.
 _SCALES = {
     WeightType.Q6_K: (208,),
-    **dict.fromkeys((WeightType.Q4_1, WeightType.Q4_K, WeightType.Q5_K), (0, 2)),
+    **dict.fromkeys((WeightType.Q4_1, WeightType.Q5_1, WeightType.Q4_K, WeightType.Q5_K), (0, 2)),
 }
 # What a number of that size makes of the largest code.
 _LARGEST = {WeightType.Q4_K: 63 * 15, WeightType.Q5_K: 63 * 31, WeightType.Q6_K: 128 * 32}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ LONGEST = (
     "cpu/test_models_conversion.py",
     "e2e/test_graph_exactness.py",
     "e2e/test_demo.py",
+    "contract/test_device.py",
     "contract/test_torch.py",
     "contract/test_openai_torch.py",
     "e2e/test_model_exactness.py",
@@ -31,8 +33,25 @@ LONGEST = (
 
 
 def pytest_configure() -> None:
-    """Let hypothesis take its time: beside other work a second is not enough for ten examples, nor
-    are 200 ms for each. pytest-timeout bounds every test.
+    """Set up the libraries of all tests."""
+    _share_certificates()
+    _let_hypothesis_take_its_time()
+
+
+def _share_certificates() -> None:
+    """Let all clients of httpx, and of the openai client's httpx2, use one context of TLS, which no
+    test needs. A context reads the machine's certificates in 25 to 40 ms, and a test of an adapter
+    makes one to ten clients.
+    """
+    for name in ("httpx", "httpx2"):
+        if importlib.util.find_spec(name) is not None:
+            default: Any = importlib.import_module(f"{name}._transports.default")
+            default.create_ssl_context = lru_cache(default.create_ssl_context)
+
+
+def _let_hypothesis_take_its_time() -> None:
+    """Beside other work a second is not enough for ten examples, nor are 200 ms for each.
+    pytest-timeout bounds every test.
     """
     if importlib.util.find_spec("hypothesis") is None:  # machines with a GPU may lack it
         return
@@ -61,6 +80,15 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _garbage_of_a_file() -> Iterator[None]:
+    """Collect a file's garbage at its end: a connection that it left open fails its last test, and
+    not a test of another file, minutes later.
+    """
+    yield
+    gc.collect()
 
 
 def _has_cuda() -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -30,7 +31,8 @@ from weftline_engine.embedded.model.config import (
     Scales,
 )
 from weftline_engine.embedded.model.decoders import torch_model
-from weftline_engine.embedded.model.device_model import Capture, DeviceModel
+from weftline_engine.embedded.model.device_model import DeviceModel, Libraries
+from weftline_kernels.attention_choice import Capture
 from weftline_kernels.operations import TORCH, TRITON, Operations
 
 VOCABULARY = 96
@@ -118,15 +120,15 @@ def network(
     return torch_model(config, RandomWeights(device), dtype, device, operations)
 
 
-def core(model: Model, *, blocks: int = 160, max_running: int = 4) -> Core:
+def core(model: Model, *, blocks: int = 160, max_running: int = 4, **options: Any) -> Core:
     """An engine on a pool of `blocks` KV blocks of 4 tokens. Long prompts come in chunks of 64."""
     config = SchedulerConfig(
         blocks=blocks, block_size=BLOCK, max_running=max_running, step_tokens=64
     )
-    return Core(model, config, Numbers())
+    return Core(model, config, Numbers(), **options)
 
 
-def on_cpu(config: ModelConfig, dtype: torch.dtype = torch.float32, **options: int) -> Core:
+def on_cpu(config: ModelConfig, dtype: torch.dtype = torch.float32, **options: Any) -> Core:
     """The engine in plain torch. The others must give the same tokens."""
     return core(network(config, dtype, torch.device("cpu"), TORCH), **options)
 
@@ -136,11 +138,13 @@ def on_device(
     capture: Capture,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
-    **options: int,
+    libraries: Libraries | None = None,
+    **options: Any,
 ) -> Core:
     """The engine of a device: Triton's kernels and captured decode steps."""
     weights = network(config, dtype, device, TRITON)
-    model = DeviceModel(weights, max_running=options.get("max_running", 4), capture=capture)
+    running = options.get("max_running", 4)
+    model = DeviceModel(weights, max_running=running, capture=capture, libraries=libraries)
     found = core(model, **options)
     model.warm(found.cache)
     return found

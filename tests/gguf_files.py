@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ def write_gguf(directory: Path, path: Path, architecture: str, metadata: dict[st
         match value:
             case str():
                 writer.add_string(key, value)
+            case list():
+                writer.add_array(key, value)
             case float():
                 writer.add_float32(key, value)
             case int():
@@ -34,7 +37,7 @@ def write_gguf(directory: Path, path: Path, architecture: str, metadata: dict[st
     writer.add_token_types([1] * 256)
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(0)
-    tensors = load_file(directory / "model.safetensors")
+    tensors = _with_experts_stacked(load_file(directory / "model.safetensors"))
     heads = {
         "attn_q": metadata[f"{architecture}.attention.head_count"],
         "attn_k": metadata[f"{architecture}.attention.head_count_kv"],
@@ -53,6 +56,16 @@ def write_gguf(directory: Path, path: Path, architecture: str, metadata: dict[st
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _with_experts_stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The matrices of all experts of a layer as one tensor, as llama.cpp's converter does."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for name in sorted(tensors, key=lambda name: [int(n) for n in re.findall(r"\d+", name)]):
+        found.setdefault(re.sub(r"(experts)\.\d+", r"\1", name), []).append(tensors[name])
+    return {
+        name: torch.stack(them) if ".experts." in name else them[0] for name, them in found.items()
+    }
 
 
 def _sources(architecture: str, tensors: dict[str, torch.Tensor]) -> dict[str, str]:

@@ -42,11 +42,14 @@ def test_the_hooks_run_what_make_check_runs() -> None:
 
 def test_the_workflow_runs_ci() -> None:
     """One job runs `.ci/run`, and another one the gate on coverage, on the oldest Python that we
-    support, with pip's cache. Neither may write to the repository.
+    support, with pip's cache. Neither may write to the repository. Behind the first, on a push, a
+    job that installs nothing pushes the tags of releases.
     """
     workflow = read(".github/workflows/ci.yml")
     assert workflow["permissions"] == {"contents": "read"}
     runs = {}
+    tags = workflow["jobs"].pop("tags")
+    assert (tags["needs"], tags["if"]) == ("run", "github.event_name == 'push'")
     for name, job in workflow["jobs"].items():
         assert job["runs-on"].startswith("ubuntu-") and job["timeout-minutes"] <= 120
         runs[name] = [step["run"] for step in job["steps"] if "run" in step][-1]

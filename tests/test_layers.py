@@ -1,7 +1,7 @@
 """The import rules of the tree: which layer may import which, and what the core may need.
 
-    adapter → SDK → HTTP → http → observe → runtime → journal → lowering → session → schedule
-    → passes → prompt → graph → weftline.contract
+    adapter → SDK → HTTP → http → observe → runtime → cluster → journal → lowering → session
+    → schedule → passes → prompt → graph → weftline.contract
 
 Each layer of the server imports those to its right, and the modules of the client that hold the
 contract. Engines are reached by weftline_engine.api; only the composition root, which decides
@@ -41,6 +41,7 @@ _LAYERS = (
     "session",
     "lowering",
     "journal",
+    "cluster",
     "runtime",
     "observe",
     "http",
@@ -97,6 +98,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
         *_CLIENT,
         "weftline_engine",
         "weftline_kernels.cpu",
+        "weftline_kernels.libraries",
         "weftline_server",
     ),
     "weftline_engine": (*CONTRACT, "weftline_engine"),

@@ -95,7 +95,7 @@ def test_an_image_holds_nothing_without_a_hash() -> None:
     """The lists have all that a server asks for, at the versions that the tests run with."""
     pins, packages = constraints(), locked("server") | locked("torch") | locked("build")
     wanted = [Requirement(text) for text in project(".")["dependencies"]]
-    for extra in ("server", "engine", "encryption", "otel", "gpu"):
+    for extra in ("server", "engine", "encryption", "otel", "gpu", "postgres"):
         wanted += [Requirement(text) for text in project(".")["optional-dependencies"][extra]]
     assert {canonicalize_name(one.name) for one in wanted} <= packages.keys()
     assert [name for name, (_, hashes) in packages.items() if not hashes] == []

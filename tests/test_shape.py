@@ -36,6 +36,7 @@ MOST_RESULTS = 5000  # lines below bench/results
 MAX_FIELDS = 16
 FLAT = {
     "SharedFields": "the fields of OpenAI's requests",
+    "SamplingParams": "the sampling parameters of the APIs that engines know",
     "Description": "an engine's announcement, a pinned part of the contract",
     "EmbeddedConfig": "the command line of the engine's process",
     "Weftline": "the arguments of LlamaIndex's OpenAILike",

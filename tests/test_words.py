@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +15,16 @@ ROOT = Path(__file__).parents[1]
 EVERYWHERE = ("client", "server", "engine", "kernels", "integrations", "bench", "cookbook", "docs")
 # Where KV blocks are meant, a page can be nothing else.
 OF_BLOCKS = ("engine", "kernels", "bench/gpu")
-# The glossary names the old words, the changelog keeps the texts of its versions.
-EXEMPT = {"docs/glossary.md"}
+# What a newcomer reads from any line on: a paragraph there begins with a noun.
+PRODUCT = ("client", "server", "engine", "kernels", "integrations")
+PRONOUN = re.compile(r"(It|Its|They|Their|Those|(This|That|These|Both) (is|are|was|were|has))\b")
+# The glossary names the old words, SGLang has a name of its own for the size of a block, and memory
+# has pages.
+EXEMPT = {
+    "docs/glossary.md",
+    "engine/weftline_engine/sglang/facts.py",
+    "kernels/weftline_kernels/cpu/memory.py",
+}
 ENDINGS = {".py", ".md", ".c", ".h", ".toml"}
 
 # An old word as a pattern, the folders in which it is one, and the word to use.
@@ -71,3 +82,37 @@ def test_the_check_finds_a_word() -> None:
     """A word by itself, and no word that contains it."""
     assert lines_with("pages?", "a page\npaged\npages of it") == [1, 3]
     assert lines_with("Slot|slot", "dataclass(slots=True)\na slot\n__slots__") == [2]
+
+
+def paragraphs(source: str) -> Iterator[str]:
+    """The paragraphs of all docstrings, and the comments that follow no other comment."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from (ast.get_docstring(node) or "").split("\n\n")
+    last = -1
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row = token.start[0]
+            if row > last + 1 and token.line.lstrip().startswith("#"):
+                yield token.string.lstrip("# ")
+            last = row
+
+
+def test_a_paragraph_does_not_begin_with_a_pronoun() -> None:
+    """Its noun would stand in the paragraph before, or in no sentence at all."""
+    found = [
+        f"{path.relative_to(ROOT)}: {text[:60]}"
+        for folder in PRODUCT
+        for path in files(folder)
+        if path.suffix == ".py" and "tests" not in path.parts
+        for text in paragraphs(path.read_text(encoding="utf-8"))
+        if PRONOUN.match(text)
+    ]
+    assert not found, found
+
+
+def test_the_check_finds_a_pronoun() -> None:
+    """In a docstring and in a comment; the second line of a comment goes on with a sentence."""
+    source = '"""A file.\n\nIt is short."""\n# These\n# are\nx = 1  # They stand beside code.\n'
+    assert [one for one in paragraphs(source) if PRONOUN.match(one)] == ["It is short."]
+    assert PRONOUN.match("These are two.") and not PRONOUN.match("These two are one.")

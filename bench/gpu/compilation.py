@@ -31,7 +31,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from bench.gpu.results import kernel_hashes, on_one_line
-from weftline_kernels import attention_triton, kv_store, rms_norm, rope_store, silu_mul
+from weftline_kernels import (
+    attention_triton,
+    kv_store,
+    own_merge,
+    rms_norm,
+    rope_store,
+    silu_mul,
+)
 from weftline_kernels.jit import power_of_two
 from weftline_kernels.tiles import tile_rows
 
@@ -115,6 +122,11 @@ def _small(name: str, dtype: torch.dtype, sm: int) -> Iterator[Job]:
         f"merge, {name}", "attention_triton", "_merge",
         ("*fp32", "*fp32", pointer, "*i32", "i32", "i32"), {"PARTS": 16, "BLOCK_H": 128}, sm,
     )  # fmt: skip
+    yield Job(
+        f"own_merge, {name}", "own_merge", "_own_merge",
+        ("*fp32", "*fp32", pointer, "*i32", "i32", "i32", "*fp32", "fp32", "i32", "i32"),
+        {"PARTS": 16, "BLOCK_H": 128}, sm,
+    )  # fmt: skip
     for channels in (576, 4096, 8192):
         block = power_of_two(channels)
         yield Job(
@@ -141,6 +153,7 @@ def _small(name: str, dtype: torch.dtype, sm: int) -> Iterator[Job]:
 MODULES = {
     "attention_triton": attention_triton,
     "kv_store": kv_store,
+    "own_merge": own_merge,
     "rms_norm": rms_norm,
     "rope_store": rope_store,
     "silu_mul": silu_mul,

@@ -26,9 +26,7 @@ from weftline_engine.embedded.model.device_model import (
     CudaGraphs,
     DeviceModel,
 )
-from weftline_kernels.attention_triton import has_wide, units
 from weftline_kernels.operations import TRITON
-from weftline_kernels.tiles import Cutter
 from weftline_kernels.work_list import Rows, build
 
 BLOCK = 16
@@ -86,11 +84,8 @@ class Decode:
     @torch.inference_mode()
     def __init__(self, network: TorchModel, parts: Sequence[Rows], *, shared: bool) -> None:
         """`parts` is the largest step, by KV blocks, that will be loaded."""
-        config, device = network.config, network.device
+        device = network.device
         self.device, self.min_saved = device, 1 if shared else NEVER
-        group = config.heads // config.kv_heads
-        wide = has_wide(network.dtype, config.head_size)
-        self.cutter = Cutter(group, config.kv_heads, units(device), BLOCK, wide)
         blocks = 1 + max(max(part.blocks) for part in parts)
         # Zeros give uniform attention, which takes the same time and stays finite.
         cache = network.new_cache(blocks, BLOCK)
@@ -104,7 +99,7 @@ class Decode:
         work = build(parts, BLOCK, min_blocks_saved=self.min_saved)
         tokens, rows = torch.ones(len(parts), dtype=torch.int64), torch.arange(len(parts))
         step = StepInput(tokens, starts, torch.tensor(slots), rows, work)
-        self.step.load(step, self.cutter.cut(work))
+        self.step.load(step)
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -126,11 +121,12 @@ class Silent:
 
 
 def engine_seconds(
-    network: TorchModel, batch: int, prefix: int, suffix: int, repeat: int
+    network: TorchModel, batch: int, prefix: int, suffix: int, repeat: int, *, overlap: bool = True
 ) -> tuple[float, float]:
     """The median seconds of the whole engine's decode step, and its prompt tokens a second.
 
     There are `batch` greedy requests with a common prefix; prompts are computed in chunks of 2,048.
+    Without `overlap` the engine reads each step's tokens before it plans the next one.
     """
     # The first request decodes while the prompts of the others are computed.
     prompts = -(-(prefix + batch * suffix) // 2048) + batch // 64
@@ -140,7 +136,7 @@ def engine_seconds(
     config = SchedulerConfig(
         blocks=blocks, block_size=BLOCK, max_running=batch, step_tokens=max(2048, batch + 1)
     )
-    core = Core(model, config, Silent())
+    core = Core(model, config, Silent(), overlap=overlap)
     model.warm(core.cache)
     draw = np.random.default_rng(0)
     common = draw.integers(1, network.config.vocabulary, prefix).tolist()

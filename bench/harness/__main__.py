@@ -1,8 +1,10 @@
 """`weftline bench NAME`: runs a workload of bench/workloads on several systems in turns.
 
-NAME is a workload, or `all` of them. `report` draws docs/benchmarks.md from the summaries in
-bench/results, and `summarise` makes the summaries anew from their raw runs. `table` writes one file
-beside a folder of summaries, with the first points of all systems.
+NAME is a workload, or `all` of them. `summarise` makes the summaries of a run anew from its raw
+runs. `table` writes the tables of docs/benchmarks.md and the README from the newest overviews in
+bench/results; with --folder it first makes the overview of that folder's summaries. `on-vllm` runs
+pairs of LangChain and weftline on one vLLM, goes on where it was interrupted, and prints their
+table.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bench.harness import machine, probe, runner
+from bench.harness.column import COLUMN, NAME, PAIRS
 from bench.harness.fleet import Fleet
 from bench.harness.results import RAW, RESULTS, dated, summarise_again
 from bench.harness.servers import VLLM_PYTHON, Kind, Setup
-from bench.harness.systems import ABLATION, EXACT, IN_TEN_MINUTES, ON_NULL, SYSTEMS, USUAL, Way
+from bench.harness.systems import ABLATION, IN_TEN_MINUTES, ON_NULL, SYSTEMS, USUAL, Way
 from bench.harness.workload import FULL, QUICK, SCALES, TINY, Scale, Workload, load, names
 from weftline.errors import InvalidRequest, WeftlineError
 from weftline_engine.models import DEFAULT_MODEL, ModelUnavailable, for_stream, resolve
@@ -39,21 +42,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _end)
     try:
-        if args.name == "report":
-            from bench.report.page import write_headline, write_page
-
-            print(write_page(args.folder or RESULTS))
-            write_headline(args.folder or RESULTS)
-            return 0
         if args.name == "table":
-            from bench.report.systems import write_systems
+            from bench.report.overview import write_overview, write_tables
 
-            print(write_systems(_newest(args.folder)))
+            if args.folder is not None:
+                print(write_overview(args.folder))
+            write_tables()
             return 0
         if args.name == "summarise":
             print("\n".join(map(str, summarise_again(_newest(args.folder)))))
             return 0
-        return asyncio.run(_run(args))
+        code, folder = asyncio.run(_run(args))
+        if args.name == NAME:
+            from bench.report.pairs import write_pairs
+
+            path, pairs = write_pairs(folder)
+            print(f"{pairs}\n\nwrote {path}")
+        return code
     except (WeftlineError, ModelUnavailable) as error:
         print(f"weftline bench: {error}", file=sys.stderr)
         return 1
@@ -70,7 +75,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    known = ("all", "report", "summarise", "table", *names())
+    known = ("all", NAME, "summarise", "table", *names())
     parser = argparse.ArgumentParser(prog="weftline bench", description=__doc__)
     parser.add_argument("name", choices=known, metavar="NAME", help=", ".join(known))
     _declare_what(parser.add_argument_group("what to run").add_argument)
@@ -82,23 +87,25 @@ def _declare_what(add: Callable[..., object]) -> None:
     """Add the options that choose workloads, systems and points."""
     add("--quick", action="store_true", help="small sizes, fewer points")
     add("--scale", choices=tuple(SCALES), help="sizes to run, instead of full or quick ones")
-    add("--names", help="with `all`: only these workloads, in this order, separated by commas")
+    add(
+        "--names",
+        help="with `all` or `on-vllm`: only these workloads, in this order, separated by commas",
+    )
     systems = f"systems, separated by commas, the baseline first: {', '.join(SYSTEMS)}"
     add("--systems", help=systems, metavar="NAMES")
     ablation = "run weftline with each optimisation left out in turn"
     add("--ablation", action="store_true", help=ablation)
-    exact = "compare the answers of all of weftline's ways, greedy in float32, not their speed"
-    add("--exact", action="store_true", help=exact)
     add("--delays", metavar="MS", help="round trips, separated by commas")
     add("--only", default="", metavar="POINT", help="only points whose name begins with this")
     add("--first", action="store_true", help="only the first point, the headline's")
-    add("--repeat", type=int, help="repetitions of each point")
-    add("--warm", action="store_true", help="repeat each run on the cache that it left")
+    add("--repeat", type=int, help=f"repetitions of each point (default of {NAME}: {PAIRS})")
 
 
 def _declare_how(add: Callable[..., object]) -> None:
     """Add the options that choose the model, the machine's cores, the time and the folder."""
     add("--model", default=DEFAULT_MODEL, help="model, as for `weftline serve`")
+    shape = "random weights of this shape, such as qwen3-0.6b, instead of the model's"
+    add("--shape", metavar="NAME", help=shape)
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     dtype = "vLLM's type; auto: the one that multiplies faster here, by a probe of six seconds"
     add("--vllm-dtype", choices=("auto", *probe.DTYPES), default="auto", help=dtype)
@@ -116,8 +123,13 @@ def _declare_how(add: Callable[..., object]) -> None:
     add("--folder", type=Path, help=folder)
 
 
-async def _run(args: argparse.Namespace) -> int:
+async def _run(args: argparse.Namespace) -> tuple[int, Path]:
+    """The exit code, and the folder of the results."""
     model = None if args.null else resolve(args.model, progress=for_stream())
+    if args.shape and model is not None:
+        from bench.harness.shape import random_model  # it needs torch
+
+        model = random_model(args.shape, model)
     scale = _scale(args)
     began = time.monotonic()
     until = began + (args.within or math.inf)
@@ -128,11 +140,13 @@ async def _run(args: argparse.Namespace) -> int:
     # Numbers without a model say nothing about speed, so they are never stored as results.
     kept = Path("out/bench-null") if args.null else RESULTS
     folder = args.folder or dated(about, kept)
+    if args.name == NAME and not args.folder:
+        folder /= "-".join(filter(None, (NAME, args.shape)))
 
     def say(line: str) -> None:
         print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
 
-    chosen = {name: _systems(args, load(name), scale) for name in _workloads(args)}
+    chosen = {name: _systems(args, name, scale) for name in _workloads(args)}
     probed = _probe(args, model, chosen)
     if probed:
         say(f"vLLM in {probe.fastest(probed)}: {probed}")
@@ -141,18 +155,18 @@ async def _run(args: argparse.Namespace) -> int:
     async with Fleet(say) as fleet:
         for name, systems in chosen.items():
             if longest and time.monotonic() + max(longest, NEXT_S) > until:
-                return _over(say)
+                return _over(say), folder
             plan = runner.Plan(
                 workload=name,
                 systems=systems,
                 setup=setup,
                 scale=scale,
-                selection=_selection(args, scale),
+                selection=_selection(args, scale, name),
                 folder=folder,
-                variant="exact" if args.exact else "ablation" if args.ablation else "",
+                variant="ablation" if args.ablation else "",
                 vllm_probe_ms=probed,
                 machine=about,
-                resume=args.resume,
+                resume=args.resume or args.name == NAME,
                 until=until,
                 say=say,
             )
@@ -160,8 +174,8 @@ async def _run(args: argparse.Namespace) -> int:
             say(f"wrote {outcome.path}")
             longest = max(longest, outcome.longest_s)
             if not outcome.complete:
-                return _over(say)
-    return 0
+                return _over(say), folder
+    return 0, folder
 
 
 def _newest(folder: Path | None) -> Path:
@@ -177,9 +191,6 @@ def _setup(
     cores: tuple[int, ...],
     probed: dict[str, float] | None,
 ) -> Setup:
-    if args.exact:
-        # Nine servers run at once, and a float32 is twice as large: each gets little memory.
-        return Setup(model=model, dtype="float32", kv_tokens=16_384, cores=cores)
     vllm_dtype = probe.fastest(probed) if probed else args.vllm_dtype
     return Setup(
         model=model,
@@ -187,6 +198,7 @@ def _setup(
         vllm_dtype=None if vllm_dtype == "auto" else vllm_dtype,
         kv_tokens=scale.kv_tokens,
         cores=cores,
+        random_weights=args.shape is not None,
     )
 
 
@@ -212,14 +224,17 @@ def _cores(names: str | None, option: str) -> tuple[int, ...]:
 def _workloads(args: argparse.Namespace) -> list[str]:
     """The workloads to run. Those with a KV pool of their own come last: each restarts the
     servers."""
-    if args.name != "all":
+    if args.name not in ("all", NAME):
         return [args.name]
     if not args.names:
+        if args.name == NAME:
+            return list(COLUMN)
         return sorted(names(), key=lambda name: load(name).kv_tokens is not None)
     chosen: list[str] = args.names.split(",")
+    known = list(COLUMN) if args.name == NAME else names()
     for name in chosen:
-        if name not in names():
-            raise WeftlineError(f"there is no workload {name!r}: there are {', '.join(names())}")
+        if name not in known:
+            raise WeftlineError(f"there is no workload {name!r}: there are {', '.join(known)}")
     return chosen
 
 
@@ -231,15 +246,16 @@ def _scale(args: argparse.Namespace) -> Scale:
     return QUICK if args.quick else FULL
 
 
-def _systems(args: argparse.Namespace, workload: Workload, scale: Scale) -> tuple[str, ...]:
+def _systems(args: argparse.Namespace, name: str, scale: Scale) -> tuple[str, ...]:
+    workload = load(name)
     if args.systems:
         chosen = tuple(args.systems.split(","))
-        for name in chosen:
-            if name not in SYSTEMS:
-                raise WeftlineError(f"there is no system {name!r}: there are {', '.join(SYSTEMS)}")
+        for one in chosen:
+            if one not in SYSTEMS:
+                raise WeftlineError(f"there is no system {one!r}: there are {', '.join(SYSTEMS)}")
         return _with_program(chosen, workload) if args.name == "all" else chosen
-    if args.exact:
-        return EXACT
+    if args.name == NAME:
+        return COLUMN[name].systems
     if args.ablation:
         return ABLATION
     if args.null:
@@ -269,13 +285,20 @@ def _probe(
     return probe.multiplications(model, dict(os.environ))
 
 
-def _selection(args: argparse.Namespace, scale: Scale) -> runner.Selection:
-    """The points of the options; equal answers are checked once, without a round trip."""
+def _selection(args: argparse.Namespace, scale: Scale, name: str) -> runner.Selection:
+    """The points of the options."""
     delays = tuple(map(int, args.delays.split(","))) if args.delays else None
+    if args.name == NAME:
+        row = COLUMN[name]
+        return runner.Selection(
+            repeats=args.repeat or PAIRS,
+            delays_ms=delays or row.delays_ms,
+            only=args.only or row.only,
+            first=True,
+        )
     return runner.Selection(
-        repeats=args.repeat or (1 if args.exact else scale.repeats),
-        delays_ms=(0,) if args.exact else delays,
-        warm=args.warm,
+        repeats=args.repeat or scale.repeats,
+        delays_ms=delays,
         only=args.only,
         first=args.first,
     )

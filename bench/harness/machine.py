@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from bench.harness.instructions import held
 from bench.harness.servers import VLLM_PYTHON
 from bench.harness.texts import ROOT
 
@@ -37,11 +38,13 @@ def describe(cores: Sequence[int] = (), client_cores: Sequence[int] = ()) -> dic
     cores, client_cores = cores or own, client_cores or own
     return {
         "cpu": cpu_name(),
+        "gpus": gpus(),
         "cores": len({*cores, *client_cores}),
         "server_cores": list(cores),
         "client_cores": list(client_cores),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "bf16_instructions": bool({"avx512_bf16", "amx_bf16"} & _flags()),
+        "held_to_avx2": held(os.environ),
+        "bf16_instructions": not held(os.environ) and bool({"avx512_bf16", "amx_bf16"} & _flags()),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "versions": {name: version for name in PACKAGES if (version := _version(name))}
@@ -67,10 +70,27 @@ def cpu_name() -> str:
     return found.group(1).strip() if found else platform.machine()
 
 
+def gpus() -> list[str]:
+    """The names of the NVIDIA GPUs, by the driver's own program."""
+    try:
+        words = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+        said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return said.stdout.split("\n")[:-1]
+
+
+def busy_seconds() -> float:
+    """CPU seconds that all processes of the machine have used since it started."""
+    _, user, nice, system, _, _, irq, softirq, *_ = Path("/proc/stat").read_text().split(None, 8)
+    return sum(map(int, (user, nice, system, irq, softirq))) / os.sysconf("SC_CLK_TCK")
+
+
 def slug(cores: int) -> str:
     """The machine's part of the name of a results folder."""
     name = re.sub(r"\(r\)|\(tm\)|processor|cpu|@.*", " ", cpu_name().lower())
-    return re.sub(r"[^a-z0-9]+", "-", f"{name} {cores} cores").strip("-")
+    avx2 = "avx2" if held(os.environ) else ""
+    return re.sub(r"[^a-z0-9]+", "-", f"{name} {cores} cores {avx2}").strip("-")
 
 
 def _flags() -> set[str]:

@@ -1,4 +1,4 @@
-"""The metrics of a run, and the median and quartiles of several repetitions."""
+"""The metrics of a run, the median and quartiles of several repetitions, and a test of pairs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from math import comb
 from typing import Any
 
 from bench.harness.stage import App
@@ -46,6 +47,17 @@ def spread(values: Sequence[float]) -> Spread:
         return Spread(values[0], values[0], values[0], 1)
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     return Spread(median, low, high, len(values))
+
+
+def sign_test(ratios: Sequence[float]) -> float:
+    """The probability that so few of the ratios, or fewer, lie on one side of 1, on either side, if
+    both sides are equally likely.
+
+    It is the exact two-sided sign test of pairs. A ratio of exactly 1 counts for neither side.
+    """
+    above, below = sum(one > 1 for one in ratios), sum(one < 1 for one in ratios)
+    ways = sum(comb(above + below, count) for count in range(min(above, below) + 1))
+    return min(1.0, 2 * ways / 2 ** (above + below))
 
 
 def mean_seconds(kind: str | None = None) -> Metric:

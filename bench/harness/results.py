@@ -1,7 +1,6 @@
 """Summaries under bench/results/DATE-MACHINE, made from the raw runs in its ignored folder raw/.
 
-A summary holds medians, quartiles and counts, and the data of the report's pictures. It is never
-written by hand.
+A summary holds medians, quartiles and counts. It is never written by hand.
 """
 
 from __future__ import annotations
@@ -15,10 +14,12 @@ from statistics import fmean
 from typing import Any
 
 from bench.harness import machine
+from bench.harness.bound import bound
 from bench.harness.metrics import Metric, spread
 from bench.harness.runs import Run, rounded, run_from
+from bench.harness.systems import SERVER_ONLY
 from bench.harness.texts import ROOT
-from bench.harness.workload import SCALES, Workload, load
+from bench.harness.workload import Workload, load
 from weftline.errors import InvalidRequest
 
 RESULTS = ROOT / "bench" / "results"
@@ -31,7 +32,6 @@ TAKEN = (
     "workload",
     "variant",
     "title",
-    "figure",
     "partial",
     "seconds",
     "scale",
@@ -47,44 +47,23 @@ TAKEN = (
 )
 
 
-def summarise(report: Mapping[str, Any], pictures: bool = True) -> dict[str, Any]:
-    """The summary of a report of raw runs.
-
-    `pictures` adds what the timeline of a page's section shows: the calls of the first repetition
-    at the first point.
-    """
-    workload = load(report["workload"])
+def summarise(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The summary of a report of raw runs."""
     runs = [run_from(record) for record in report["runs"]]
-    baseline = next(iter(report["systems"]))
     found: dict[str, Any] = {"date": report["began"], **{name: report[name] for name in TAKEN}}
     found["repeats"] = max((run.repeat + 1 for run in runs), default=0)
-    found["rows"] = rows(workload, runs, baseline, report["variant"] == "exact")
-    if pictures and runs and not report["variant"]:
-        first = [run for run in runs if run.where == (runs[0].point, runs[0].delay_ms, "cold")]
-        found["timeline"] = {
-            run.system: [
-                [call.start, call.seconds, call.queue_s, call.fill_s]
-                for app in run.apps
-                for call in app.calls
-            ]
-            for run in first
-            if run.repeat == 0
-        }
+    found["rows"] = rows(load(report["workload"]), runs, next(iter(report["systems"])))
     summary: dict[str, Any] = rounded(found)
     return summary
 
 
-def rows(
-    workload: Workload, runs: Sequence[Run], baseline: str, same_texts: bool = False
-) -> list[dict[str, Any]]:
-    """For each point, delay, cache and system: every metric, and its ratio to the baseline's.
+def rows(workload: Workload, runs: Sequence[Run], baseline: str) -> list[dict[str, Any]]:
+    """For each point, round trip and system: every metric, and its ratio to the baseline's.
 
     A ratio compares two systems in the same repetition, so that a neighbour that disturbs both
-    counts little. A ratio above 1 is better than the baseline, whichever way the metric goes. Where
-    all systems had the same texts, `same_answers` counts the applications that gave the baseline's
-    answer, out of the `compared` ones that both ran: a longer run has more background requests.
+    counts little. A ratio above 1 is better than the baseline, whichever way the metric goes.
     """
-    grouped: dict[tuple[str, int, str], dict[str, list[Run]]] = defaultdict(dict)
+    grouped: dict[tuple[str, int], dict[str, list[Run]]] = defaultdict(dict)
     for run in runs:
         grouped[run.where].setdefault(run.system, []).append(run)
     return [
@@ -92,12 +71,11 @@ def rows(
             "point": point,
             "x": found[0].x,
             "delay_ms": delay,
-            "cache": cache,
             "system": system,
             "apps": sum(len(run.apps) for run in found),
             "failed": sum(app.error is not None for run in found for app in run.apps),
-            **(_compared(found, systems[baseline]) if same_texts else {}),
             "cached_share": _cached_share(found),
+            **_bound(workload, found, systems, baseline),
             "output_tokens": sorted({sum(app.output for app in r.apps) for r in found}),
             **_phases(found),
             "metrics": {
@@ -106,9 +84,26 @@ def rows(
                 if (measured := _measured(metric, found, systems.get(baseline, [])))
             },
         }
-        for (point, delay, cache), systems in grouped.items()
+        for (point, delay), systems in grouped.items()
         for system, found in systems.items()
     ]
+
+
+def _bound(
+    workload: Workload, found: Sequence[Run], systems: Mapping[str, Sequence[Run]], baseline: str
+) -> dict[str, Any]:
+    """The bound of the headline's ratio on the same engine, in the baseline's row. The calls of the
+    first repetition count, because the others' are not kept."""
+    if found is not systems.get(baseline):
+        return {}
+    theirs, ours = _first(found), [_first(systems[n]) for n in SERVER_ONLY if n in systems]
+    metric = next(iter(workload.metrics.values()))
+    reached = bound(metric, theirs, ours, visits=workload.visits)
+    return {} if reached is None else {"bound": reached}
+
+
+def _first(runs: Sequence[Run]) -> Run:
+    return min(runs, key=lambda run: run.repeat)
 
 
 def _cached_share(runs: Sequence[Run]) -> float | None:
@@ -121,32 +116,25 @@ def _cached_share(runs: Sequence[Run]) -> float | None:
 
 def _measured(metric: Metric, runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any] | None:
     """The metric's spread and ratio; None where no repetition has it."""
-    ours, theirs = _values(metric, runs), _values(metric, base)
+    ours, theirs = values(metric, runs), values(metric, base)
     if not ours:
         return None
     found = {"unit": metric.unit, **spread(list(ours.values())).to_json()}
-    pairs = [(theirs[i], ours[i]) for i in ours if i in theirs]
-    if pairs:
-        ratios = [us / them if metric.higher else them / us for them, us in pairs]
-        found["ratio"] = spread(ratios).to_json()
+    if paired := ratios(metric, ours, theirs):
+        found["ratio"] = spread(paired).to_json()
     return found
 
 
-def _values(metric: Metric, runs: Sequence[Run]) -> dict[int, float]:
+def ratios(metric: Metric, ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
+    """How many times better ours is, for each repetition that both have, in their order."""
+    pairs = [(theirs[i], ours[i]) for i in sorted(ours) if i in theirs]
+    return [us / them if metric.higher else them / us for them, us in pairs]
+
+
+def values(metric: Metric, runs: Sequence[Run]) -> dict[int, float]:
     """The metric's values by repetition."""
     found = ((run.repeat, metric.value(run.apps)) for run in runs)
     return {repeat: value for repeat, value in found if value is not None}
-
-
-def _compared(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, int]:
-    """Count the applications of `runs` whose whole answer equals that of the same one of `base`."""
-    pairs = [
-        (ours, theirs)
-        for run, other in zip(runs, base, strict=False)
-        for ours, theirs in zip(run.apps, other.apps, strict=False)
-    ]
-    same = sum(ours.error is None and ours.result == theirs.result for ours, theirs in pairs)
-    return {"same_answers": same, "compared": len(pairs)}
 
 
 def _phases(runs: Sequence[Run]) -> dict[str, Any]:
@@ -170,13 +158,9 @@ def _phases(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def write_runs(folder: Path, name: str, report: Mapping[str, Any]) -> Path:
-    """Write a report of raw runs below `folder`, and its summary; return where the summary is.
-
-    The page draws pictures only of its own folder. A folder with the name of a scale holds the
-    same workloads at other sizes, and its summaries have no data for pictures.
-    """
+    """Write a report of raw runs below `folder`, and its summary; return where the summary is."""
     write(folder / RAW, name, report)
-    return write(folder, name, summarise(report, pictures=folder.name not in SCALES))
+    return write(folder, name, summarise(report))
 
 
 def summarise_again(folder: Path) -> list[Path]:
@@ -186,10 +170,7 @@ def summarise_again(folder: Path) -> list[Path]:
     found = {name: report for name, report in reports.items() if "workload" in report}
     if not found:
         raise InvalidRequest(f"there are no raw runs in {folder / RAW}: measure them first")
-    return [
-        write(folder, name, summarise(report, pictures=folder.name not in SCALES))
-        for name, report in found.items()
-    ]
+    return [write(folder, name, summarise(report)) for name, report in found.items()]
 
 
 def write(folder: Path, name: str, report: Mapping[str, Any]) -> Path:

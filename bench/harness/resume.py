@@ -48,3 +48,14 @@ def kept(path: Path, report: Mapping[str, Any]) -> tuple[Kept | None, str]:
         return None, f"{path.name} is taken anew: it was of another {', '.join(differ)}"
     runs = [run_from(one) for one in old["runs"]]
     return Kept(runs, old["prepared"], old["repeated_tokens"], old["seconds"], old), ""
+
+
+def of_these_sources(path: Path, about: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What `path` holds if it is of the CPU and the sources of the machine `about`."""
+    if not path.is_file():
+        return None
+    old: dict[str, Any] = json.loads(path.read_text())
+    if all(old["machine"][name] == about[name] for name in ("cpu", "source")):
+        return old
+    print(f"{path.name} is taken anew: it is of another CPU or of other sources")
+    return None

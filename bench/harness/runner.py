@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bench.harness import results, resume
 from bench.harness.fleet import Fleet
+from bench.harness.machine import busy_seconds
 from bench.harness.metrics import repeated_share
 from bench.harness.model import with_template
 from bench.harness.runs import Run
@@ -22,19 +24,14 @@ from bench.harness.workload import TINY, Point, Scale, Workload, load
 from weftline.errors import InvalidRequest
 
 WARM_UP_SEED = 1_000_000
-CACHES = ("cold", "warm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The points to run, and how often. With `delays_ms` None each point has its own round trips.
-
-    `warm` repeats each cold run on the cache that it left.
-    """
+    """The points to run, and how often. With `delays_ms` None a point has its own round trips."""
 
     repeats: int
     delays_ms: tuple[int, ...] | None = None
-    warm: bool = False
     only: str = ""  # run only points whose name begins with this
     first: bool = False  # run only the first point
 
@@ -50,7 +47,7 @@ class Plan:
     selection: Selection
     folder: Path
     machine: Mapping[str, Any]  # as machine.describe gives it
-    variant: str = ""  # "exact" or "ablation", part of the file's name
+    variant: str = ""  # or "ablation", part of the file's name
     vllm_probe_ms: Mapping[str, float] | None = None  # by which vLLM's dtype was chosen
     resume: bool = False  # keep earlier runs of the same code and settings
     until: float = math.inf  # begin no turn that would end later, by time.monotonic
@@ -125,7 +122,6 @@ async def run(plan: Plan, fleet: Fleet) -> Outcome:
         "workload": plan.workload,
         "variant": plan.variant,
         "title": workload.title,
-        "figure": workload.figure,
         "began": time.strftime("%Y-%m-%d %H:%M:%S"),
         "partial": True,
         "scale": {"name": plan.scale.name, "length": plan.scale.length, "count": plan.scale.count},
@@ -215,10 +211,9 @@ def _turns(bench: _Bench) -> Iterator[Turn]:
 
 def _left(bench: _Bench) -> Iterator[Turn]:
     """The turns that lack a run."""
-    caches = CACHES[: 1 + bench.plan.selection.warm]
-    there = {(r.repeat, r.point, r.delay_ms, r.system, r.cache) for r in bench.runs}
+    there = {(r.repeat, r.point, r.delay_ms, r.system) for r in bench.runs}
     for turn in _turns(bench):
-        if not there.issuperset((*turn.where, s, c) for s in turn.systems for c in caches):
+        if not there.issuperset((*turn.where, system) for system in turn.systems):
             yield turn
 
 
@@ -228,7 +223,8 @@ async def _run_all(bench: _Bench, write: Callable[[bool], None]) -> bool:
     if workload.prepare is not None and not bench.prepared:
         name = BASELINE if BASELINE in plan.systems else plan.systems[0]
         stage = _stage(bench, SYSTEMS[name], 0, WARM_UP_SEED, 0)
-        bench.prepared = await workload.prepare(stage)
+        async with aclosing(stage):
+            bench.prepared = await workload.prepare(stage)
     left = list(_left(bench))
     await _warm_up(bench)
     bench.salt += len(bench.runs)  # so that no text of an earlier part is used again
@@ -254,7 +250,8 @@ async def _warm_up(bench: _Bench) -> None:
     for name in bench.plan.systems:
         bench.salt += 1
         stage = _stage(bench, SYSTEMS[name], 0, WARM_UP_SEED, bench.salt, TINY)
-        await _program(bench, SYSTEMS[name])(stage, point)
+        async with aclosing(stage):
+            await _program(bench, SYSTEMS[name])(stage, point)
 
 
 def _program(bench: _Bench, system: System) -> Callable[[Stage, Point], Awaitable[None]]:
@@ -278,44 +275,44 @@ def _order(plan: Plan, repeat: int, first: bool) -> list[str]:
 
 
 async def _once(bench: _Bench, name: str, point: Point, delay: int, repeat: int) -> None:
-    """Run one repetition with a cold cache, then one with a warm cache if the plan says so."""
+    """Run one repetition."""
     plan, system = bench.plan, SYSTEMS[name]
-    bench.salt = repeat if plan.variant == "exact" else bench.salt + 1
-    for cache in CACHES[: 1 + plan.selection.warm]:
-        stage = _stage(bench, system, delay, repeat, bench.salt)
-        await bench.fleet.rest()
-        told = await bench.fleet.phases(system.server)
-        before, client = bench.fleet.cpu_seconds(), time.process_time()
-        began = time.perf_counter()
+    bench.salt += 1
+    stage = _stage(bench, system, delay, repeat, bench.salt)
+    await bench.fleet.rest()
+    told = await bench.fleet.phases(system.server)
+    before, client = bench.fleet.cpu_seconds(), time.process_time()
+    began, machine = time.perf_counter(), busy_seconds()
+    async with aclosing(stage):
         await _program(bench, system)(stage, point)
-        seconds, client = time.perf_counter() - began, time.process_time() - client
-        spent = {spec: cpu - before[spec] for spec, cpu in bench.fleet.cpu_seconds().items()}
-        busy = spent.pop(system.server) + spent.pop(system.server.engine, 0.0)
-        phases = await bench.fleet.phases(system.server)
-        bench.runs.append(
-            Run(
-                system=name,
-                point=point.name,
-                x=point.x,
-                delay_ms=delay,
-                repeat=repeat,
-                cache=cache,
-                apps=stage.apps,
-                client_cpu_s=client,
-                server_cpu_s=busy,
-                others_cpu_s=sum(spent.values()),
-                phases_s={name: s - told.get(name, 0.0) for name, s in phases.items()},
-            )
+    seconds, client = time.perf_counter() - began, time.process_time() - client
+    spent = {spec: cpu - before[spec] for spec, cpu in bench.fleet.cpu_seconds().items()}
+    outside = busy_seconds() - machine - client - sum(spent.values())
+    busy = spent.pop(system.server) + spent.pop(system.server.engine, 0.0)
+    phases = await bench.fleet.phases(system.server)
+    bench.runs.append(
+        Run(
+            system=name,
+            point=point.name,
+            x=point.x,
+            delay_ms=delay,
+            repeat=repeat,
+            apps=stage.apps,
+            client_cpu_s=client,
+            server_cpu_s=busy,
+            others_cpu_s=sum(spent.values()),
+            load=max(0.0, outside / seconds),
+            phases_s={name: s - told.get(name, 0.0) for name, s in phases.items()},
         )
-        # LangChain makes every call of this way itself, so the stage has seen all prompts.
-        if bench.repeated is None and system.way is Way.CHAT_OPENAI:
-            bench.repeated = repeated_share(stage.prompts, bench.count)
-        failed = sum(app.error is not None for app in stage.apps)
-        note = f", {failed} of {len(stage.apps)} failed" if failed else ""
-        plan.say(
-            f"{plan.workload} {point.name} +{delay} ms {cache} #{repeat + 1} "
-            f"{name}: {seconds:.2f} s{note}"
-        )
+    )
+    # LangChain makes every call of this way itself, so the stage has seen all prompts.
+    if bench.repeated is None and system.way is Way.CHAT_OPENAI:
+        bench.repeated = repeated_share(stage.prompts, bench.count)
+    failed = sum(app.error is not None for app in stage.apps)
+    note = f", {failed} of {len(stage.apps)} failed" if failed else ""
+    plan.say(
+        f"{plan.workload} {point.name} +{delay} ms #{repeat + 1} {name}: {seconds:.2f} s{note}"
+    )
 
 
 def _stage(

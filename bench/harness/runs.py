@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.harness.stage import App, Call
 
-KEPT = 1000  # characters of an answer; at its sizes --exact compares nothing longer
+KEPT = 1000  # characters of an answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,8 @@ class Run:
     """A run's applications and the CPU seconds spent during it.
 
     `client_cpu_s` is this process, `server_cpu_s` the system under test, and `others_cpu_s` the
-    servers that only waited for their turn. `phases_s` holds the seconds that all calls spent in
+    servers that only waited for their turn. `load` is how many cores other programs of the machine
+    kept busy, on average. `phases_s` holds the seconds that all calls spent in
     each phase, where the server reports them.
     """
 
@@ -25,17 +26,17 @@ class Run:
     x: float
     delay_ms: int
     repeat: int
-    cache: str  # "cold" or "warm"
     apps: Sequence[App]
     client_cpu_s: float
     server_cpu_s: float
     others_cpu_s: float
+    load: float = 0.0
     phases_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def where(self) -> tuple[str, int, str]:
-        """The point, the round trip and the cache, by which runs are grouped."""
-        return self.point, self.delay_ms, self.cache
+    def where(self) -> tuple[str, int]:
+        """The point and the round trip, by which runs are grouped."""
+        return self.point, self.delay_ms
 
     def to_json(self) -> dict[str, Any]:
         """The record. It keeps the calls of the first repetition only: all would be megabytes."""

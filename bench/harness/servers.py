@@ -21,6 +21,7 @@ from pathlib import Path
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.harness.instructions import HELD_TO_AVX2, held, held_python
 from bench.harness.texts import ROOT
 from weftline.errors import EngineUnavailable, InvalidRequest
 
@@ -66,6 +67,7 @@ class Setup:
     dtype: str = "bfloat16"
     vllm_dtype: str | None = None
     kv_tokens: int = 65_536  # the embedded engine's own default
+    random_weights: bool = False  # the model has only a config.json and a tokenizer
     cores: tuple[int, ...] = ()
     logs: Path = Path("out/bench-logs")
 
@@ -100,8 +102,10 @@ def command(
         weftline = (sys.executable, "-m", "weftline_server", "serve", "--port", str(port))
         if spec.starts_vllm:
             return (*weftline, *_starting_vllm(setup), *spec.arguments)
-        engine = ("--engine", "vllm", "--connect", engine_url) if engine_url else _engine(setup)
-        return (*weftline, *engine, *spec.arguments)
+        if engine_url is None:
+            return (*weftline, *_engine(setup), *spec.arguments)
+        engine = ("--engine", "vllm", "--connect", engine_url, *_load_format(setup))
+        return (*weftline, str(_model_for_vllm(setup)), *engine, *spec.arguments)
     model = _model_for_vllm(setup)
     return (
         str(VLLM_PYTHON),
@@ -116,7 +120,9 @@ def command(
         "--dtype",
         setup.vllm_dtype or setup.dtype,
         "--enable-prompt-tokens-details",  # for the share of the prompts that was in the cache
+        "--enable-per-request-metrics",  # with it weftline asks for short answers in one piece
         *TOOL_CALLS,
+        *_load_format(setup),
         *_pool(model, setup),
         *spec.arguments,
     )
@@ -130,9 +136,10 @@ def _starting_vllm(setup: Setup) -> tuple[str, ...]:
         "--engine",
         "vllm",
         "--engine-python",
-        str(VLLM_PYTHON),
+        str(held_python(VLLM_PYTHON) if held(os.environ) else VLLM_PYTHON),
         "--dtype",
         setup.vllm_dtype or setup.dtype,
+        *_load_format(setup),
         "--vllm-scheduler",
         "weftline",
         "--vllm-arguments=" + " ".join(_pool(model, setup)),
@@ -158,6 +165,11 @@ def _pool(model: Path, setup: Setup) -> tuple[str, ...]:
     return (*given, *_longest(model, setup.kv_tokens))
 
 
+def _load_format(setup: Setup) -> tuple[str, ...]:
+    """The words that make a server fill its weights with random numbers; both servers have them."""
+    return ("--load-format", "dummy") if setup.random_weights else ()
+
+
 def _longest(model: Path, kv_tokens: int) -> tuple[str, ...]:
     """Shorten the context to the pool: vLLM does not start with a pool that is smaller than it."""
     fits = (kv_tokens // VLLM_BLOCK - 1) * VLLM_BLOCK  # vLLM keeps one block back
@@ -169,7 +181,9 @@ def _engine(setup: Setup) -> tuple[str, ...]:
     if setup.model is None:
         return ("--engine", "null", "--null-mode", "fixed", "--null-step-s", "0.0005")
     pool = ("--kv-tokens", str(setup.kv_tokens))
-    return (str(setup.model), "--dtype", setup.dtype, *pool)
+    # Answers of random weights repeat themselves, so drafts would be right too often.
+    drafts = ("--without", "drafting") if setup.random_weights else ()
+    return (str(setup.model), "--dtype", setup.dtype, *_load_format(setup), *drafts, *pool)
 
 
 def kv_bytes_per_token(model: Path, dtype: str) -> int:
@@ -206,7 +220,7 @@ async def running(
     port = free_port()
     words = command(spec, setup, port, engine_url)
     log = setup.logs / f"{name}.txt"
-    process = _start(spec, words, log, setup.cores)
+    process = launched(words, environment(spec, os.environ), log, setup.cores)
     server = Server(f"http://127.0.0.1:{port}", process, words)
     try:
         await _wait_until_ready(server, name, log)
@@ -215,9 +229,10 @@ async def running(
         stop(server.process)
 
 
-def _start(
-    spec: ServerSpec, words: Sequence[str], log: Path, cores: Sequence[int]
+def launched(
+    words: Sequence[str], environment: Mapping[str, str], log: Path, cores: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
+    """A server in a session of its own, whose output goes to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         return subprocess.Popen(
@@ -225,7 +240,7 @@ def _start(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment(spec, os.environ),
+            env=environment,
             start_new_session=True,  # Ctrl-C reaches only this process, which then stops the server
             preexec_fn=partial(_prepare, cores),
         )
@@ -234,16 +249,19 @@ def _start(
 def environment(spec: ServerSpec, own: Mapping[str, str]) -> dict[str, str]:
     """The environment of this process; for vLLM without our packages, and set as its docs advise.
 
-    By default vLLM keeps one core free: on two cores that would halve it.
+    By default vLLM keeps one core free: on two cores that would halve it. What asks for AVX2 holds
+    the libraries of both to it.
     """
+    libraries = HELD_TO_AVX2 if held(own) else {}
     if spec.kind is not Kind.VLLM:
-        own = dict(own)
+        own = {**own, **{n: value for n, value in libraries.items() if n != "PYTHONPATH"}}
         if spec.starts_vllm:  # it is vLLM's environment, too
             for name in _NOT_FOR_VLLM - {"PYTHONPATH"}:
                 own.pop(name, None)
             own.setdefault("VLLM_USE_AOT_COMPILE", "0")
         return own
     found = {name: value for name, value in own.items() if name not in _NOT_FOR_VLLM}
+    found |= libraries
     found["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"
     # vLLM 0.32 cannot read back its ahead-of-time compilation on a CPU: each start took 85 s more.
     found.setdefault("VLLM_USE_AOT_COMPILE", "0")

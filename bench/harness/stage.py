@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -14,13 +14,17 @@ from uuid import UUID
 from langchain_core.callbacks import AsyncCallbackHandler
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
+from langchain_core.output_parsers import StrOutputParser
 from langchain_core.outputs import LLMResult
+from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable
 
-from bench.harness.plain import PlainClient
+from bench.harness.plain import PlainClient, chat
 from bench.harness.systems import System, Way
 from bench.harness.texts import Texts
 from bench.harness.workload import Scale
+
+Ask = Callable[[dict[str, str]], Awaitable[str]]  # an answer for the values of a prompt
 
 _current: ContextVar[App | None] = ContextVar("app", default=None)
 
@@ -81,6 +85,7 @@ class Stage:
         self.apps: list[App] = []
         self.prompts: list[str] = []  # of the calls that LangChain makes itself
         self._began = time.perf_counter()
+        self._by_hand: PlainClient | None = None
 
     def llm(self, tokens: int, *, compiled: bool = True) -> BaseChatModel:
         """A greedy chat model that answers exactly `tokens` tokens.
@@ -102,6 +107,21 @@ class Stage:
             self.take_call(Call("call", start, seconds, prompt, output, cached=cached))
 
         return PlainClient(self.url, tokens, self.now, heard)
+
+    def asker(self, prompt: ChatPromptTemplate, tokens: int) -> Ask:
+        """Ask with a prompt for answers of `tokens` tokens: with a chain of one call, or, in a
+        program by hand, with a plain client that all its askers share."""
+        if self.way is not Way.BY_HAND:
+            return self.compiled(prompt | self.llm(tokens) | StrOutputParser()).ainvoke
+        if self._by_hand is None:
+            self._by_hand = self.plain(tokens)
+        client = self._by_hand
+        return lambda values: client.ask(chat(prompt, **values), tokens)
+
+    async def aclose(self) -> None:
+        """Close the client of `asker`."""
+        if self._by_hand is not None:
+            await self._by_hand.__aexit__()
 
     def compiled(self, chain: Runnable[Any, Any]) -> Runnable[Any, Any]:
         """The chain as a user of this system runs it."""

@@ -160,4 +160,3 @@ ABLATION = (
     *(f"without-{name}" for name in OPTIMISATIONS),
 )
 ON_NULL = ("openai-weftline", "chat-weftline", "accelerated", OURS)
-EXACT = (*ON_NULL, *ABLATION[1:])  # without vLLM, which needs a model

@@ -70,14 +70,14 @@ class Point:
 class Workload:
     """A program with its points and metrics; the first of `metrics` is the headline.
 
+    docs/benchmarks/workloads.md says what the paper has found, and why our result differs.
+
     `run(stage, point)` is the program, and `by_hand` the same without a framework. `prepare(stage)`
-    runs once on the baseline and measures what the points need, such as a saturation rate.
+    runs once on the baseline and measures what the points need, such as a saturation rate. Where
+    the program itself needs each answer before its next call, it `visits` the client.
     """
 
     title: str
-    figure: str  # of the Parrot paper, or "not in the paper"
-    paper: str  # the paper's own result, in words
-    difference: str  # why our result differs, in a sentence
     points: Callable[[Scale, Mapping[str, float]], Sequence[Point]]
     run: Callable[[Stage, Point], Awaitable[None]]
     metrics: Mapping[str, Metric]
@@ -87,6 +87,7 @@ class Workload:
     quick_systems: tuple[str, ...] | None = None
     kv_tokens: Callable[[Scale], int] | None = None  # the pool of every engine; None: the scale's
     template: str | None = None  # the chat template of every engine; None: the model's own
+    visits: bool = False
 
 
 def names() -> list[str]:

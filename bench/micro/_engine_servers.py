@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.harness.servers import family, free_port, last_words, session_cpu_seconds, stop
+from bench.harness.instructions import HELD_TO_AVX2
+from bench.harness.servers import family, free_port, last_words, launched, session_cpu_seconds, stop
 from bench.micro._engine_load import burst
 
 START_S = 600.0  # vLLM compiles for 4 minutes on two slow cores
@@ -27,36 +28,18 @@ class System:
 
 
 def weftline(
-    model: Path, isa: str | None = None, home: Path | None = None, *, int8: bool = False
+    model: Path, isa: str | None = None, *, int8: bool = False, random: bool = False
 ) -> System:
-    """Our server with its defaults, or with the kernels of `isa`; `home` is where it keeps compiled
-    kernels, if given. With `int8` it is a peer of the one with bfloat16 weights."""
+    """Our server with its defaults, or with the kernels of `isa`. With `int8` it is a peer of the
+    one with bfloat16 weights. With `random` weights it drafts nothing, because such answers repeat
+    themselves."""
     command = (sys.executable, "-m", "weftline_server", "serve", str(model), "--port", "{port}")
     name = "weftline"
+    if random:
+        command = (*command, "--load-format", "dummy", "--without", "drafting")
     if int8:
         command, name = (*command, "--dtype", "int8"), "int8"
-    environment = {} if home is None else {"WEFTLINE_HOME": str(home)}
-    return System(name, command, environment | ({"WEFTLINE_ISA": isa} if isa else {}))
-
-
-# Torch, its compiler, oneDNN and MKL obey these. vLLM's own kernels ask the CPU, through functions
-# that the folder's sitecustomize replaces.
-HELD_TO_AVX2: Mapping[str, str] = {
-    "ATEN_CPU_CAPABILITY": "avx2",
-    "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    "PYTHONPATH": str(Path(__file__).parent / "held_to_avx2"),
-}
-
-
-def obeys_avx2(python: Path) -> bool:
-    """Whether the peer's torch, and what vLLM asks it, use no more than AVX2 when it is held."""
-    ask = (
-        "import torch; print(torch.backends.cpu.get_cpu_capability(), "
-        "torch.cpu._is_avx512_supported(), torch.cpu._is_avx512_bf16_supported())"
-    )
-    held = {**os.environ, **HELD_TO_AVX2}
-    return subprocess.check_output([python, "-c", ask], env=held, text=True) == "AVX2 False False\n"
+    return System(name, command, {"WEFTLINE_ISA": isa} if isa else {})
 
 
 _NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
@@ -70,7 +53,7 @@ def vllm(
     *,
     drafting: bool = False,
     isa: str | None = None,
-    cache: Path | None = None,
+    random: bool = False,
 ) -> System:
     """vLLM with 2 GiB of KV cache, its threads bound to the list `cores`, or to its `auto` choice.
 
@@ -91,6 +74,7 @@ def vllm(
         dtype,
         "--max-model-len",
         "4096",
+        *(("--load-format", "dummy") if random else ()),
         *(("--speculative-config", json.dumps(_NGRAM)) if drafting else ()),
     )
     environment = {
@@ -100,8 +84,6 @@ def vllm(
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": "",
     }
-    if cache is not None:
-        environment |= {"VLLM_CACHE_ROOT": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "i")}
     if isa == "avx2":
         environment |= HELD_TO_AVX2
     return System("vllm-ngram" if drafting else "vllm", command, environment)
@@ -143,29 +125,22 @@ class Server:
     def __init__(self, system: System, log: Path) -> None:
         self.system = system
         self.port = free_port()
-        self._began = time.perf_counter()
-        with log.open("wb") as out:
-            self._process = subprocess.Popen(
-                [word.replace("{port}", str(self.port)) for word in system.command],
-                env={**os.environ, **system.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        words = [word.replace("{port}", str(self.port)) for word in system.command]
+        self._process = launched(words, {**os.environ, **system.environment}, log)
         self._log = log
 
-    def first_answer(self) -> float:
-        """Seconds from the start of the process to the first token of its first answer."""
+    def wait(self) -> None:
+        """Wait for its first answer."""
+        began = time.perf_counter()
         while True:
             try:
                 burst(self.port, ["Hello"], 1)
-                return time.perf_counter() - self._began
+                return
             except (OSError, RuntimeError):
                 if self._process.poll() is not None:
                     said = last_words(self._log)
                     raise RuntimeError(f"{self.system.name} did not start: {said}") from None
-                if time.perf_counter() - self._began > START_S:
+                if time.perf_counter() - began > START_S:
                     raise
                 time.sleep(0.1)
 
@@ -176,6 +151,14 @@ class Server:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
             kilobytes += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
         return kilobytes / 1024
+
+    def peak_mb(self) -> float:
+        """The most MiB that the largest of its processes has held: the engine's."""
+        peaks = []
+        for pid in family(self._process.pid):
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            peaks += [int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:")]
+        return max(peaks)
 
     def cpu_seconds(self) -> float:
         """CPU seconds of all its processes until now."""

@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -33,9 +33,9 @@ from typing import Any
 from bench.harness import machine
 from bench.harness.metrics import spread
 from bench.harness.results import dated, stamp, write
-from bench.simulator.world import world
+from bench.simulator.world import asking, world
 from weftline import AsyncClient
-from weftline.contract.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
+from weftline.contract.protocol import Call
 from weftline.local import local_server
 from weftline_engine.simulation import SimulatedConfig
 from weftline_engine.virtual_time import VirtualLoop, run
@@ -95,11 +95,11 @@ def applications(rng: random.Random, words: Sequence[str]) -> list[Application]:
 
 
 def requests(
-    seed: int, found: Sequence[Application], words: Sequence[str], rate: float, number: int
+    seed: int, found: Sequence[Application], words: Sequence[str], rate: float
 ) -> list[Request]:
     """Poisson arrivals of users of random applications."""
     rng, made, at = random.Random(seed), [], 0.0
-    for _ in range(number):
+    for _ in range(REQUESTS):
         at += rng.expovariate(rate)
         one = rng.choice(found)
         made.append(Request(at, one, _text(rng, words, one.query)))
@@ -112,10 +112,8 @@ def _text(rng: random.Random, words: Sequence[str], count: int) -> str:
 
 def ask(one: Request, model: str) -> Call:
     """The call of a request."""
-    sampling = Sampling(max_tokens=one.application.answer, ignore_eos=True, temperature=0.0)
-    out = Placeholder(name="out", in_out=InOut.OUT, semantic_var_id="out", sampling=sampling)
-    prompt = (Segment(text=f"{one.application.prompt} {one.query}"), Segment(output="out"))
-    return Call(name="ask", prompt=prompt, placeholders=(out,), model=model)
+    text = f"{one.application.prompt} {one.query}"
+    return replace(asking(text, "out", one.application.answer, ignore_eos=True), model=model)
 
 
 def names(in_turn: bool) -> tuple[str, str]:
@@ -132,8 +130,7 @@ async def simulated(loop: VirtualLoop, pool: int, todo: Sequence[Request], in_tu
         async def user(number: int, one: Request) -> tuple[float, Mapping[str, Any]]:
             await asyncio.sleep(one.at - made.now)
             session = made.driver.open("t")
-            await made.driver.submit(session, Submit(calls=(ask(one, models[number % 2]),)))
-            await made.driver.readers.get(session, "out")
+            await made.ask(session, ask(one, models[number % 2]))
             graph = graph_view(session, ())
             made.driver.close(session)
             return (made.now - one.at) / one.application.answer, graph
@@ -190,8 +187,8 @@ def measured(args: argparse.Namespace, rate: float, pool: int) -> dict[str, list
     words = PLAIN if args.real else [f"w{number}" for number in range(WORDS)]
     runs: dict[str, list[Found]] = {way: [] for way in WAYS}
     for repetition in range(args.repeat):
-        apps = applications(random.Random(args.seed), words)
-        todo = requests(args.seed + 1 + repetition, apps, words, rate, args.requests)
+        apps = applications(random.Random(0), words)
+        todo = requests(1 + repetition, apps, words, rate)
         for way, found in runs.items():
             in_turn = way == "turns"
             if args.real:
@@ -207,10 +204,8 @@ def measured(args: argparse.Namespace, rate: float, pool: int) -> dict[str, list
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--rates", help="requests a second, separated by commas")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each way, in turns")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--real", action="store_true", help="run on two engines of SmolLM2")
     args = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
@@ -222,7 +217,7 @@ def main() -> None:
     pool = int(sum(prompt // SCALE for prompt, _, _ in KINDS) * OF_EACH * SHARE)
     runs = {rate: measured(args, rate, pool) for rate in rates}
     about = machine.describe()
-    report = {**stamp(about), "requests": args.requests, "repeat": args.repeat, "pool_tokens": pool}
+    report = {**stamp(about), "requests": REQUESTS, "repeat": args.repeat, "pool_tokens": pool}
     for name in ("s_per_token", "computed"):
         report[name] = {
             way: {

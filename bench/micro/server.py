@@ -1,15 +1,16 @@
-"""Measures the cost of the server itself, and the gain from admission and retention.
+"""Measures the cost of the server itself.
 
-    make bench-server [ARGS="--sessions 1000 --agents 32 --folder out/server"]
+    make bench-server [ARGS="--sessions 1000 --folder out/server"]
 
-It writes server.json below bench/results, with six parts. The first two are curves: a placement
+    make bench-server ARGS="--only turns --against FOLDER"
+
+It writes server.json below bench/results, with five parts. The first two are curves: a placement
 round over 16 engines by the length of the queue, and the addition of a call to a session by its
 size. The third is the CPU time of the server process per call, for many sessions at once on the
 null engine, and the number of values that are wrong or missing. The fourth is the same with
-sessions on disk, in turns with a server that keeps none. The fifth is the time from the end of a
-call to the start of the call that reads it. The sixth, in simulated time, is many
-agents on a KV pool that holds a third of them. It compares our policy, LRU that admits all, and LRU
-behind the best semaphore in the client.
+sessions on disk, in turns with a server that keeps none. The fifth is the time from the
+end of a call to the start of the call that reads it. With `--against`, a folder with another
+checkout, there is a sixth: the CPU time of both servers in turns, with and without a store.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from contextlib import AsyncExitStack
 from functools import partial
 from itertools import pairwise, takewhile
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 
@@ -34,13 +36,11 @@ from bench.harness import machine
 from bench.harness.metrics import spread
 from bench.harness.results import dated, dumps, stamp, write
 from bench.harness.servers import session_cpu_seconds
-from bench.simulator.agents import Agents, simulate
 from bench.workloads._load import arriving, poisson
 from weftline import AsyncClient
 from weftline.contract.protocol import Call, InOut, Placeholder, Segment, Submit, to_wire
 from weftline.local import local_server
 from weftline_engine.api import FinishReason, Hints, Usage
-from weftline_engine.simulation import SimulatedConfig
 from weftline_server.lowering.kinds.prompt import task_of
 from weftline_server.schedule.placement import EngineLoad, Queued, place
 from weftline_server.session import events as ev
@@ -51,13 +51,13 @@ FEW_AT_ONCE = 64
 ENGINES = 16
 CHAINS = 32  # at once, with and without a store
 DURABLE_TURNS = 5
+SLICES = 10  # of each of two servers that are measured in turns
+SLICE = 100  # sessions of a slice
 GAP_RATES = (20, 350, 700)  # calls a second
 GAP_S = 10.0  # seconds in which they come
 GAP_AT_ONCE = 64  # requests; a machine that cannot keep up gets them later, not all at once
 LENGTHS = (10, 100, 1000, 10_000)
 ROUNDS = 15
-# Sizes of the client's semaphore, as shares of the agents; the best one lies between them.
-ROOMS = (0.25, 0.31, 0.34, 0.38, 0.41, 0.44, 0.5)
 
 Curve = Mapping[int, Mapping[str, float]]
 
@@ -163,21 +163,10 @@ async def whole_path(sessions: int, at_once: int, *arguments: str) -> dict[str, 
     together. The server gets `arguments` besides."""
     with local_server("--engine", "null", *arguments) as url:
         async with AsyncClient(url) as client:
-            room = asyncio.Semaphore(at_once)
-            names = [f"v{i}" for i in range(CALLS_PER_SESSION)]
-            before = [None, *names]
-
-            async def one(number: int) -> bool:
-                texts = [f"{number}-{i} " for i in range(CALLS_PER_SESSION)]
-                calls = [_call(n, b, t) for n, b, t in zip(names, before, texts, strict=False)]
-                async with room:
-                    answer = await client.run(calls, names[-1:])
-                return answer.values[names[-1]] == "".join(texts)
-
-            await asyncio.gather(*map(one, range(at_once)))  # warms the server up
+            await _chains(client, at_once, at_once)  # warms the server up
             server = _server_pid()
             cpu, wall = session_cpu_seconds(server), time.perf_counter()
-            right = sum(await asyncio.gather(*map(one, range(sessions))))
+            right = await _chains(client, sessions, at_once)
             cpu, wall = session_cpu_seconds(server) - cpu, time.perf_counter() - wall
     calls = sessions * CALLS_PER_SESSION
     return {
@@ -187,6 +176,63 @@ async def whole_path(sessions: int, at_once: int, *arguments: str) -> dict[str, 
         "lost_or_wrong": sessions - right,
         "cpu_ms_per_call": round(cpu / calls * 1e3, 3),
         "calls_per_s": round(calls / wall, 1),
+    }
+
+
+async def _chains(client: AsyncClient, sessions: int, at_once: int) -> int:
+    """Run a chain of calls in each of some sessions. Return how many ended with the right value."""
+    room = asyncio.Semaphore(at_once)
+    names = [f"v{i}" for i in range(CALLS_PER_SESSION)]
+
+    async def one(number: int) -> bool:
+        texts = [f"{number}-{i} " for i in range(CALLS_PER_SESSION)]
+        calls = [_call(n, b, t) for n, b, t in zip(names, [None, *names], texts, strict=False)]
+        async with room:
+            answer = await client.run(calls, names[-1:])
+        return answer.values[names[-1]] == "".join(texts)
+
+    return sum(await asyncio.gather(*map(one, range(sessions))))
+
+
+def in_turns(other: Path) -> dict[str, Any]:
+    """CPU milliseconds of a call, of this checkout and of another one, without and with a store.
+    The ratio is the median of the slices' ratios, with quartiles."""
+    found = {}
+    for durability in ("none", "full"):
+        with TemporaryDirectory() as folder:
+            found[durability] = asyncio.run(_in_turns(other, Path(folder), durability))
+    return found
+
+
+async def _in_turns(other: Path, folder: Path, durability: str) -> dict[str, Any]:
+    trees = (other, Path(__file__).parents[2])
+    rows: list[list[float]] = [[] for _ in trees]
+    async with AsyncExitStack() as stack:
+        servers: list[tuple[AsyncClient, int]] = []
+        for number, tree in enumerate(trees):
+            arguments = ["--engine", "null"]
+            if durability != "none":
+                arguments += ["--store", f"{folder}/{number}.db", "--durability", durability]
+            parts = [str(tree / part) for part in ("client", "server", "engine", "kernels")]
+            with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(parts)):
+                url = stack.enter_context(local_server(*arguments))
+            client = await stack.enter_async_context(AsyncClient(url))
+            servers.append((client, _server_pid()))
+            await _chains(client, SLICE, FEW_AT_ONCE)
+        for turn in range(SLICES):
+            for at in (0, 1) if turn % 2 else (1, 0):
+                client, server = servers[at]
+                cpu = session_cpu_seconds(server)
+                right = await _chains(client, SLICE, FEW_AT_ONCE)
+                assert right == SLICE, f"{SLICE - right} values are wrong"
+                cpu = session_cpu_seconds(server) - cpu
+                rows[at].append(cpu / (SLICE * CALLS_PER_SESSION) * 1e3)
+    before, now = rows
+    return {
+        "slices": SLICES,
+        "other_ms": spread(before).to_json(),
+        "ms": spread(now).to_json(),
+        "ratio": spread([b / a for a, b in zip(before, now, strict=True)]).to_json(),
     }
 
 
@@ -269,41 +315,12 @@ def _server_pid() -> int:
     return int(children[-1])
 
 
-def agents(count: int) -> dict[str, Any]:
-    """Applications a minute of `count` agents on a pool for a third of them, in three ways."""
-    load = Agents(agents=count, applications=4 * count)
-    ours = SimulatedConfig(kv_tokens=load.pool, part_tokens=10)
-    plain = replace(ours, predicts=False)
-    off = frozenset({"retention", "admission"})
-
-    def row(load: Agents, config: SimulatedConfig, without: frozenset[str]) -> dict[str, float]:
-        result = simulate(load, config, without)
-        assert len(result.lasted) == load.applications, "an application was lost"
-        return result.row
-
-    by_room = {
-        room: row(replace(load, at_once=room), plain, off)
-        for room in sorted({max(1, round(count * share)) for share in ROOMS})
-    }
-    best = max(by_room, key=lambda room: by_room[room]["applications_per_minute"])
-    found = {"ours": row(load, ours, frozenset()), "lru": row(load, plain, off)}
-    found["lru_behind_best_semaphore"] = by_room[best]
-    return {
-        "agents": count,
-        "applications": load.applications,
-        "pool_tokens": load.pool,
-        **found,
-        "best_semaphore": best,
-        "rate_by_semaphore": {n: one["applications_per_minute"] for n, one in by_room.items()},
-    }
-
-
 def main() -> None:
     """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sessions", type=int, default=1000)
-    parser.add_argument("--agents", type=int, default=32)
     parser.add_argument("--only", help="comma-separated parts (default: all)")
+    parser.add_argument("--against", type=Path, help="another checkout, for the part `turns`")
     about = machine.describe()
     parser.add_argument("--folder", type=Path, default=dated(about))
     args = parser.parse_args()
@@ -317,8 +334,9 @@ def main() -> None:
         ],
         "durable": lambda: durable(args.sessions),
         "gaps": gaps,
-        "agents": lambda: agents(args.agents),
     }
+    if args.against is not None:
+        parts["turns"] = lambda: in_turns(args.against.absolute())
     for name, measure in parts.items():
         if args.only and name not in args.only.split(","):
             continue

@@ -1,106 +1,60 @@
 """Measures the C decoder alone at the sizes that people run, by type of its weights.
 
-    make bench-shapes [ARGS="--shape qwen3-1.7b --type bfloat16 --type q4_k_m --isa avx2"]
+    make bench-shapes [ARGS="--shape qwen3-1.7b --type bfloat16 --type q4_k_m --isa avx2 --llama"]
 
 Weights are random numbers, which take the time of real ones. There is no server, no sampler and no
-drafting. The types take turns. A row gives tokens a second of steps that decode behind 64 tokens,
-or of a prompt (the median of `--repeat` by the clock), and the CPU seconds of the fastest. The last
-column is the share of the bandwidth floor: the time in which all cores read the weights, at the
-speed at which they sum an array that no cache holds.
+drafting. The types take turns. A row gives tokens a second of steps that decode behind 64 tokens or
+more, or of a prompt: the median and the quartiles of `--repeat` turns by the clock. `CPU s` are the
+seconds of the fastest turn. The share of the floor is that of the time in which all cores read the
+weights: at the speed at which they read an array of large pages that no cache holds, in the best of
+several ways. A mixture of experts has none, because a step reads the experts that its rows choose.
+
+With `--llama`, llama.cpp's own benchmark computes a file of the same weights in the same turns
+(`make install-llama-bench`). It decodes as many tokens behind as many. A ratio compares runs of one
+turn. With `--resume`, turns that today's raw file of the same sources and shape holds are not run
+again.
+
+`--part load` measures another thing: the seconds until a server answers from a GGUF file of Q4_K_M,
+and the memory of its engine.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 
 from bench.harness import machine
-from bench.harness.results import dated, stamp, write
+from bench.harness.metrics import spread
+from bench.harness.results import RAW, dated, stamp, write
+from bench.harness.resume import of_these_sources
 from bench.harness.texts import ROOT
+from bench.micro import _llama_bench
+from bench.micro._model_load import loads
+from bench.micro.random_models import SHAPES, TYPES, RandomBlocks
 from weftline_engine.embedded.model.base import StepInput
 from weftline_engine.embedded.model.checkpoint import RandomWeights
-from weftline_engine.embedded.model.config import HeadNorm, LayerKind, LlamaConfig, Norms, Rope
-from weftline_engine.embedded.model.matrix import Blocks, Matrix
+from weftline_engine.embedded.model.config import LlamaConfig
 from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_kernels.cpu import Search, load
-from weftline_kernels.cpu.blocks import SIZES, WeightType, row_bytes
+from weftline_kernels.cpu.memory import WeightMemory
 from weftline_kernels.work_list import Rows, build
 
-_QWEN3 = LlamaConfig(
-    architecture="Qwen3ForCausalLM",
-    vocabulary=151_936,
-    hidden=1024,
-    layers=28,
-    heads=16,
-    kv_heads=8,
-    head_size=128,
-    mlp=3072,
-    context_limit=40_960,
-    tied=True,
-    eos=(151_645,),
-    kinds=(LayerKind(Rope(1_000_000.0)),),
-    norm_eps=1e-6,
-    norms=Norms(heads=HeadNorm.HEAD),
-)
-SHAPES = {
-    "qwen3-0.6b": _QWEN3,
-    "llama3.2-1b": replace(
-        _QWEN3,
-        architecture="LlamaForCausalLM",
-        vocabulary=128_256,
-        hidden=2048,
-        layers=16,
-        heads=32,
-        head_size=64,
-        mlp=8192,
-        norms=Norms(),
-    ),
-    "qwen3-1.7b": replace(_QWEN3, hidden=2048, mlp=6144),
-    "qwen3-4b": replace(_QWEN3, hidden=2560, layers=36, heads=32, mlp=9728),
-}
-TYPES = ("bfloat16", "int8", "q8_0", "q4_0", "q4_k", "q4_k_m")
 STREAMS, PROMPTS = (1, 8, 32), (500, 2000)
+START, DECODED = 64, 16  # tokens before those that are decoded, and how many are
 BLOCKS = 512  # of the KV cache, with 16 tokens each
-
-
-class RandomBlocks(RandomWeights):
-    """Random blocks of a type for every matrix. With q4_k_m a matrix has the type that llama.cpp
-    gives it in a file of that name."""
-
-    def __init__(self, kind: str, layers: int) -> None:
-        super().__init__()
-        self._kind, self._layers = kind, layers
-
-    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
-        kind = self._type_of(name)
-        rows = min(shape[0], 64)
-        draw = np.random.default_rng(0)
-        data = draw.integers(0, 256, (rows, row_bytes(kind, shape[1])), dtype=np.uint8)
-        weights, size = SIZES[kind]
-        blocks = data.reshape(rows, -1, size)
-        scale = np.array([1e-3 if weights == 32 else 1e-5], np.float16).view(np.uint8)
-        for at in (208,) if kind == WeightType.Q6_K else (0, 2) if weights == 256 else (0,):
-            blocks[..., at : at + 2] = scale
-        return Blocks(kind, np.tile(data, (-(-shape[0] // rows), 1))[: shape[0]], shape[1])
-
-    def _type_of(self, name: str) -> WeightType:
-        if self._kind != "q4_k_m":
-            return WeightType[self._kind.upper()]
-        fine = "embed" in name or "lm_head" in name
-        if name.endswith(("v_proj.weight", "down_proj.weight")):
-            layer, eighth = int(name.split(".")[2]), self._layers // 8
-            fine = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
-        return WeightType.Q6_K if fine else WeightType.Q4_K
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,20 +87,33 @@ def steps_of(prompt: int) -> list[Step]:
 
 
 MEASURES: Mapping[str, list[Step]] = {
-    **{f"decode {streams}": [Step(streams, 1, 64)] for streams in STREAMS},
+    **{
+        f"decode {streams}": [Step(streams, 1, START + i) for i in range(DECODED)]
+        for streams in STREAMS
+    },
     **{f"prompt {prompt}": steps_of(prompt) for prompt in PROMPTS},
 }
 
 
-def bandwidth(threads: int) -> float:
-    """Bytes a second that all cores read."""
-    torch.set_num_threads(threads)
-    array, found = torch.ones(1 << 28), []
-    for _ in range(5):
+def bandwidth(library: ctypes.CDLL, threads: int) -> float:
+    """Bytes a second that all cores read of large pages, the best of several ways: how many pieces
+    each core reads side by side, and how far ahead it prefetches."""
+    array, found = WeightMemory(1 << 30).bytes(1 << 30), 0.0
+    array.fill(1)
+    read = library.weftline_read
+    read.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        ctypes.c_int32,
+        ctypes.c_int64,
+        ctypes.c_int32,
+    ]
+    read.restype = ctypes.c_uint32
+    for _, streams, ahead in product(range(3), (1, 2, 4, 8), (0, 1024, 4096, 16384)):
         began = time.perf_counter()
-        array.sum()
-        found.append(array.numel() * 4 / (time.perf_counter() - began))
-    return max(found)
+        read(array.ctypes.data, array.nbytes, streams, ahead, threads)
+        found = max(found, array.nbytes / (time.perf_counter() - began))
+    return found
 
 
 def decoder_of(config: LlamaConfig, kind: str, library: Any) -> NativeDecoder:
@@ -156,42 +123,106 @@ def decoder_of(config: LlamaConfig, kind: str, library: Any) -> NativeDecoder:
     return NativeDecoder(config, weights, library, int8=kind == "int8")
 
 
-def measure(
-    decoders: Mapping[str, NativeDecoder], repeat: int
-) -> dict[str, dict[str, tuple[float, float]]]:
-    """Seconds by the clock (the median) and CPU seconds (the least), by type and measure."""
-    found: dict[str, dict[str, tuple[float, float]]] = {kind: {} for kind in decoders}
-    caches = {kind: decoder.new_cache(BLOCKS, 16) for kind, decoder in decoders.items()}
-    for name, steps in MEASURES.items():
-        times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in decoders}
-        inputs = [step.input() for step in steps]
-        for _ in range(repeat + 1):
-            for kind, decoder in decoders.items():
-                began, cpu = time.perf_counter(), time.process_time()
-                for one in inputs:
-                    decoder.forward(one, caches[kind])
-                times[kind].append((time.perf_counter() - began, time.process_time() - cpu))
-        for kind, each in times.items():
-            clock, cpus = zip(*each[1:], strict=True)
-            found[kind][name] = (median(clock), min(cpus))
-            print(f"  {kind} {name} {median(clock):.3f} s", flush=True)
+# A turn's tokens a second, and CPU seconds.
+Turn = Callable[[], Mapping[str, tuple[float, float]]]
+
+
+def turn_of(decoder: NativeDecoder, measures: Mapping[str, list[Step]]) -> Turn:
+    """The measures once on our decoder."""
+    cache = decoder.new_cache(BLOCKS, 16)
+    first = Step(1, 1, START).input()
+    inputs = {name: [step.input() for step in steps] for name, steps in measures.items()}
+
+    def turn() -> Mapping[str, tuple[float, float]]:
+        found = {}
+        for name, steps in measures.items():
+            decoder.forward(first, cache)  # wakes the threads
+            began, cpu = time.perf_counter(), time.process_time()
+            for one in inputs[name]:
+                decoder.forward(one, cache)
+            seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+            tokens = sum(step.streams * step.tokens for step in steps)
+            found[name] = (tokens / seconds, cpu)
+        return found
+
+    return turn
+
+
+def turn_of_llama(program: Path, model: Path, threads: int, part: str | None) -> Turn:
+    """The measures of a part once in llama.cpp, whose CPU time is not measured."""
+
+    def turn() -> Mapping[str, tuple[float, float]]:
+        found: dict[str, float] = {}
+        if part != "prompt":
+            found |= _llama_bench.decoding(program, model, threads, STREAMS, START, DECODED)
+        if part != "decode":
+            found |= _llama_bench.prompting(program, model, threads, PROMPTS)
+        return {name: (rate, 0.0) for name, rate in found.items()}
+
+    return turn
+
+
+Rates = dict[str, dict[str, list[tuple[float, float]]]]  # by system and measure, in turns
+
+
+def measure(systems: Mapping[str, Turn], repeat: int, found: Rates, path: Path) -> Rates:
+    """The measures of all systems in turns, behind those that were found before. Every second turn
+    has the other order. What is found is kept in `path` after each run."""
+    rates: Rates = {name: defaultdict(list, found.get(name, {})) for name in systems}
+    for number in range(repeat):
+        for name in list(systems) if number % 2 else reversed(list(systems)):
+            if any(len(turns) > number for turns in rates[name].values()):
+                continue
+            for one, rate in systems[name]().items():
+                rates[name][one].append(rate)
+                print(f"  {number} {name} {one} {rate[0]:.1f}", flush=True)
+            write(path.parent, path.stem, {**stamp(machine.describe()), "rates": rates})
+    return rates
+
+
+def summary(rates: Rates, weights: Mapping[str, int], speed: float | None) -> dict[str, Any]:
+    """Medians and quartiles of tokens a second by system and measure, and ratios to the peers: to
+    bfloat16, and to llama.cpp with weights of that type. `speed` is the floor's bytes a second."""
+    found: dict[str, Any] = {}
+    for name, measures in rates.items():
+        rows: dict[str, Any] = {}
+        for one, turns in measures.items():
+            row: dict[str, Any] = {"tokens_per_s": spread([rate for rate, _ in turns]).to_json()}
+            rows[one] = row
+            if name in weights:
+                row["cpu_s"] = round(min(cpu for _, cpu in turns), 3)
+            if name in weights and one.startswith("decode") and speed is not None:
+                steps = row["tokens_per_s"]["median"] / int(one.split()[1])
+                row["of_floor"] = round(weights[name] / speed * steps, 2)
+            for peer in ("bfloat16", f"llama {name}"):
+                if peer in rates and peer != name and name in weights:
+                    pairs = zip(turns, rates[peer][one], strict=True)
+                    row[f"over {peer}"] = spread([a / b for (a, _), (b, _) in pairs]).to_json()
+        gigabytes = {"weights_gb": round(weights[name] / 1e9, 2)} if name in weights else {}
+        found[name] = {**gigabytes, "measures": rows}
     return found
 
 
-def table(report: Mapping[str, Any]) -> str:
-    """A row for each measure and type."""
-    lines = [f"{'':14}{'type':10}{'tokens/s':>10}{'CPU s':>9}{'of the floor':>14}"]
-    for kind, rows in report["types"].items():
-        for name, row in rows["measures"].items():
+def table(systems: Mapping[str, Any]) -> str:
+    """A row for each measure and system."""
+    lines = [f"{'':14}{'type':16}{'tokens/s':>10}{'CPU s':>9}{'of the floor':>14}   ratios"]
+    for name, rows in systems.items():
+        for one, row in rows["measures"].items():
             share = f"{row['of_floor']:.0%}" if "of_floor" in row else ""
+            ratios = "; ".join(
+                f"{of['median']:.2f} ({of['low']:.2f} to {of['high']:.2f}) {key}"
+                for key, of in row.items()
+                if key.startswith("over")
+            )
             lines.append(
-                f"{name:14}{kind:10}{row['tokens_per_s']:10.1f}{row['cpu_s']:9.3f}{share:>14}"
+                f"{one:14}{name:16}{row['tokens_per_s']['median']:10.1f}"
+                f"{row.get('cpu_s', 0.0):9.3f}{share:>14}   {ratios}"
             )
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Measure, print and write."""
+def read_options() -> argparse.Namespace:
+    """The command line. Exits if llama.cpp cannot be compared."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-1.7b")
     parser.add_argument("--type", choices=TYPES, action="append", help="default: three of them")
@@ -199,36 +230,89 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--part", choices=("decode", "prompt", "load"), help="these alone")
+    parser.add_argument("--resume", action="store_true", help="keep the turns of today's raw file")
+    parser.add_argument("--llama", action="store_true", help="llama.cpp on the same weights, too")
     options = parser.parse_args()
+    options.type = options.type or ["bfloat16", "q8_0", "q4_k_m"]
+    options.program = ROOT / ".venv-llama" / f"llama-batched-bench{options.isa and '-avx2'}"
+    if options.llama and options.isa not in ("", "avx2"):
+        parser.error("llama.cpp is built for this machine and for avx2")
+    if options.llama and SHAPES[options.shape].experts is not None:
+        parser.error("no GGUF is written of a mixture of experts")
+    if options.llama and not options.program.is_file():
+        parser.error(f"{options.program} is missing: run make install-llama-bench")
+    return options
+
+
+def folder_of_models() -> Path:
+    """Where files of random weights are kept."""
+    files = ROOT / "out" / "models"
+    files.mkdir(parents=True, exist_ok=True)
+    return files
+
+
+def systems_of(
+    decoders: Mapping[str, NativeDecoder], options: argparse.Namespace, config: LlamaConfig
+) -> dict[str, Turn]:
+    """Our decoder with each type of weights, and llama.cpp with those that are quantised."""
+    found: dict[str, Turn] = {}
+    measures = {
+        name: steps for name, steps in MEASURES.items() if name.startswith(options.part or "")
+    }
+    files = folder_of_models()
+    for kind, decoder in decoders.items():
+        found[kind] = turn_of(decoder, measures)
+        if options.llama and kind not in ("bfloat16", "int8"):
+            path = files / f"{options.shape}-{config.layers}-{kind}.gguf"
+            if not path.is_file():
+                _llama_bench.write_gguf(path.with_suffix(".new"), config, kind).replace(path)
+            found[f"llama {kind}"] = turn_of_llama(
+                options.program, path, options.threads, options.part
+            )
+    return found
+
+
+def main() -> None:
+    """Measure, print and write."""
+    options = read_options()
     config = SHAPES[options.shape]
     config = replace(config, layers=options.layers or config.layers)
-    speed = bandwidth(options.threads)
+    about = stamp(machine.describe())
+    results = dated(about["machine"])
+    layers = f"{options.layers}-layers" if options.layers else None
+    named = "-".join(filter(None, ("shapes", options.shape, layers, options.part, options.isa)))
+    report: dict[str, Any] = {**about, "shape": options.shape, "layers": config.layers}
+    if options.part == "load":
+        if options.resume and of_these_sources(results / f"{named}.json", about["machine"]):
+            return
+        report["load"] = loads(folder_of_models(), options.shape, config, "q4_k_m", options.repeat)
+        print(json.dumps(report["load"], indent=1))
+    else:
+        raw = results / RAW / f"{named}.json"
+        report |= rates_of(config, options, raw)
+        print(table(report["systems"]))
+    print(write(results, named, report).relative_to(ROOT))
+
+
+def rates_of(config: LlamaConfig, options: argparse.Namespace, raw: Path) -> dict[str, Any]:
+    """The floor's speed, and the rows of all systems."""
     with tempfile.TemporaryDirectory() as folder:
         library, choice = load(Search(Path(folder), wanted=options.isa))
-        kinds = options.type or ["bfloat16", "q8_0", "q4_k_m"]
-        decoders = {kind: decoder_of(config, kind, library) for kind in kinds}
-        times = measure(decoders, options.repeat)
-    report: dict[str, Any] = {
-        **stamp(machine.describe()),
-        "shape": options.shape,
-        "layers": config.layers,
+        torch.set_num_threads(options.threads)
+        speed = bandwidth(library, options.threads)
+        print(f"  all cores read {speed / 1e9:.1f} GB/s", flush=True)
+        decoders = {kind: decoder_of(config, kind, library) for kind in options.type}
+        systems = systems_of(decoders, options, config)
+        before = of_these_sources(raw, machine.describe()) if options.resume else None
+        rates = measure(systems, options.repeat, before["rates"] if before else {}, raw)
+    weights = {kind: sum(one.weight_bytes.values()) for kind, one in decoders.items()}
+    return {
         "variant": choice.variant.name,
         "threads": options.threads,
         "gb_per_s": round(speed / 1e9, 1),
-        "types": {},
+        "systems": summary(rates, weights, None if config.experts else speed),
     }
-    for kind, decoder in decoders.items():
-        read = sum(decoder.weight_bytes.values())
-        rows = {}
-        for name, (clock, cpu) in times[kind].items():
-            tokens = sum(step.streams * step.tokens for step in MEASURES[name])
-            rows[name] = {"tokens_per_s": round(tokens / clock, 1), "cpu_s": round(cpu, 3)}
-            if name.startswith("decode"):
-                rows[name]["of_floor"] = round(read / speed / clock, 2)
-        report["types"][kind] = {"weights_gb": round(read / 1e9, 2), "measures": rows}
-    print(table(report))
-    named = "-".join(filter(None, ("shapes", options.shape, options.isa)))
-    print(write(dated(report["machine"]), named, report).relative_to(ROOT))
 
 
 if __name__ == "__main__":

@@ -189,12 +189,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="weftline bench tools", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--quick", action="store_true", help="one run of each case, not three")
-    parser.add_argument("--ratios", default=",".join(map(str, RATIOS)), help="tool by decode time")
     args = parser.parse_args(argv)
-    ratios = [float(one) for one in args.ratios.split(",")]
     print("| workload | tool / decode | after | early | gain | of min(r, 1/r) | of possible |")
     print("|---|---|---|---|---|---|---|")
-    for row in measure(list(cases(ratios)), 1 if args.quick else 3):
+    for row in measure(list(cases(RATIOS)), 1 if args.quick else 3):
         case = row.case
         bound, possible = (
             f"{row.gain / most:.0%}" if case.work and most else ""

@@ -1,4 +1,4 @@
-"""Tables in Markdown, and the cells that several sections of the page have in common."""
+"""Tables in Markdown, and the cells that they have in common."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ def spread(found: Mapping[str, Any], unit: str = "") -> str:
 
 
 def kind(report: Report) -> str:
-    """The CPU of a report's machine, and whether it multiplies bfloat16."""
+    """The GPUs of a report's machine, or else its CPU, and its instructions."""
     machine = report["machine"]
+    if machine.get("gpus"):
+        return ", ".join(machine["gpus"])
+    if machine.get("held_to_avx2"):
+        return f"{machine['cpu']} held to AVX2"
     bf16 = "with" if machine["bf16_instructions"] else "without"
     return f"{machine['cpu']} {bf16} bfloat16 instructions"
-
-
-def times(count: int) -> str:
-    """So many repetitions, in words."""
-    return f"{count} repetition{'s' if count > 1 else ''}"

@@ -12,11 +12,11 @@ import random
 import statistics
 from dataclasses import dataclass, field
 
-from weftline.contract.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
+from bench.simulator.world import World, asking, world
 from weftline_engine.simulation import SimulatedConfig
 from weftline_engine.virtual_time import VirtualLoop, run
-
-from .world import World, world
+from weftline_server.http.openai.conversations import Conversations
+from weftline_server.http.openai.requests import ChatMessage, ChatRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,7 @@ class Agents:
     answer: int = 40
     pause_s: float = 0.5
     at_once: int | None = None  # the client's own semaphore
+    named: bool = True  # else no client names its session, nor tells its end
     factors: tuple[int, ...] = (1,)  # of the task, for one application after the other
     seed: int = 0
 
@@ -91,6 +92,7 @@ def simulate(agents: Agents, config: SimulatedConfig, without: frozenset[str]) -
 
 
 async def _all(made: World, agents: Agents) -> Result:
+    unnamed = None if agents.named else Conversations(made.driver, lambda: made.now)
     room = asyncio.Semaphore(agents.at_once or agents.agents)
     left = list(range(agents.applications))
     result = Result(agents)
@@ -100,7 +102,7 @@ async def _all(made: World, agents: Agents) -> Result:
             number, began = left.pop(0), made.now
             result.full_until = began
             async with room:
-                await _application(made, agents, number)
+                await _application(made, agents, number, unnamed)
             result.ended.append(made.now)
             result.lasted.append(made.now - began)
             if _factor(agents, number) == max(agents.factors):
@@ -120,7 +122,9 @@ def _factor(agents: Agents, number: int) -> int:
     return agents.factors[number % len(agents.factors)]
 
 
-async def _application(made: World, agents: Agents, number: int) -> None:
+async def _application(
+    made: World, agents: Agents, number: int, unnamed: Conversations | None
+) -> None:
     rng = random.Random(f"{agents.seed}/{number}")
 
     def words(count: int) -> str:
@@ -129,20 +133,22 @@ async def _application(made: World, agents: Agents, number: int) -> None:
     common = random.Random(agents.seed)
     said = "".join(f"w{common.randrange(2048)} " for _ in range(agents.shared))
     said += words(agents.task * _factor(agents, number))
-    session = made.driver.open("agents")
+    messages = [ChatMessage(role="user", content=said)]
+    session = None if unnamed else made.driver.open("agents")
     for turn in range(agents.turns):
+        found = session
+        if unnamed is not None:
+            found = unnamed.find("agents", {}, ChatRequest(messages=tuple(messages)))
+        of_turn = found or made.driver.open("agents", stays=False)
         variable = f"turn{turn}"
-        await made.driver.submit(session, Submit(calls=(_call(said, variable, agents.answer),)))
-        answer = await made.driver.readers.get(session, variable)
-        said += answer.text + words(agents.result)
+        answer = await made.ask(of_turn, asking(said, variable, agents.answer))
+        if found is None:
+            made.driver.close(of_turn)
+        result = words(agents.result)
+        messages.append(ChatMessage(role="assistant", content=answer))
+        messages.append(ChatMessage(role="user", content=result))
+        said += answer + result
         if turn + 1 < agents.turns:
             await asyncio.sleep(rng.expovariate(1 / agents.pause_s))
-    made.driver.close(session)
-
-
-def _call(prompt: str, variable: str, tokens: int) -> Call:
-    sampling = Sampling(max_tokens=tokens, temperature=0.0)
-    out = Placeholder(name="o", in_out=InOut.OUT, semantic_var_id=variable, sampling=sampling)
-    return Call(
-        name="turn", prompt=(Segment(text=prompt), Segment(output="o")), placeholders=(out,)
-    )
+    if session is not None:
+        made.driver.close(session)

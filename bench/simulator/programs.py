@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from bench.simulator.world import World, asking
 from weftline.contract.protocol import (
     Call,
     Criterion,
@@ -17,8 +18,6 @@ from weftline.contract.protocol import (
     Segment,
     Submit,
 )
-
-from .world import World
 
 WORDS = tuple(f"w{number} " for number in range(2048))  # the simulated engine's vocabulary
 
@@ -112,14 +111,10 @@ async def by_client(made: World, program: Program, seed: object, round_trip_s: f
         given = [await answers[i] for i in step.reads]
         role = _shared(step.role, step.shared) if step.shared else ""
         body = [*given, own[number]] if step.late_text else [own[number], *given]
-        sampling = Sampling(max_tokens=step.output, temperature=0.0, ignore_eos=True)
-        out = Placeholder(name="o", in_out=InOut.OUT, semantic_var_id="v", sampling=sampling)
-        prompt = (Segment(text="".join([role, *body])), Segment(output="o"))
+        one = asking("".join([role, *body]), "v", step.output, ignore_eos=True)
         await asyncio.sleep(round_trip_s / 2)
         session = made.driver.open("simulated", stays=False)
-        one = Call(name=f"call{number}", prompt=prompt, placeholders=(out,))
-        await made.driver.submit(session, Submit(calls=(one,)))
-        answer = (await made.driver.readers.get(session, "v")).text
+        answer = await made.ask(session, one)
         made.driver.close(session)
         await asyncio.sleep(round_trip_s / 2)
         answers[number].set_result(answer)

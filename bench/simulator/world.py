@@ -7,13 +7,16 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
-from weftline_engine.api import Engine
+from weftline.contract.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
+from weftline_engine.api import Engine, Usage
 from weftline_engine.simulation import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_engine.virtual_time import VirtualLoop
 from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.registry import Registry, RegistryConfig
 from weftline_server.schedule.dispatcher import Dispatcher
+from weftline_server.session.session import Session
 
 # Steps like those of SmolLM2-135M on two cores. 512 rows after 2,566 tokens spent 0.6 s in matrix
 # products and 0.8 s in attention. So each token that a prompt token attends to costs 0.0005 of the
@@ -36,6 +39,30 @@ class World:
     @property
     def now(self) -> float:
         return self.loop.time()
+
+    async def ask(self, session: Session, call: Call) -> str:
+        """Submit a call that only writes a variable, and return its text when it is complete."""
+        await self.driver.submit(session, Submit(calls=(call,)))
+        (out,) = call.placeholders
+        assert out.semantic_var_id is not None, "its value is read"
+        return (await self.driver.readers.get(session, out.semantic_var_id)).text
+
+
+def usage_of(session: Session, variable: str) -> Usage:
+    """What the call that wrote a variable has used."""
+    task = session.execution.producer(variable)
+    usage = task.steps[-1].usage if task is not None else None
+    assert usage is not None, "the call has ended well"
+    return usage
+
+
+def asking(prompt: str, variable: str, tokens: int, **sampling: Any) -> Call:
+    """A greedy call that writes at most `tokens` tokens behind a prompt to a variable."""
+    greedy = Sampling(max_tokens=tokens, temperature=0.0, **sampling)
+    out = Placeholder(name="o", in_out=InOut.OUT, semantic_var_id=variable, sampling=greedy)
+    return Call(
+        name="turn", prompt=(Segment(text=prompt), Segment(output="o")), placeholders=(out,)
+    )
 
 
 @asynccontextmanager

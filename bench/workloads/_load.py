@@ -7,35 +7,21 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
 
-from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 
-from bench.harness.plain import PlainClient
-from bench.harness.plain import chat as messages
 from bench.harness.stage import Stage
 
 CHAT = ChatPromptTemplate.from_template("{text}\n\nWhat does this text say about weaving?")
 CLOSED = 16  # requests at once; they saturate a server, whose batches are no larger here
 
 
-async def chat(
-    stage: Stage,
-    kind: str,
-    seed: object,
-    prompt: int,
-    output: int,
-    client: PlainClient | None = None,
-) -> None:
+async def chat(stage: Stage, kind: str, seed: object, prompt: int, output: int) -> None:
     """Send one request of `prompt` tokens with an answer of `output` tokens, in the paper's
-    sizes: with a chain, or by hand with the `client`."""
-    tokens = stage.scale.tokens(output)
-    chain = None if client else stage.compiled(CHAT | stage.llm(tokens) | StrOutputParser())
+    sizes."""
+    ask = stage.asker(CHAT, stage.scale.tokens(output))
     text = stage.texts.document(f"{kind} {stage.seed} {seed}", stage.scale.tokens(prompt))
     async with stage.app(kind) as app:
-        if chain is not None:
-            app.result = await chain.ainvoke({"text": text})
-        elif client is not None:
-            app.result = await client.ask(messages(CHAT, text=text), tokens)
+        app.result = await ask({"text": text})
 
 
 async def saturation(stage: Stage, prompt: int, output: int) -> float:

@@ -49,13 +49,9 @@ def _texts(stage: Stage) -> tuple[str, list[str]]:
 
 WORKLOAD = Workload(
     title="One tool agent",
-    figure="not in the paper",
-    paper="none: what most LangGraph users run first",
-    difference=(
-        "it is not in the paper: the client drives the loop, so the server has nothing to plan."
-    ),
     points=points,
     run=run,
     by_hand=by_hand,
+    visits=True,
     metrics={"seconds": mean_seconds("agent"), "ms per token": ms_per_token("agent")},
 )

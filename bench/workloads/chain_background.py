@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from bench.harness.metrics import mean_seconds, percentile
-from bench.harness.plain import PlainClient
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload, paper
 from bench.workloads import _load
@@ -52,14 +51,11 @@ async def by_hand(stage: Stage, point: Point) -> None:
     """The same, the chain as a loop."""
     texts = chunks(stage, stage.seed)
     async with stage.plain(stage.scale.tokens(OUTPUT)) as client:
-        await _beside_background(stage, point, lambda: chain_by_hand(stage, client, texts), client)
+        await _beside_background(stage, point, lambda: chain_by_hand(stage, client, texts))
 
 
 async def _beside_background(
-    stage: Stage,
-    point: Point,
-    summary: Callable[[], Awaitable[None]],
-    client: PlainClient | None = None,
+    stage: Stage, point: Point, summary: Callable[[], Awaitable[None]]
 ) -> None:
     rate = point.values["rate"]
     requests: set[asyncio.Task[None]] = set()
@@ -69,7 +65,7 @@ async def _beside_background(
         began = loop.time()
         for number, at in zip(range(MOST), _load.poisson(stage.rng, rate), strict=False):
             await asyncio.sleep(max(0.0, began + at - loop.time()))
-            one = _load.chat(stage, "background", number, PROMPT, OUTPUT, client)
+            one = _load.chat(stage, "background", number, PROMPT, OUTPUT)
             requests.add(asyncio.create_task(one))
 
     load = asyncio.create_task(background()) if rate else None
@@ -82,12 +78,6 @@ async def _beside_background(
 
 WORKLOAD = Workload(
     title="Chain summary with background load",
-    figure="Figure 12a",
-    paper="up to 2.38 times (2.88 in its logs) at 3.5 requests a second, 1 A100, 13B",
-    difference=(
-        "the background here is a share of what vLLM can take on this machine; the paper gives "
-        "requests a second on a GPU."
-    ),
     points=points,
     run=run,
     by_hand=by_hand,

@@ -110,13 +110,6 @@ async def chain_by_hand(
 
 WORKLOAD = Workload(
     title="Chain summary",
-    figure="Figure 11",
-    paper="up to 1.38 times over vLLM (1.20 to 1.35 in its logs), 250 ms round trips, 1 A100, 13B",
-    difference=(
-        "vLLM today prefills a chunk in one batch-wide step and answers a lone request at once. "
-        "Left to gain are the round trips between client and server, and the engine's own speed. "
-        "The paper's GPU took 50 ms a token, so 250 ms were about six tokens."
-    ),
     points=points,
     run=run,
     by_hand=by_hand,

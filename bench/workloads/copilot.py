@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 
 from bench.harness.metrics import makespan, mean_seconds, ms_per_token
-from bench.harness.plain import chat
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload, paper
 
@@ -27,22 +25,9 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
     ]
 
 
-Ask = Callable[[dict[str, str]], Awaitable[str]]
-
-
 async def run(stage: Stage, point: Point) -> None:
     """Every user asks one question, as long as a question of the paper's users."""
-    chain = stage.compiled(PROMPT | stage.llm(stage.scale.tokens(OUTPUT)) | StrOutputParser())
-    await _users(stage, point, chain.ainvoke)
-
-
-async def by_hand(stage: Stage, point: Point) -> None:
-    """All users at once."""
-    async with stage.plain(stage.scale.tokens(OUTPUT)) as client:
-        await _users(stage, point, lambda texts: client.ask(chat(PROMPT, **texts)))
-
-
-async def _users(stage: Stage, point: Point, ask: Ask) -> None:
+    ask = stage.asker(PROMPT, stage.scale.tokens(OUTPUT))
     shared = stage.texts.document(f"instructions {stage.seed}", scaled_prefix(stage))
 
     async def user(number: int, prompt_tokens: int) -> None:
@@ -62,16 +47,9 @@ def scaled_prefix(stage: Stage) -> int:
 
 WORKLOAD = Workload(
     title="Copilot: many users, one system prompt",
-    figure="Figures 15 and 16",
-    paper="1.8 to 2.4 times without sharing, 1.1 to 1.7 over a paged shared prefix, 1 A100, 7B",
-    difference=(
-        "without sharing, the paper's engines prefilled the prompt for every user. vLLM today "
-        "prefills it once. The remaining gain is to read the shared keys and values once for all "
-        "users."
-    ),
     points=points,
     run=run,
-    by_hand=by_hand,
+    by_hand=run,
     metrics={
         "seconds": makespan(),
         "mean latency": mean_seconds("user"),

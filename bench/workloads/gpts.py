@@ -6,11 +6,9 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 
-from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 
 from bench.harness.metrics import mean_seconds, ms_per_token, percentile
-from bench.harness.plain import PlainClient, chat
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload, paper
 from bench.workloads import _load
@@ -45,18 +43,12 @@ async def run(stage: Stage, point: Point) -> None:
     await _load.arriving(_times(stage, point), lambda number: _user(stage, number))
 
 
-async def by_hand(stage: Stage, point: Point) -> None:
-    """The same users at the same times."""
-    async with stage.plain(0) as client:
-        await _load.arriving(_times(stage, point), lambda number: _user(stage, number, client))
-
-
 def _times(stage: Stage, point: Point) -> list[float]:
     arrivals = _load.poisson(stage.rng, point.values["rate"])
     return [next(arrivals) for _ in range(stage.scale.items(REQUESTS, least=4))]
 
 
-async def _user(stage: Stage, number: int, client: PlainClient | None = None) -> None:
+async def _user(stage: Stage, number: int) -> None:
     which = number % len(APPS)
     lengths = APPS[which]
     # An application's prompt is the same in all repetitions, as it is part of its program.
@@ -64,27 +56,16 @@ async def _user(stage: Stage, number: int, client: PlainClient | None = None) ->
     query = stage.texts.document(f"query {stage.seed} {number}", lengths["query"] + 4)
     tokens = stage.scale.tokens(OUTPUTS * lengths["output"])
     texts = {"instructions": shared, "query": query}
-    chain = None if client else stage.compiled(PROMPT | stage.llm(tokens) | StrOutputParser())
+    ask = stage.asker(PROMPT, tokens)
     async with stage.app("user") as app:
-        if chain is not None:
-            app.result = await chain.ainvoke(texts)
-        elif client is not None:
-            app.result = await client.ask(chat(PROMPT, **texts), tokens)
+        app.result = await ask(texts)
 
 
 WORKLOAD = Workload(
     title="Four GPTs applications",
-    figure="Figure 17",
-    paper="12 times the rate of vLLM without sharing; 2.4 by the kernel; 4 A6000, 7B",
-    difference=(
-        "the paper's baseline prefilled each application's prompt for every user, and placed them "
-        "on four GPUs. Here is one engine, and vLLM's prefix cache keeps all four prompts. A quick "
-        "run has so few users that the highest rates are one burst; only the full sizes show what "
-        "a rate beyond saturation costs in the long run."
-    ),
     points=points,
     run=run,
-    by_hand=by_hand,
+    by_hand=run,
     prepare=prepare,
     metrics={
         "ms per token": ms_per_token("user"),

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from bench.harness.metrics import makespan, mean_seconds, ms_per_token
-from bench.harness.plain import PlainClient
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload
 from bench.workloads import _load
@@ -22,34 +21,19 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
 
 async def run(stage: Stage, point: Point) -> None:
     """Every user asks, waits for the answer, and asks something else."""
-    await _users(stage, point)
 
-
-async def by_hand(stage: Stage, point: Point) -> None:
-    """The same users."""
-    async with stage.plain(0) as client:
-        await _users(stage, point, client)
-
-
-async def _users(stage: Stage, point: Point, client: PlainClient | None = None) -> None:
     async def user(number: int) -> None:
         for turn in range(TURNS):
-            await _load.chat(stage, "chat", f"{number} {turn}", PROMPT, OUTPUT, client)
+            await _load.chat(stage, "chat", f"{number} {turn}", PROMPT, OUTPUT)
 
     await asyncio.gather(*map(user, range(point.values["users"])))
 
 
 WORKLOAD = Workload(
     title="Independent chats",
-    figure="Figure 10",
-    paper="latency grows and throughput saturates with the tokens in flight; nothing to gain",
-    difference=(
-        "there is no application here: the ratio compares the two engines, and the server's own "
-        "cost for each request."
-    ),
     points=points,
     run=run,
-    by_hand=by_hand,
+    by_hand=run,
     metrics={
         "mean latency": mean_seconds("chat"),
         "ms per token": ms_per_token("chat"),

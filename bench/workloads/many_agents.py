@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Protocol, TypedDict
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AnyMessage, HumanMessage, SystemMessage
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
-from langgraph.graph.state import CompiledStateGraph
 
 from bench.harness.metrics import apps_per_minute, mean_seconds, ms_per_token
 from bench.harness.plain import PlainClient
@@ -22,6 +21,7 @@ AGENTS = 80  # at the usual scale of 0.4: 32
 TURNS, QUICK_TURNS = 8, 3  # with 3, the fewest, each context is still reused twice
 SYSTEM, RESULT, OUTPUT = 800, 120, 80
 POOL = 1 / 3  # of the tokens of all contexts at their longest
+TASK = "Do your work."
 
 
 class State(TypedDict):
@@ -31,26 +31,25 @@ class State(TypedDict):
     turns: int
 
 
-def agent(
-    llm: BaseChatModel, results: Sequence[str], pauses: Sequence[float]
-) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """A loop of model and tool calls; each tool waits its pause and returns one of `results`."""
+class LoopNode(Protocol):
+    """A node of the loop."""
 
-    async def think(state: State) -> dict[str, Any]:
-        return {"messages": [await llm.ainvoke(state["messages"])]}
+    async def __call__(self, state: State) -> dict[str, Any]: ...
 
-    async def act(state: State) -> dict[str, Any]:
-        turn = state["turns"]
-        await asyncio.sleep(pauses[turn])
-        return {"messages": [HumanMessage(f"The tool says: {results[turn]}")], "turns": turn + 1}
 
+async def looped(think: LoopNode, act: LoopNode, tools: int, role: str) -> AnyMessage:
+    """Run a loop of model and tools of LangGraph, until `tools` tools have run and the model has
+    answered. Returns its last answer."""
     graph = StateGraph(State)
     graph.add_node("think", think)
     graph.add_node("act", act)
     graph.add_edge(START, "think")
-    graph.add_conditional_edges("think", lambda s: "act" if s["turns"] < len(results) else END)
+    graph.add_conditional_edges("think", lambda s: "act" if s["turns"] < tools else END)
     graph.add_edge("act", "think")
-    return graph.compile()
+    begin: State = {"messages": [SystemMessage(role), HumanMessage(TASK)], "turns": 0}
+    end = await graph.compile().ainvoke(begin, {"recursion_limit": 100})
+    last: AnyMessage = end["messages"][-1]
+    return last
 
 
 def turns_of(scale: Scale) -> int:
@@ -95,7 +94,6 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
 
 
 Work = Callable[[str, Sequence[str], Sequence[float]], Awaitable[str]]
-TASK = "Do your work."
 
 
 async def run(stage: Stage, point: Point) -> None:
@@ -111,11 +109,18 @@ async def run(stage: Stage, point: Point) -> None:
 async def graph_agent(
     llm: BaseChatModel, role: str, results: Sequence[str], pauses: Sequence[float]
 ) -> str:
-    """Run one agent of LangGraph and return its last answer."""
-    messages = [SystemMessage(role), HumanMessage(TASK)]
-    graph = agent(llm, results, pauses)
-    end = await graph.ainvoke({"messages": messages, "turns": 0}, {"recursion_limit": 100})
-    return str(end["messages"][-1].content)
+    """Run one agent and return its last answer. Each tool waits its pause and returns one of
+    `results`."""
+
+    async def think(state: State) -> dict[str, Any]:
+        return {"messages": [await llm.ainvoke(state["messages"])]}
+
+    async def act(state: State) -> dict[str, Any]:
+        turn = state["turns"]
+        await asyncio.sleep(pauses[turn])
+        return {"messages": [HumanMessage(f"The tool says: {results[turn]}")], "turns": turn + 1}
+
+    return str((await looped(think, act, len(results), role)).content)
 
 
 async def by_hand(stage: Stage, point: Point) -> None:
@@ -161,14 +166,10 @@ async def _agents(stage: Stage, point: Point, work: Work) -> None:
 
 WORKLOAD = Workload(
     title="Many tool agents, a small KV pool",
-    figure="not in the paper",
-    paper="none: today's load, with evictions between the turns of an agent",
-    difference=(
-        "it is not in the paper: what counts here is which contexts stay while a tool runs."
-    ),
     points=points,
     run=run,
     by_hand=by_hand,
+    visits=True,
     metrics={
         "apps per minute": apps_per_minute(),
         "mean seconds": mean_seconds("agent"),

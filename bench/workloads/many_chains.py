@@ -45,12 +45,6 @@ async def by_hand(stage: Stage, point: Point) -> None:
 
 WORKLOAD = Workload(
     title="Many chain summaries at once",
-    figure="Figures 12b and 13",
-    paper="1.38 to 1.68 times in the mean of 10 to 25 applications, none slower, 1 A100, 13B",
-    difference=(
-        "applications start together in both; here there are fewer, because two cores serve fewer "
-        "in the same time."
-    ),
     points=points,
     run=run,
     by_hand=by_hand,

@@ -78,12 +78,6 @@ async def map_reduce_by_hand(
 
 WORKLOAD = Workload(
     title="Map-reduce summary",
-    figure="Figure 14",
-    paper="up to 2.37 times over vLLM capped at 4,096 tokens (1.66 to 2.30 in its logs), 1 A100",
-    difference=(
-        "the paper's baseline held 4,096 tokens at a time, so the chunks ran one after another. "
-        "With its default batches, vLLM runs them all at once, as weftline does."
-    ),
     points=points,
     run=run,
     by_hand=by_hand,

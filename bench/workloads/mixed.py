@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from bench.harness.metrics import mean_seconds, ms_per_token, percentile
-from bench.harness.plain import PlainClient
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload, paper
 from bench.workloads import _load
@@ -49,33 +48,22 @@ async def by_hand(stage: Stage, point: Point) -> None:
             texts = documents(stage, f"{stage.seed} {number}")
             await map_reduce_by_hand(stage, client, texts)
 
-        await _arrivals(stage, point, summary, client)
+        await _arrivals(stage, point, summary)
 
 
-async def _arrivals(
-    stage: Stage,
-    point: Point,
-    summary: Callable[[int], Awaitable[None]],
-    client: PlainClient | None = None,
-) -> None:
+async def _arrivals(stage: Stage, point: Point, summary: Callable[[int], Awaitable[None]]) -> None:
     arrivals = _load.poisson(stage.rng, point.values["rate"])
     times = [next(arrivals) for _ in range(stage.scale.items(PAPER["chat_requests"]))]
     starts = [GAP_S * (i // GROUP) for i in range(stage.scale.items(PAPER["map_reduce_apps"]))]
 
     async def chat(number: int) -> None:
-        await _load.chat(stage, "chat", number, CHAT_PROMPT, CHAT_OUTPUT, client)
+        await _load.chat(stage, "chat", number, CHAT_PROMPT, CHAT_OUTPUT)
 
     await asyncio.gather(_load.arriving(times, chat), _load.arriving(starts, summary))
 
 
 WORKLOAD = Workload(
     title="Chats beside map-reduce summaries",
-    figure="Figure 19",
-    paper="chats 1.23 times, summaries 3.7 times over vLLM for throughput, 4 A6000, 7B",
-    difference=(
-        "one engine serves both kinds here, while the paper keeps them apart on four GPUs. This "
-        "measures how they are batched together."
-    ),
     points=points,
     run=run,
     by_hand=by_hand,

@@ -111,12 +111,6 @@ def _messages(prompt: ChatPromptTemplate, state: Mapping[str, str]) -> list[Mess
 
 WORKLOAD = Workload(
     title="Multi-agent programming",
-    figure="Figure 18",
-    paper="2.45 times over vLLM for throughput (2.43 in its logs), 11.7 over its latency setting",
-    difference=(
-        "97 % of each prompt is shared in both. vLLM's prefix cache now finds that, too, so the "
-        "sharing itself makes no difference any more."
-    ),
     points=points,
     run=run,
     by_hand=by_hand,

@@ -110,12 +110,6 @@ async def run(stage: Stage, point: Point) -> None:
 
 WORKLOAD = Workload(
     title="RAG query engine (LlamaIndex)",
-    figure="not in the paper",
-    paper="none: what most LlamaIndex users run first",
-    difference=(
-        "it is not in the paper. The baseline is a plain client of the chat endpoint in "
-        "LlamaIndex: `query` asks a tree's leaves one by one, `aquery` all at once."
-    ),
     points=points,
     run=run,
     metrics={"seconds": mean_seconds("question"), "ms per token": ms_per_token("question")},

@@ -14,13 +14,10 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Any
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
-from langgraph.graph import END, START, StateGraph
-from langgraph.graph.message import add_messages
-from langgraph.graph.state import CompiledStateGraph
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 
 from bench.harness.metrics import apps_per_minute, mean_seconds, ms_per_token, percentile
 from bench.harness.stage import Stage
@@ -30,7 +27,9 @@ from bench.workloads.many_agents import (
     OUTPUT,
     RESULT,
     TASK,
+    State,
     kv_tokens,
+    looped,
     role_tokens,
     turns_of,
 )
@@ -42,13 +41,6 @@ CALL = 32  # the tokens that a call has around its text, and some more
 TOOL = 62  # the tokens of a tool in the prompt, without the text that is its argument
 STOPS = {"ignore_eos": False}  # a call ends where its JSON does; the stage's models never stop
 TEMPLATE = Path(__file__).with_suffix(".jinja")
-
-
-class State(TypedDict):
-    """The conversation of one agent, and how many tools it has called."""
-
-    messages: Annotated[list[AnyMessage], add_messages]
-    turns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +102,8 @@ def seconds_of(name: str, scale: Scale) -> float:
     return seconds / 10 if scale.name == TINY.name else seconds
 
 
-def graph(llm: BaseChatModel, agent: Agent, scale: Scale) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """A loop of model and tools, until the model calls ANSWER."""
+async def graph_agent(llm: BaseChatModel, agent: Agent, scale: Scale) -> str:
+    """Run one agent of LangGraph, until the model calls ANSWER, and return its last answer."""
 
     async def think(state: State) -> dict[str, Any]:
         choice = chosen(agent.calls[state["turns"]])
@@ -128,14 +120,9 @@ def graph(llm: BaseChatModel, agent: Agent, scale: Scale) -> CompiledStateGraph[
             result = ToolMessage(agent.results[turn], tool_call_id=called[0]["id"])
         return {"messages": [result], "turns": turn + 1}
 
-    made = StateGraph(State)
-    made.add_node("think", think)
-    made.add_node("act", act)
-    made.add_edge(START, "think")
-    ends = len(agent.calls) - 1
-    made.add_conditional_edges("think", lambda state: "act" if state["turns"] < ends else END)
-    made.add_edge("act", "think")
-    return made.compile()
+    last = await looped(think, act, len(agent.calls) - 1, agent.role)
+    calls = last.tool_calls if isinstance(last, AIMessage) else []
+    return str(calls[0]["args"] if calls else last.content)
 
 
 def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
@@ -152,12 +139,7 @@ async def run(stage: Stage, point: Point) -> None:
     llm = stage.llm(stage.scale.tokens(OUTPUT) + CALL, compiled=False)
 
     async def work(agent: Agent) -> str:
-        messages = [SystemMessage(agent.role), HumanMessage(TASK)]
-        end = await graph(llm, agent, stage.scale).ainvoke(
-            {"messages": messages, "turns": 0}, {"recursion_limit": 100}
-        )
-        last = end["messages"][-1]
-        return str(last.tool_calls[0]["args"] if last.tool_calls else last.content)
+        return await graph_agent(llm, agent, stage.scale)
 
     await _agents(stage, point, work)
 
@@ -205,12 +187,10 @@ async def _agents(stage: Stage, point: Point, work: Work) -> None:
 
 WORKLOAD = Workload(
     title="Agents with fast and slow tools",
-    figure="not in the paper",
-    paper="none: Conveyor and LAMPS measure one tool, or one trace",
-    difference="it is not in the paper: what counts here is which contexts stay during which tool.",
     points=points,
     run=run,
     by_hand=by_hand,
+    visits=True,
     metrics={
         "seconds": mean_seconds("agent"),
         "99th percentile": percentile(0.99, "agent"),

@@ -57,7 +57,6 @@ class _Rule:
 
     @property
     def names(self) -> list[_Word]:
-        """The rules to which this one refers."""
         return [part for part in self.parts if isinstance(part, _Word)]
 
 
@@ -171,7 +170,6 @@ class _Parser:
                 rule.parts.append(mark)
 
     def _close(self, rule: _Rule | None, open: list[_Word], before: _Word | None) -> None:
-        """End a rule."""
         if open:
             _refuse(open[-1].line, "'(' is not closed")
         if rule is not None and _is_open(before):

@@ -18,6 +18,7 @@ from weftline_engine.ebnf import BadGrammar
 from weftline_engine.embedded.sample.constraint import BadConstraint, Matcher
 from weftline_engine.lark import json_text, of_choice, of_grammar, of_tag
 from weftline_engine.schema_faults import fault
+from weftline_engine.text_tokens import with_text_tokens
 
 # Measured on a busy core: a JSON schema of this length (900 properties) compiles in 0.27 s. A
 # regular expression compiles in 0.04 s, and its first mask takes 0.34 s. No step runs meanwhile.
@@ -35,8 +36,9 @@ _FORM = (
 class TokenMatcher:
     """A `Matcher` of weftline_engine.embedded.sample.constraint."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, marks: tuple[int, ...]) -> None:
         self.matcher = matcher
+        self._marks = marks  # tokens for whole marks of the model, such as <tool_call>
 
     @property
     def ended(self) -> bool:
@@ -47,7 +49,17 @@ class TokenMatcher:
         return self.matcher.get_error() if self.matcher.is_error() else ""
 
     def forced(self) -> list[int]:
-        return [] if self.matcher.is_error() else self.matcher.compute_ff_tokens()
+        if self.matcher.is_error() or not (found := self.matcher.compute_ff_tokens()):
+            return []
+        mark = self.forced_mark
+        return found if mark is None else [mark]
+
+    @property
+    def forced_mark(self) -> int | None:
+        """The mark with which forced text begins. llguidance would spell it in several tokens, as
+        no text that the model has seen does."""
+        fitting = (mark for mark in self._marks if self.matcher.validate_tokens([mark]))
+        return next(fitting, None)
 
     def allowed(self, tokens: Sequence[int]) -> int:
         return 0 if self.matcher.is_error() else self.matcher.validate_tokens(list(tokens))
@@ -64,6 +76,7 @@ class TokenGrammars:
         self._text = tokenizer
         self._eos = list(eos)
         self._read: LLTokenizer | None = None
+        self._marks: tuple[int, ...] = ()
         self._executor = LLExecutor(len(os.sched_getaffinity(0)))
         self._vocabulary = vocabulary
         # The last used at the end. Refusals are kept too: finding the cause takes a while.
@@ -89,7 +102,7 @@ class TokenGrammars:
                 self._compiled.popitem(last=False)
         if isinstance(found, BadConstraint):
             raise BadConstraint(str(found))
-        return TokenMatcher(found.deep_copy())
+        return TokenMatcher(found.deep_copy(), self._marks)
 
     def _compile(self, constraint: str) -> LLMatcher:
         value = _read(constraint)
@@ -123,8 +136,9 @@ class TokenGrammars:
     def _tokenizer(self) -> LLTokenizer:
         if self._read is None:
             try:
+                text, self._marks = with_text_tokens(self._text, self._vocabulary)
                 self._read = LLTokenizer(
-                    self._text, n_vocab=self._vocabulary, eos_token=self._eos or None
+                    text, n_vocab=self._vocabulary, eos_token=self._eos or None
                 )
             except ValueError as error:
                 raise BadConstraint(
@@ -136,11 +150,21 @@ class TokenGrammars:
         words = allocate_token_bitmask(len(matchers), self._vocabulary)
         found = [(cast(TokenMatcher, one).matcher, row) for row, one in enumerate(matchers)]
         fill_next_token_bitmask_par(self._executor, found, words)
+        for row, one in enumerate(matchers):
+            _prefer_mark(cast(TokenMatcher, one), words[row])
         return words
 
     def advance(self, matchers: Sequence[Matcher], tokens: Sequence[int]) -> None:
         found = [cast(TokenMatcher, one).matcher for one in matchers]
         consume_token_par(self._executor, list(zip(found, tokens, strict=True)))
+
+
+def _prefer_mark(matcher: TokenMatcher, words: npt.NDArray[np.int32]) -> None:
+    """Allow nothing but the mark with which forced text begins, where the mask lacks it."""
+    mark = matcher.forced_mark
+    if mark is not None and not words[mark // 32] >> (mark % 32) & 1:
+        words[:] = 0
+        words.view(np.uint32)[mark // 32] = 1 << (mark % 32)
 
 
 def _reason(matcher: LLMatcher) -> str:

@@ -1,6 +1,6 @@
 """Loads the model of the embedded engine's child process, and describes the engine.
 
-It is not part of `embedded`, which knows no tokenizer.
+This module is not part of `embedded`, which knows no tokenizer.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -35,6 +36,7 @@ from weftline_engine.embedded.step import (
     step_costs,
     step_profile,
 )
+from weftline_engine.embedded.window_sizes import window_sizes
 from weftline_engine.model_texts import default_sampling, tokenizer_texts
 from weftline_engine.models.cache import default_home
 from weftline_engine.models.progress import Silent, for_stream
@@ -114,7 +116,13 @@ def _decoder(options: argparse.Namespace, device: torch.device) -> Model:
                 raise ModelError("quantised weights need the C kernels: give --device cpu")
             running = options.max_running
             return load_on_device(
-                options.model, dtype, device, max_running=running, dummy=dummy, heard=meter.at
+                options.model,
+                dtype,
+                device,
+                max_running=running,
+                block_size=options.block_size,
+                dummy=dummy,
+                heard=meter.at,
             )
         builds = default_home() / "kernels"
         return load_decoder(
@@ -135,9 +143,10 @@ def announced(description: Description, cores: int, seconds: float) -> str:
     where = f"{description.device}, {cores} cores" if description.device == "cpu" else (
         description.device
     )  # fmt: skip
+    chats = "" if description.chat_template else "; it has no chat template: send text prompts"
     return (
         f"engine: {description.model} in {description.dtype} on {where}; KV cache of "
-        f"{description.kv_tokens:,} tokens, {cache_gib:.1f} GiB; ready after {seconds:.1f} s"
+        f"{description.kv_tokens:,} tokens, {cache_gib:.1f} GiB; ready after {seconds:.1f} s{chats}"
     )
 
 
@@ -156,7 +165,7 @@ def _scheduling(
         largest_step(decoder, chosen.step_tokens, options.block_size)
     tokens = options.kv_tokens or devices.kv_tokens(device, per_token, options.kv_fraction)
     try:
-        return SchedulerConfig(
+        config = SchedulerConfig(
             blocks=tokens // options.block_size,
             block_size=options.block_size,
             max_running=options.max_running,
@@ -167,6 +176,17 @@ def _scheduling(
         )
     except ValueError as reason:
         raise ModelError(str(reason)) from None
+    if device.type != "cpu":
+        return config
+    sizes = decoder.config
+    head = per_token * options.block_size // (2 * sizes.layers * sizes.kv_heads)
+    bounds = window_sizes(sizes, config.blocks, head)
+    try:
+        return replace(
+            config, blocks=bounds.blocks, window=bounds.window, window_blocks=bounds.whole
+        )
+    except ValueError:
+        return config  # the cache is too small for windows of its own
 
 
 def _byte_tokenizer(folder: Path) -> Path:

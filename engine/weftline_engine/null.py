@@ -1,7 +1,7 @@
 """The null engine: it has no model and echoes prompts, follows a script, or emits a fixed length.
 
-It takes text; a token is a word with the white space before it. Tests that need no model use it.
-Its latency profile makes an op take as long as it would on real hardware.
+The engine takes text; a token is a word with the white space before it. Tests that need no model
+use it. The engine's latency profile makes an op take as long as it would on real hardware.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
@@ -20,6 +20,7 @@ from typing import TypedDict
 from weftline_engine import api
 
 _WORD = re.compile(r"\s*\S+|\s+\Z")
+UNREAD_WORDS = 16  # words of a part of an unread op, as vLLM sends it
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
@@ -45,6 +46,9 @@ class LatencyProfile:
     peer_s: float = 0.0
 
 
+NO_PAUSES = LatencyProfile()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NullConfig:
     """Settings of a null engine.
@@ -56,7 +60,7 @@ class NullConfig:
 
     mode: NullMode = NullMode.ECHO
     script: tuple[tuple[str, str], ...] = ()
-    latency: LatencyProfile = LatencyProfile()
+    latency: LatencyProfile = NO_PAUSES
     model: str = "null"
     context_limit: int = 1 << 20
     max_running: int = 1024
@@ -80,8 +84,8 @@ class NullEngine:
     def __init__(self, config: NullConfig) -> None:
         self._config = config
         self._events: asyncio.Queue[list[api.Event] | None] = asyncio.Queue()
-        self._running: dict[str, asyncio.Task[None]] = {}
-        self._ops: dict[str, api.Op] = {}  # ops that have not ended
+        self._made: list[api.Event] = []  # events since the last pause
+        self._running: dict[str, tuple[api.Op, asyncio.Task[None]]] = {}
         self._open: dict[str, api.Op] = {}  # ops that wait for the rest of their prompt
         self._sequence = 0
 
@@ -91,19 +95,21 @@ class NullEngine:
             chat_template=CHAT_TEMPLATE,
             context_limit=self._config.context_limit,
             max_running=self._config.max_running,
-            # It has no probabilities that top_k and the like could change.
+            # The null engine has no probabilities that top_k and the like could change.
             capabilities=(api.Capability.SAMPLING,),
             constraints=tuple(api.Constraint) if self._config.mode is NullMode.SCRIPT else (),
         )
 
     def submit(self, op: api.Op) -> None:
-        self._ops[op.id] = op
         if op.open:
             self._open[op.id] = op
-            return
-        task = asyncio.create_task(self._run(op))
-        self._running[op.id] = task
-        task.add_done_callback(lambda _: self._ended(op, task))
+        elif self._config.latency == NO_PAUSES:
+            for _ in self._work(op):
+                pass
+            self._send()
+        else:
+            task = asyncio.create_task(self._paced(op))
+            self._running[op.id] = op, task
 
     def feed(self, op: str, offset: int, part: api.Fed, last: bool) -> None:
         waiting = self._open.pop(op, None)
@@ -117,13 +123,13 @@ class NullEngine:
         """Do nothing: hints are advice, and this engine uses none."""
 
     def cancel(self, op: str) -> None:
-        if (found := self._ops.pop(op, None)) is None:
-            return
-        self._open.pop(op, None)
-        if task := self._running.pop(op, None):
+        found = self._open.pop(op, None)
+        if op in self._running:
+            found, task = self._running.pop(op)
             task.cancel()
-        message = "the call was cancelled"
-        self._emit(api.Failed(**self._head(found), error="Cancelled", message=message))
+        if found is not None:
+            self._fail(found, "Cancelled", "the call was cancelled")
+            self._send()
 
     def retain(self, context: str, retention: api.Retention) -> None:
         """Do nothing: there is no KV cache."""
@@ -136,37 +142,45 @@ class NullEngine:
             yield events
 
     async def close(self) -> None:
-        for task in list(self._running.values()):
+        for _, task in self._running.values():
             task.cancel()
         self._events.put_nowait(None)
 
-    def _ended(self, op: api.Op, task: asyncio.Task[None]) -> None:
-        if self._running.get(op.id) is task:
-            del self._running[op.id], self._ops[op.id]
+    async def _paced(self, op: api.Op) -> None:
+        for seconds in self._work(op):
+            self._send()
+            await asyncio.sleep(seconds)
+        self._send()
+        del self._running[op.id]
 
-    async def _run(self, op: api.Op) -> None:
+    def _work(self, op: api.Op) -> Iterator[float]:
+        """Run an op. Yields the seconds of each of its pauses."""
         started = time.monotonic()
         text = op.text or ""
         prompt_tokens = len(_WORD.findall(text))
         limit = self._config.context_limit
         if prompt_tokens >= limit:
             message = f"the prompt has {prompt_tokens} words, and the context holds {limit}"
-            self._emit(api.Failed(**self._head(op), error="ContextTooLong", message=message))
+            self._fail(op, "ContextTooLong", message)
             return
         pace = self._config.latency
         if pace.fill_s:
-            await asyncio.sleep(pace.fill_s * prompt_tokens)
+            yield pace.fill_s * prompt_tokens
         filled = time.monotonic()
         reply = self._reply(op, text)
         if reply is None:
             message = "no rule of the null engine's script matches this prompt"
-            self._emit(api.Failed(**self._head(op), error="EngineFailed", message=message))
+            self._fail(op, "EngineFailed", message)
             return
         words, reason = self._cut(op, reply)
-        for offset, word in enumerate(words):
+        size = UNREAD_WORDS if op.hints.unread else 1
+        for offset in range(0, len(words), size):
+            some = words[offset : offset + size]
             if pace.step_s or pace.peer_s:
-                await asyncio.sleep(pace.step_s + pace.peer_s * len(self._running))
-            self._emit(api.Part(**self._head(op), offset=offset, tokens=(offset,), text=word))
+                yield len(some) * (pace.step_s + pace.peer_s * len(self._running))
+            tokens = tuple(range(offset, offset + len(some)))
+            part = api.Part(**self._head(op), offset=offset, tokens=tokens, text="".join(some))
+            self._emit(part)
         usage = api.Usage(
             prompt_tokens=prompt_tokens,
             cached_tokens=0,
@@ -187,14 +201,18 @@ class NullEngine:
         return next((reply for when, reply in self._config.script if when in text), None)
 
     def _cut(self, op: api.Op, reply: str) -> tuple[list[str], api.FinishReason]:
-        """Return the words of `reply` up to a stop string or max_tokens, and which it was."""
+        """Return the words of `reply` up to a stop string, a stop token (the number of a word) or
+        max_tokens, and which it was."""
         if op.sampling is None:
             return [], api.FinishReason.FILLED
         cuts = [at for s in op.sampling.stop if (at := reply.find(s)) >= 0]
         if cuts:
             reply = reply[: min(cuts)]
-        found = (match.group() for match in _WORD.finditer(reply))
+        found = map(re.Match.group, _WORD.finditer(reply))
         words = list(islice(found, op.sampling.max_tokens + 1))
+        ends = [one for one in op.sampling.stop_token_ids if one < len(words)]
+        if ends and min(ends) < op.sampling.max_tokens:
+            return words[: min(ends)], api.FinishReason.STOP
         if len(words) > op.sampling.max_tokens:
             return words[:-1], api.FinishReason.LENGTH
         return words, api.FinishReason.STOP
@@ -203,5 +221,14 @@ class NullEngine:
         self._sequence += 1
         return _Head(op=op.id, attempt=op.attempt, sequence=self._sequence, time=time.monotonic())
 
+    def _fail(self, op: api.Op, error: str, message: str) -> None:
+        self._emit(api.Failed(**self._head(op), error=error, message=message))
+
     def _emit(self, event: api.Event) -> None:
-        self._events.put_nowait([event])
+        self._made.append(event)
+
+    def _send(self) -> None:
+        """Pass on what was made since the last pause, as one step of an engine."""
+        if self._made:
+            self._events.put_nowait(self._made)
+            self._made = []

@@ -1,9 +1,9 @@
 """An engine whose model is a latency profile. The bookkeeping of the embedded engine decides every
 step; instead of computing it, this engine waits as long as hardware would.
 
-Its language has the words w0, w1, … and its answers depend on the prompt alone, so equal prompts
-have equal answers, whatever the schedule. On an event loop whose clock jumps, hours of serving take
-seconds.
+The model's language has the words w0, w1, … and its answers depend on the prompt alone, so equal
+prompts have equal answers, whatever the schedule. On an event loop whose clock jumps, hours of
+serving take seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from weftline_engine.bookkeeping import (
     StepPlan,
 )
 
-# Its words depend on the prompt alone.
+# The words of an answer depend on the prompt alone.
 _LACKS = {api.Capability.CONSTRAINTS, api.Capability.LOGIT_BIAS}
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
@@ -265,8 +265,8 @@ class SimulatedEngine:
             if seconds:
                 await asyncio.sleep(seconds)
                 self.busy_s += seconds
-            sampled = [[self._sampled(live)] for live in self.book.apply(plan)]
-            self.book.record(plan, sampled)
+            sampling = self.book.apply(plan)
+            self.book.record(sampling, [[self._sampled(live)] for live in sampling])
             if events := self.book.end_step(plan):
                 self._out.put_nowait(events)
                 if not seconds:

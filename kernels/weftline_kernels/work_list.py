@@ -26,8 +26,8 @@ NEVER_SHARED = 1 << 62  # more blocks than any sharing saves, so every sequence 
 class Rows:
     """A sequence's part of a step.
 
-    It has `count` queries, at rows `first` and following of the packed tokens. The first of them is
-    at position `start` of the sequence. `blocks` are the sequence's blocks.
+    The part has `count` queries, at rows `first` and following of the packed tokens. The first
+    query is at position `start` of the sequence. `blocks` are the sequence's blocks.
     """
 
     blocks: Sequence[int]
@@ -52,11 +52,20 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class WorkList:
-    """The items of a step of `rows` packed queries. `merged` is true if a query has several."""
+    """The items of a step of `rows` packed queries.
+
+    The first `shared` items are read by several sequences. The others are one for each sequence, in
+    the order of its queries: what it has alone.
+    """
 
     items: tuple[Item, ...]
     rows: int
-    merged: bool
+    shared: int = 0
+
+    @property
+    def merged(self) -> bool:
+        """Whether a query has several items."""
+        return self.shared > 0
 
     def positions(self) -> Ints:
         """The position of each row in its sequence: the last one that the row sees."""
@@ -89,6 +98,7 @@ def build(
         items.append(Item(blocks, length, queries, np.full(len(queries), length), start))
         for i in members:
             done[i] = end
+    shared = len(items)
     for part, covered in zip(parts, done, strict=True):
         before = covered * block_size
         length = part.start + part.count - before
@@ -102,7 +112,7 @@ def build(
                 before,
             )
         )
-    return WorkList(tuple(items), sum(part.count for part in parts), any(done))
+    return WorkList(tuple(items), sum(part.count for part in parts), shared)
 
 
 def _runs(

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from weftline.contract.errors import InvalidRequest, WeftlineError
 from weftline.contract.protocol import PROTOCOL_VERSION
@@ -27,10 +27,13 @@ from weftline_server.http.direct import add_routes
 from weftline_server.http.guard import Connections
 from weftline_server.http.idempotency import Idempotency
 from weftline_server.http.openai import completions, models, responses
+from weftline_server.http.peer_client import PeerClient
 from weftline_server.http.reference.document import describe
+from weftline_server.http.relay import Elsewhere, Missed, SessionRelay
 from weftline_server.http.request_id import RequestIds
 from weftline_server.http.state import ServerState, state_of
 from weftline_server.http.wire import DEFINITIONS, error_response
+from weftline_server.journal.backend import is_shared
 from weftline_server.journal.journal import Journal
 from weftline_server.observe.advice.advisor import Advisor
 from weftline_server.observe.cost import Prices
@@ -44,16 +47,21 @@ from weftline_server.runtime.service import Service
 from weftline_server.schedule.dispatcher import Dispatcher
 
 if TYPE_CHECKING:
+    from weftline_server.cluster.departure import Departure
+    from weftline_server.cluster.member import ClusterMember
     from weftline_server.observe.spans import Spans
 
 log = logging.getLogger("weftline.app")
+
+JOIN_POLL_S = 0.05  # between two looks whether an engine has joined
 
 EngineMakers = Mapping[str, Callable[[], Engine]]
 
 
 def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
     """The application. `engines` makes each engine by name, and again after it has died."""
-    service = Service(_driver(config, engines))
+    journal, member, departure = _journal(config)
+    service = Service(_driver(config, engines, journal), member, departure)
     metrics = Metrics(service, Prices(config.price))
     advisor = Advisor()
     service.lifecycle.observe(metrics, CallLog(config.log_prompts), advisor)
@@ -67,6 +75,10 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     app.state = ServerState(config, service, metrics, advisor)
+    if member is not None and departure is not None:
+        app.state.peers = PeerClient(member.secret)
+        departure.poke = app.state.peers.poke
+        app.add_middleware(SessionRelay, member=member, peers=app.state.peers)
     app.add_middleware(Idempotency, config=config.responses, max_body=config.max_body)
     app.add_middleware(CountRequests, metrics=metrics)
     app.add_middleware(
@@ -104,7 +116,24 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
     return app
 
 
-def _driver(config: ServerConfig, engines: EngineMakers) -> Driver:
+def _journal(
+    config: ServerConfig,
+) -> tuple[Journal | None, ClusterMember | None, Departure | None]:
+    """The journal of the store, if there is one, and the membership among the servers of the store,
+    if several may use it. Raises InvalidRequest.
+    """
+    if not config.sessions.path:
+        return None, None, None
+    if not is_shared(config.sessions.path):
+        return Journal(config.sessions, time.monotonic), None, None
+    from weftline_server.journal.shared_journal import SharedJournal  # an extra has its driver
+    from weftline_server.membership import member_of
+
+    journal = SharedJournal(config.sessions, time.monotonic)
+    return journal, *member_of(config, journal)
+
+
+def _driver(config: ServerConfig, engines: EngineMakers, journal: Journal | None) -> Driver:
     """The driver of all sessions, with the dispatcher of all engines.
 
     Raises InvalidRequest for a pass that no installed package offers.
@@ -114,7 +143,6 @@ def _driver(config: ServerConfig, engines: EngineMakers) -> Driver:
         plugins = plugins_named(config.passes)
     except UnknownPass as error:
         raise InvalidRequest(str(error), param="passes") from error
-    journal = Journal(config.sessions, time.monotonic) if config.sessions.path else None
     registry = Registry(config.registry, config.off, plugins, journal)
     return Driver(registry, dispatcher, config.off)
 
@@ -126,11 +154,16 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     if spans is not None:
         service.lifecycle.observe(spans)
     await service.lifecycle.start()
+    own = len(service.engines.statuses)
     state_of(app).runs.adopt()
+    while state_of(app).awaits_engine and len(service.engines.statuses) <= own:  # noqa: ASYNC110
+        await asyncio.sleep(JOIN_POLL_S)
     try:
         yield
     finally:
         await service.lifecycle.shut_down()
+        if (peers := state_of(app).peers) is not None:
+            await peers.close()
         if spans is not None:
             await asyncio.get_running_loop().run_in_executor(None, spans.close)
 
@@ -154,9 +187,9 @@ class _Application(FastAPI):
         return self.openapi_schema
 
 
-async def _on_error(request: Request, error: Exception) -> JSONResponse:
+async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, WeftlineError)
-    return error_response(error)
+    return Missed(error) if isinstance(error, Elsewhere) else error_response(error)
 
 
 async def _on_parameter(request: Request, error: Exception) -> JSONResponse:

@@ -64,6 +64,7 @@ def _run(argv: list[str]) -> int:
         if name == command:
             module.add_arguments(sub)
     args = parser.parse_args(argv)
+    args.words = argv[1:]  # `serve` starts further servers with them
     try:
         return int(module.run(args))
     except (ModelUnavailable, WeftlineError) as error:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from weftline.contract.errors import InvalidRequest
+from weftline_server.cluster.lease import LeaseConfig
 from weftline_server.http.responses import ResponsesConfig
 from weftline_server.journal.store import JournalStoreConfig
 from weftline_server.observe.cost import Price
@@ -68,12 +69,12 @@ class ServerConfig:
     otlp: str = ""  # URL of a collector of OpenTelemetry that takes OTLP over HTTP
     log_prompts: bool = False  # the log lines of calls contain their prompts and outputs
     sessions: JournalStoreConfig = field(default_factory=JournalStoreConfig)  # on disk
+    cluster: LeaseConfig = field(default_factory=LeaseConfig)  # of servers with one store
     registry: RegistryConfig = field(default_factory=RegistryConfig)
     responses: ResponsesConfig = field(default_factory=ResponsesConfig)
 
     @property
     def off(self) -> frozenset[str]:
-        """The names of all optimisations that are off."""
         return self.without | (OFF_BY_DEFAULT - self.also)
 
     def __post_init__(self) -> None:

@@ -24,6 +24,8 @@ EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "google-re2": "re2",
             "pyyaml": "yaml",
             "prometheus-client": "prometheus_client",
+            "msgspec": "msgspec",
+            "pyzmq": "zmq",
         },
         "engine": {
             "torch": "torch",
@@ -46,6 +48,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "lancedb": {"lancedb": "lancedb", "numpy": "numpy", "pyarrow": "pyarrow"},
         "pgvector": {"numpy": "numpy", "pgvector": "pgvector", "psycopg": "psycopg"},
+        "postgres": {"psycopg": "psycopg", "psycopg-pool": "psycopg_pool"},
         "mcp": {"httpx2": "httpx2", "mcp": "mcp"},
         "otel": {
             "opentelemetry-sdk": "opentelemetry.sdk",

@@ -41,11 +41,11 @@ def prompter(directory: Path) -> Prompter:
     )
 
 
-def greedy_answers(directory: Path) -> dict[str, list[str]]:
+def greedy_answers(directory: Path, dtype: torch.dtype = torch.float32) -> dict[str, list[str]]:
     """Each question's answer, the text of a token at a time."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     render = prompter(directory)
     answers = {}

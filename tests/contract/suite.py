@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.contract.target import Target
+from tests.contract.target import Heard, Target
 from weftline_engine import api
 
 LONG = 200  # tokens, so that an op still runs when it is cancelled
@@ -54,6 +54,26 @@ class EngineContract:
         assert heard.text == whole[: whole.index(stop)]
         assert heard.finished is not None
         assert heard.finished.reason is api.FinishReason.STOP
+
+    async def test_a_stop_token_ends_the_text_before_it(self, target: Target) -> None:
+        """It ends the text although the end token would not, and beside a stop string. A token of
+        another text changes nothing."""
+        if not target.can(api.Capability.SAMPLING):
+            pytest.skip("this engine takes no stop_token_ids")
+        question = target.questions[1]
+        (whole,) = await target.run(target.op(question))
+        ids = [token for part in whole.parts for token in part.tokens]
+        if len(ids) < 12:
+            pytest.skip("this engine does not say its tokens")
+        at = next(i for i in range(4, 12) if ids[i] not in ids[:i])
+        other = next(token for token in range(12) if token not in ids[: at + 1])
+        said = "".join(target.answers[question][:at])
+        for stop in ((), ("never said",)):
+            op = target.op(question, stop_token_ids=(other, ids[at]), ignore_eos=True, stop=stop)
+            (heard,) = await target.run(op)
+            assert heard.text == said
+            assert heard.finished is not None
+            assert heard.finished.reason is api.FinishReason.STOP
 
     async def test_concurrent_forks_do_not_mix(self, target: Target) -> None:
         """Twelve at once share a prefix, and some are equal. Each gets its own answer."""
@@ -146,10 +166,17 @@ class EngineContract:
         if not target.can(api.Capability.REPORTS):
             pytest.skip("this engine does not report its contexts")
         op = target.op(target.questions[3], name="reported")
-        (heard,) = await target.run(op)
-        (moved,) = (event for event in heard.events if isinstance(event, api.ContextMoved))
+        await target.run(op)
+        computed = len(op.tokens or ()) + 11  # the last of 12 was not computed
+        left = computed - computed % target.grain
+
+        def reported(heard: Heard) -> bool:
+            return any(isinstance(one, api.ContextMoved) and one.tokens for one in heard.events)
+
+        heard = await target.until(op.id, reported)
+        moved = [event for event in heard.events if isinstance(event, api.ContextMoved)][-1]
         assert (moved.context, moved.residency) == (op.context, api.Residency.RESIDENT)
-        assert moved.tokens == len(op.tokens or ()) + 11  # the last of 12 was not computed
+        assert moved.tokens == left
 
     async def test_an_unknown_kind_is_refused(self, target: Target) -> None:
         """An op of a kind that the engine does not announce ends as InvalidRequest."""
@@ -175,9 +202,9 @@ class EngineContract:
         assert cancelled.failed is not None and cancelled.finished is None
         assert (cancelled.failed.error, cancelled.failed.retryable) == ("Cancelled", False)
         assert len(cancelled.parts) < LONG
-        said = len(cancelled.events)
         (again,) = await target.run(target.op(first))
-        assert again.text == target.answer(first) and len(cancelled.events) == said
+        ends = [one for one in cancelled.events if isinstance(one, api.Finished | api.Failed)]
+        assert again.text == target.answer(first) and ends == [cancelled.failed]
 
     async def test_a_prompt_that_is_too_long_fails_alone(self, target: Target) -> None:
         """It fails with a type of weftline's and is not retryable. The engine goes on."""

@@ -19,7 +19,7 @@ from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMod
 from weftline_engine.transport import wire
 from weftline_engine.transport.tcp.gate import JoinGate
 from weftline_engine.transport.tcp.handshake import FrameConnection, Rejected, respond
-from weftline_engine.transport.tcp.host import EngineHost, HostConfig
+from weftline_engine.transport.tcp.host import PAUSES_S, EngineHost, HostConfig
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 KEY = "a key of enough characters"
@@ -46,7 +46,7 @@ async def target() -> AsyncIterator[Target]:
     gate = JoinGate(KEY, admit)
     port = await gate.listen("127.0.0.1", 0)
     answers = script()
-    config = HostConfig(host="127.0.0.1", port=port, key=KEY, name="far", node="n1")
+    config = HostConfig(servers=(("127.0.0.1", port),), key=KEY, name="far", node="n1")
     host = EngineHost(config, null(answers))
     running = asyncio.create_task(host.run())
     name, engine, description = await joined.get()
@@ -91,7 +91,7 @@ async def gate() -> AsyncIterator[Opened]:
 async def test_a_refused_host_gets_the_reason(gate: Opened, name: str, key: str, says: str) -> None:
     """A host with a wrong key, or with the name of one that is there, is told so, and never joins.
     Its key is not in the repr of its settings."""
-    config = HostConfig(host="127.0.0.1", port=gate[0], key=key, name=name)
+    config = HostConfig(servers=(("127.0.0.1", gate[0]),), key=key, name=name)
     host = EngineHost(config, null(script()))
     with pytest.raises(Rejected, match=says):
         await asyncio.wait_for(host.run(), 30)
@@ -102,10 +102,8 @@ async def test_a_name_in_use_is_refused_until_its_host_has_left(
     gate: Opened, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two hosts of one name would evict each other for ever. The second one is told what to do."""
-    first, second, third = (
-        EngineHost(HostConfig(host="127.0.0.1", port=gate[0], key=KEY, name="one"), null(script()))
-        for _ in range(3)
-    )
+    config = HostConfig(servers=(("127.0.0.1", gate[0]),), key=KEY, name="one")
+    first, second, third = (EngineHost(config, null(script())) for _ in range(3))
     running = asyncio.create_task(first.run())
     while not first.joined:  # noqa: ASYNC110 - a host sets no event
         await asyncio.sleep(0.01)
@@ -125,6 +123,74 @@ async def test_a_name_in_use_is_refused_until_its_host_has_left(
     assert gate[1] == ["one", "one"]
 
 
+async def test_a_server_that_refuses_leaves_the_engine_to_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One server takes it and another does not: the first one keeps it. It has two addresses, and
+    is joined once.
+    """
+    taken: list[api.Engine] = []
+
+    async def takes(name: str, engine: api.Engine, description: api.Description) -> None:
+        taken.append(engine)
+
+    async def refuses(name: str, engine: api.Engine, description: api.Description) -> None:
+        raise ValueError("not here")
+
+    one, other = JoinGate(KEY, takes), JoinGate(KEY, refuses)
+    port = await one.listen("0.0.0.0", 0)  # every loopback address
+    addresses = (
+        ("127.0.0.1", port),
+        ("127.0.0.2", port),
+        ("127.0.0.1", await other.listen("127.0.0.1", 0)),
+    )
+    host = EngineHost(HostConfig(servers=addresses, key=KEY, name="shared"), null(script()))
+    running = asyncio.create_task(host.run())
+    async with asyncio.timeout(60):
+        while not taken or "not here" not in caplog.text:  # noqa: ASYNC110 - a host sets no event
+            await asyncio.sleep(0.01)
+    reading = asyncio.create_task(_all(taken[0]))
+    assert host.joined == 1 and len(taken) == 1 and not running.done()
+    host.leave()
+    await asyncio.wait_for(running, 30)
+    await asyncio.wait_for(reading, 30)
+    await asyncio.gather(one.close(), other.close())
+
+
+async def test_an_engine_follows_servers_that_move() -> None:
+    """It is told of another server, and joins it at once. It stays with the first one until that is
+    gone, and does not come back then.
+    """
+    taken: asyncio.Queue[tuple[str, api.Engine]] = asyncio.Queue()
+
+    def gate(server: str) -> JoinGate:
+        async def admit(name: str, engine: api.Engine, description: api.Description) -> None:
+            taken.put_nowait((server, engine))
+
+        return JoinGate(KEY, admit)
+
+    first, second = gate("first"), gate("second")
+    before = ("127.0.0.1", await first.listen("127.0.0.1", 0))
+    after = ("127.0.0.1", await second.listen("127.0.0.1", 0))
+    host = EngineHost(HostConfig(servers=(before,), key=KEY, name="moves"), null(script()))
+    running = asyncio.create_task(host.run())
+    async with asyncio.timeout(60):
+        server, old = await taken.get()
+        host.follow([after])
+        other, new = await taken.get()
+        assert (server, other) == ("first", "second")
+        await old.close()
+        while host.joined > 1:  # noqa: ASYNC110 - a host sets no event
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(2 * PAUSES_S[0])
+    assert host.joined == 1 and taken.empty()
+    reading = asyncio.create_task(_all(new))
+    host.leave()
+    await asyncio.wait_for(running, 30)
+    await asyncio.wait_for(reading, 30)
+    await asyncio.gather(first.close(), second.close())
+
+
 async def _all(engine: api.Engine) -> None:
     async for _ in engine.events():
         pass
@@ -135,7 +201,7 @@ async def test_a_server_that_does_not_know_the_key_gets_no_engine() -> None:
 
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = FrameConnection(reader, writer)
-        connection.send(wire.Hello("0" * 32))
+        connection.send(wire.Hello("0" * 32, "impostor"))
         await connection.receive()
         connection.send(wire.Welcome("0" * 64))
         assert await connection.receive() == []
@@ -143,7 +209,7 @@ async def test_a_server_that_does_not_know_the_key_gets_no_engine() -> None:
 
     server = await asyncio.start_server(impostor, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    host = EngineHost(HostConfig(host="127.0.0.1", port=port, key=KEY), null(script()))
+    host = EngineHost(HostConfig(servers=(("127.0.0.1", port),), key=KEY), null(script()))
     with pytest.raises(Rejected, match="the server does not know the key"):
         await asyncio.wait_for(host.run(), 30)
     server.close()

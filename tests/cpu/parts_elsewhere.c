@@ -27,9 +27,9 @@ int main(void) {
     RowHead *rounded = calloc(rows, rounded_stride(inner));
     float *out = calloc(rows * width, 4), *e = calloc(rows * inner + 16, 4);
     weftline_inputs(x, rows, inner, laid);
-    weftline_product(laid, rows, inner, panels, 0, rounded, width, out, 2);
+    weftline_product(laid, rows, inner, BF16, panels, 0, rounded, width, out, 2);
     given(out, rows * width);
-    weftline_product(laid, rows, inner, small, scale, rounded, width, out, 2);
+    weftline_product(laid, rows, inner, INT8, small, scale, rounded, width, out, 2);
     given(out, rows * width);
     for (int64_t i = 0; i < rows * inner; i++) x[i] = x[i] < 0 ? x[i] : -x[i];
     weftline_exp(x, rows * inner, e);

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -45,6 +46,23 @@ def test_shards_read_like_one_file(copy: Path, tiny_directory: Path) -> None:
     checkpoint = Checkpoint(copy)
     for name, tensor in expected.items():
         assert torch.equal(checkpoint.read(name, tuple(tensor.shape)), tensor)
+
+
+def test_tensors_go_straight_to_the_device(
+    tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """safetensors is told the device of each file. Here it opens them on the CPU all the same."""
+    asked: list[str] = []
+
+    def opened(path: Path, framework: str, device: str) -> Any:
+        asked.append(device)
+        return real(path, framework=framework, device="cpu")
+
+    real = safetensors.safe_open
+    monkeypatch.setattr(safetensors, "safe_open", opened)
+    Checkpoint(tiny_directory)
+    Checkpoint(tiny_directory, device=torch.device("cuda", 1))
+    assert asked == ["cpu", "cuda:1"]
 
 
 def test_tensors_stay_on_disk_until_they_are_used(tmp_path: Path) -> None:
@@ -127,7 +145,11 @@ LONG = {"rope_type": "longrope", "original_max_position_embeddings": 64}
         (truncate, "is truncated or no safetensors file .* fetch the model again"),
         (truncate_header, "is truncated or no safetensors file .* fetch the model again"),
         (write_foreign, "is truncated or no safetensors file .* fetch the model again"),
-        (write_integers, "tensor model.norm.weight in model.safetensors is I32; only floats"),
+        (
+            write_integers,
+            "tensor model.norm.weight in model.safetensors is I32; only floats of 16 bits and more "
+            "are read, and --engine vllm reads other types",
+        ),
         (remove_weights, "holds no .*safetensors file"),
         (remove_tensor, "hold no tensor model.norm.weight"),
         (configure(architectures=["MambaForCausalLM"]), "MambaForCausalLM is not supported"),
@@ -142,7 +164,17 @@ LONG = {"rope_type": "longrope", "original_max_position_embeddings": 64}
             configure(rope_scaling={**LONG, "long_factor": [1.0]}, rope_parameters=None),
             "long_factor has 1 numbers where 8 pairs are turned",
         ),
-        (configure(quantization_config={"quant_method": "awq"}), "quantization_config of a Llama"),
+        (
+            configure(quantization_config={"quant_method": "awq", "bits": 4}),
+            "quantization_config awq of 4 bits is not supported in a LlamaForCausalLM; serve it "
+            "with --engine vllm",
+        ),
+        (
+            configure(
+                quantization_config={"quant_method": "fp8"}, architectures=["OPTForCausalLM"]
+            ),
+            "quantization_config fp8 is not supported in a OPTForCausalLM",
+        ),
         (configure(layer_types=["mamba"] * 3), "layer_types 'mamba' is not supported in a Llama"),
         (configure(layer_types=["full_attention"]), "lacks or misstates"),
         (configure(**GRANITE_4), "layer_types 'mamba' is not"),

@@ -157,6 +157,27 @@ def test_tool_calls_are_json_between_their_tags(
     assert found[0].text.startswith("<")
 
 
+def test_a_mark_that_is_one_token_is_written_as_one(
+    make_bench: Make, generate: Make, tokens_of: Make, grammars: TokenGrammars
+) -> None:
+    """Qwen3's <tool_call> is an added token that stands for text. A forced call begins with that
+    token, and a free answer may call, too."""
+    raw = json.loads(grammars._text)
+    raw["model"]["vocab"] = {w: id for w, id in raw["model"]["vocab"].items() if id != 255}
+    mark = {"id": 255, "content": "<call>", "special": False, "normalized": False}
+    raw["added_tokens"] = [{**mark, "single_word": False, "lstrip": False, "rstrip": False}]
+    marked = TokenGrammars(json.dumps(raw), 256, [0])
+    for form in (calls(TAG), {"type": "triggered_tags", "triggers": ["<call>"], "tags": [TAG]}):
+        matcher = marked.compile(json.dumps({"structural_tag": form}))
+        rest = [*BEGIN.removeprefix("<call>").encode()]
+        assert matcher.allowed([255, *rest]) == 1 + len(rest)
+    op = generate("op", tokens_of(1, 9), **options({"structural_tag": calls(TAG)}, max_tokens=200))
+    [outcome] = make_bench(grammars=marked).run(op)
+    text = bytes(outcome.tokens[1:]).decode()
+    assert outcome.failed is None and outcome.tokens[0] == 255
+    assert text.startswith(BEGIN.removeprefix("<call>")) and text.endswith(END)
+
+
 SQL = """
 # One statement, or one in brackets.
 root ::= statement

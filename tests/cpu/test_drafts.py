@@ -236,6 +236,7 @@ class Markov:
 
     device = torch.device("cpu")
     min_blocks_saved = 1
+    overlaps = False
 
     def __init__(self, table: list[list[float]], config: Any) -> None:
         self.config = replace(config, vocabulary=len(table), eos=())

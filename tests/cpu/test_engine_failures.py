@@ -214,10 +214,10 @@ def test_a_step_that_breaks_on_one_sequence_fails_it_alone(
     other = make_bench()
     real = other.core.worker.forward
 
-    def forward(plan: Any) -> Tensor:
+    def forward(plan: Any, last: Any) -> Tensor:
         if any(chunk.sequence.op.id == "bad" for chunk in plan.chunks):
             raise IndexError("a bug for this prompt")
-        return real(plan)
+        return real(plan, last)
 
     monkeypatch.setattr(other.core.worker, "forward", forward)
     found = other.run(
@@ -237,13 +237,13 @@ def test_a_failed_step_frees_its_tensors_before_its_halves_run(
     bench = make_bench()
     real, lost, alive = bench.core.worker.forward, list[ReferenceType[Tensor]](), list[bool]()
 
-    def forward(plan: Any) -> Tensor:
+    def forward(plan: Any, last: Any) -> Tensor:
         if len(plan.chunks) > 1:
             activations = torch.zeros(1000)
             lost.append(ref(activations))
             raise torch.OutOfMemoryError("CUDA out of memory")
         alive.extend(one() is not None for one in lost)
-        return real(plan)
+        return real(plan, last)
 
     monkeypatch.setattr(bench.core.worker, "forward", forward)
     found = bench.run(generate("a", [1], max_tokens=1), generate("b", [2], max_tokens=1))

@@ -65,6 +65,16 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "Qwen2, biases": ("qwen2", {}, {}),
     "Qwen3, head norms": ("qwen3", WIDE, {}),
+    "Qwen3, experts": (
+        "qwen3moe",
+        {
+            **WIDE,
+            "expert_count": 6,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 40,
+        },
+        {"mlp_only_layers": []},
+    ),
     "Gemma 2, caps": (
         "gemma2",
         {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0},
@@ -116,6 +126,43 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "OLMo 2": ("olmo2", {}, {}),
+    "OLMo 3": (
+        "olmo2",
+        {
+            "block_count": 4,
+            "attention.sliding_window": 20,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 64,
+            "rope.freq_base": 500.0,
+        },
+        {
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "rope_theta": 500.0,
+                    "original_max_position_embeddings": 64,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "OLMo 3, stated layers": (
+        "olmo2",
+        {
+            "attention.sliding_window": 20,
+            "attention.sliding_window_pattern": [False, True, True],
+        },
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
 }
 
 
@@ -129,7 +176,11 @@ def test_a_gguf_answers_like_its_checkpoint(
     """The weights are bfloat16 numbers, so the conversion changes none of them. Both compute in
     float32, we from the GGUF and transformers from the checkpoint."""
     architecture, metadata, changes = CASES[name]
-    settings = {**ALL.get(name, {}), "rms_norm_eps": 1e-6, **changes}
+    settings = {
+        **ALL.get(name.removesuffix(", stated layers"), {}),
+        "rms_norm_eps": 1e-6,
+        **changes,
+    }
     directory = tiny_llama(tmp_path / "model", **settings)
     weights = directory / "model.safetensors"
     save_file(

@@ -18,13 +18,18 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.attention_libraries import ALL
+from tests.pretended_engine import PretendedConfig
 from weftline_engine.models import resolve
 from weftline_engine.transport.process import EmbeddedConfig, ProcessEngine
+from weftline_kernels.libraries import AttentionLibrary
 from weftline_server.app import create_app
 from weftline_server.config import OPTIMISATIONS, ServerConfig
 
 GRAPHS = int(os.environ.get("EXACT_GRAPHS", "40"))  # `make test-long` draws 200
 AT_ONCE = 25
+# On a pretended device a step takes 10 times as long, so each library runs a quarter.
+OF_A_LIBRARY = GRAPHS // 4
 
 TEXTS = (
     "Summarise the following, and be brief about it: ",
@@ -109,10 +114,19 @@ def _variable(holder: dict[str, Any]) -> str:
     return str(holder["semantic_var_id"])
 
 
-async def run_all(model: Path, config: ServerConfig, engines: int, run: Any) -> list[Values]:
-    """Run every graph on one server, many at a time."""
+async def run_all(
+    model: Path,
+    config: ServerConfig,
+    engines: int,
+    run: Any,
+    library: AttentionLibrary | None = None,
+    graphs: int = GRAPHS,
+) -> list[Values]:
+    """Run the graphs on one server, many at a time. The engine of a library is on a pretended
+    device."""
     embedded = EmbeddedConfig(model=model, dtype="float64", kv_tokens=8192, step_tokens=96)
-    makers = {f"e{i}": (lambda: ProcessEngine(embedded)) for i in range(engines)}
+    child = embedded if library is None else PretendedConfig(embedded, library)
+    makers = {f"e{i}": (lambda: ProcessEngine(child)) for i in range(engines)}
     app = create_app(config, makers)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(app.router.lifespan_context(app))
@@ -127,7 +141,7 @@ async def run_all(model: Path, config: ServerConfig, engines: int, run: Any) -> 
                 values: Values = await run(http, random_graph(seed))
                 return values
 
-        return await asyncio.gather(*map(one, range(GRAPHS)))
+        return await asyncio.gather(*map(one, range(graphs)))
 
 
 async def test_every_way_to_run_a_graph_gives_the_same_values(tiny_model: Path) -> None:
@@ -145,3 +159,15 @@ async def test_every_way_to_run_a_graph_gives_the_same_values(tiny_model: Path) 
         values = await run_all(tiny_model, config, engines, as_a_graph)
         different = [seed for seed in range(GRAPHS) if values[seed] != expected[seed]]
         assert different == [], f"{name}: graphs {different[:5]}"
+
+
+@pytest.mark.parametrize("library", ALL, ids=lambda one: one.module)
+async def test_a_device_gives_the_same_values_by_each_library(
+    library: AttentionLibrary, tiny_model: Path
+) -> None:
+    """The library computes what a sequence has alone, on a pretended device, and our kernels'
+    stand-ins what is shared."""
+    config, count = ServerConfig(), OF_A_LIBRARY
+    expected = await run_all(tiny_model, config, 1, by_hand, graphs=count)
+    values = await run_all(tiny_model, config, 1, as_a_graph, library, count)
+    assert [seed for seed in range(count) if values[seed] != expected[seed]] == []

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.decoder_parts import Parts
 from tests.variants import prefill
 from weftline_engine.embedded.model.checkpoint import Checkpoint
 from weftline_engine.embedded.model.config import LlamaConfig, ModelError
@@ -18,7 +19,6 @@ from weftline_engine.embedded.model.decoders import load_decoder
 from weftline_engine.embedded.model.families import read_config
 from weftline_engine.embedded.model.llama import LlamaDecoder
 from weftline_engine.embedded.model.native import NativeDecoder
-from weftline_kernels.cpu.parts import Parts
 from weftline_kernels.cpu.variants import Machine
 
 Make = Callable[..., Any]

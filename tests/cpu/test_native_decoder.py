@@ -6,14 +6,17 @@ import itertools
 import platform
 import subprocess
 from collections.abc import Callable
+from ctypes import c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config
 
+from tests.decoder_parts import Parts
 from tests.families import FAMILIES
 from tests.variants import prefill
 from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
@@ -28,7 +31,6 @@ from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_kernels.attention import TorchAttention
 from weftline_kernels.cpu import SOURCE, runnable, this_machine
 from weftline_kernels.cpu.items import flatten, queries_of_task
-from weftline_kernels.cpu.parts import Parts
 from weftline_kernels.operations import TORCH
 from weftline_kernels.rope_store import rope_store
 from weftline_kernels.work_list import Rows, build
@@ -41,9 +43,6 @@ MEAN, MEAN_OF_PAIRS = 2e-3, 0.06
 # Another order of the same sums moved a logit by 1e-5, or by 0.062 where it changes a rounding.
 ONE_SUM = 0.1
 
-# A mixture of experts is computed in torch.
-NATIVE = {name: changes for name, changes in FAMILIES.items() if "num_experts" not in changes}
-
 
 @pytest.fixture(
     params=[
@@ -51,9 +50,9 @@ NATIVE = {name: changes for name, changes in FAMILIES.items() if "num_experts" n
         {"num_key_value_heads": 1, "head_dim": 48, "vocab_size": 256, "intermediate_size": 88},
         {"hidden_size": 72, "head_dim": 16, "num_attention_heads": 12, "num_key_value_heads": 2},
         {"family": Qwen2Config, "num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 16},
-        *NATIVE.values(),
+        *FAMILIES.values(),
     ],
-    ids=["plain", "odd tails", "wide groups", "biases", *NATIVE],
+    ids=["plain", "odd tails", "wide groups", "biases", *FAMILIES],
 )
 def pair(
     request: pytest.FixtureRequest, built: Any, tiny_llama: Make, tmp_path: Path
@@ -94,7 +93,9 @@ def test_logits_equal_the_torch_decoder(
     found = prefill(native, tokens, [300])
     error = (found - expected).abs()
     assert float(error.mean()) < mean
-    assert float(error.max()) < 20 * mean
+    # A row whose router is almost tied may take another expert.
+    share = 1.0 if native.config.experts is None else 0.97
+    assert float(error.amax(1).quantile(share)) < 20 * mean
     # The two best tokens of a random model are often almost tied.
     assert (found.argmax(-1) == expected.argmax(-1)).float().mean() > 0.93
 
@@ -222,15 +223,6 @@ def test_it_compiles_for_other_processors(tmp_path: Path) -> None:
         assert ("vdpbf16ps" in done.stdout) == ("bf16" in target)
 
 
-def test_experts_are_computed_in_torch(
-    tiny_llama: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The C kernels have no mixture of experts. A line says so."""
-    directory = tiny_llama(tmp_path / "model", **FAMILIES["Qwen3, experts"])
-    assert isinstance(load_decoder(directory, "bfloat16", 16, tmp_path), LlamaDecoder)
-    assert "The C kernels do not run this model." in capfd.readouterr().err
-
-
 def test_a_new_build_takes_the_place_of_the_old(
     tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,3 +280,13 @@ def test_exp_is_as_exact_as_it_says(built: Any) -> None:
     Parts(built, threads=1).exp(ends, found)
     assert found[:4].tolist() == [1.0, 0.0, 0.0, 0.0]
     assert found[4].isnan() and found[5] == 1.0 and found[7] == 0.0
+
+
+@pytest.mark.parametrize(("streams", "threads"), [(1, 1), (4, 1), (2, 2), (8, 2)])
+def test_the_floor_reads_every_word(built: Any, streams: int, threads: int) -> None:
+    """The bandwidth of the memory is measured by reads that leave nothing out."""
+    words = np.random.default_rng(0).integers(0, 1 << 32, 1 << 16, dtype=np.uint32)
+    built.weftline_read.argtypes = [c_void_p, c_int64, c_int32, c_int64, c_int32]
+    built.weftline_read.restype = c_uint32
+    found = built.weftline_read(words.ctypes.data, words.nbytes, streams, 4096, threads)
+    assert found == int(words.sum(dtype=np.uint64)) % (1 << 32)

@@ -12,6 +12,7 @@ import torch
 
 from weftline_kernels.cpu.compiler import COMMON, FOLDER
 from weftline_kernels.cpu.layout import pack, pack_int8
+from weftline_kernels.cpu.memory import WeightMemory
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 PANEL = 32  # columns, where a vector has 16 lanes
@@ -42,8 +43,15 @@ def test_neon_computes_what_torch_does(program: Path, rows: int, inner: int, wid
     x = torch.randn(rows, inner, generator=generator)
     weight = torch.randn(width, inner, generator=generator).bfloat16()
     norm = torch.rand(inner, generator=generator)
-    small, scales = pack_int8(weight, PANEL)
-    sent = [torch.tensor([rows, inner, width]), x, pack(weight, PANEL), small, scales, norm]
+    small, scales = pack_int8(weight, PANEL, WeightMemory())
+    sent = [
+        torch.tensor([rows, inner, width]),
+        x,
+        pack(weight, PANEL, WeightMemory()),
+        small,
+        scales,
+        norm,
+    ]
     data = b"".join(one.contiguous().view(torch.uint8).numpy().tobytes() for one in sent)
     done = subprocess.run([EMULATOR, str(program)], input=data, capture_output=True, check=True)
     numbers = torch.from_numpy(np.frombuffer(done.stdout, np.float32).copy())

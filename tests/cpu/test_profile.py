@@ -48,6 +48,14 @@ def test_it_changes_no_answer(
     assert [one.tokens for one in measured.run(*ops)] == [one.tokens for one in fresh.run(*ops)]
 
 
+@pytest.mark.parametrize("seconds", [[0.01, 0.03, 0.02], [0.06, 0.05], [0.2]])
+def test_long_steps_are_measured_less_often(seconds: list[float]) -> None:
+    """The quickest of three counts, of two that take 0.1 s together, or the only one of 0.2 s."""
+    left = iter([*seconds, 0.0, 0.0])
+    assert step.least(lambda: next(left)) == min(seconds)
+    assert list(left) == [0.0, 0.0]
+
+
 async def test_the_child_announces_it(tiny_directory: Path) -> None:
     """The profile comes through the socket with the rest of the description."""
     engine = ProcessEngine(EmbeddedConfig(model=tiny_directory, dtype="float64", kv_tokens=2048))

@@ -54,6 +54,31 @@ def test_a_chat_equals_that_of_transformers(prompter: Prompter, smollm2_director
         ).tokens == tuple(ids)
 
 
+@pytest.mark.parametrize("begun", ["It", "  It is\n", "It is <|im_end|>", "Sure? <b>"])
+def test_a_message_is_continued_as_in_transformers(
+    prompter: Prompter, smollm2_directory: Path, begun: str
+) -> None:
+    """The prompt ends with the beginning of the message, also where an earlier message says the
+    same."""
+    from transformers import AutoTokenizer
+
+    reference = AutoTokenizer.from_pretrained(smollm2_directory)
+    turns = RenderedMessage("user", "Sure? <b>"), RenderedMessage("assistant", begun)
+    messages = [{"role": one.role, "content": one.content} for one in turns]
+    expected = reference.apply_chat_template(messages, continue_final_message=True, tokenize=False)
+    prompt = PromptBefore("", turns[:1], begun=begun)
+    assert prompter.text(prompt) == expected
+    assert expected.endswith((begun.strip(), begun.lstrip()))
+
+
+def test_a_template_that_changes_a_message_cannot_continue_it(prompter: Prompter) -> None:
+    """Qwen3's leaves the thoughts of earlier answers out."""
+    template = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
+    changed = Prompter(replace(prompter.description, chat_template=template))
+    with pytest.raises(InvalidRequest, match="changes the last message, so it cannot be continued"):
+        changed.text(PromptBefore("", (RenderedMessage("user", "a"),), begun="x</think>\n\ny"))
+
+
 def test_a_prompt_beyond_the_context_is_refused(prompter: Prompter) -> None:
     """The message has both numbers."""
     with pytest.raises(ContextTooLong, match=r"has 201 tokens, and the model's context holds 200"):

@@ -9,19 +9,18 @@ import numpy as np
 import pytest
 import torch
 
+from tests.block_products import product, rounded
 from tests.blocks import random_rows
+from tests.decoder_parts import Parts
 from weftline_kernels.cpu.blocks import (
     LARGE,
     QUANTISED,
     SIZES,
     WeightType,
-    product,
     read,
-    rounded,
     widen,
 )
 from weftline_kernels.cpu.panels import Panels, addresses
-from weftline_kernels.cpu.parts import Parts
 
 KINDS = sorted(QUANTISED)
 # Columns: two large blocks, or a number that is no multiple of them.
@@ -56,7 +55,7 @@ def test_products_equal_the_reference(kind: WeightType, built: Any) -> None:
     x = torch.randn(130, inner, generator=torch.Generator().manual_seed(0)).bfloat16().float()
     x[3], x[4, 40:] = 0, 0
     expected = product(rounded(x.numpy()), read(kind, rows))
-    for count in (1, 2, 3, 4, 5, 7, 12, 13, 130):
+    for count in (1, 2, 3, 4, 5, 7, 12, 13, 40, 130):
         found = the_product(built, kind, x[:count], rows)
         assert np.array_equal(found, expected[:count]), count
 

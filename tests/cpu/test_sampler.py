@@ -93,6 +93,23 @@ def test_a_row_of_nan_counts_nothing() -> None:
     assert sampler.choose(logits.clone(), slots, [1, 1]).tokens == [2, 1]
 
 
+def test_a_row_that_is_drawn_again_says_so() -> None:
+    """Its log probability is that of the token that it has in the end."""
+    sampler = Sampler(1, 3000, (), NoGrammars())
+    params = SamplingParams(max_tokens=9, top_p=0.9, logprobs=0)
+    slots = [sampler.add(params, seed) for seed in (1, 2)]
+    logits = torch.linspace(0, 0.5, 6000).reshape(2, 3000)
+    logits[1, 5] = 100
+    drawn = sampler.draw(logits.clone(), slots, [0, 0])
+    assert drawn.next_R.tolist() == [0, 5]
+    chosen = sampler.read(drawn)
+    token = chosen.tokens[0]
+    assert chosen.redrawn == {0} and token and chosen.tokens[1] == 5
+    plain = torch.log_softmax(logits.double(), -1)
+    said = [one["logprobs"][0] for one in chosen.logprobs]
+    assert said == pytest.approx([float(plain[0, token]), 0.0])
+
+
 def ops(tokens_of: Make) -> list[Op]:
     """One op for each way to sample, on prompts of different lengths."""
     ways: list[dict[str, Any]] = [

@@ -10,9 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weftline_engine.api import SamplingParams
-from weftline_engine.embedded.sample.sampling import SamplingTable, bar_end, sample, uniforms
+from weftline_engine.embedded.sample.sampling import (
+    UNSURE,
+    Rows,
+    SamplingTable,
+    bar_end,
+    draw,
+    uniforms,
+)
 
 ROWS = 6
+
+
+def sample(logits: torch.Tensor, rows: Rows) -> npt.NDArray[np.int64]:
+    """The tokens of all rows, once the host has them."""
+    draws = draw(logits, rows)
+    return draws.settle(draws.tokens_R.numpy())
 
 
 def plain_choice(logits: npt.NDArray[np.float64], params: SamplingParams, uniform: float) -> int:
@@ -74,6 +87,20 @@ def test_a_batch_samples_like_the_plain_rule(
     assert sample(torch.from_numpy(logits), rows).tolist() == expected
 
 
+def test_a_row_with_too_few_candidates_is_drawn_again() -> None:
+    """Of 3,000 tokens that are about equally likely, the 1,024 that are sorted first have less than
+    half of the probability. The row beside it has enough with one, and keeps its token."""
+    logits = torch.linspace(0.5, 0, 3000, dtype=torch.float64).repeat(2, 1)
+    logits[1, 5] = 100
+    table = SamplingTable(2)
+    params = SamplingParams(max_tokens=9, top_p=0.9)
+    rows = table.rows([table.add(params, 1), table.add(params, 2)], [0, 0])
+    draws = draw(logits.clone(), rows)
+    assert draws.tokens_R.tolist() == [UNSURE, 5]
+    settled = draws.settle(draws.tokens_R.numpy())
+    assert settled.tolist() == [plain_choice(logits[0].numpy(), params, rows.uniform[0]), 5]
+
+
 def test_draws_follow_the_distribution() -> None:
     """Of 40,000 draws of one row, each frequency is within 5 standard deviations of its
     probability.
@@ -101,14 +128,15 @@ def test_a_seed_draws_the_same_alone_and_in_a_batch() -> None:
 
 def test_stop_tokens_are_banned_until_min_tokens() -> None:
     """Token 2 is by far the best and ends the output. At least two tokens are required. After one
-    token the next best is sampled; after two, token 2 may be.
+    token the next best is sampled; after two, token 2 may be. The last row also ends at token 1,
+    which it names itself.
     """
     table = SamplingTable(2)
     slot = table.add(SamplingParams(max_tokens=9, min_tokens=2, temperature=0), 0)
-    logits = torch.tensor([[0.0, 3.0, 9.0], [0.0, 3.0, 9.0]])
-    rows = table.rows([slot, slot], [1, 2])
-    bar_end(logits, rows, (2,))
-    assert sample(logits, rows).tolist() == [1, 2]
+    logits = torch.tensor([[0.0, 3.0, 9.0]]).repeat(3, 1)
+    rows = table.rows([slot] * 3, [1, 2, 1])
+    bar_end(logits, rows, (2,), {1: (1,), 2: (1,)})
+    assert sample(logits, rows).tolist() == [1, 2, 0]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

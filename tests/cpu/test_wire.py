@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from weftline_engine import api
@@ -62,6 +63,26 @@ def test_every_message_comes_back_equal() -> None:
     submitted = found[0]
     assert isinstance(submitted, wire.Submit)
     assert submitted.op.kind == api.Kind.GENERATE
+
+
+def test_half_a_character_comes_back_equal() -> None:
+    """Such text has no UTF-8. A client's JSON can hold it, as an escape."""
+    half = [wire.Submit(api.Op(id="e", kind="embed", context="f", inputs={"texts": ["\ud83d"]}))]
+    assert wire.decode(wire.encode(half)[wire.HEADER_BYTES :]) == half
+
+
+def test_subclasses_of_numbers_and_texts_are_numbers_and_texts() -> None:
+    """Costs that numpy has averaged are its float64. What has no JSON is refused at once."""
+
+    class Name(str): ...
+
+    costs = api.KvCosts(step_s=np.float64(0.5), fill_s=1.0, chunk=8)
+    sent = api.Description(model=Name("m"), kv_costs=costs)
+    [found] = wire.decode(wire.encode([sent])[wire.HEADER_BYTES :])
+    assert found == sent and isinstance(found, api.Description) and found.kv_costs is not None
+    assert (type(found.model), type(found.kv_costs.step_s)) == (str, float)
+    with pytest.raises(TypeError, match="is not JSON"):
+        wire.encode([wire.Submit(api.Op(id="e", kind="k", context="f", inputs={"x": object()}))])
 
 
 @pytest.mark.parametrize(

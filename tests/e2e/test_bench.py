@@ -1,21 +1,18 @@
-"""`weftline bench` on the null engine: all workloads on all systems, and the report of it."""
+"""`weftline bench` on the null engine: all workloads on all systems, and the table of them."""
 
 from __future__ import annotations
 
 import json
-import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
 from bench.harness.systems import ABLATION
-from bench.harness.workload import load, names
-from bench.report.page import write_headline, write_page
+from bench.harness.workload import names
+from bench.report.overview import write_overview, write_tables
 
 BENCH = [sys.executable, "-m", "weftline_server", "bench"]
 # The first test waits for all workloads.
@@ -66,36 +63,25 @@ def test_a_workload_runs_on_every_system(results: Path, name: str) -> None:
         assert len({tuple(row["output_tokens"]) for row in rows}) == 1, rows
 
 
-def test_the_report_is_drawn_from_the_results(results: Path, tmp_path: Path) -> None:
-    """Every workload has its section, and every picture of the page is an SVG."""
-    page = write_page(results, tmp_path).read_text()
-    sections = re.findall(r"^## (.+)$", page, re.MULTILINE)
-    assert {load(name).title for name in names()} <= set(sections)
-    pictures = re.findall(r"!\[.+?\]\((.+?)\)", page)
-    assert len(pictures) > 2 * len(names())
-    for picture in pictures:
-        assert ElementTree.parse(tmp_path / picture).getroot().tag.endswith("svg")
-    assert "Partial" not in page
-    readme = tmp_path / "README.md"
-    readme.write_text("one\n<!-- benchmarks -->\nold\n<!-- end of benchmarks -->\ntwo\n")
-    assert write_headline(results, readme)
-    table = readme.read_text().splitlines()
-    assert (table[0], table[-1], "old" in table) == ("one", "two", False)
-    assert "| [Map-reduce summary](docs/benchmarks.md#map-reduce-summary) |" in readme.read_text()
+def test_the_table_is_made_of_the_results(results: Path, tmp_path: Path) -> None:
+    """Every workload has its row in the page's table."""
+    path = write_overview(results)
+    rows = json.loads(path.read_text())["rows"]
+    path.rename(tmp_path / path.name)
+    assert {row["workload"] for row in rows} == set(names())
+    page, readme = tmp_path / "benchmarks.md", tmp_path / "README.md"
+    for file in (page, readme):
+        file.write_text("<!-- benchmarks -->\n<!-- end of benchmarks -->\n")
+    write_tables(tmp_path, page, readme)
+    assert page.read_text().count("](benchmarks/workloads.md#") == len(rows)
 
 
-def test_parts_left_out_in_turn_with_cold_and_warm_caches(results: Path, tmp_path: Path) -> None:
-    """Each has its own process, both caches are named, and the page stacks the added times."""
-    shutil.copytree(results, tmp_path, dirs_exist_ok=True)
+def test_parts_left_out_in_turn(tmp_path: Path) -> None:
+    """Each system of an ablation has its own process."""
     words = ["chain_summary", "--null", "--first", "--delays", "0", "--folder", str(tmp_path)]
-    more = ["--ablation", "--warm"]
-    done = subprocess.run([*BENCH, *words, *more], capture_output=True, text=True)
+    done = subprocess.run([*BENCH, *words, "--ablation"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "raw" / "chain_summary-ablation.json").read_text())
-    found = [(run["system"], run["cache"]) for run in report["runs"]]
-    assert found == [(name, cache) for name in ABLATION for cache in ("cold", "warm")]
+    assert [run["system"] for run in report["runs"]] == list(ABLATION)
     assert len({about["command"] for about in report["systems"].values()}) == len(ABLATION)
     assert {"cpu", "server_cores", "client_cores", "versions", "commit"} <= set(report["machine"])
-    page = write_page(tmp_path, tmp_path).read_text()
-    assert "![Ablation](benchmarks/ablation.svg)" in page
-    assert ElementTree.parse(tmp_path / "benchmarks" / "ablation.svg").getroot() is not None

@@ -11,7 +11,12 @@ import pytest
 
 pytest.importorskip("triton")
 
+from bench.gpu import apps
+from bench.gpu.figures import DECODING, name_of
+from bench.gpu.llama import MODES
+
 COMMAND = (sys.executable, "-W", "ignore", "-m", "bench.gpu", "--dry-run")
+MAKEFILE = Path(__file__).parents[2] / "Makefile"
 
 
 def test_a_dry_run_of_all_parts(tmp_path: Path) -> None:
@@ -30,7 +35,8 @@ def test_a_dry_run_of_all_parts(tmp_path: Path) -> None:
     }  # fmt: skip
     (_, decode, prompt, engine) = report["steps"]["rows"]
     assert {"captured_ms", "launched_ms", "floor_ms"} < set(decode)
-    assert prompt["prompt"] == 24 and engine["engine_ms"] > 0
+    assert prompt["prompt"] == 24
+    assert engine["engine_ms"] > 0 < engine["engine_one_by_one_ms"]
     assert {"tree_ms", "blocks_shared_ms", "off_ms"} < set(report["prefix"]["rows"][1])
     (swap,) = report["swaps"]["rows"]
     assert swap["computed_tokens_per_s"] > 0 < swap["copied_tokens_per_s"]
@@ -41,3 +47,25 @@ def test_a_part_that_does_not_exist_is_named() -> None:
     done = subprocess.run([*COMMAND, "stepps"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "no such part: stepps; there are checks, steps, attention, prefix, swaps" in done.stderr
+
+
+@pytest.mark.parametrize("figure", DECODING)
+def test_a_dry_run_of_a_figure_that_decodes(figure: int, tmp_path: Path) -> None:
+    """`make gpu-figures` replays one point in the three ways, and writes it. The figures of
+    applications run in tests/kernels/test_gpu_figures.py."""
+    command = (*COMMAND[:-2], "bench.gpu.figures", "--dry-run", "--fig", str(figure))
+    done = subprocess.run(
+        [*command, "--folder", str(tmp_path)], capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    (path,) = tmp_path.glob("*/*.json")
+    assert path.name == name_of(figure)
+    (row,) = json.loads(path.read_text())["rows"]
+    for mode in MODES:
+        assert row[mode]["mean_latency_s"] > 0 and row[mode]["part_of_roof"] > 0
+
+
+def test_make_replays_every_figure() -> None:
+    """Those that decode and those of applications, each once."""
+    (line,) = (x for x in MAKEFILE.read_text().splitlines() if x.startswith("FIGURES :="))
+    assert sorted(map(int, line.split()[2:])) == sorted((*apps.FIGURES, *DECODING))

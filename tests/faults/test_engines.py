@@ -208,7 +208,7 @@ class Killed(NullEngine):
 
     def kill(self) -> None:
         self.died = True
-        for task in self._running.values():
+        for _, task in self._running.values():
             task.cancel()
         self._events.put_nowait(None)
 

@@ -63,7 +63,9 @@ async def test_sessions_with_random_aborts_leave_nothing(serve: Serve) -> None:
     driver = server.driver
     assert len(driver.registry) == 0 and driver.dispatcher.queued == 0
     assert running(driver.dispatcher) == {"null": (0, 0)}
-    assert not driver._prepared and not driver._prompts._early and not driver.readers._signals
+    assert (
+        not driver._starts._prepared and not driver._prompts._early and not driver.readers._signals
+    )
     assert len(asyncio.all_tasks()) <= tasks
     assert len(os.listdir("/proc/self/fd")) <= files
     # Sessions that were closed can be looked at for a while, within bounds of their own.

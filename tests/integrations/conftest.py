@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,6 +17,8 @@ from tests.integrations.forks import Forked, fork
 from tests.integrations.recording import Recording, recorded
 
 StartServer = Callable[..., str]
+
+RETRIEVES = ("--embedder", "null", "--store", "memory")  # a server without weights or files
 
 READY_S = 60.0
 
@@ -68,6 +71,29 @@ def url(echo_url: str) -> str:
     return echo_url
 
 
+@pytest.fixture(scope="module")
+def retrieval_url() -> Iterator[str]:
+    """An echoing model, an embedder without weights and a store in memory, for one module."""
+    with served(*RETRIEVES) as url:
+        yield url
+
+
+@contextmanager
+def recorded_by_default(url: str) -> Iterator[Recording]:
+    """The requests to a server that those without an address reach."""
+    with recorded(url) as recording, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WEFTLINE_BASE_URL", recording.url)
+        yield recording
+
+
+@pytest.fixture(scope="module")
+def default_url(retrieval_url: str) -> Iterator[str]:
+    """The module's server with a store, which requests without an address reach."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WEFTLINE_BASE_URL", retrieval_url)
+        yield retrieval_url
+
+
 @pytest.fixture
 def recording(url: str) -> Iterator[Recording]:
     """The requests to the server of a module."""
@@ -102,3 +128,21 @@ def start_script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
             return servers.enter_context(served(*script, *options))
 
         yield start
+
+
+@pytest.fixture(scope="module")
+def watched(rules_url: str) -> Iterator[Any]:
+    """A LangChain model, whose requests to the server with the module's rules are recorded."""
+    from langchain_weftline import ChatWeftline
+    from tests.integrations.provenance import Watched
+
+    with recorded(rules_url) as recording:
+        yield Watched(ChatWeftline(base_url=recording.url, temperature=0), recording)
+
+
+@pytest.fixture(scope="module")
+def plain_llm(rules_url: str) -> Any:
+    """A LangChain model that sends no provenance to that server."""
+    from langchain_weftline import ChatWeftline
+
+    return ChatWeftline(base_url=rules_url, temperature=0, provenance=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-POLL_S = 0.02  # how long the proxy's end may take; the default is half a second for each one
+POLL_S = 0.005  # how long the proxy's end may take; the default is half a second for each one
 
 
 @dataclass
@@ -46,6 +46,15 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _Proxy
 
+    def handle(self) -> None:
+        """Take requests until the client leaves.
+
+        A client that leaves with an answer unread resets its connection: the next read or write
+        fails, wherever the handler is.
+        """
+        with suppress(ConnectionError):
+            super().handle()
+
     def _pass_on(self) -> None:
         proxy = self.server
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -56,6 +65,17 @@ class _Handler(BaseHTTPRequestHandler):
         if proxy.client.is_closed:  # an open connection may outlive the block
             self.close_connection = True
             return
+        try:
+            self._relay(where, body)
+        except httpx.TransportError:
+            # The block's end closes the connections to the server, and a client that left before
+            # may have left an answer under way. While the block runs, the server has failed.
+            if not proxy.client.is_closed:
+                raise
+            self.close_connection = True
+
+    def _relay(self, where: str, body: bytes) -> None:
+        proxy = self.server
         headers = {"Content-Type": "application/json"}
         with proxy.client.stream(
             self.command, proxy.target + where, content=body, headers=headers
@@ -77,12 +97,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Pass an answer on as it comes: a client may send more before its end."""
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        try:
-            for part in answer.iter_bytes():
-                self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
-            self.wfile.write(b"0\r\n\r\n")
-        except OSError:  # the client has left
-            self.close_connection = True
+        for part in answer.iter_bytes():
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
+        self.wfile.write(b"0\r\n\r\n")
 
     do_GET = do_POST = do_PUT = do_DELETE = _pass_on
 

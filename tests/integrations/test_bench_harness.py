@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,17 @@ import pytest
 from llama_index.core.utils import get_tokenizer
 
 from bench.harness import fleet as fleets
-from bench.harness import probe, results, resume, servers, systems
+from bench.harness import machine, probe, results, resume, servers, systems
 from bench.harness.__main__ import main as harness
 from bench.harness.fleet import Fleet
+from bench.harness.instructions import held_python
 from bench.harness.metrics import (
     apps_per_minute,
     mean_seconds,
     ms_per_token,
     percentile,
     repeated_share,
+    sign_test,
     spread,
 )
 from bench.harness.model import TEMPLATE, with_template
@@ -40,17 +43,19 @@ from bench.harness.servers import (
     environment,
     running,
 )
+from bench.harness.shape import random_model
 from bench.harness.stage import App, Call, Stage
 from bench.harness.systems import SYSTEMS
 from bench.harness.texts import Texts, words
 from bench.harness.workload import FULL, QUICK, TINY, Point, Workload, load, names
-from bench.report import page, programs
+from bench.micro.random_models import SHAPES
 from bench.workloads import many_agents, tool_mix
 from bench.workloads.rag import of_one_length
 from weftline.delay import proxy
 from weftline.errors import EngineUnavailable, InvalidRequest
+from weftline_engine.embedded.model.families import read_config
 from weftline_server.config import OPTIMISATIONS
-from weftline_server.prompt.prompter import _compile
+from weftline_server.prompt.prompter import _compiled
 
 
 def app(kind: str, start: float, seconds: float, output: int = 10, error: str | None = None) -> App:
@@ -76,6 +81,23 @@ def test_quartiles() -> None:
     assert (four.low, four.median, four.high, four.n) == (1.75, 2.5, 4.75, 4)
 
 
+@pytest.mark.parametrize(
+    ("above", "below", "even", "chance"),
+    [
+        (0, 0, 3, 1.0),
+        (4, 4, 0, 1.0),
+        (7, 1, 0, 18 / 256),  # 1 + 8 of the 256 ways, on either side
+        (1, 7, 0, 18 / 256),
+        (8, 0, 0, 2 / 256),
+        (8, 0, 1, 2 / 256),  # a pair without a difference proves nothing
+        (10, 2, 0, 2 * (1 + 12 + 66) / 4096),
+    ],
+)
+def test_the_sign_test_of_pairs(above: int, below: int, even: int, chance: float) -> None:
+    """By counting the ways in which as few pairs, or fewer, fall on one side."""
+    assert sign_test([1.1] * above + [0.9] * below + [1.0] * even) == chance
+
+
 def run(system: str, repeat: int, *apps: App) -> Run:
     """A repetition of the only point."""
     return Run(
@@ -84,7 +106,6 @@ def run(system: str, repeat: int, *apps: App) -> Run:
         x=1.0,
         delay_ms=0,
         repeat=repeat,
-        cache="cold",
         apps=apps,
         client_cpu_s=0.1,
         server_cpu_s=0.2,
@@ -100,9 +121,6 @@ def test_a_ratio_is_of_the_same_repetition_and_failures_are_counted() -> None:
     metrics = {"seconds": mean_seconds(), "rate": apps_per_minute()}
     workload = Workload(
         title="",
-        figure="",
-        paper="",
-        difference="",
         points=lambda scale, prepared: [],
         run=program,
         metrics=metrics,
@@ -155,21 +173,6 @@ def test_the_runs_kept_of_an_earlier_part(tmp_path: Path) -> None:
         resume.kept(path, {**report, "systems": {"ours": None, "theirs": None}})
 
 
-def test_equal_answers_are_counted() -> None:
-    """Answers are compared application by application; a failed one has none."""
-
-    async def program(stage: Stage, point: Point) -> None: ...
-
-    workload = replace(load("copilot"), run=program, metrics={"seconds": mean_seconds()})
-    said = [replace(app("a", 0, 1), result=text) for text in ("x", "y", "z")]
-    other = [said[0], replace(said[1], result="Y"), replace(said[2], error="lost")]
-    found = rows(workload, [run("one", 0, *said), run("two", 0, *other)], "one", True)
-    assert [row["same_answers"] for row in found] == [3, 1]
-    # An application that only one system ran, such as a background request, is not compared.
-    found = rows(workload, [run("one", 0, *said), run("two", 0, said[0])], "one", True)
-    assert [(row["same_answers"], row["compared"]) for row in found] == [(3, 3), (1, 1)]
-
-
 def report_of(name: str, *runs: Run) -> dict[str, Any]:
     """A report of raw runs as the harness writes it."""
     taken = dict.fromkeys(results.TAKEN) | {"workload": name, "variant": "", "began": "today"}
@@ -178,7 +181,7 @@ def report_of(name: str, *runs: Run) -> dict[str, Any]:
 
 
 def test_a_summary_holds_the_data_of_the_report() -> None:
-    """It has the calls of the first repetition, and where the server's calls spent their time."""
+    """It says where the server's calls spent their time."""
     told = Call("c", 1.0, 4.0, 10, 3, queue_s=1.0, fill_s=2.0, cached=5)
     runs = [
         run("theirs", 0, app("chain", 0, 4), app("chain", 0, 2)),
@@ -187,15 +190,9 @@ def test_a_summary_holds_the_data_of_the_report() -> None:
     ]
     found = results.summarise(report_of("many_chains", *runs))
     assert (found["date"], found["repeats"]) == ("today", 2)
-    assert found["timeline"] == {
-        "theirs": [[0, 4, None, None], [0, 2, None, None]],
-        "ours": [[1.0, 4.0, 1.0, 2.0], [0, 1, None, None]],
-    }
     theirs, ours = found["rows"]
     assert "phases_s" not in theirs
     assert ours["phases_s"] == {"queue": 1.0, "fill": 2.0, "generate": 1.0}
-    small = results.summarise(report_of("many_chains", *runs), pictures=False)
-    assert small == {k: v for k, v in found.items() if k != "timeline"}
 
 
 def test_the_servers_sums_come_before_its_graphs() -> None:
@@ -228,28 +225,6 @@ def test_json_for_a_reader() -> None:
     assert len(lines) == 10 and max(map(len, lines)) <= 165
 
 
-def test_the_server_by_itself() -> None:
-    """The section has rows for the curves, for the whole path, and for each way to admit."""
-    one = {"median": 12.34, "low": 12.0, "high": 13.0, "n": 3}
-    way = {"applications_per_minute": 48.0, "recomputed_share": 0.04, "mean_s": 30.0}
-    path = {"at_once": 1000, "calls": 5000, "lost_or_wrong": 0}
-    names = ("ours", "lru", "lru_behind_best_semaphore")
-    lines = programs.server(
-        {
-            "place_ms_by_queue": {"sharing": {"10": one, "10000": one}},
-            "add_call_us_by_session": {"beside those that wait": {"10": one, "10000": one}},
-            "whole_path": [path | {"cpu_ms_per_call": 1.2, "calls_per_s": 800.0}],
-            "agents": dict.fromkeys(names, way | {"slowest_s": 51.0})
-            | {"agents": 32, "best_semaphore": 12},
-        }
-    ).splitlines()
-    assert "| calls | 10 | 10,000 |" in lines
-    assert "| placed, sharing | 12.3 ms | 12.3 ms |" in lines
-    assert "| added beside those that wait | 12.3 µs | 12.3 µs |" in lines
-    assert "| 1,000 | 5,000 | 0 | 1.20 ms | 800 |" in lines
-    assert "| lru | 48.0 | 4% | 30.0 s | 51.0 s |" in lines
-
-
 def test_texts_have_their_length_and_their_salt() -> None:
     """Equal seeds give equal texts; another salt changes the number at the beginning."""
     one, same, other = (Texts(words, salt).document("s", 50) for salt in (7, 7, 8))
@@ -266,9 +241,8 @@ def test_repeated_tokens() -> None:
     assert repeated_share([], words) == 0.0
 
 
-def test_every_workload_describes_itself() -> None:
-    """It gives the paper's result and why ours differs. Its points have different names at both
-    scales, and the first one is quick."""
+def test_every_workload_has_points() -> None:
+    """Its points have different names at both scales, and the first one is quick."""
     for name in names():
         workload = load(name)
         for scale in (TINY, FULL):
@@ -276,12 +250,10 @@ def test_every_workload_describes_itself() -> None:
             assert points[0].quick, name
             assert len({point.name for point in points}) == len(points), name
         assert set(workload.systems or ()) | set(workload.quick_systems or ()) <= set(SYSTEMS)
-        assert workload.figure and workload.paper and workload.difference.endswith("."), name
-        assert name in page.ORDER, "or the page would leave it out"
 
 
-def test_the_papers_baseline_holds_4096_tokens_and_is_never_the_headline(tmp_path: Path) -> None:
-    """Its own pool size comes last and so takes effect; the page judges our usual system."""
+def test_the_papers_baseline_holds_4096_tokens(tmp_path: Path) -> None:
+    """Its own pool size comes last and so takes effect."""
     capped = SYSTEMS["request-capped"]
     words = command(capped.server, Setup(model=None), 1)
     assert words[-4:] == ("--policy", "request", "--kv-tokens", "4096")
@@ -289,7 +261,6 @@ def test_the_papers_baseline_holds_4096_tokens_and_is_never_the_headline(tmp_pat
     assert words.index("4096") > words.index("65536")  # the last one takes effect
     for chosen in (systems.USUAL, systems.ABLATION):
         assert "request-capped" in chosen and systems.OURS in chosen
-    assert page.ours({"systems": SYSTEMS}) == "weftline"
 
 
 def test_the_server_knows_every_part_of_an_ablation() -> None:
@@ -323,6 +294,32 @@ def test_both_sides_get_the_same_pool(tmp_path: Path, monkeypatch: pytest.Monkey
     given = environment(ServerSpec(Kind.VLLM), {"PYTHONPATH": "ours", "HOME": "/h"})
     assert given["VLLM_CPU_NUM_OF_RESERVED_CPU"] == "0"
     assert (given["HOME"], "PYTHONPATH" in given) == ("/h", False)
+
+
+def test_servers_are_held_to_avx2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """WEFTLINE_ISA holds vLLM's libraries, too: those of a vLLM that weftline starts by a program
+    beside its interpreter. Ours need no path."""
+    held = {"WEFTLINE_ISA": "avx2"}
+    peer, ours = (environment(ServerSpec(kind), held) for kind in (Kind.VLLM, Kind.WEFTLINE))
+    assert (peer["ATEN_CPU_CAPABILITY"], ours["ATEN_CPU_CAPABILITY"]) == ("avx2", "avx2")
+    assert peer["PYTHONPATH"].endswith("held_to_avx2") and "PYTHONPATH" not in ours
+    (tmp_path / "python").symlink_to(sys.executable)
+    program = held_python(tmp_path / "python")
+    ask = "import os, sys; print(os.environ['ONEDNN_MAX_CPU_ISA'], sys.path[1:3])"
+    given = {"PYTHONPATH": "/site"}
+    said = subprocess.run([program, "-c", ask], env=given, capture_output=True, text=True)
+    assert said.stdout == f"AVX2 {[peer['PYTHONPATH'], '/site']}\n"
+    (tmp_path / "config.json").write_text(
+        '{"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8, '
+        '"max_position_embeddings": 2048}'
+    )
+    monkeypatch.setattr(servers, "VLLM_PYTHON", tmp_path / "python")
+    monkeypatch.setenv("WEFTLINE_ISA", "avx2")
+    words = command(SYSTEMS["weftline-vllm-plugin"].server, Setup(model=tmp_path), 1)
+    assert words[words.index("--engine-python") + 1] == str(program)
+    described = machine.describe()
+    assert described["held_to_avx2"] and not described["bf16_instructions"]
+    assert machine.slug(2).endswith("-2-cores-avx2")
 
 
 def test_the_probe_multiplies_in_both_types(
@@ -383,9 +380,28 @@ def test_a_model_gets_another_template(tmp_path: Path) -> None:
     assert (copy / "config.json").read_text() == "2" and (model / TEMPLATE).read_text() == "its own"
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_shape_is_a_model_of_random_weights(tmp_path: Path, shape: str) -> None:
+    """Its config.json says the shape, with the vocabulary of the tokenizer that it gets."""
+    base, folder = tmp_path / "base", tmp_path / "models"
+    base.mkdir()
+    small = {"vocab_size": 300, "bos_token_id": 1, "eos_token_id": 2}
+    (base / "config.json").write_text(json.dumps(small))
+    (base / "tokenizer.json").write_text("{}")
+    (base / "model.safetensors").write_text("weights")
+    made = random_model(shape, base, folder)
+    assert sorted(path.name for path in made.iterdir()) == ["config.json", "tokenizer.json"]
+    wanted, found = SHAPES[shape], read_config(made)
+    assert set(found.kinds) == set(wanted.kinds)
+    assert found == replace(wanted, vocabulary=300, eos=(2,), kinds=found.kinds)
+    assert random_model(shape, base, folder) == made
+    with pytest.raises(InvalidRequest, match=r"no shape 'x': there are qwen3-0\.6b"):
+        random_model("x", base, folder)
+
+
 def test_the_prompt_of_an_agent_has_its_tools() -> None:
     """The template writes what the model wrote, so a prompt begins with the context before it."""
-    template = _compile(tool_mix.TEMPLATE.read_text())
+    template = _compiled(tool_mix.TEMPLATE.read_text(), "m")
     tools = [tool_mix.described("clock", "now")]
     before: list[dict[str, object]] = [
         {"role": "system", "content": "Role."},
@@ -458,7 +474,7 @@ def test_the_command_refuses_in_one_sentence(
         "run `make install-bench`": [*words, "--systems", "langchain-vllm"],
         "there is no system 'x'": [*words, "--systems", "x"],
         "there is no workload 'x'": ["all", "--names", "x", *words[1:]],
-        "there are no results in": ["report", "--folder", str(tmp_path)],
+        "there are no summaries in": ["table", "--folder", str(tmp_path)],
     }
     for expected, arguments in cases.items():
         assert harness(arguments) == 1
@@ -509,7 +525,8 @@ async def test_programs_by_hand_make_the_same_calls(tmp_path: Path) -> None:
                 ("asyncio-vllm", workload.by_hand),
             ):
                 stage = Stage(SYSTEMS[system], ours.url, Texts(words, 1), TINY, 7)
-                await program(stage, point)
+                async with aclosing(stage):
+                    await program(stage, point)
                 assert not any(app.error for app in stage.apps)
                 apps = [app for app in stage.apps if app.kind != "background"]  # as time allows
                 calls = [(call.prompt, call.output) for app in apps for call in app.calls]
@@ -525,12 +542,24 @@ def test_a_weftline_may_start_vllm_itself(tmp_path: Path, monkeypatch: pytest.Mo
     )
     monkeypatch.setattr(servers, "VLLM_PYTHON", tmp_path / "config.json")
     setup = Setup(model=tmp_path, kv_tokens=4096, vllm_dtype="float32")
-    words = command(SYSTEMS["weftline-vllm-plugin"].server, setup, 1)
+
+    def words_of(setup: Setup) -> tuple[str, ...]:
+        return command(SYSTEMS["weftline-vllm-plugin"].server, setup, 1)
+
+    words = words_of(setup)
     assert words[words.index("--vllm-scheduler") + 1] == "weftline"
     assert words[words.index("--dtype") + 1] == "float32"
     theirs = command(ServerSpec(Kind.VLLM), setup, 1)
     pool = theirs[theirs.index("--kv-cache-memory-bytes") + 1]
     assert f"--vllm-arguments=--kv-cache-memory-bytes {pool} " in words[-1]
+    random = replace(setup, random_weights=True)
+    in_front = command(SYSTEMS["weftline-vllm"].server, random, 1, "http://v")
+    ours = command(SYSTEMS["weftline"].server, random, 1)
+    assert ours[ours.index("--without") + 1] == "drafting"
+    for line in (command(ServerSpec(Kind.VLLM), random, 1), words_of(random), in_front, ours):
+        assert line[line.index("--load-format") + 1] == "dummy"
+    in_front = command(SYSTEMS["weftline-vllm"].server, setup, 1, "http://v")
+    assert in_front[-5:] == (str(tmp_path), "--engine", "vllm", "--connect", "http://v")
     drafts = command(SYSTEMS["langchain-vllm-ngram"].server, setup, 1)
     said = json.loads(drafts[drafts.index("--speculative-config") + 1])
     assert (said["method"], said["prompt_lookup_min"]) == ("ngram", 2)

@@ -43,15 +43,18 @@ def test_a_program_finds_the_text(
 
 
 def test_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each table makes an engine's factory."""
+    """Each table makes an engine's factory. Those of GGUF files want a llama-server, and are tested
+    beside one, in tests/llamacpp."""
     [text] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     specs = from_tables(tomllib.loads(text))
     assert [type(spec) for spec in specs] == [
-        *[EmbedderSpec] * 2,
-        *[RerankerSpec] * 2,
+        *[EmbedderSpec] * 3,
+        *[RerankerSpec] * 3,
         *[StoreSpec] * 3,
     ]
     assert {spec.store for spec in specs if isinstance(spec, StoreSpec)} == set(Store) - {"memory"}
     monkeypatch.setenv("DOCS_DSN", "postgresql://")
+    files = [one for one in specs if isinstance(one, EmbedderSpec) and ".gguf" in str(one.model)]
+    assert [one.name for one in files] == ["nomic", "bge"]
     for spec in specs:
-        assert callable(spec.factory())
+        assert spec in files or callable(spec.factory())

@@ -14,7 +14,7 @@ from langchain_tests.integration_tests import (
 from langchain_tests.unit_tests import EmbeddingsUnitTests
 
 from langchain_weftline import WeftlineEmbeddings, WeftlineRerank, WeftlineVectorStore
-from tests.integrations.conftest import served
+from tests.integrations.conftest import RETRIEVES, served
 from tests.integrations.recording import recorded
 from weftline.errors import InvalidRequest, WeftlineError
 
@@ -22,20 +22,14 @@ TEXTS = ["a red fox", "a blue whale", "a red whale"]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def url() -> Iterator[str]:
-    """A server with an embedder without weights and a store in memory, for all tests here."""
-    with (
-        served("--embedder", "null", "--store", "memory") as url,
-        pytest.MonkeyPatch.context() as m,
-    ):
-        m.setenv("WEFTLINE_BASE_URL", url)
-        yield url
+def url(default_url: str) -> str:
+    return default_url
 
 
 @pytest.fixture(scope="module")
 def other() -> Iterator[str]:
     """A second server, whose store has vectors of another width."""
-    with served("--embedder", "null", "--store", "memory") as url:
+    with served(*RETRIEVES) as url:
         yield url
 
 

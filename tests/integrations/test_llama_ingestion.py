@@ -18,25 +18,17 @@ from llama_index.embeddings.weftline import WeftlineEmbedding
 from llama_index.llms.weftline.run import ingestion as ingesting
 from llama_index.vector_stores.weftline import WeftlineVectorStore
 
-from tests.integrations.conftest import served
-from tests.integrations.recording import Recording, recorded
+from tests.integrations.conftest import recorded_by_default
+from tests.integrations.recording import Recording
 from weftline.adapters import Feed
 from weftline.errors import WeftlineError
 
 SUBMIT = "/v1/submit"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """An embedder without weights and a store in memory."""
-    with served("--embedder", "null", "--store", "memory") as url:
-        yield url
-
-
 @pytest.fixture
-def recording(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
-    with recorded(server) as recording:
-        monkeypatch.setenv("WEFTLINE_BASE_URL", recording.url)
+def recording(retrieval_url: str) -> Iterator[Recording]:
+    with recorded_by_default(retrieval_url) as recording:
         yield recording
         WeftlineVectorStore().delete_nodes([f"n{k}-0" for k in range(10)])
 

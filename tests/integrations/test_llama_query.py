@@ -21,25 +21,17 @@ from llama_index.llms.weftline import Weftline
 from llama_index.postprocessor.weftline import WeftlineRerank
 from llama_index.vector_stores.weftline import WeftlineVectorStore
 
-from tests.integrations.conftest import StartServer, served
-from tests.integrations.recording import Recording, recorded
+from tests.integrations.conftest import RETRIEVES, StartServer, recorded_by_default
+from tests.integrations.recording import Recording
 from weftline.errors import EngineUnavailable, WeftlineError
 
 SUBMIT, CHAT = "/v1/submit", "/v1/chat/completions"
 ANIMALS = ["a red fox", "a blue whale", "a red whale"]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """An echoing model, an embedder without weights and a store in memory."""
-    with served("--embedder", "null", "--store", "memory") as url:
-        yield url
-
-
 @pytest.fixture
-def recording(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
-    with recorded(server) as recording:
-        monkeypatch.setenv("WEFTLINE_BASE_URL", recording.url)
+def recording(retrieval_url: str) -> Iterator[Recording]:
+    with recorded_by_default(retrieval_url) as recording:
         yield recording
 
 
@@ -58,13 +50,12 @@ RULES = [
 @pytest.fixture(scope="module")
 def scripted(start_script: StartServer) -> str:
     """The same with a model that answers by rules."""
-    return start_script(RULES, "--embedder", "null", "--store", "memory")
+    return start_script(RULES, *RETRIEVES)
 
 
 @pytest.fixture
-def by_rules(scripted: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
-    with recorded(scripted) as recording:
-        monkeypatch.setenv("WEFTLINE_BASE_URL", recording.url)
+def by_rules(scripted: str) -> Iterator[Recording]:
+    with recorded_by_default(scripted) as recording:
         yield recording
 
 

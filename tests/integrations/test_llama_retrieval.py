@@ -19,21 +19,14 @@ from llama_index.llms.weftline import Weftline
 from llama_index.postprocessor.weftline import WeftlineRerank
 from llama_index.vector_stores.weftline import WeftlineVectorStore
 
-from tests.integrations.conftest import served
 from weftline import Client
 
 TEXTS = ["a red fox", "a blue whale", "a red whale"]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def url() -> Iterator[str]:
-    """An echoing model, an embedder without weights and a store in memory, for all tests here."""
-    with (
-        served("--embedder", "null", "--store", "memory") as url,
-        pytest.MonkeyPatch.context() as m,
-    ):
-        m.setenv("WEFTLINE_BASE_URL", url)
-        yield url
+def url(default_url: str) -> str:
+    return default_url
 
 
 @pytest.fixture

@@ -46,8 +46,8 @@ from llama_index.embeddings.weftline import WeftlineEmbedding
 from llama_index.llms.weftline import Weftline
 from llama_index.vector_stores.weftline import WeftlineVectorStore
 
-from tests.integrations.conftest import StartServer
-from tests.integrations.recording import Recording, recorded
+from tests.integrations.conftest import RETRIEVES, StartServer, recorded_by_default
+from tests.integrations.recording import Recording
 from tests.integrations.test_llama_ahead import wait_for
 
 SUBMIT, CHAT = "/v1/submit", "/v1/chat/completions"
@@ -92,13 +92,12 @@ RULES = [
 @pytest.fixture(scope="module")
 def url(start_script: StartServer) -> str:
     """A model that answers by rules, an embedder without weights and a store in memory."""
-    return start_script(RULES, "--embedder", "null", "--store", "memory")
+    return start_script(RULES, *RETRIEVES)
 
 
 @pytest.fixture
-def recording(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
-    with recorded(url) as recording:
-        monkeypatch.setenv("WEFTLINE_BASE_URL", recording.url)
+def recording(url: str) -> Iterator[Recording]:
+    with recorded_by_default(url) as recording:
         yield recording
 
 
@@ -217,12 +216,14 @@ def outcome(make: Any, query: str, is_async: bool = False) -> Any:
     events, debug = Events(seen=[]), LlamaDebugHandler(print_trace_on_end=False)
     root = get_dispatcher()
     root.add_event_handler(events)
+    before = Settings.callback_manager
     Settings.callback_manager = CallbackManager([debug])
     try:
         result = asked(make(), query, is_async)
     finally:
         root.event_handlers.remove(events)
-        Settings.callback_manager = CallbackManager()
+        # A new manager without handlers would take over the handlers of the present one.
+        Settings.callback_manager = before
     called = [event.event_type.value for event in debug.get_events()]
     return result, sorted(map(str, events.seen)), sorted(called)
 

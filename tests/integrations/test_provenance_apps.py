@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -15,9 +14,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnablePassthrough
 
 from langchain_weftline import ChatWeftline
-from tests.integrations.conftest import StartServer
 from tests.integrations.provenance import CHAT, Watched, result_of
-from tests.integrations.recording import recorded
 
 JOKE, BETTER = "A kangaroo walks into a bar.", "A kangaroo hops into a bar, twice."
 RULES = [
@@ -29,22 +26,6 @@ RULES = [
 ]
 ONE, OTHER = "The first document is about weaving.", "The second document is about dyeing."
 SUMMARY = RULES[-1][1]
-
-
-@pytest.fixture(scope="module")
-def url(start_script: StartServer) -> str:
-    return start_script(RULES)
-
-
-@pytest.fixture(scope="module")
-def watched(url: str) -> Iterator[Watched]:
-    with recorded(url) as recording:
-        yield Watched(ChatWeftline(base_url=recording.url, temperature=0), recording)
-
-
-@pytest.fixture(scope="module")
-def plain_llm(url: str) -> ChatWeftline:
-    return ChatWeftline(base_url=url, temperature=0, provenance=False)
 
 
 class Shelf(BaseRetriever):

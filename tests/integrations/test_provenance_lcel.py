@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from typing import Any
@@ -30,9 +30,7 @@ from langchain_core.runnables import (
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from langchain_weftline import ChatWeftline
-from tests.integrations.conftest import StartServer
 from tests.integrations.provenance import Watched, result_of
-from tests.integrations.recording import recorded
 
 SOUP, RAIN = "Soup is best when it is hot.", "Rain makes the rivers rise."
 RULES = [
@@ -43,22 +41,6 @@ RULES = [
     ("rain", RAIN),
     ("", "Something else."),
 ]
-
-
-@pytest.fixture(scope="module")
-def url(start_script: StartServer) -> str:
-    return start_script(RULES)
-
-
-@pytest.fixture(scope="module")
-def watched(url: str) -> Iterator[Watched]:
-    with recorded(url) as recording:
-        yield Watched(ChatWeftline(base_url=recording.url, temperature=0), recording)
-
-
-@pytest.fixture(scope="module")
-def plain_llm(url: str) -> ChatWeftline:
-    return ChatWeftline(base_url=url, temperature=0, provenance=False)
 
 
 P = ChatPromptTemplate.from_messages([("system", "You are {role}."), ("human", "Tell of {topic}.")])

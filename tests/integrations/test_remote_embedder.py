@@ -146,6 +146,6 @@ async def test_a_reranker_that_takes_neither_form_says_the_first_reason() -> Non
 def test_settings_that_do_not_fit() -> None:
     """An address without a scheme, and a batch of 0, are refused before anything starts."""
     for table in ({"connect": "host:8000"}, {"connect": "http://host", "batch": 0}):
-        [spec] = from_tables({"embedder": [table]})
         with pytest.raises(InvalidRequest):
+            [spec] = from_tables({"embedder": [table]})
             spec.factory()

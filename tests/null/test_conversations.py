@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
+
+import pytest
 
 from tests.null.asgi import Serve, Server
 from weftline_engine.null import NullConfig
 from weftline_server.config import ServerConfig
+from weftline_server.http.openai.conversations import Conversations
 
 SYSTEM = {"role": "system", "content": "You are an agent."}
 
@@ -28,8 +32,8 @@ async def sizes(server: Server, headers: Any = None) -> list[int]:
 
 
 async def test_a_conversation_that_grows_becomes_a_session(serve: Serve) -> None:
-    """The first request is one of its own, since it may be the only one. Those that begin with it
-    share a session. A second agent with the same first request gets its own.
+    """Requests that begin with a first one share a session. Two agents have the same first request,
+    so that nobody knows whose it was: each gets a session of its own from the second on.
     """
     server = await serve()
     texts: dict[str, list[str]] = {"a": ["task"], "b": ["task"]}
@@ -37,9 +41,50 @@ async def test_a_conversation_that_grows_becomes_a_session(serve: Serve) -> None
         for name, said in texts.items():
             answer = await chat(server, *said)
             said += [answer, f"result {turn} of {name}"]
-    assert await sizes(server) == [3, 3]
+    assert await sizes(server) == [1, 3, 3]
     await chat(server, "something else")
-    assert await sizes(server) == [3, 3]
+    assert await sizes(server) == [1, 1, 3, 3]
+
+
+async def test_single_requests_of_a_new_tenant_run_outside_soon(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents that all begin at once are admitted as such. Here none goes on. Each has a session
+    until that is known, and after four of them none has one.
+    """
+    server = await serve()
+    for number in range(6):
+        await chat(server, f"at once {number}")
+    assert await sizes(server) == [1] * 6
+    monkeypatch.setattr("weftline_server.http.openai.conversations.UNDECIDED_S", -1.0)
+    await chat(server, "later")
+    assert await sizes(server) == []
+    await chat(server, "and later")
+    assert await sizes(server) == []
+
+
+async def test_a_conversation_that_does_not_go_on_leaves_no_session(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session is closed a while after its answer, though no other request comes. The look that
+    closes it waits here until the session has been seen.
+    """
+    monkeypatch.setattr("weftline_server.http.openai.conversations.UNDECIDED_S", 0.01)
+    look, seen = Conversations._look_again, asyncio.Event()
+
+    def look_once_seen(found: Conversations, habit: Any) -> None:
+        if seen.is_set():
+            look(found, habit)
+        else:
+            asyncio.get_running_loop().call_later(0.01, look_once_seen, found, habit)
+
+    monkeypatch.setattr(Conversations, "_look_again", look_once_seen)
+    server = await serve()
+    await chat(server, "the only one")
+    assert await sizes(server) == [1]
+    seen.set()
+    while await sizes(server):  # noqa: ASYNC110 - no event
+        await asyncio.sleep(0.005)
 
 
 async def test_a_first_request_has_a_session_where_most_conversations_go_on(serve: Serve) -> None:
@@ -50,14 +95,14 @@ async def test_a_first_request_has_a_session_where_most_conversations_go_on(serv
     for agent in range(4):
         answer = await chat(server, f"task {agent}")
         await chat(server, f"task {agent}", answer, "result")
-    assert await sizes(server) == [1, 1, 1, 1]
+    assert await sizes(server) == [2] * 4
     answer = await chat(server, "task 4")
-    assert await sizes(server) == [1, 1, 1, 1, 1]
+    assert await sizes(server) == [1, *[2] * 4]
     await chat(server, "task 4", answer, "result")
-    assert await sizes(server) == [1, 1, 1, 1, 2]
+    assert await sizes(server) == [2] * 5
     for number in range(8):  # 5 of 5 went on, then 5 of 6, ... and 5 of 11 in the end
         await chat(server, f"question {number}")
-    assert await sizes(server) == [1] * 10 + [2]
+    assert await sizes(server) == [1] * 6 + [2] * 5
 
 
 async def test_two_conversations_that_begin_alike_are_not_mixed(serve: Serve) -> None:
@@ -68,10 +113,10 @@ async def test_two_conversations_that_begin_alike_are_not_mixed(serve: Serve) ->
         await chat(server, f"task {agent}", answer, "result")
     answer = await chat(server, "task")
     assert await chat(server, "task") == answer
-    assert await sizes(server) == [1] * 5  # the second one runs outside
+    assert await sizes(server) == [1, *[2] * 4]  # the second one runs outside
     for name in ("a", "b"):
         await chat(server, "task", answer, f"result of {name}")
-    assert await sizes(server) == [1] * 7
+    assert await sizes(server) == [1] * 3 + [2] * 4
 
 
 async def test_a_header_names_the_session_from_the_first_request_on(serve: Serve) -> None:
@@ -95,11 +140,11 @@ async def test_no_conversation_crosses_tenants_users_or_keys(serve: Serve) -> No
     await chat(server, *grown, headers=two)
     await chat(server, *grown, headers=one, user="u1")
     await chat(server, *grown, headers=one, prompt_cache_key="p1")
-    assert await sizes(server, one) == await sizes(server, two) == []
+    assert (await sizes(server, one), await sizes(server, two)) == ([1] * 3, [1])
     await chat(server, *grown, "answer", "x", headers=one, user="u1")
     await chat(server, "n", headers={**two, "X-Session-ID": "s"})
     await chat(server, "n", headers={**one, "X-Session-ID": "s"})
-    assert (await sizes(server, one), await sizes(server, two)) == ([1, 1], [1])
+    assert (await sizes(server, one), await sizes(server, two)) == ([1, 1, 1, 2], [1, 1])
 
 
 async def test_the_guess_can_be_left_out(serve: Serve) -> None:

@@ -34,7 +34,7 @@ async def fork(server: Server) -> Session:
     )
     for variable in "cd":
         assert (await server.get(id, variable)).status_code == 200
-    return server.service.find(TENANT, id)
+    return server.service.registry.find(TENANT, id)
 
 
 async def test_the_path_goes_through_the_slower_input(serve: Serve) -> None:
@@ -65,7 +65,7 @@ async def test_a_value_that_the_client_sets_late_is_a_wait_for_the_client(serve:
     await asyncio.sleep(0.1)
     await server.http.put(f"/v1/session/{id}/variable/q", json={"value": "why?"})
     assert (await server.get(id, "x")).status_code == 200
-    view = critical_view(server.service.find(TENANT, id))
+    view = critical_view(server.service.registry.find(TENANT, id))
     assert view["seconds"]["client"] >= 0.1
     assert "waiting for the client" in view["sentence"]
 
@@ -75,7 +75,7 @@ async def test_a_session_in_which_nothing_has_ended(serve: Serve) -> None:
     server = await serve()
     id = await server.session()
     await server.submit(id, call("reply", "{{input:q}} {{output:x}}", q="q", x="x"))
-    view = critical_view(server.service.find(TENANT, id))
+    view = critical_view(server.service.registry.find(TENANT, id))
     assert view == {"tasks": [], "seconds": {}, "sentence": "nothing has ended yet"}
 
 
@@ -84,7 +84,7 @@ async def test_a_follower_is_told_each_change_once(serve: Serve) -> None:
     server = await serve()
     id = await server.session()
     await server.submit(id, call("reply", "{{input:q}} {{output:x}}", q="q", x="x"))
-    session = server.service.find(TENANT, id)
+    session = server.service.registry.find(TENANT, id)
     follower = Follower(session)
     first = list(follower.changes())
     assert [[task["state"] for task in one["tasks"]] for one in first if "tasks" in one] == [
@@ -110,7 +110,7 @@ async def test_a_large_session_is_told_in_pieces(serve: Serve) -> None:
     await server.submit(
         id, *(call(f"c{n}", "{{input:q}} {{output:x}}", q="q", x=f"x{n}") for n in range(count))
     )
-    told = list(Follower(server.service.find(TENANT, id)).changes())
+    told = list(Follower(server.service.registry.find(TENANT, id)).changes())
     assert [len(one["tasks"]) for one in told if "tasks" in one] == [MOST, MOST, 1]
 
 

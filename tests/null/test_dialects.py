@@ -1,4 +1,4 @@
-"""The families of docs/serving.md: how their templates and their texts call tools and think."""
+"""The families of docs/tools.md: how their templates and their texts call tools and think."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from weftline.contract.errors import InvalidRequest
 from weftline.contract.tools import Function, Tool
 from weftline_engine.api import Description
 from weftline_server.prompt.answer import message_of
@@ -18,7 +19,7 @@ from weftline_server.prompt.thinking_block import Thinking
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.prompt.tool_parser import ToolParser
 
-PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text()
 ROWS = re.findall(r"^\| ([A-Z][^|]*) \| (yes|no: in words) \|", PAGE, re.M)
 
 # What the templates of the families have in common with the publishers': the variables that they
@@ -110,6 +111,19 @@ def test_a_family_is_read_in_its_own_dialect(name: str) -> None:
     assert ("You can call functions" in prompt) == in_words
 
 
+def test_a_template_that_refuses_a_system_message_gets_it_in_the_users() -> None:
+    """Gemma 2's does. So its tools, which are told in words, are told to it as well."""
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    prompter = prompter_of(refuses + _HEAD)
+    tools = (Tool(function=Function(name="weather", description="The weather.", parameters={})),)
+    turns = RenderedMessage("system", "Be brief."), RenderedMessage("user", "Is it warm?")
+    assert prompter.text(PromptBefore("", turns)) == "user: Be brief.\n\nIs it warm?\n"
+    for some in (turns, turns[1:]):
+        prompt = prompter.text(PromptBefore("", some, tools))
+        assert prompt.startswith("user: ") and prompt.endswith("Is it warm?\n")
+        assert "You can call functions" in prompt
+
+
 @pytest.mark.parametrize(("words", "thinking"), [({}, "<think>"), ({"enable_thinking": False}, "")])
 def test_a_switch_of_a_template_is_given(words: dict[str, Any], thinking: str) -> None:
     """Qwen3 writes an empty block where thinking is off."""
@@ -118,3 +132,21 @@ def test_a_switch_of_a_template_is_given(words: dict[str, Any], thinking: str) -
         PromptBefore("", (RenderedMessage("user", "hi"),), words=words)
     )
     assert text.endswith("</think>") == (not thinking)
+
+
+@pytest.mark.parametrize(
+    "template", ["{% if messages %}", "{{ messages | rot13 }}", "{" * 2 + "(" * 5000]
+)
+def test_a_template_that_is_no_jinja_is_refused_in_a_sentence(template: str) -> None:
+    """A file may hold anything as its template. The server does not start, and says why."""
+    with pytest.raises(InvalidRequest, match="the chat template of model m cannot be read: ") as no:
+        prompter_of(template)
+    assert "\n" not in str(no.value)
+
+
+def test_a_model_without_a_template_refuses_chats_alone() -> None:
+    """The sentence says what to send."""
+    prompter = Prompter(Description(model="m", tokenizer=None, chat_template=None))
+    with pytest.raises(InvalidRequest, match="model m has no chat template: send a text prompt"):
+        prompter.text(PromptBefore("", (RenderedMessage("user", "Is it warm?"),)))
+    assert prompter.text(PromptBefore("Is it warm?")) == "Is it warm?"

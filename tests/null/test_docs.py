@@ -13,7 +13,12 @@ import pytest
 from tests.null.asgi import Serve
 from weftline.contract import errors
 from weftline_engine.api import Capability
+from weftline_engine.llamacpp.engine import capabilities as slots
+from weftline_engine.sglang.engine import sglang_capabilities
+from weftline_engine.sglang.facts import SGLangFacts
 from weftline_engine.vllm.engine import capabilities
+from weftline_engine.vllm.means import CHECKED, MEANS
+from weftline_engine.vllm.versions import KNOWN
 from weftline_server import cli
 from weftline_server.commands.engine_spec import from_tables
 
@@ -99,16 +104,29 @@ def test_the_table_of_capabilities_is_right() -> None:
     rows = re.findall(r"^\| `(\w+)`: [^|]* \| (.*) \|$", ENGINES, re.M)
     table = {name: cells.split(" | ") for name, cells in rows}
     assert list(table) == [one.value for one in Capability]
-    plain = capabilities(child=True, priority=True, retains=False)
+    plain = capabilities(child=True, priority=True, retains=False, reports=True)
     can = [set(Capability), set(plain)]
-    can += [set(capabilities(child=False, priority=False, retains=False))]
+    can += [set(capabilities(child=False, priority=False, retains=False, reports=False))]
+    can += [set(sglang_capabilities(SGLangFacts(), salts=True, reports=False))]
+    can += [set(slots(child=True, tokens=True))]
     can += [{Capability.LOGIT_BIAS}, {Capability.SAMPLING}]
     for column, announced in enumerate(can):
         yes = {name for name, cells in table.items() if cells[column] == "yes"}
         assert yes == {one.value for one in announced}
     assert table["retention"][1] == "with our scheduler"
-    scheduled = capabilities(child=True, priority=True, retains=True)
+    scheduled = capabilities(child=True, priority=True, retains=True, reports=True)
     assert set(scheduled) - set(plain) == {Capability.RETENTION}
+
+
+def test_the_table_of_vllms_means_is_right() -> None:
+    """It has the rows of the code, and our scheduler runs in the versions that the docs name."""
+    part = ENGINES[ENGINES.index("| vLLM has |") :]
+    rows = [tuple(line.strip("| ").split(" | ")) for line in part.split("\n\n")[0].split("\n")[2:]]
+    means = [(one.title, one.inside, one.child, one.connected) for one in MEANS]
+    assert rows == means
+    assert f"What weftline uses of vLLM {' and '.join(KNOWN)} " in ENGINES
+    assert f"vLLM {CHECKED[-1]} has all of it but our scheduler" in ENGINES
+    assert CHECKED[: len(KNOWN)] == KNOWN
 
 
 def test_the_papers_table_names_existing_files() -> None:

@@ -212,8 +212,8 @@ class Desk:
     def step(self) -> None:
         plan = self.book.plan()
         self.compute(plan)
-        self.book.apply(plan)
-        self.book.record(plan, [self.verify(chunk) for chunk in plan.chunks if chunk.samples])
+        sampling = self.book.apply(plan)
+        self.book.record(sampling, [self.verify(chunk) for chunk in plan.chunks if chunk.samples])
         self.events += self.book.end_step(plan)
         self.validate()
 

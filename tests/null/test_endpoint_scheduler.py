@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from tests.null.endpoints import streams
 from tests.null.test_openai_faults import chat, ending, started
 from weftline_engine.api import Finished, Hints
 from weftline_engine.openai.scheduling import EndpointScheduler, fields
-from weftline_server.commands.engine_spec import ENDPOINT_SCHEDULERS
+from weftline_server.commands.engine_spec import EndpointSchedulerName
 
 # 1,024 tokens of work are 10 doublings, each worth 10 s. The client's priority takes 2 of them off.
 HINTS = Hints(application="s-1", work_left=1024, priority=-2, arrival=7.0)
@@ -22,7 +22,7 @@ HINTS = Hints(application="s-1", work_left=1024, priority=-2, arrival=7.0)
 
 def test_the_command_line_names_each_scheduler() -> None:
     """The command line keeps its own list, because it starts without the engine's packages."""
-    assert tuple(one.value for one in EndpointScheduler) == ENDPOINT_SCHEDULERS
+    assert tuple(one.value for one in EndpointScheduler) == get_args(EndpointSchedulerName)
 
 
 @pytest.mark.parametrize(

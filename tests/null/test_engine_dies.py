@@ -51,6 +51,7 @@ class Mortal(NullEngine):
         self._dead = True
         for offset, word in enumerate((op.text or "").split()[: self._host.after]):
             self._emit(api.Part(**self._head(op), offset=offset, tokens=(0,), text=word))
+        self._send()
         self._events.put_nowait(None)
 
     async def events(self) -> AsyncIterator[list[api.Event]]:
@@ -147,7 +148,7 @@ async def test_a_partly_read_output_is_not_made_again(start: Start) -> None:
     server = await start(host)
     session = await server.session()
     await server.submit(session, *CHAIN)
-    stream = server.service.stream(server.service.find("local", session), "b")
+    stream = server.service.readers.stream(server.service.registry.find("local", session), "b")
     assert (await anext(aiter(stream))).text == "one"
     host.waits.set()
     error = (await server.get(session, "c")).json()["error"]

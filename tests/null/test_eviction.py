@@ -56,6 +56,26 @@ def evict(made: ContextTree, count: int, now: float) -> set[str]:
     return there(made)
 
 
+def test_only_the_uses_of_others_are_expected_again() -> None:
+    """What one application reads over and over is not expected to be read after its end: it is
+    evicted before what two applications have read, though that was used longer ago.
+    """
+    made = tree()
+    nodes = []
+    for at, (letters, readers) in enumerate((("cc", "xxyxx"), ("aa", "xxxxx"))):
+        block = made.reserve()
+        assert block is not None
+        made.now = float(at)
+        node = made.add(made.root(""), tuple(map(ord, letters)), block, 0, readers[0])
+        assert node is not None
+        for later, reader in enumerate(readers[1:], start=1):
+            node.read_at(at + float(later), reader)
+        made.release([node])
+        nodes.append(node)
+    assert [node.gap for node in nodes] == [1.0, None]
+    assert evict(made, 1, 6.0) == {"cc"}
+
+
 def test_without_an_expected_use_the_least_recently_used_is_evicted() -> None:
     """Of one context the end goes first, so that its prefix stays useful."""
     made = tree()

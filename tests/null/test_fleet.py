@@ -62,6 +62,9 @@ class Puppet:
         self.closed = True
         self._said.put_nowait(None)
 
+    def claim(self, claim: api.Claim) -> None:
+        self.told.append(("claim", claim))
+
     async def say(self, *events: api.Event) -> None:
         self._said.put_nowait(list(events))
         await settle()
@@ -531,3 +534,36 @@ async def test_what_others_hold_of_a_cache_is_not_ours(benches: list[Bench]) -> 
     assert [op.id for op in puppet.ops] == ["s/a"]
     await puppet.say(replace(occupied, tokens=0))
     assert [op.id for op in puppet.ops] == ["s/a", "s/b"]
+
+
+async def test_the_engines_ledger_admits(benches: list[Bench]) -> None:
+    """Of a cache of 1,000 tokens the engine has granted 40 to this server: the second application
+    waits, and the engine is told what both need. It is admitted by the next grant, which is
+    confirmed.
+    """
+    puppet = Puppet(kv_tokens=1000, is_shared=True)
+    bench = await started(benches, e=puppet)
+    told = api.Elsewhere(
+        op="", attempt=0, sequence=1, time=0.0, servers=2, running=1, held=20, room=40, grant=3
+    )
+    await puppet.say(told)
+    for name in ("a", "b"):
+        hints = api.Hints(application=name)
+        sampling = api.SamplingParams(max_tokens=20)
+        op = api.Op(
+            id=f"{name}/1",
+            kind=api.Kind.GENERATE,
+            context=name,
+            tokens=(1,) * 10,
+            sampling=sampling,
+            hints=hints,
+        )
+        bench.dispatcher.enqueue(Work(PrimitiveId(name, "1"), "m", op, 0.0, 30, stays=True))
+    await settle()
+    assert [op.id for op in puppet.ops] == ["a/1"]
+    claims = [said for verb, said in puppet.told if verb == "claim"]
+    assert claims[-1].seen == 3 and claims[-1].wanted > 0
+    await puppet.say(replace(told, room=900, grant=4))
+    assert [op.id for op in puppet.ops] == ["a/1", "b/1"]
+    claims = [said for verb, said in puppet.told if verb == "claim"]
+    assert (claims[-1].seen, claims[-1].wanted) == (4, 0)

@@ -188,6 +188,7 @@ class Caller:
 
     def __init__(self, server: Server, key: str, body: dict[str, Any]) -> None:
         self.gone = asyncio.Event()
+        self.waits = asyncio.Event()  # the server has read the request, and watches the client
         self.body = b""
         self._sent = False
         scope = {
@@ -214,6 +215,7 @@ class Caller:
         if not self._sent:
             self._sent = True
             return {"type": "http.request", "body": self._request, "more_body": False}
+        self.waits.set()
         await self.gone.wait()
         return {"type": "http.disconnect"}
 
@@ -225,14 +227,20 @@ class Caller:
 SLOW = NullConfig(latency=LatencyProfile(step_s=0.05))
 
 
+async def begun(server: Server) -> None:
+    """Return when a session has a call."""
+    while not any(one.tasks for one in server.service.registry):  # noqa: ASYNC110 - no event
+        await asyncio.sleep(0.001)
+
+
 async def test_the_first_client_leaves_and_the_second_gets_the_answer(serve: Serve) -> None:
     """The work goes on for the client that still waits."""
     server = await serve(SLOW, ServerConfig(responses=ResponsesConfig(reconnect_s=0)))
     body = {"calls": [ECHO], "get": ["x"], "close": True}
     first = Caller(server, "k", body)
-    await asyncio.sleep(0.01)
+    await begun(server)
     second = Caller(server, "k", body)
-    await asyncio.sleep(0.01)
+    await second.waits.wait()
     first.gone.set()
     await asyncio.gather(first.task, second.task)
     assert json.loads(second.body)["values"] == {"x": "one two"}
@@ -245,7 +253,7 @@ async def test_a_client_that_comes_back_gets_the_answer(serve: Serve) -> None:
     session = await server.session()
     body = {"session_id": session, "calls": [ECHO], "get": ["x"]}
     first = Caller(server, "k", body)
-    await asyncio.sleep(0.01)
+    await begun(server)
     first.gone.set()
     await asyncio.sleep(0.01)
     answer = await submit(server, "k", body)
@@ -265,7 +273,8 @@ async def test_without_waiting_clients_the_work_is_cancelled(serve: Serve) -> No
     session = await server.session()
     body = {"session_id": session, "calls": [ECHO], "get": ["x"]}
     callers = [Caller(server, "k", body) for _ in range(3)]
-    await asyncio.sleep(0.01)
+    await begun(server)
+    await asyncio.gather(*(caller.waits.wait() for caller in callers))
     for caller in callers:
         caller.gone.set()
     await asyncio.gather(*(caller.task for caller in callers))

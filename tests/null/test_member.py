@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
@@ -81,3 +82,35 @@ def test_cached_tokens_are_no_work() -> None:
     assert (one.load().held, one.load().latency) == (100, 36)
     one.hold(replace(second, tokens=110))
     assert (one.load().held, one.load().latency) == (110, 46)
+
+
+def elsewhere(**more: Any) -> api.Elsewhere:
+    return api.Elsewhere(
+        **{"op": "", "attempt": 0, "sequence": 1, "time": 0.0, "servers": 2, **more}
+    )
+
+
+def test_what_other_servers_have_is_load_and_known_prefixes() -> None:
+    """Their calls count like ours. Their contexts are known until they are dropped. The engine's
+    ledger says how much of the cache is ours.
+    """
+    one = Member("e", None, description=api.Description(model="m", kv_tokens=300, is_shared=True))
+    one.hold(sent(("a", 64)))
+    assert one.room == 300 and one.needs(10, 5) is None
+    told = elsewhere(running=2, held=90, latency=40, grouped=3, throughput=7, bounded=60, room=100)
+    one.used_elsewhere(replace(told, grant=4, came=(("1.c", (("b", 64), ("c", 128))),)))
+    load = one.load()
+    assert (load.servers, load.running, load.held, load.latency) == (2, 3, 91, 41)
+    assert (load.grouped, load.throughput, load.bounded) == (3, 7, 61)
+    assert {"a", "b", "c"} <= set(load.prefixes) and one.is_busy
+    assert one.room == 100
+    assert one.needs(10, 5) == api.Claim(used=10, wanted=5, seen=4)
+    assert one.needs(10, 5) is None, "the engine knows"
+    one.used_elsewhere(elsewhere(moved=(("1.c", api.Residency.RESIDENT, 64),)))
+    assert "b" in one.load().prefixes and "c" not in one.load().prefixes
+    one.used_elsewhere(elsewhere(servers=1, moved=(("1.c", api.Residency.DROPPED, 0),)))
+    assert set(one.load().prefixes) == {"a"} and one.load().servers == 1
+    described = one.op(sent(("a", 64)), 0.0).hints.footprint
+    assert described == api.Footprint(held=1, computed=1, bounded=True, prefixes=(("a", 64),))
+    one.describe(api.Description(model="m", kv_tokens=300))
+    assert one.load().running == 1 and one.op(sent(), 0.0).hints.footprint is None

@@ -69,6 +69,29 @@ def test_a_context_that_takes_long_to_compute_keeps_its_room_so_long() -> None:
     assert one.is_dormant(100.1, 0.1)
 
 
+@pytest.mark.parametrize(
+    ("pause_s", "fill_s", "away_s"),
+    [
+        (None, 0.0, 1.0),  # perhaps its only call: a second
+        (None, 0.01, 9.0),  # or as long as its 900 tokens take
+        (2.0, 0.0, 4.0),  # two of the usual pauses
+        (0.1, 0.0, 1.0),
+    ],
+)
+def test_nobody_says_that_a_guessed_session_has_ended(
+    pause_s: float | None, fill_s: float, away_s: float
+) -> None:
+    """Its room stays empty until it is dormant, so that is soon."""
+    one = app("a", 0.0, 900)
+    one.newest.untold = True
+    if pause_s is not None:
+        one.habits.learn_pause(pause_s)
+    one.queued(900, 0.0)
+    one.ended(10.0)
+    assert not one.is_dormant(10.0 + away_s - 0.01, fill_s)
+    assert one.is_dormant(10.0 + away_s + 0.01, fill_s)
+
+
 def test_an_unknown_kind_grows_like_the_others_of_its_tenant() -> None:
     """At first it is expected to grow by twice its first call, or the usual first call if that is
     less. Each application that has ended corrects this by the weight of its first call, so small
@@ -188,3 +211,50 @@ def test_the_idle_context_of_the_evicted_is_evicted_first() -> None:
     world.call("b", "b2", 490, 4.0, cached=100)
     world.memory.gate.computed("m", make_usage(300), known=300, horizon=1000)
     assert world.memory.admit("m", 1000, 6.0) == [Advise("e", "b2", LONG_S, None)]
+
+
+def test_contexts_are_exchanged_ten_times_slower_than_they_are_computed() -> None:
+    """900 tokens of 0.1 s take 90 s. So the next one is admitted for its age when it has waited for
+    900 s, and when the last such admission is 900 s ago.
+    """
+    waiting = [app("b", 1.0, 900, 900)]
+    for forced, waited, enters in ((899.0, 902.0, []), (902.0, 899.0, []), (901.0, 901.0, ["b"])):
+        pool = ModelPool(tokens=1000, recomputed=0.5, fill_s=0.1, forced=forced)
+        found = admit(waiting, [app("a", 0.0, 900, 900)], pool, 1.0 + waited)
+        assert names(found.enter) == enters
+
+
+def test_an_exchange_costs_what_those_that_leave_compute_again() -> None:
+    """A session of 50 tokens waits until the one with 900 tokens, which would leave for it, was
+    worth computing: 10 times 0.1 s for 950 tokens.
+    """
+    inside, waiting = [app("a", 0.0, 80, 80), app("b", 1.0, 900, 900)], [app("c", 2.0, 50, 50)]
+    pool = ModelPool(tokens=1000, recomputed=0.5, fill_s=0.1)
+    early, late = (admit(waiting, inside, pool, 2.0 + waited) for waited in (949.0, 951.0))
+    assert (names(early.enter), names(early.out)) == ([], [])
+    assert (names(late.enter), names(late.out)) == (["c"], ["b"])
+
+
+def test_what_is_cheap_to_compute_waits_less() -> None:
+    """The turn of 400 tokens comes 10 times 30 s later than that of 100 tokens, where a token takes
+    0.1 s. So it goes first only if it came so long before.
+    """
+    pool = ModelPool(tokens=500, fill_s=0.1)
+    for apart, first in ((290.0, "b"), (310.0, "a")):
+        waiting = [app("a", 0.0, 400, 400), app("b", apart, 100, 100)]
+        found = admit(waiting, [app("x", 0.0, 80, 80)], pool, apart + 1.0)
+        assert names(found.enter) == [first]
+
+
+def test_room_stays_for_the_longest_pause_of_the_kind() -> None:
+    """A user who once thought for 100 s has a place for as long. After 23 short pauses the long one
+    counts half.
+    """
+    one = app("a", 0.0, 300, 900)
+    one.queued(300, 0.0)
+    one.ended(10.0)
+    one.habits.learn_pause(100.0)
+    for _ in range(23):
+        one.habits.learn_pause(0.1)
+    assert not one.is_dormant(10.0 + 100 * 0.97**23 - 0.1, 0.0)
+    assert one.is_dormant(10.0 + 100 * 0.97**23 + 0.1, 0.0)

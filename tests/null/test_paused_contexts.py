@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 
+from bench.replay.lamps import chatting
 from bench.simulator.world import World, world
-from weftline.contract.protocol import Call, InOut, Message, Placeholder, Sampling, Segment, Submit
-from weftline.contract.tools import Function, Tool
 from weftline_engine import api
 from weftline_engine.simulation import SimulatedConfig, SimulatedEngine, StepCost, asking
 from weftline_engine.virtual_time import VirtualLoop, run
@@ -25,33 +24,15 @@ def words(rng: random.Random, count: int) -> str:
     return "".join(f"w{rng.randrange(2048)} " for _ in range(count))
 
 
-def turn(said: str, variable: str, tool: str) -> Call:
-    """A call that may ask for `tool`, with all that was said before as its prompt."""
-    out = Placeholder(
-        name="o",
-        in_out=InOut.OUT,
-        semantic_var_id=variable,
-        sampling=Sampling(max_tokens=OUTPUT, temperature=0.0),
-    )
-    prompt = (
-        Message(role="user", content=(Segment(text=said),)),
-        Message(role="assistant", content=(Segment(output="o"),)),
-    )
-    tools = (Tool(function=Function(name=tool, parameters={"type": "object"})),)
-    return Call(name="turn", prompt=prompt, placeholders=(out,), tools=tools)
-
-
 async def agent(made: World, number: int, tool: str, pause_s: float) -> None:
     """Two turns, with a tool between them."""
     rng = random.Random(number)
     said = f"{words(rng, PROMPT + number)}{asking(tool)} "
     session = made.driver.open("agents")
-    await made.driver.submit(session, Submit(calls=(turn(said, "first", tool),)))
-    answer = await made.driver.readers.get(session, "first")
+    answer = await made.ask(session, chatting(said, "first", tool, OUTPUT))
     await asyncio.sleep(pause_s)
-    said += answer.text + words(rng, 10)
-    await made.driver.submit(session, Submit(calls=(turn(said, "last", tool),)))
-    assert (await made.driver.readers.get(session, "last")).text
+    said += answer + words(rng, 10)
+    assert await made.ask(session, chatting(said, "last", tool, OUTPUT))
     made.driver.close(session)
 
 

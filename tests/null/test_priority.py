@@ -78,7 +78,7 @@ async def test_the_priority_of_agent_hints_counts_the_other_way(serve: Serve) ->
         answer = await server.http.post("/v1/chat/completions", json=body, headers=header)
         assert answer.status_code == 200
     [session] = (await server.http.get("/v1/sessions")).json()["sessions"]
-    found = server.service.find(OPEN_TENANT, session["session_id"])
+    found = server.service.registry.find(OPEN_TENANT, session["session_id"])
     assert [task.priority for task in found.graph.tasks.values()] == [-5, -100, 3]
 
 

@@ -45,7 +45,7 @@ async def test_a_drain_lets_calls_end(serve: Serve) -> None:
     server = await serve(NullConfig(latency=LatencyProfile(step_s=0.01)))
     session = await server.session()
     await server.submit(session, call("echo", "one two{{output:x}}", x="x"))
-    found = server.service.find("local", session)
+    found = server.service.registry.find("local", session)
     await server.service.lifecycle.drain(within_s=60)
     assert found.variable("x").text == "one two"
     assert (
@@ -62,7 +62,7 @@ async def test_a_drain_cancels_calls_that_take_too_long(
     server = await serve(NullConfig(latency=LatencyProfile(step_s=60)))
     session = await server.session()
     await server.submit(session, call("slow", "one two{{output:x}}", x="x"))
-    found = server.service.find("local", session)
+    found = server.service.registry.find("local", session)
     with caplog.at_level(logging.WARNING, "weftline.service"):
         await server.service.lifecycle.drain(within_s=0.05)
     assert [run.state.value for run in found.tasks.values()] == ["cancelled"]

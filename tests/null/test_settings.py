@@ -79,13 +79,18 @@ def test_a_key_file_holds_one_key(tmp_path: Path) -> None:
 WRONG = [
     ("prot = 1", "there is no setting prot: did you mean port"),
     ("[registry]\nidle = 1", "there is no setting registry.idle: did you mean idle_s"),
-    ("port = '8600'", "port: Input should be a valid integer"),
+    ("port = '8600'", "port: Input should be a valid integer, not '8600'"),
     ("port = 99999", "99999 is no port: use 1 to 65535, or 0 for one that is free"),
     ("port = -1", "-1 is no port"),
     ("registry = 3", "registry is a table"),
-    ("log_level = 'loud'", "log_level 'loud' is none of"),
+    ("[registry.budget]\ncalls = 1.5", "registry.budget.calls: Input should be a valid integer"),
+    ("price = 3", "price is a table"),
+    ("price.m = 3", "price.m is a table"),
+    ("price.m.prompt = -1", "a price is at least 0"),
+    ("price.m.output = 'much'", "price.m.output: Input should be a valid number, not 'much'"),
+    ("log_level = 'loud'", "log_level: Input should be 'debug', 'info' or 'warning', not 'loud'"),
     ("policy = 'best'", "policy 'best' is none of"),
-    ("drain_s = -1", "drain_s must be at least 0"),
+    ("drain_s = -1", "drain_s: Input should be greater than or equal to 0, not -1"),
     ("engine = 1", "engine is a list of tables: write [[engine]]"),
     ("store = 1", "store is a list of tables: write [[store]]"),
     ("[keys]\na = '$NOT_SET_HERE'", "keys.a is neither a key"),
@@ -143,13 +148,17 @@ def test_an_engine_computes_on_the_cores_of_its_table() -> None:
 
 
 BAD_TABLES = [
-    ({"cores": 0}, "cores should be a list of int, not 0"),
-    ({"cores": ["0"]}, "cores should be a list of int, not ['0']"),
-    ({"vllm_arguments": [1]}, "vllm_arguments should be a list of str, not [1]"),
-    ({"name": ["a"]}, "name should be str, not ['a']"),
-    ({"kv_tokens": True}, "kv_tokens should be int, not True"),
-    ({"core": [0]}, "an engine has no setting 'core'; did you mean 'cores'?"),
-]
+    ({"cores": 0}, "engine.cores: Input should be a valid array, not 0"),
+    ({"cores": ["one"]}, "engine.cores.0: Input should be a valid integer, not 'one'"),
+    ({"vllm_arguments": [1]}, "engine.vllm_arguments.0: Input should be a valid string, not 1"),
+    ({"name": ["a"]}, "engine.name: Input should be a valid string, not ['a']"),
+    ({"kv_tokens": True}, "engine.kv_tokens: Input should be a valid integer, not True"),
+    ({"device": 3}, "engine.device: Input should be a valid string, not 3"),
+    ({"vllm_scheduler": "fair"},
+     "engine.vllm_scheduler: Input should be 'auto', 'weftline' or 'vllm', not 'fair'"),
+    ({"core": [0]}, "there is no setting engine.core: did you mean cores?"),
+    ({"vllm": {"tensor_parallel": 2}}, "there is no setting engine.vllm"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("table", "says"), BAD_TABLES, ids=[says for _, says in BAD_TABLES])

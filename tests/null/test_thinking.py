@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -91,6 +92,92 @@ async def test_a_chat_has_its_thoughts_apart(serve: Serve, monkeypatch: Any) -> 
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["reasoning_content"] == "I need <tool_call> for that."
     assert choice["message"]["content"] is None
+
+
+@pytest.mark.parametrize(
+    ("begun", "rest", "thought", "said"),
+    [
+        ("<think>\nRome", " is in Italy.</think>\nIt is sunny.", "is in Italy.", "It is sunny."),
+        ("<think>\nI see.</think>\nIt is", " sunny. <think>", "", " sunny. <think>"),
+        ("It is", " sunny.", "", " sunny."),
+    ],
+)
+async def test_a_message_is_continued(
+    begun: str, rest: str, thought: str, said: str, serve: Serve, monkeypatch: Any
+) -> None:
+    """The prompt ends with what the message has begun, and thoughts go on in it. The answer is what
+    comes behind it, whole and streamed."""
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
+    opens = "{% if add_generation_prompt %}[assistant]<think>{% endif %}"
+    monkeypatch.setattr(null, "CHAT_TEMPLATE", template + opens)
+    echoes = f"[user]Rome?[end][assistant]{begun}"
+    script = ((echoes + "[end]", "The message was closed."), (echoes, rest))
+    server = await serve(NullConfig(mode=NullMode.SCRIPT, script=script))
+    messages = [{"role": "user", "content": "Rome?"}, {"role": "assistant", "content": begun}]
+    asked = {"continue_final_message": True, "add_generation_prompt": False}
+    message = (await chat(server, *messages, **asked))["choices"][0]["message"]
+    assert (message.get("reasoning_content", ""), message["content"]) == (thought, said)
+    deltas = [one["choices"][0]["delta"] for one in await streamed(server, *messages, **asked)]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == thought
+    assert "".join(delta.get("content", "") for delta in deltas) == said
+
+
+@pytest.mark.parametrize(
+    ("last", "more", "param"),
+    [
+        ({"role": "user", "content": "It"}, {}, "continue_final_message"),
+        ({"role": "assistant", "content": " "}, {}, "continue_final_message"),
+        ({"role": "assistant", "content": "It"}, {"weftline": {"run_tools": True}},
+         "continue_final_message"),
+        ({"role": "assistant", "content": "It"}, {"add_generation_prompt": True},
+         "add_generation_prompt"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_continued_is_refused(
+    last: dict[str, Any], more: dict[str, Any], param: str, serve: Serve
+) -> None:
+    """One sentence names the field."""
+    server = await serve()
+    messages = [{"role": "user", "content": "Rome?"}, last]
+    body = {"messages": messages, "continue_final_message": True, **more}
+    answer = await server.http.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_a_response_has_its_thoughts_as_an_item(serve: Serve, monkeypatch: Any) -> None:
+    """An item of type reasoning stands before the message or the call, whole and as events, and is
+    passed over where it comes back as input."""
+    monkeypatch.setattr(null, "CHAT_TEMPLATE", SWITCHED)
+    server = await serve(SAYS)
+    made = (await server.http.post("/v1/responses", json={"input": "Rome?"})).json()
+    thoughts, message = made["output"]
+    assert (thoughts["type"], thoughts["summary"]) == ("reasoning", [])
+    assert thoughts["content"] == [{"type": "reasoning_text", "text": "Rome is in Italy."}]
+    assert (message["type"], message["content"][0]["text"]) == ("message", "It is sunny.")
+    function: Any = WEATHER["function"]
+    tool = {"type": "function", **function}
+    items = [
+        {"role": "user", "content": "Rome?"},
+        *made["output"],
+        {"role": "user", "content": "?"},
+    ]
+    body = {"input": items, "tools": [tool], "stream": True}
+    text = (await server.http.post("/v1/responses", json=body)).text
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    first = next(at for at, one in enumerate(events) if one["type"].endswith("item.added"))
+    kinds = [one["type"].removeprefix("response.") for one in events[first:]]
+    assert list(dict.fromkeys(kinds)) == [
+        "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done",
+        "content_part.done", "output_item.done", "function_call_arguments.delta",
+        "function_call_arguments.done", "completed",
+    ]  # fmt: skip
+    deltas = [one for one in events if one["type"] == "response.reasoning_text.delta"]
+    assert "".join(one["delta"] for one in deltas) == "I need <tool_call> for that."
+    assert {(one["output_index"], one["content_index"]) for one in deltas} == {(0, 0)}
+    thoughts, call = events[-1]["response"]["output"]
+    assert (thoughts["type"], call["type"], call["name"]) == (
+        "reasoning", "function_call", "get_weather",
+    )  # fmt: skip
 
 
 async def test_enable_thinking_reaches_the_template(serve: Serve, monkeypatch: Any) -> None:

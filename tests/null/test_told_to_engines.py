@@ -161,7 +161,7 @@ def test_a_cancelled_early_fill_is_cancelled_on_its_engine(said: Said) -> None:
         assert running(made.driver.dispatcher) == {"e0": (0, 0), "e1": (0, 0)}
         await asyncio.sleep(1.0)
         assert [engine.book.contexts.named for engine in made.engines] == [{}, {}]
-        assert not made.driver._prompts._early and not made.driver._prepared
+        assert not made.driver._prompts._early and not made.driver._starts._prepared
 
     played(story)
     assert sum(name == "cancel" for name, _ in said) == 2
@@ -187,7 +187,7 @@ def test_nothing_is_kept_of_a_call_that_ends_at_once() -> None:
         await made.driver.submit(session, Submit(calls=(late,)))
         assert session.variable("x").error is session.variable("draft").error
         await asyncio.sleep(1.0)
-        assert not made.driver._prepared
+        assert not made.driver._starts._prepared
 
     played(story)
 

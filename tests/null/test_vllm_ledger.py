@@ -101,7 +101,8 @@ def test_the_refusal_says_what_to_do(version: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "known"), [("0.32.0", True), ("0.32", True), ("0.320", False), ("", False)]
+    ("version", "known"),
+    [("0.32.0", True), ("0.31", True), ("0.30.0", False), ("0.320", False), ("", False)],
 )
 def test_only_tried_versions_are_known(version: str, known: bool) -> None:
     """A version whose number merely begins like a known one is not known."""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from weftline_engine.vllm.output import OutputLines, cause, passed_on
+from weftline_engine.openai.child import OutputLines
+from weftline_engine.vllm.output import cause, passed_on
 from weftline_engine.vllm.processor import openmp, settings
 
 GIB = 1 << 30

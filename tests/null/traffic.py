@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -37,13 +38,18 @@ class Beside:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Chats come for `chats_s` seconds, and each of the `jobs` at its second."""
+    """Chats come for `chats_s` seconds, and each of the `jobs` at its second.
+
+    With `jobs_alone` the chats are left when the last job has ended: what they do then says nothing
+    of the jobs.
+    """
 
     every_s: float
     chats_s: float
     jobs: Mapping[float, Program]
     criterion: Criterion | None = None  # of the jobs
     chat: Step = CHAT
+    jobs_alone: bool = False
 
 
 def beside(
@@ -68,7 +74,13 @@ async def _all(made: World, traffic: Traffic) -> Beside:
         result.engines.setdefault(kind, []).extend(ran.engines)
 
     count = int(traffic.chats_s / traffic.every_s)
-    chats = (one(n * traffic.every_s, "chat", [traffic.chat], None) for n in range(count))
+    chats = asyncio.gather(
+        *(one(n * traffic.every_s, "chat", [traffic.chat], None) for n in range(count))
+    )
     jobs = (one(at, "job", program, traffic.criterion) for at, program in traffic.jobs.items())
-    await asyncio.gather(*chats, *jobs)
+    await asyncio.gather(*jobs)
+    if traffic.jobs_alone:
+        chats.cancel()
+    with suppress(asyncio.CancelledError):
+        await chats
     return result

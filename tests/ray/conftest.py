@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 READY_S = 90.0
+TRIES = 3
 
 
 @dataclass
@@ -27,7 +29,22 @@ class Nodes:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, name: str, slots: int) -> None:
-        """Start a node, and wait until it is part of the cluster."""
+        """Start a node, and wait until it is part of the cluster. On a busy machine the parts of a
+        node wait for each other in vain, and it ends; then it is started again.
+        """
+        log = self.folder / f"{name}.log"
+        for _ in range(TRIES):
+            self._begin(name, slots, log)
+            if self._is_up(name, log):
+                break
+            self.kill(name)
+        else:
+            raise AssertionError(log.read_text()[-2000:])
+        if not self.address:
+            text = log.read_text()
+            self.address = text.split("--address='")[1].split("'")[0]
+
+    def _begin(self, name: str, slots: int, log: Path) -> None:
         where = ["--address", self.address]
         if not self.address:
             where = ["--head", "--port", "0", "--include-dashboard", "false"]
@@ -35,7 +52,6 @@ class Nodes:
         options = ["--node-name", name, "--num-cpus", "1"]
         options += ["--resources", f'{{"slot": {slots}}}']
         options += ["--object-store-memory", "80000000", "--disable-usage-stats"]
-        log = self.folder / f"{name}.log"
         with log.open("wb") as output:
             self.processes[name] = subprocess.Popen(
                 ["ray", "start", "--block", *where, *options],
@@ -45,25 +61,26 @@ class Nodes:
                 env=self.environment,
                 start_new_session=True,
             )
+
+    def _is_up(self, name: str, log: Path) -> bool:
+        """Wait until the node runs, or has ended."""
         deadline = time.monotonic() + READY_S
-        while "Ray runtime started" not in log.read_text():
-            assert time.monotonic() < deadline, log.read_text()[-2000:]
-            assert self.processes[name].poll() is None, log.read_text()[-2000:]
+        while self.processes[name].poll() is None and time.monotonic() < deadline:
+            if "Ray runtime started" in log.read_text():
+                return True
             time.sleep(0.1)
-        if not self.address:
-            text = log.read_text()
-            self.address = text.split("--address='")[1].split("'")[0]
+        return False
 
     def kill(self, name: str) -> None:
         """Kill all processes of a node with SIGKILL, as when its machine loses power."""
-        top = psutil.Process(self.processes[name].pid)
-        family = [top, *top.children(recursive=True)]
-        for process in family:
-            try:
-                process.send_signal(signal.SIGKILL)
-            except psutil.NoSuchProcess:
-                continue
-        self.processes.pop(name).wait()
+        process = self.processes.pop(name)
+        with suppress(psutil.NoSuchProcess):
+            family = psutil.Process(process.pid).children(recursive=True)
+            process.kill()
+            for one in family:
+                with suppress(psutil.NoSuchProcess):
+                    one.send_signal(signal.SIGKILL)
+        process.wait()
 
 
 @pytest.fixture(scope="session")

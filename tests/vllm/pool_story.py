@@ -56,6 +56,24 @@ def what_two_applications_have_stays() -> None:
     assert cached(pool, b"system", b"1") == [True, False]
 
 
+def what_the_next_turn_continues_stays() -> None:
+    """An agent's second turn begins with all of the first, whose context is then freed."""
+    pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=16)
+    contexts = PrefixContexts(pool)
+    compute(pool, contexts, "turn 1", "a", b"1", b"2")
+    turn = [block for text in (b"1", b"2") for block in pool.get_cached_block(text, [0]) or []]
+    pool.touch(turn)
+    compute(pool, contexts, "answer", "a", b"3")
+    contexts.leave("turn 2", "a", turn)
+    pool.free_blocks(reversed(turn))
+    contexts.free("turn 1")
+    take(pool, 5)  # as many blocks as hold nothing
+    assert cached(pool, b"1", b"2", b"3") == [True] * 3
+    contexts.free("turn 2")
+    take(pool, 2)
+    assert cached(pool, b"1", b"2", b"3") == [False, False, True]
+
+
 def what_is_pinned_stays() -> None:
     """A pinned context is not free. Pins give way to what must run, the oldest first."""
     pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=16)
@@ -91,6 +109,7 @@ def a_long_pause_is_evicted_first() -> None:
 for story in (
     the_dead_go_first,
     what_two_applications_have_stays,
+    what_the_next_turn_continues_stays,
     what_is_pinned_stays,
     a_long_pause_is_evicted_first,
 ):

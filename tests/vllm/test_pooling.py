@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +10,8 @@ import httpx
 import numpy as np
 import pytest
 
+from bench.harness.servers import free_port
+from tests.guarded_server import guarded_server
 from weftline.local import local_server
 
 pytestmark = pytest.mark.timeout(900)  # vLLM loads for a minute or more
@@ -32,36 +30,16 @@ def minilm() -> Path:
 @pytest.fixture(scope="module")
 def pooling(vllm_python: str, minilm: Path) -> Iterator[str]:
     """The address of a vLLM that embeds. Its processes end with the test."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [
-        sys.executable, "-m", "weftline_engine.vllm.guard",  # vLLM ends when this test does
         vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(minilm),
         "--served-model-name", "minilm", "--runner", "pooling", "--dtype", "float32",
         "--enforce-eager", "--max-num-seqs", "8", "--host", "127.0.0.1", "--port", str(port),
     ]  # fmt: skip
     more = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    process = subprocess.Popen(command, env={**os.environ, **more}, stdin=subprocess.PIPE)
-    assert process.stdin is not None
     url = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + START_S
-        while not _answers(url):
-            assert process.poll() is None, "vLLM has ended"
-            assert time.monotonic() < deadline, "vLLM does not answer"
-            time.sleep(1)
-        yield f"{url}/v1"
-    finally:
-        process.stdin.close()
-        process.wait(30)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False
+    with guarded_server(command, url, START_S, {**os.environ, **more}) as served:
+        yield served
 
 
 def test_vllm_embeds_for_a_graph(pooling: str, minilm: Path, tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from tests.contract.target import Target
+from tests.contract.target import Heard, Target
 from tests.vllm.conftest import BLOCK, FEW_BLOCKS
 from weftline_engine import api
 from weftline_engine.vllm.config import SchedulerChoice, VLLMConfig
@@ -79,6 +80,29 @@ async def test_a_kept_context_outlives_others(scheduled: Target) -> None:
     assert found == [size - BLOCK, 0]  # vLLM always computes the last token, with its block
 
 
+async def test_what_is_evicted_is_reported(scheduled: Target) -> None:
+    """vLLM's KV events say that the whole blocks of a context are there, and then that others have
+    taken them."""
+    size = 20 * BLOCK
+    await finish(scheduled, fill(scheduled, "seen", 400, size))
+
+    def told(tokens: int) -> Callable[[Heard], bool]:
+        def is_last(heard: Heard) -> bool:
+            moved = [one for one in heard.events if isinstance(one, api.ContextMoved)]
+            return bool(moved) and moved[-1].tokens == tokens
+
+        return is_last
+
+    await scheduled.until("seen", told(size))
+    scheduled.engine.free("seen")
+    for i in range(FEW_BLOCKS // 20 + 1):
+        await finish(scheduled, fill(scheduled, f"taker{i}", 500 + i, size))
+        scheduled.engine.free(f"taker{i}")
+    heard = await scheduled.until("seen", told(0))
+    last = [one for one in heard.events if isinstance(one, api.ContextMoved)][-1]
+    assert last.residency is api.Residency.DROPPED
+
+
 async def test_kept_contexts_give_way(scheduled: Target) -> None:
     """Every block is kept, and the next prompt needs most of them: it runs all the same."""
     size = 20 * BLOCK
@@ -88,6 +112,26 @@ async def test_kept_contexts_give_way(scheduled: Target) -> None:
     await finish(scheduled, fill(scheduled, "next", 300, 31 * BLOCK))
     for i in range(FEW_BLOCKS // 20):
         scheduled.engine.free(f"full{i}")
+
+
+async def test_an_answer_that_comes_whole_is_the_streamed_one(scheduled: Target) -> None:
+    """The same text and counts, in one part without ids, with the phases that vLLM tells; a stop
+    string ends it in the same place."""
+    question = scheduled.questions[0]
+    stop = scheduled.answer(question)[-6:]
+    for options in ({"max_tokens": 24, "ignore_eos": True}, {"stop": (stop,)}):
+        streamed, whole = (
+            replace(scheduled.op(question, **options), hints=api.Hints(unread=unread))
+            for unread in (False, True)
+        )
+        [of_stream], [of_whole] = await scheduled.run(streamed), await scheduled.run(whole)
+        assert of_stream.finished is not None and of_whole.finished is not None
+        [part] = of_whole.parts
+        assert (part.text, part.tokens) == (of_stream.text, ())
+        assert of_whole.finished.reason is of_stream.finished.reason
+        one, other = of_whole.finished.usage, of_stream.finished.usage
+        assert (one.prompt_tokens, one.output_tokens) == (other.prompt_tokens, other.output_tokens)
+        assert one.started < one.filled < of_whole.finished.time
 
 
 async def test_a_python_without_vllm_is_refused(vllm_config: VLLMConfig) -> None:

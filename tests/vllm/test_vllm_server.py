@@ -16,9 +16,9 @@ from tests.contract.target import Target
 from tests.null.asgi import Server, call
 from weftline_engine import api
 from weftline_engine.openai.endpoint import EndpointConfig
+from weftline_engine.vllm.cache_size import gauge_names
 from weftline_engine.vllm.config import VLLMConfig
 from weftline_engine.vllm.engine import VLLMEngine
-from weftline_engine.vllm.gauge import gauge
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
 
@@ -174,7 +174,7 @@ async def test_it_tells_how_full_its_cache_is(vllm: Target) -> None:
     """Its metrics have the names and labels that the gauge reads."""
     engine = vllm.engine
     assert isinstance(engine, VLLMEngine)
-    found = gauge(await engine.metrics())
+    found = gauge_names().read(await engine.metrics())
     assert found is not None and found.waiting == 0 and found.filled < 0.1
 
 

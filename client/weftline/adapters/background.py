@@ -70,9 +70,11 @@ class Background:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the loop. Work that raises one of these ends only itself: its caller gets the exception.
+    """Run the loop. A task that raises SystemExit or KeyboardInterrupt ends only itself: its caller
+    gets the exception.
 
-    asyncio lets them end the loop. Then nothing would answer any caller of this process again.
+    asyncio would let the exception end the loop. Then nothing would answer any caller of this
+    process again.
     """
     while not loop.is_closed():
         with suppress(KeyboardInterrupt, SystemExit):

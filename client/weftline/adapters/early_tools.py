@@ -51,7 +51,6 @@ class StartedTools(Generic[T]):
         self._lock = Lock()
 
     def put(self, id: str, name: str, arguments: dict[str, Any], result: T) -> None:
-        """Note a tool that has started."""
         with self._lock:
             self._waiting[id] = name, arguments, result
             while len(self._waiting) > MOST_WAITING:
@@ -69,8 +68,9 @@ class StartedTools(Generic[T]):
 class EarlyTurn(Generic[T]):
     """One turn of a model. The tool of a call starts when the call's arguments are complete.
 
-    It receives the parts of calls as they stand in OpenAI's stream. The server sends nothing after
-    the end of a call's arguments, so the arguments are complete when their JSON object closes.
+    A turn receives the parts of calls as they stand in OpenAI's stream. The server sends nothing
+    after the end of a call's arguments, so the arguments are complete when their JSON object
+    closes.
     """
 
     def __init__(self, start: Start[T], started: StartedTools[T]) -> None:

@@ -44,7 +44,6 @@ class Result:
         self._has_parts = False
 
     def add(self, text: str) -> None:
-        """Append a part of the text."""
         self.text.add(text)
         self._has_parts = True
 
@@ -114,8 +113,8 @@ class _Draft:
     def alone(self, call: Call, made: Set[str], refused: Set[str]) -> _Draft:
         """A submit of one of the calls, which watches all outputs of the call.
 
-        It includes the steps that the call needs, except those in `made`, which were submitted
-        before, and those that are `refused`.
+        The submit includes the steps that the call needs, except those in `made`, which were
+        submitted before, and those that are `refused`.
         """
         watch = tuple(_variables(call, InOut.OUT))
         steps = self.steps_for(_variables(call, InOut.IN), {*made, *refused})
@@ -179,7 +178,7 @@ class _Limit:
 class Feed:
     """The submits of one run to one session, and the results of their variables.
 
-    Its methods may be called from any thread. `results` has the result of each watched variable.
+    Any thread may call a feed's methods. `results` has the result of each watched variable.
     `session` has the server's id of the session, when the server has sent it. With `joins`, the
     feed uses the session with this id, which the run has chosen, and does not close it. `run_name`
     is what the application calls the run.
@@ -256,7 +255,7 @@ class Feed:
     def show_graph(self, on_graph: OnGraph) -> None:
         """Call `on_graph` with the graph when the last submit ends.
 
-        It is not called if the run ends before that.
+        If the run ends before its last submit does, nobody calls `on_graph`.
         """
         self.graph.add_done_callback(partial(_pass_on, on_graph))
 

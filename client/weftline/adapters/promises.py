@@ -62,7 +62,8 @@ class Promises:
         return due
 
     def readers(self, name: str) -> Iterator[str]:
-        """The variables that depend on `name`: what calls and steps that read it make, and so on.
+        """The variables that depend on `name`: the outputs of calls and steps that read `name`, and
+        so on.
 
         A branch is among them if one of its sides is: the run fails with the step that failed.
         """
@@ -100,7 +101,6 @@ async def _set(feed: Feed, variable: str, body: SetVariable) -> None:
 
 
 def own_inputs(calls: Iterable[Call]) -> Iterator[str]:
-    """The variables that calls read."""
     return (name for call in calls for name in _names(call, InOut.IN))
 
 

@@ -79,8 +79,9 @@ _PUNCTUATION = {
 class ArgumentReader:
     """Reads the text of a JSON object in parts, and returns what each part completes.
 
-    It is strict: after the first error it returns nothing more, and the object never closes. A key
-    that occurs twice and half of a surrogate pair are errors, because JSON readers differ on them.
+    The reader is strict: after the first error the reader returns nothing more, and the object
+    never closes. A key that occurs twice and half of a surrogate pair are errors, because JSON
+    readers differ on them.
     """
 
     def __init__(self) -> None:

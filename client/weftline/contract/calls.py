@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from weftline.contract.bodies import StrictBody
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.ids import check_id
 from weftline.contract.sampling import Sampling
@@ -17,8 +17,6 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 MAX_PRIORITY = 100
 MAX_ITEMS = 10_000  # messages or segments of a prompt, placeholders of a call, variables of a read
-
-_STRICT = {"extra": "forbid", "allow_inf_nan": False}
 
 
 class Criterion(StrEnum):
@@ -42,7 +40,7 @@ class InOut(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class Segment(StrictBody):
     """A part of a prompt: exactly one of constant text, an input or an output.
 
     `from_var` names the variable that the text was read from.
@@ -52,8 +50,6 @@ class Segment:
     input: str | None = None
     output: str | None = None
     from_var: str | None = None
-
-    __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
         if [self.text, self.input, self.output].count(None) != 2:
@@ -70,8 +66,9 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """One chat message, as segments. An assistant message that is one output is generated.
+class Message(StrictBody):
+    """One chat message, as segments. An assistant message that ends with an output is generated;
+    what stands before the output is the beginning of the message, which the model continues.
 
     `tool_calls` are the calls of tools in an assistant's message. `tool_call_id` is the id of the
     call whose result a tool's message has.
@@ -83,8 +80,6 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
 
-    __pydantic_config__ = _STRICT
-
     def __post_init__(self) -> None:
         if self.role not in ("system", "user", "assistant", "tool", "developer"):
             raise InvalidRequest(
@@ -92,9 +87,10 @@ class Message:
                 param="role",
             )
         outputs = [s for s in self.content if s.output is not None]
-        if outputs and (self.role != "assistant" or len(self.content) != 1):
+        if outputs and (self.role != "assistant" or outputs != [self.content[-1]]):
             raise InvalidRequest(
-                f"output {outputs[0].output!r} must be the whole content of an assistant message",
+                f"output {outputs[0].output!r} must be the end of an assistant message, and its "
+                "only output",
                 param=outputs[0].output,
             )
         if self.tool_calls and (self.role != "assistant" or outputs):
@@ -108,11 +104,11 @@ class Message:
 
 
 # A segment among messages is an input whose value is one message or a list of messages.
-Prompt = tuple[Segment, ...] | tuple[Message | Segment, ...]
+Prompt = tuple[Message | Segment, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placeholder:
+class Placeholder(StrictBody):
     """Binds a name in the prompt to a variable or, for an input, to a value in the request.
 
     An input has `value` or `semantic_var_id`. The client chooses the `semantic_var_id` of an
@@ -129,8 +125,6 @@ class Placeholder:
     from_var: str | None = None
     transforms: tuple[dict[str, Any], ...] = ()
     sampling: Sampling | None = None
-
-    __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -161,7 +155,7 @@ _OWN_WORDS = frozenset({"messages", "tools", "add_generation_prompt", "bos_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(StrictBody):
     """One application of a semantic function: a prompt, its placeholders, and how to run it.
 
     `prompt` is template text (`{{input:x}}`, `{{output:y}}`), segments, or messages of segments.
@@ -188,8 +182,6 @@ class Call:
     chat_template_kwargs: dict[str, TemplateWord] | None = None
     priority: int = 0
 
-    __pydantic_config__ = _STRICT
-
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 128 or not self.name.isprintable():
             raise InvalidRequest(
@@ -207,23 +199,28 @@ class Call:
                     f"{len(items):,}: split the call",
                     param=what,
                 )
-        _check_words(self.chat_template_kwargs or {})
-        check_tools(self.tools)
-        check_choice(self.tool_choice, self.tools)
+        if self.chat_template_kwargs:
+            _check_words(self.chat_template_kwargs)
+        if self.tools:
+            check_tools(self.tools)
+        if self.tool_choice is not None:
+            check_choice(self.tool_choice, self.tools)
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:
         """The tools that the prompt describes to the model."""
         return () if self.tool_choice == "none" else self.tools
 
-    def segments(self) -> Iterator[Segment]:
+    def segments(self) -> list[Segment]:
         """Every segment in the order of the prompt, including those of messages."""
         assert not isinstance(self.prompt, str), "template text is parsed when it arrives"
+        found: list[Segment] = []
         for item in self.prompt:
             if isinstance(item, Message):
-                yield from item.content
+                found += item.content
             else:
-                yield item
+                found.append(item)
+        return found
 
 
 def _check_words(words: dict[str, TemplateWord]) -> None:

@@ -20,7 +20,7 @@ _FORM = (
 def check_constraint(constraint: Mapping[str, Any], param: str = "constraint") -> None:
     """Raise InvalidRequest, which names `param`, unless `constraint` is one of the five kinds.
 
-    A grammar is EBNF or Lark. The engine that follows it reads it, and refuses it if it is wrong.
+    A grammar is EBNF or Lark. The engine reads the grammar, and refuses a wrong one.
     """
     match constraint:
         case {"json_schema": dict() | bool() as schema, **rest} if not rest:

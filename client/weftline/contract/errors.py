@@ -134,8 +134,8 @@ class WeftlineError(Exception):
 class InvalidRequest(WeftlineError):
     """A field is missing, malformed or out of range. `param` names it.
 
-    It is not a ValueError, because frameworks treat a ValueError as an answer that cannot be
-    parsed, and go on without the answer. LlamaIndex's Refine is one that does so.
+    This class is not a ValueError, because frameworks treat a ValueError as an answer that cannot
+    be parsed, and go on without the answer. LlamaIndex's Refine does so.
     """
 
     status = HTTPStatus.BAD_REQUEST
@@ -272,7 +272,6 @@ class ClientStepFailed(WeftlineError):
 
     @property
     def code(self) -> str | None:
-        """The client's name for the failure."""
         return self.own_code
 
 

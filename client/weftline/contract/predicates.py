@@ -43,7 +43,7 @@ _PYTHON: Mapping[str, Callable[[Any, Any], bool]] = MappingProxyType(
 def check(spec: object) -> None:
     """Raise InvalidRequest unless `spec` is a predicate that can be evaluated.
 
-    Its patterns are compiled, which may take a second for each.
+    The check compiles the predicate's patterns, which may take a second for each.
     """
     read(spec)
     for part in _parts(spec, MAX_DEPTH):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from weftline.contract.bodies import StrictBody
 from weftline.contract.calls import MAX_ITEMS as MAX_ITEMS
 from weftline.contract.calls import MAX_PRIORITY as MAX_PRIORITY
 from weftline.contract.calls import Call as Call
@@ -32,8 +33,6 @@ PROTOCOL_VERSION = "1"
 MAX_RUN_NAME = 128  # characters
 MAX_ERROR_CHARS = 4096  # of an error message that a client sends
 
-_STRICT = {"extra": "forbid", "allow_inf_nan": False}
-
 
 def check_run_name(name: str) -> None:
     """Raise InvalidRequest unless `name` can name a run; "" names none."""
@@ -44,7 +43,7 @@ def check_run_name(name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submit:
+class Submit(StrictBody):
     """The body of POST /v1/submit: calls, and steps of other kinds. They may read each other.
 
     A whole application can be one request.
@@ -78,8 +77,6 @@ class Submit:
     close: bool = False
     run_name: str = ""
 
-    __pydantic_config__ = _STRICT
-
     def __post_init__(self) -> None:
         check_run_name(self.run_name)
         reads = bool(self.get or self.watch) or self.stream is not None
@@ -110,7 +107,7 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Get:
+class Get(StrictBody):
     """The body of POST /v1/get.
 
     `timeout_s` is the longest wait in seconds; None means no limit. With `wait` the variable may be
@@ -125,21 +122,17 @@ class Get:
     wait: bool = False
     stream: bool = False
 
-    __pydantic_config__ = _STRICT
-
     def __post_init__(self) -> None:
         if self.timeout_s is not None and not 0 <= self.timeout_s <= 86_400:
             raise InvalidRequest("timeout_s must be in [0, 86400]", param="timeout_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepError:
+class StepError(StrictBody):
     """Why a client cannot give a variable its value: a code for programs, a message for people."""
 
     code: str
     message: str
-
-    __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
         if not self.code or len(self.code) > 128 or len(self.message) > MAX_ERROR_CHARS:
@@ -151,7 +144,7 @@ class StepError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetVariable:
+class SetVariable(StrictBody):
     """The body of PUT /v1/session/{id}/variable/{var}: text or any JSON value except null.
 
     With `error` instead of `value` the variable fails.
@@ -159,8 +152,6 @@ class SetVariable:
 
     value: Any = None
     error: StepError | None = None
-
-    __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
         if self.value is None and self.error is None:

@@ -8,22 +8,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from weftline.contract.bodies import StrictBody
 from weftline.contract.constraints import check_constraint
 from weftline.contract.errors import InvalidRequest
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
+MAX_STOP_TOKENS = 64
 MAX_TOKENS = 1 << 20
 MAX_LOGPROBS = 20  # alternatives for each token, as in OpenAI's API
 MAX_BIASES = 1024  # entries of a logit_bias
 MOST_BIAS = 100.0  # as in OpenAI's API
 _TOKEN = re.compile(r"0|[1-9][0-9]{0,9}")
 
-_STRICT = {"extra": "forbid", "allow_inf_nan": False}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class Sampling(StrictBody):
     """How one output is generated. None leaves the choice to the model's defaults.
 
     - `max_tokens` and `min_tokens` count generated tokens.
@@ -35,6 +35,8 @@ class Sampling:
     - `repetition_penalty` divides the logits of tokens in the prompt or output. 1 turns it off.
     - `seed` makes sampling repeatable. It must fit in 64 bits.
     - `stop` are texts at which generation ends. The output does not contain them.
+    - `stop_token_ids` are tokens at which generation ends, also with `ignore_eos`. The output does
+      not contain their text.
     - `ignore_eos` generates on after the model's end token.
     - `logprobs` asks for each token's log probability, and for this many alternatives to it.
     - `logit_bias` adds a number of -100 to 100 to the logits of tokens, by their ids. -100 bans a
@@ -56,12 +58,11 @@ class Sampling:
     repetition_penalty: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
     logit_bias: dict[str, float] | None = None
     constraint: dict[str, Any] | None = None
-
-    __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
         for name, (least, most) in _RANGES.items():
@@ -92,6 +93,7 @@ class Sampling:
             raise InvalidRequest(
                 f"each stop string must have 1 to {MAX_STOP_CHARS} characters", param="stop"
             )
+        _check_stop_tokens(self.stop_token_ids)
         _check_biases(self.logit_bias or {})
         if self.constraint is not None:
             check_constraint(self.constraint)
@@ -116,6 +118,21 @@ def _shown(value: float) -> str:
     """A number for an error message, cut where it has many digits."""
     text = str(value) if isinstance(value, float) or abs(value) < 10**40 else ""
     return text or "a number of more than 40 digits"
+
+
+def _check_stop_tokens(tokens: tuple[int, ...]) -> None:
+    """Raise InvalidRequest for too many tokens, or for a number that is no id of a token."""
+    if len(tokens) > MAX_STOP_TOKENS:
+        raise InvalidRequest(
+            f"stop_token_ids takes at most {MAX_STOP_TOKENS} tokens, got {len(tokens):,}",
+            param="stop_token_ids",
+        )
+    for token in tokens:
+        if not _TOKEN.fullmatch(_shown(token)):
+            raise InvalidRequest(
+                f"{_shown(token)} in stop_token_ids is not the id of a token",
+                param="stop_token_ids",
+            )
 
 
 def _check_biases(biases: Mapping[str, float]) -> None:

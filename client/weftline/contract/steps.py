@@ -124,8 +124,8 @@ class Embed(Reading):
 class Ingest(Reading):
     """Adds embedded texts to `store`, or replaces those with equal ids.
 
-    It may run again, because a second run has no further effect. With `items` it stores these items
-    with the vectors, one for each, in place of the texts that were embedded.
+    An ingest may run again, because a second run has no further effect. With `items` an ingest
+    stores these items with the vectors, one for each, in place of the texts that were embedded.
 
     An item without an id gets the hash of its content. The value is {"ids": [...], "count": n}.
     """
@@ -196,7 +196,7 @@ class Parts(StepBase):
 
     @property
     def sources(self) -> Mapping[str, Source]:
-        """Its parts, by their numbers."""
+        """The step's parts, by their numbers."""
         return {str(number): part for number, part in enumerate(self.parts)}
 
 
@@ -263,7 +263,6 @@ class ClientStep(StepBase):
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The variables that it reads."""
         return self.reads
 
 
@@ -287,7 +286,7 @@ class FunctionStep(StepBase):
 
     @property
     def sources(self) -> Mapping[str, Source]:
-        """Its arguments."""
+        """The function's arguments."""
         return self.args
 
 
@@ -302,7 +301,7 @@ class _Steps:
 class Body:
     """Calls and steps that run once for each item of a list, or in each round of a loop.
 
-    They read variables that they write themselves, and any other variable of the session.
+    The calls and steps of a body read variables of the body, and any other variable of the session.
     """
 
     calls: tuple[Call, ...] = ()
@@ -405,12 +404,10 @@ class Each(StepBase):
 
     @property
     def sources(self) -> Mapping[str, Source]:
-        """The list."""
         return {"over": self.over}
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The lists of what it collects."""
         return tuple(self.collect.values())
 
 

@@ -1,13 +1,14 @@
 """Reads template text, `... {{input:x}} ... {{output:y}}`, into segments.
 
-It reads only text that the author of a function wrote. Values are never scanned, so a value that
-holds `{{` stays as it is.
+The reader gets only text that the author of a function wrote. Values are never scanned, so a value
+that holds `{{` stays as it is.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Sequence
 
 from weftline.contract.errors import UnknownPlaceholder
 from weftline.contract.protocol import InOut, Placeholder, Segment
@@ -50,9 +51,7 @@ def from_docstring(text: str) -> tuple[Segment, ...]:
     return parse(textwrap.dedent("    " + text if text[:1] not in " \n" else text).strip())
 
 
-def check_placeholders(
-    segments: tuple[Segment, ...], placeholders: tuple[Placeholder, ...]
-) -> None:
+def check_placeholders(segments: Sequence[Segment], placeholders: tuple[Placeholder, ...]) -> None:
     """Raise UnknownPlaceholder unless prompt and placeholders name the same inputs and outputs.
 
     Each output must occur once.

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from weftline.contract.bodies import LooseBody, StrictBody
 from weftline.contract.constraints import check_schema
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.lease import check_lease
@@ -13,11 +14,10 @@ from weftline.contract.lease import check_lease
 MAX_TOOLS = 128
 MAX_NAME_CHARS = 1024
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
-_LOOSE = {"extra": "ignore", "allow_inf_nan": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Function:
+class Function(LooseBody):
     """A function that the model may call. `parameters` is a JSON schema of its arguments.
 
     `strict` constrains the arguments to the schema, also where the model may choose not to call.
@@ -27,8 +27,6 @@ class Function:
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-
-    __pydantic_config__ = _LOOSE
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -46,13 +44,11 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tool:
+class Tool(LooseBody):
     """A tool, which is a function."""
 
     function: Function
     type: Literal["function"] = "function"
-
-    __pydantic_config__ = _LOOSE
 
     def to_template(self) -> dict[str, Any]:
         """The tool in the form that chat templates expect."""
@@ -63,7 +59,7 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientTool:
+class ClientTool(StrictBody):
     """A tool of an agent's run that the client computes.
 
     `effects` says what running it twice would do. The run fails when a call of the tool is due and
@@ -73,8 +69,6 @@ class ClientTool:
     name: str
     effects: Literal["none", "idempotent", "once"] = "once"
     lease_s: float = 60.0
-
-    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -88,7 +82,8 @@ class ClientTool:
 class ServedTool:
     """A tool that an engine of the server runs, which is called `engine` there.
 
-    `effects` says what running it twice would do. One that `streams` takes its call piece by piece.
+    `effects` says what running the tool twice would do. A tool that `streams` takes its call piece
+    by piece.
     """
 
     name: str
@@ -98,13 +93,11 @@ class ServedTool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalledFunction:
+class CalledFunction(LooseBody):
     """The function of a tool call, and its arguments as JSON text."""
 
     name: str
     arguments: str = "{}"
-
-    __pydantic_config__ = _LOOSE
 
     def __post_init__(self) -> None:
         if len(self.name) > MAX_NAME_CHARS:
@@ -115,33 +108,27 @@ class CalledFunction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCall:
+class ToolCall(LooseBody):
     """A tool call in an assistant's message."""
 
     function: CalledFunction
     id: str = ""
     type: Literal["function"] = "function"
 
-    __pydantic_config__ = _LOOSE
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedFunction:
+class NamedFunction(LooseBody):
     """The name of a function that the model must call."""
 
     name: str
 
-    __pydantic_config__ = _LOOSE
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedTool:
+class NamedTool(LooseBody):
     """The tool that the model must call."""
 
     function: NamedFunction
     type: Literal["function"] = field(default="function")
-
-    __pydantic_config__ = _LOOSE
 
 
 ToolChoice = Literal["auto", "none", "required"] | NamedTool | None

@@ -1,4 +1,7 @@
-"""The asynchronous client: like `weftline.sdk.client`, for coroutines."""
+"""The asynchronous client: sessions with their variables and calls, for coroutines.
+
+`.ci/sync_client.py` makes the synchronous client, `weftline.sdk.client`, from this file.
+"""
 
 from __future__ import annotations
 
@@ -107,27 +110,6 @@ class AsyncClient:
         body = Submit(calls=tuple(calls), stream=variable, graph=graph, close=True)
         return self.connection.texts("/v1/submit", body, on_graph)
 
-    async def watch(
-        self, submit: Submit, *, max_retries: int | None = None
-    ) -> AsyncGenerator[Event, None]:
-        """Send `submit`, and yield what the server pushes for the variables in its `watch`.
-
-        The events are those of `weftline.watching`. `max_retries` defaults to that of the client.
-        If you close the generator early, the server cancels the calls that no other reader waits
-        for.
-        """
-        async with aclosing(self.connection.events("/v1/submit", submit, max_retries)) as events:
-            async for event in events:
-                if (said := event_of(event)) is not None:
-                    yield said
-
-    async def set(self, session: str, variable: str, body: SetVariable) -> None:
-        """Set a variable of a session to a value, or make it fail with an error.
-
-        Raises AlreadySet if the variable has a value or a call that writes it, and UnknownSession.
-        """
-        await self.connection.request("PUT", f"/v1/session/{session}/variable/{variable}", body)
-
     async def models(self) -> list[str]:
         """The names of the served models. The default model comes first."""
         return [
@@ -158,6 +140,29 @@ class AsyncClient:
         answer = await self.connection.request("GET", f"/v1/advice?{query}")
         rows: list[dict[str, Any]] = answer["advice"]
         return rows
+
+    # The adapters are asynchronous inside, so the synchronous client has none of what follows.
+
+    async def watch(
+        self, submit: Submit, *, max_retries: int | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Send `submit`, and yield what the server pushes for the variables in its `watch`.
+
+        The events are those of `weftline.watching`. `max_retries` defaults to that of the client.
+        If you close the generator early, the server cancels the calls that no other reader waits
+        for.
+        """
+        async with aclosing(self.connection.events("/v1/submit", submit, max_retries)) as events:
+            async for event in events:
+                if (said := event_of(event)) is not None:
+                    yield said
+
+    async def set(self, session: str, variable: str, body: SetVariable) -> None:
+        """Set a variable of a session to a value, or make it fail with an error.
+
+        Raises AlreadySet if the variable has a value or a call that writes it, and UnknownSession.
+        """
+        await self.connection.request("PUT", f"/v1/session/{session}/variable/{variable}", body)
 
     async def context_limits(self) -> dict[str, int]:
         """The context limit of each served model, in tokens. The default model comes first."""
@@ -227,8 +232,8 @@ class AsyncSession(SessionBase[AsyncVariable]):
     Inside its `async with` block, each semantic function that you call adds a call to this session.
     """
 
-    def __init__(self, client: AsyncClient) -> None:
-        super().__init__("")
+    def __init__(self, client: AsyncClient, id: str = "") -> None:
+        super().__init__(id)
         self._connection = client.connection
         self._steps = StepTasks(self, self._connection)
 
@@ -238,7 +243,8 @@ class AsyncSession(SessionBase[AsyncVariable]):
         return self
 
     async def __aenter__(self) -> Self:
-        await self.open()
+        if not self.id:
+            await self.open()
         self._enter()
         return self
 

@@ -1,4 +1,7 @@
-"""The HTTP connections of the asynchronous client: requests, event streams, and their retries."""
+"""The HTTP connections of the asynchronous client: requests, event streams, and their retries.
+
+`.ci/sync_client.py` makes the connections of the synchronous client from this file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Runs an agent for the synchronous client. Its tools run in threads."""
+"""Runs an agent for the synchronous client. Its tools run in threads.
+
+By hand beside `weftline.sdk.agent_arun`: a thread cannot be cancelled, so a tool that takes too
+long is left behind.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""The synchronous client: sessions with their variables and calls, over an HTTP connection pool."""
+"""The synchronous client: sessions with their variables and calls, over an HTTP connection pool.
+
+Made by `.ci/sync_client.py`; change `weftline.sdk.aclient`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,18 +16,23 @@ from weftline.contract.steps import Step
 from weftline.sdk.agent import Agent, AgentTool, Prompt
 from weftline.sdk.agent_run import AgentRun
 from weftline.sdk.connection import Connection
-from weftline.sdk.http import OnGraph, get_body, sessions_path
+from weftline.sdk.http import MAX_RETRIES, OnGraph, get_body, sessions_path
 from weftline.sdk.session import Answer, SessionBase, SubmittedCall
 from weftline.sdk.step_threads import StepThreads
 from weftline.sdk.variable import VariableBase
 
 
 class Client:
-    """A connection to one weftline server. Use it as a context manager, or call `close`.
+    """A connection to one weftline server. Use it with `with`, or call `close`.
 
     `base_url` is the server's address. It defaults to the environment variable WEFTLINE_BASE_URL,
     and without that to http://127.0.0.1:8600. `api_key` defaults to WEFTLINE_API_KEY; without a
-    key, none is sent. `transport` replaces httpx's transport, for example in tests.
+    key, none is sent. `headers` are sent with every request. `transport` replaces httpx's
+    transport, for example in tests.
+
+    `timeout_s` is the longest silence of the server, in seconds, before a request raises Timeout.
+    None means no limit, except for a stream, where the server sends a ping every 15 seconds.
+    `max_retries` is how often a request is sent again after a broken connection or a refusal.
 
     Any method that sends a request may raise ConnectionFailed, Unauthorized and Overloaded. All
     errors are in `weftline.errors`.
@@ -35,9 +43,19 @@ class Client:
         base_url: str | None = None,
         api_key: str | None = None,
         *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        max_retries: int = MAX_RETRIES,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self.connection = Connection(base_url, api_key, transport=transport)
+        self.connection = Connection(
+            base_url,
+            api_key,
+            headers=headers or {},
+            timeout_s=timeout_s,
+            max_retries=max_retries,
+            transport=transport,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -50,9 +68,8 @@ class Client:
         self.connection.close()
 
     def session(self) -> Session:
-        """Open a session for one run of an application. A `with` block closes it at its end."""
-        opened = self.connection.request("POST", "/v1/session")
-        return Session(self, opened["session_id"])
+        """Open a session for one run of an application. A `with` block closes it."""
+        return Session(self).open()
 
     def run(
         self,
@@ -149,11 +166,19 @@ class Session(SessionBase[Variable]):
     Inside its `with` block, each semantic function that you call adds a call to this session.
     """
 
-    def __init__(self, client: Client, id: str) -> None:
+    def __init__(self, client: Client, id: str = "") -> None:
         super().__init__(id)
         self._connection = client.connection
+        self._steps = StepThreads(self, self._connection)
+
+    def open(self) -> Self:
+        """Open the session on the server. The server chooses its `id`."""
+        self.id = self._connection.request("POST", "/v1/session")["session_id"]
+        return self
 
     def __enter__(self) -> Self:
+        if not self.id:
+            self.open()
         self._enter()
         return self
 
@@ -173,7 +198,7 @@ class Session(SessionBase[Variable]):
         """Send the calls that were added since the last submit. `get` and `stream` also do this."""
         submit, computations = self._take_pending(), self._take_computations()
         if submit is not None and computations is not None:
-            StepThreads(self, self._connection, computations).start(submit)
+            self._steps.start(submit, computations)
         elif submit is not None:
             self._connection.request("POST", "/v1/submit", submit)
 
@@ -233,9 +258,8 @@ class Session(SessionBase[Variable]):
         The parameters are those of `get`.
         """
         self.flush()
-        return self._connection.texts(
-            "/v1/get", get_body(self.id, variable, criteria, None, wait, stream=True)
-        )
+        body = get_body(self.id, variable, criteria, None, wait, stream=True)
+        return self._connection.texts("/v1/get", body)
 
     def agent(
         self,

@@ -1,4 +1,7 @@
-"""The HTTP connections of the synchronous client: requests, event streams, and their retries."""
+"""The HTTP connections of the synchronous client: requests, event streams, and their retries.
+
+Made by `.ci/sync_client.py`; change `weftline.sdk.aconnection`.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,9 @@ from httpx_sse import ServerSentEvent, connect_sse
 
 from weftline.contract.protocol import Get, Submit, to_wire
 from weftline.sdk.http import (
+    CONNECT_S,
+    LIMITS,
+    PINGS_S,
     TIMEOUT,
     Known,
     OnGraph,
@@ -24,7 +30,7 @@ from weftline.sdk.http import (
     text_of_event,
 )
 from weftline.sdk.resume import StreamedRequest
-from weftline.sdk.text_stream import TextStream
+from weftline.sdk.text_stream import text_stream
 
 
 class Connection:
@@ -35,14 +41,22 @@ class Connection:
         base_url: str | None,
         api_key: str | None,
         *,
-        transport: httpx.BaseTransport | None = None,
+        headers: Mapping[str, str],
+        timeout_s: float | None,
+        max_retries: int,
+        transport: httpx.BaseTransport | None,
     ) -> None:
         self._endpoint = ServerEndpoint.find(base_url, api_key)
         self._known = Known()
+        self._max_retries = max_retries
+        self._timeout = (
+            TIMEOUT if timeout_s is None else httpx.Timeout(timeout_s, connect=CONNECT_S)
+        )
         self._http = httpx.Client(
             base_url=self._endpoint.base_url,
-            headers=self._endpoint.headers,
-            timeout=TIMEOUT,
+            headers={**headers, **self._endpoint.headers},
+            timeout=self._timeout,
+            limits=LIMITS,
             transport=transport,
             verify=certificates(),
         )
@@ -59,39 +73,51 @@ class Connection:
             try:
                 answer = self._http.request(method, path, json=content, headers=headers)
             except httpx.TransportError as error:
-                wait = pause(attempt, method, path, error, known=self._known)
+                wait = pause(attempt, method, path, error, self._max_retries, self._known)
                 if wait is None:
                     raise self._endpoint.unreachable(error) from error
             else:
                 self._known.hear(answer)
-                wait = pause(attempt, method, path, answer, known=self._known)
+                wait = pause(attempt, method, path, answer, self._max_retries, self._known)
                 if wait is None:
                     return body_of(answer)
             sleep(wait)
 
+    @text_stream
     def texts(
         self, path: str, body: Get | Submit, on_graph: OnGraph | None = None
     ) -> Generator[str, None, None]:
         """The text of one variable, in parts. `on_graph` gets the session's graph at its end."""
-        return TextStream(self._read_texts(path, body, on_graph))
-
-    def _read_texts(
-        self, path: str, body: Get | Submit, on_graph: OnGraph | None
-    ) -> Generator[str, None, None]:
         with closing(self.events(path, body)) as events:
             for event in events:
                 if text := text_of_event(event, on_graph):
                     yield text
 
     def events(
-        self, path: str, body: Get | Submit | Mapping[str, Any]
+        self,
+        path: str,
+        body: Get | Submit | Mapping[str, Any],
+        max_retries: int | None = None,
     ) -> Generator[ServerSentEvent, None, None]:
-        """The events of a streamed response, each once, also over broken connections."""
-        request = StreamedRequest(path, body, known=self._known)
+        """The events of a streamed response, each once, also over broken connections.
+
+        `max_retries` defaults to that of the client.
+        """
+        most = self._max_retries if max_retries is None else max_retries
+        request = StreamedRequest(path, body, most, self._known)
+        timeout = self._timeout
+        if isinstance(body, Submit) and timeout.read is not None:
+            # A stream may have no event for a long time, but the server pings every 15 s.
+            timeout = httpx.Timeout(max(timeout.read, PINGS_S), connect=CONNECT_S)
         while True:
             try:
                 with connect_sse(
-                    self._http, "POST", path, json=request.content, headers=request.headers
+                    self._http,
+                    "POST",
+                    path,
+                    json=request.content,
+                    headers=request.headers,
+                    timeout=timeout,
                 ) as source:
                     if request.goes_on(source.response):
                         for event in source.iter_sse():

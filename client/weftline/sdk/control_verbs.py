@@ -235,7 +235,7 @@ class ControlVerbs(ABC, Generic[V]):
     def _record(self, build: Callable[[], T]) -> tuple[Body, T]:
         """Call `build`, and return the calls and steps that it adds to this session as a body.
 
-        They do not become part of the next submit.
+        The calls and steps of the body do not become part of the next submit.
         """
         calls, steps, sent = self._pending, self._pending_steps, len(self._computations)
         self._pending, self._pending_steps = [], []

@@ -35,7 +35,8 @@ from weftline.sdk.variable import V, VariableBase
 class SubmittedCall:
     """What the server returned for one submitted call.
 
-    It has the call's name and id. `outputs` maps the name of each output to its variable's id.
+    `name` and `call_id` are those of the call. `outputs` maps the name of each output to its
+    variable's id.
     """
 
     name: str

@@ -1,4 +1,8 @@
-"""Computes the client steps of a synchronous session, in threads."""
+"""Computes the client steps of a synchronous session, in threads.
+
+By hand beside `weftline.sdk.step_tasks`: threads cannot be cancelled, and at most 32 compute at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from threading import Semaphore, Thread
 from typing import Any, Protocol
 
@@ -33,58 +38,51 @@ class Named(Protocol):
 
 
 class StepThreads:
-    """Sends a submit with client steps. One thread watches the variables that they read."""
+    """Sends submits with client steps. A thread for each watches the variables that they read."""
 
-    def __init__(
-        self, session: SessionBase[Any], connection: Connection, waiting: SentSteps
-    ) -> None:
+    def __init__(self, session: SessionBase[Any], connection: Connection) -> None:
         self._session = session
         self._connection = connection
-        self._waiting = waiting
-        self._places = Semaphore(MOST_AT_ONCE)
-        self._accepted: Future[None] = Future()
 
-    def start(self, submit: Submit) -> None:
+    def start(self, submit: Submit, waiting: SentSteps) -> None:
         """Send `submit`. Returns when the server has accepted it. Raises its error otherwise."""
-        body = replace(submit, watch=self._waiting.variables, wait=True)
-        Thread(target=self._watch, args=(body,), name="weftline-steps", daemon=True).start()
-        self._accepted.result()
+        accepted: Future[None] = Future()
+        body = replace(submit, watch=waiting.variables, wait=True)
+        watch = partial(self._watch, body, waiting, accepted)
+        Thread(target=watch, name="weftline-steps", daemon=True).start()
+        accepted.result()
 
-    def _watch(self, submit: Submit) -> None:
+    def _watch(self, submit: Submit, waiting: SentSteps, accepted: Future[None]) -> None:
+        places = Semaphore(MOST_AT_ONCE)
         try:
             with closing(self._connection.events("/v1/submit", submit)) as events:
                 for event in events:
                     said = event_of(event)
                     if isinstance(said, Submitted):
-                        self._accepted.set_result(None)
+                        accepted.set_result(None)
                     elif said is not None:
-                        self._waiting.hear(said)
-                    self._start_ready()
+                        waiting.hear(said)
+                    for computation, function in waiting.take_ready():
+                        work = partial(self._compute, computation, function, places)
+                        name = f"weftline-{computation.step.name}"
+                        Thread(target=work, name=name, daemon=True).start()
         except Exception as error:
-            if not self._accepted.done():
-                self._accepted.set_exception(error)
+            if not accepted.done():
+                accepted.set_exception(error)
                 return
             if self._session.closed:
                 log.debug("the watch of session %s ends: %s", self._session.id, error)
                 return  # nobody waits for the steps, and the client may be closed as well
             log.warning("the client steps of session %s end: %r", self._session.id, error)
-            for out in self._waiting.by_out:
+            for out in waiting.by_out:
                 self._session.failures.setdefault(out, error)
                 self._tell(out, outcome_of(error))
 
-    def _start_ready(self) -> None:
-        for computation, function in self._waiting.take_ready():
-            run = Thread(
-                target=self._compute,
-                args=(computation, function),
-                name=f"weftline-{computation.step.name}",
-                daemon=True,
-            )
-            run.start()
-
-    def _compute(self, computation: Computation, function: Callable[[], Any]) -> None:
+    def _compute(
+        self, computation: Computation, function: Callable[[], Any], places: Semaphore
+    ) -> None:
         try:
-            with self._places:
+            with places:
                 value = function()
                 if inspect.iscoroutine(value):
                     value = asyncio.run(value)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import wraps
 from queue import SimpleQueue
 from threading import Lock, Thread
 from types import TracebackType
-from typing import Any
+from typing import Any, ParamSpec
+
+_P = ParamSpec("_P")
 
 
 class _Closer:
@@ -74,6 +77,18 @@ class TextStream(Generator[str, None, None]):
         source = _OPEN.pop(id(self), None)
         if source is not None:
             _CLOSER.close(source)
+
+
+def text_stream(
+    read: Callable[_P, Generator[str, None, None]],
+) -> Callable[_P, Generator[str, None, None]]:
+    """Make the generators of `read` streams that may be dropped."""
+
+    @wraps(read)
+    def opened(*args: _P.args, **kwargs: _P.kwargs) -> Generator[str, None, None]:
+        return TextStream(read(*args, **kwargs))
+
+    return opened
 
 
 _OPEN: dict[int, Generator[str, None, None]] = {}

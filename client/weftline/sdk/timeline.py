@@ -1,6 +1,6 @@
 """Draws the times of a session's calls: as a Gantt chart in SVG, and as text for a terminal.
 
-Both charts are made from the JSON of GET /v1/session/{id}/graph.
+Chart and text are made from the JSON of GET /v1/session/{id}/graph.
 """
 
 from __future__ import annotations

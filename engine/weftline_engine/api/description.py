@@ -54,8 +54,8 @@ LACKING: Mapping[Capability, str] = MappingProxyType(
         Capability.PRIORITY: "runs calls as it likes: the plan orders only what waits here",
         Capability.SALT: "does not part the KV caches of tenants",
         Capability.USAGE: "does not say how much of a prompt came out of a cache",
-        Capability.SAMPLING: "leaves top_k, min_p, min_tokens, ignore_eos and the penalty of"
-        " repetition out",
+        Capability.SAMPLING: "leaves top_k, min_p, min_tokens, ignore_eos, stop_token_ids and the"
+        " penalty of repetition out",
         Capability.CONSTRAINTS: "holds outputs to a JSON schema at most, to no regex, choice or"
         " grammar",
         Capability.LOGPROBS: "returns no log probabilities",
@@ -107,6 +107,8 @@ class Description:
     `tools` are the tools that an engine of kind "tool" runs: the name, description and parameters
     that models see, the effects, the most seconds of a call, and whether the tool reads its call in
     parts.
+
+    An engine that `is_shared` may serve several servers. It reports what the others have on it.
     """
 
     model: str
@@ -133,11 +135,13 @@ class Description:
     fill_tokens: int = 16
     kv_costs: KvCosts | None = None
     tools: tuple[Mapping[str, object], ...] = ()
+    is_shared: bool = False
 
     def efficient_items(self, kind: str) -> int:
         """The smallest batch size whose items a second are near the best (Teola section 4.3).
 
-        It is USUAL_BATCH if nothing was measured, and 1 for kinds that are not computed in batches.
+        The size is USUAL_BATCH if nothing was measured, and 1 for kinds that are not computed in
+        batches.
         """
         if kind not in BATCHED:
             return 1

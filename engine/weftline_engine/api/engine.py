@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from weftline_engine.api.description import Description
 from weftline_engine.api.events import Event
-from weftline_engine.api.ops import Fed, Hints, Op, Retention
+from weftline_engine.api.ops import Claim, Fed, Hints, Op, Retention
 
 
 class EngineDied(Exception):
@@ -46,4 +46,13 @@ class HasMetrics(Protocol):
 
     async def metrics(self) -> bytes:
         """Prometheus's text format; empty if they are not available now."""
+        ...
+
+
+@runtime_checkable
+class IsShared(Protocol):
+    """An engine that other servers use, too: its KV cache is shared out by its own ledger."""
+
+    def claim(self, claim: Claim) -> None:
+        """Say what the applications of this server need. The answer is an `Elsewhere` event."""
         ...

@@ -95,7 +95,7 @@ class Items(Event):
 class Paused(Event):
     """A generate ended by itself, and its text contains `reason`, one of its `pause_on`.
 
-    Its context stays, as after `Finished`. Another op continues it with the tool's result.
+    The op's context stays, as after `Finished`. Another op continues it with the tool's result.
     """
 
     reason: str
@@ -154,3 +154,28 @@ class Occupied(Event):
     `op` is ""."""
 
     tokens: int
+
+
+@record
+class Elsewhere(Event):
+    """What the other servers that use the engine have on it. `op` is "".
+
+    `servers` counts all servers, this one included. The load is that of the others' ops: how many
+    are `running`, and their tokens as in `Footprint`. `room` is the part of the KV cache that the
+    applications of this server may fill, as the engine's own ledger says, and `grant` numbers the
+    changes of `room`. `came` has the contexts of ops that have come since the last report, each
+    with its prefixes, and `moved` what has become of contexts since.
+    """
+
+    servers: int
+    running: int = 0
+    held: int = 0
+    latency: int = 0
+    grouped: int = 0
+    throughput: int = 0
+    bounded: int = 0
+    strict: int = 0
+    room: int | None = None
+    grant: int = 0
+    came: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = ()
+    moved: tuple[tuple[str, Residency, int], ...] = ()

@@ -58,11 +58,12 @@ class SamplingParams:
     """How to decode. The server has filled in all defaults.
 
     `temperature` 0 is greedy decoding. `top_k` 0 is off. The text ends before the first of the
-    `stop` strings. Without a `seed` the engine chooses one. `min_p` excludes tokens that are less
-    likely than this share of the likeliest. The presence and frequency penalties count the tokens
-    of the output, as OpenAI's do. The repetition penalty also counts those of the prompt, and
-    divides logits (Keskar et al. 2019); 1 is off. `logprobs` asks for the log probability of each
-    token and for this many alternatives, at most MOST_LOGPROBS; None is off.
+    `stop` strings. A token of `stop_token_ids` ends it, too, and has no text; like the end token it
+    is banned before `min_tokens`. Without a `seed` the engine chooses one. `min_p` excludes tokens
+    that are less likely than this share of the likeliest. The presence and frequency penalties
+    count the tokens of the output, as OpenAI's do. The repetition penalty also counts those of the
+    prompt, and divides logits (Keskar et al. 2019); 1 is off. `logprobs` asks for the log
+    probability of each token and for this many alternatives, at most MOST_LOGPROBS; None is off.
 
     `logit_bias` has pairs of a token's id and a number of -100 to 100, which is added to the
     token's logit. Tokens with -100 are banned. If tokens have 100, all others are banned. A ban
@@ -84,6 +85,7 @@ class SamplingParams:
     top_k: int = 0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_p: float = 0.0
     presence_penalty: float = 0.0
@@ -93,6 +95,38 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     constraint: str | None = None
     pause_on: tuple[str, ...] = ()
+
+
+@record
+class Footprint:
+    """What an op adds to the load of an engine that several servers use, as its server has counted.
+
+    `held` bounds the tokens of KV cache that the op will hold, and `computed` counts those of its
+    prompt that were not in the cache. `throughput` and `grouped` say what sort of load they are,
+    `bounded` and `strict` whether steps beside the op must stay short. `prefixes` are the hashes
+    and the lengths of the prompt's beginnings.
+    """
+
+    held: int
+    computed: int
+    throughput: bool = False
+    grouped: bool = False
+    bounded: bool = False
+    strict: bool = False
+    prefixes: tuple[tuple[str, int], ...] = ()
+
+
+@record
+class Claim:
+    """What the applications of one server need of an engine's KV cache, in tokens.
+
+    The admitted applications will hold `used` tokens at most at once, as far as is predicted. The
+    waiting ones need `wanted` more. `seen` is the number of the last grant that the server knows.
+    """
+
+    used: int
+    wanted: int
+    seen: int
 
 
 @record
@@ -109,7 +143,8 @@ class Hints:
     `expected_pause` is the seconds between the op's end and the next op that continues its context,
     or the first `kept_tokens` of it. `waited` is the seconds that the op was in the server's queue.
     `traceparent` is the op's span (W3C Trace Context), for engines that pass it on. `unread` says
-    that nobody reads the text before it is complete, so it may be sent in long parts.
+    that nobody reads the text before it is complete, so it may be sent in long parts. A `footprint`
+    is for an engine that several servers use.
     """
 
     application: str = ""
@@ -125,6 +160,7 @@ class Hints:
     waited: float = 0.0
     traceparent: str = ""
     unread: bool = False
+    footprint: Footprint | None = None
 
     def age(self, queued: float) -> float:
         """The order of applications, the smallest first, for an op queued at `queued` seconds.

@@ -18,3 +18,10 @@ def record(cls: type[T]) -> type[T]:
     """
     make: Callable[[type[T]], type[T]] = dataclass(slots=True, kw_only=True)
     return make(cls)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def short_record(cls: type[T]) -> type[T]:
+    """A record of few fields, which may be given by their places."""
+    make: Callable[[type[T]], type[T]] = dataclass(slots=True, unsafe_hash=True)
+    return make(cls)

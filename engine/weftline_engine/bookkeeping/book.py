@@ -1,9 +1,10 @@
 """The bookkeeping of an engine: it receives verbs, plans steps, and turns their results into
 events.
 
-It is synchronous and single-threaded, and imports no torch. The embedded engine, which computes,
-and the simulated engine use it in the same way: `plan` a step, compute it, `apply` it, `record` its
-tokens, send the events of `end_step`.
+The bookkeeping is synchronous and single-threaded, and imports no torch. The embedded engine, which
+computes, and the simulated engine use it in the same way: `plan` a step, compute it, `apply` it,
+`record` its tokens, send the events of `end_step`. On a device the next step is planned and
+launched between `apply` and `record`.
 """
 
 from __future__ import annotations
@@ -29,12 +30,7 @@ from weftline_engine.bookkeeping.drafting import Drafting, StepCosts
 from weftline_engine.bookkeeping.events import EventLog
 from weftline_engine.bookkeeping.ops import Backend, Live, Ops
 from weftline_engine.bookkeeping.output import Detokenizer, OpOutput, Sampled
-from weftline_engine.bookkeeping.schedule.scheduler import (
-    Chunk,
-    Scheduler,
-    SchedulerConfig,
-    StepPlan,
-)
+from weftline_engine.bookkeeping.schedule.scheduler import Scheduler, SchedulerConfig, StepPlan
 from weftline_engine.bookkeeping.schedule.sequence import Phase
 
 
@@ -124,9 +120,15 @@ class Book:
             assert live is not None, "an op makes each context that is not ready"
             self.ops.fail(live, "Cancelled", "the call's context was freed")
 
-    def plan(self) -> StepPlan:
-        """Decide the next step. A fill whose tokens are all in the cache ends here."""
+    def plan(self, unread: Items[Live] = ()) -> StepPlan:
+        """Decide the next step. A fill whose tokens are all in the cache ends here.
+
+        The last step has sampled tokens for the `unread` ops, which the host has not read. `record`
+        must be called for them before any verb.
+        """
         now = self._log.clock()
+        for live in unread:
+            self._expect(live)
         plan = self.scheduler.plan(now)
         for sequence in (*plan.done, *(chunk.sequence for chunk in plan.chunks)):
             live = self.ops.of(sequence)
@@ -137,22 +139,26 @@ class Book:
         return plan if self._drafting is None else self._draft(plan, self._drafting)
 
     def apply(self, plan: StepPlan) -> list[Live]:
-        """Note that the step's keys and values are computed. Other sequences may use its blocks.
+        """Note that all that is computed after this step finds its keys and values. Other sequences
+        may use its blocks, and filled prompts end.
 
         Return the ops for which this step samples a token, in the order of their logits.
         """
         self.scheduler.apply(plan)
-        return [self.ops.of(chunk.sequence) for chunk in plan.chunks if chunk.samples]
+        current = [chunk for chunk in plan.chunks if chunk.current]
+        sampling = [self.ops.of(chunk.sequence) for chunk in current if chunk.samples]
+        for sequence in [chunk.sequence for chunk in current]:
+            if not sequence.generates and sequence.complete:
+                self._filled(self.ops.of(sequence))
+        return sampling
 
-    def record(self, plan: StepPlan, tokens: Items[Items[Sampled]]) -> None:
-        """Record the step's results: the filled prompts, and for each sampled op its accepted
-        drafts and one more token."""
-        chunks = [chunk for chunk in plan.chunks if chunk.samples]
-        for chunk, sampled in zip(chunks, tokens, strict=True):
-            self._add_tokens(chunk, sampled)
-        for chunk in plan.chunks:
-            if not chunk.sequence.generates and chunk.sequence.complete:
-                self._filled(self.ops.of(chunk.sequence))
+    def record(self, sampling: Items[Live], tokens: Items[Items[Sampled]]) -> None:
+        """Record what a step has sampled for the ops that `apply` returned: for each one its
+        accepted drafts and one more token. An op that has ended since then gets none."""
+        for live, sampled in zip(sampling, tokens, strict=True):
+            if live.sequence.phase is not Phase.DONE:
+                live.sequence.resolve()
+                self._add_tokens(live, sampled)
 
     def break_off(self, plan: StepPlan, message: str) -> None:
         """Fail the ops of a step that failed, except those that had ended before."""
@@ -196,11 +202,21 @@ class Book:
             drafter.drafted = len(chunk.drafts)
         return drafted
 
-    def _add_tokens(self, chunk: Chunk, sampled: Items[Sampled]) -> None:
+    def _expect(self, live: Live) -> None:
+        """Let an op compute its next token before the host has read it, unless the op ends with it
+        in any case."""
+        sequence = live.sequence
+        room = min(
+            live.params.max_tokens - sequence.output, self.limits.context - len(sequence.tokens)
+        )
+        if room > 1 and sequence.phase is not Phase.DONE:
+            sequence.expect()
+
+    def _add_tokens(self, live: Live, sampled: Items[Sampled]) -> None:
         """Add the tokens of a step to a generate: accepted drafts, and one more."""
-        sequence = chunk.sequence
-        live = self.ops.of(sequence)
+        sequence = live.sequence
         drafting, drafter = self._drafting, live.drafter
+        drafted = drafter is not None and drafter.drafted > 0
         for place, one in enumerate(sampled):
             if place:
                 self.scheduler.accept(sequence)
@@ -209,7 +225,7 @@ class Book:
             self._add_token(live, one)
             if sequence.phase is Phase.DONE:
                 break
-        if chunk.drafts:
+        if drafted:
             self.scheduler.verified(sequence)
         if drafting is not None and drafter is not None:
             drafter.rest()
@@ -229,11 +245,13 @@ class Book:
             stream = self._detokenizer.stream(sequence.tokens[-8:])
             live.output = OpOutput(params, stream, self._part_tokens)
         sequence.tokens.append(token)
+        if sampled.redrawn:
+            self.scheduler.take_back(sequence)
         if sampled.error:
             self.ops.fail(live, "EngineFailed", f"the constraint failed: {sampled.error[:300]}")
             return
         heeds_end = sampled.constrained or not params.ignore_eos
-        at_end = heeds_end and token in self.limits.eos
+        at_end = token in params.stop_token_ids or (heeds_end and token in self.limits.eos)
         full = sequence.output >= params.max_tokens or len(sequence.tokens) >= self.limits.context
         last = full or sampled.ended
         stopped = live.output.push(token, sampled.logprobs, at_end=at_end, last=last)

@@ -48,8 +48,11 @@ class Backend:
         """`Storage.restore`"""
         return True
 
-    def wipe(self, blocks: Items[int]) -> None:
+    def wipe(self, blocks: Items[int], place: int | None = None) -> None:
         """`Storage.wipe`"""
+
+    def release(self, blocks: Items[int]) -> None:
+        """`Storage.release`"""
 
 
 @dataclass(eq=False, slots=True)

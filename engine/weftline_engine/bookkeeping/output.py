@@ -49,13 +49,15 @@ class Unsent(Logprobs):
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """The next token of an op. `token` is None if its logits were not finite. Under a constraint,
-    `error` says why the output cannot continue, and `ended` that it is complete."""
+    `error` says why the output cannot continue, and `ended` that it is complete. `redrawn`: a step
+    that was launched since then computed another token in its place."""
 
     token: int | None
     logprobs: Logprobs
     constrained: bool = False
     error: str = ""
     ended: bool = False
+    redrawn: bool = False
 
 
 class StopScanner:

@@ -9,6 +9,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar
 
+# Said where a GPU is.
+NO_DRAFTS_ON_A_GPU = (
+    "drafts are verified on the CPU only, because on a GPU a row's last bits depend on the rows "
+    "beside it"
+)
+
 
 class Precision(StrEnum):
     """The type of weights, activations and KV cache.
@@ -101,7 +107,6 @@ class EmbeddedConfig:
             )
 
     def environment(self, outer: Mapping[str, str]) -> dict[str, str]:
-        """The child's environment."""
         return dict(outer)
 
     def arguments(self, fd: int) -> list[str]:

@@ -61,6 +61,34 @@ def ahead_beside(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def check_memory(device: torch.device, needed: int) -> None:
+    """Raise ModelError unless weights of so many bytes fit into what is free on the device."""
+    free, _ = torch.cuda.mem_get_info(device)
+    if needed > free:
+        raise ModelError(
+            f"the weights need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of the GPU's memory "
+            f"are free; take a smaller model, or {_on_several(max(2, torch.cuda.device_count()))}"
+        )
+
+
+def one_of_several() -> str:
+    """What a user with several GPUs should know; empty on other machines."""
+    count = torch.cuda.device_count()
+    if count < 2:
+        return ""
+    return (
+        f"one of {count} GPUs computes: start a replica on each, with CUDA_VISIBLE_DEVICES, or "
+        f"{_on_several(count)}."
+    )
+
+
+def _on_several(count: int) -> str:
+    return (
+        f"spread it over {count} GPUs by vLLM: weftline serve MODEL --engine vllm --engine-python "
+        f"PYTHON --tensor-parallel {count}"
+    )
+
+
 def name(device: torch.device) -> str:
     """The device's name, as the engine announces it."""
     if device.type == "cuda":

@@ -6,7 +6,9 @@ between them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import ctypes
+import mmap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,41 @@ MOST_COPIED = 64 << 20
 
 def put(values: npt.NDArray[Any] | Sequence[int], device: torch.device) -> Tensor:
     """`values` as a tensor on the device. Does not wait for the device's current work."""
-    return torch.from_numpy(np.asarray(values)).to(device, non_blocking=True)
+    tensor = torch.from_numpy(np.asarray(values))
+    if device.type == "cuda" and len(tensor):
+        tensor = tensor.pin_memory()  # the host may wait for a copy from other memory
+    return tensor.to(device, non_blocking=True)
+
+
+def mark(device: torch.device) -> Callable[[], object]:
+    """A function that waits until the device has done all that it was told before this call."""
+    if device.type != "cuda":
+        return lambda: None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event.synchronize
+
+
+class Readback:
+    """Tensors of a device on their way to host memory.
+
+    `values` is the one place in which the host waits for a step.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
+        self._here = list(tensors)
+        if device.type != "cpu":
+            self._here = [
+                torch.empty(one.shape, dtype=one.dtype, pin_memory=True) for one in tensors
+            ]
+            for here, one in zip(self._here, tensors, strict=True):
+                here.copy_(one, non_blocking=True)
+        self._wait = mark(device)
+
+    def values(self) -> list[npt.NDArray[Any]]:
+        """The values, after the device has done what it was told before they were fetched."""
+        self._wait()
+        return [one.numpy() for one in self._here]
 
 
 def copy_blocks(cache: Tensor, pairs: Pairs) -> None:
@@ -32,9 +68,55 @@ def copy_blocks(cache: Tensor, pairs: Pairs) -> None:
     cache[:, :, :, targets] = cache.index_select(3, sources)
 
 
-def wipe_blocks(cache: Tensor, blocks: Sequence[int]) -> None:
-    """Fill these blocks with zeros."""
-    cache.index_fill_(3, put(blocks, cache.device), 0)
+def wipe_blocks(cache: Tensor, blocks: Sequence[int], place: int | None = None) -> None:
+    """Fill these blocks with zeros, or the place of one token in each, which is in dimension 4."""
+    part = cache if place is None else cache.select(4, place)
+    part.index_fill_(3, put(blocks, cache.device), 0)
+
+
+def release_blocks(cache: Tensor, layers: Iterable[int], blocks: Sequence[int]) -> None:
+    """Give back the memory of these blocks in some layers (dimension 0). It reads as zeros then."""
+    step, width = (cache.stride(3) * cache.element_size(), cache.shape[3])
+    runs = _runs(sorted(blocks))
+    for layer in layers:
+        part = cache[layer].flatten(0, 1)
+        for row in range(len(part)):
+            start = part[row].data_ptr()
+            for first, past in runs:
+                assert past <= width, "a block of the pool"
+                begin = (
+                    -(-(start + first * step) // mmap.ALLOCATIONGRANULARITY)
+                    * mmap.ALLOCATIONGRANULARITY
+                )
+                end = (
+                    (start + past * step) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+                )
+                if begin < end and _advise(begin, end - begin, mmap.MADV_DONTNEED):
+                    raise OSError(ctypes.get_errno(), "the memory of a window was not given back")
+
+
+def use_small_units(cache: Tensor) -> None:
+    """Let the system take the memory of the cache in small units, which can be given back."""
+    begin = -(-cache.data_ptr() // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+    size = cache.data_ptr() + cache.numel() * cache.element_size() - begin
+    if size > 0:  # a system without large units refuses, and needs nothing
+        _advise(begin, size, mmap.MADV_NOHUGEPAGE)
+
+
+def _advise(address: int, size: int, advice: int) -> int:
+    call = ctypes.CDLL(None, use_errno=True).madvise
+    return int(call(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(advice)))
+
+
+def _runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
+    """The ranges of adjacent numbers, (first, past the last)."""
+    found: list[tuple[int, int]] = []
+    for block in blocks:
+        if found and found[-1][1] == block:
+            found[-1] = found[-1][0], block + 1
+        else:
+            found.append((block, block + 1))
+    return found
 
 
 def save_blocks(cache: Tensor, blocks: Sequence[int]) -> Tensor:

@@ -10,6 +10,7 @@ import itertools
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import cast
 
 from torch import Tensor
@@ -18,6 +19,7 @@ from weftline_engine.api import Op
 from weftline_engine.bookkeeping import (
     Backend,
     Live,
+    Logprobs,
     OpRefused,
     Sampled,
     SchedulerConfig,
@@ -26,20 +28,84 @@ from weftline_engine.bookkeeping import (
 from weftline_engine.embedded.memory import (
     copy_blocks,
     put,
+    release_blocks,
     restore_blocks,
     save_blocks,
+    use_small_units,
     wipe_blocks,
 )
 from weftline_engine.embedded.model.base import Model
 from weftline_engine.embedded.sample.constraint import BadConstraint, Grammars, Matcher, NoGrammars
-from weftline_engine.embedded.sample.sampler import Sampler
-from weftline_engine.embedded.step import step_input
+from weftline_engine.embedded.sample.sampler import Drawn, Sampler
+from weftline_engine.embedded.step import Unread, step_input
 from weftline_kernels.work_list import NEVER_SHARED
 
 _log = logging.getLogger(__name__)
 
 
-class Worker(Backend):
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """The tokens of a step that the host has not read: of these ops, with their constraints."""
+
+    sampler: Sampler
+    drawn: Drawn
+    ops: list[str]
+    matchers: list[Matcher | None]
+
+    @property
+    def unread(self) -> Unread:
+        """The tokens, for a step that is launched before they are read."""
+        return Unread(self.drawn.next_R, {op: row for row, op in enumerate(self.ops)})
+
+    def read(self) -> list[list[Sampled]]:
+        """The tokens. Waits until the device has drawn them."""
+        chosen = self.sampler.read(self.drawn)
+        rows = zip(chosen.tokens, chosen.logprobs, self.matchers, strict=True)
+        return [[_sampled(*one, redrawn=row in chosen.redrawn)] for row, one in enumerate(rows)]
+
+
+class CacheWorker(Backend):
+    """The KV cache of a model, whose blocks the bookkeeping moves."""
+
+    def __init__(self, decoder: Model, config: SchedulerConfig) -> None:
+        self.decoder = decoder
+        self.cache = decoder.new_cache(config.blocks, config.block_size)
+        if config.windows is not None:
+            use_small_units(self.cache)
+
+    def save(self, blocks: Sequence[int]) -> Tensor | None:
+        """These blocks in host memory. None if there is no memory for the copy now."""
+        try:
+            return save_blocks(self.cache, blocks)
+        except (RuntimeError, MemoryError) as error:  # torch has no type for pinned memory
+            _log.warning("a context of %d blocks stays on the device: %s", len(blocks), error)
+            return None
+
+    def restore(self, saved: object, pairs: Sequence[tuple[int, int]]) -> bool:
+        """Copy block source of `saved` to block target of the cache, for each (source, target).
+        False if there is no memory for the copy now."""
+        try:
+            restore_blocks(self.cache, cast(Tensor, saved), pairs)
+        except (RuntimeError, MemoryError) as error:
+            _log.warning("a context of %d blocks stays in host memory: %s", len(pairs), error)
+            return False
+        return True
+
+    def wipe(self, blocks: Sequence[int], place: int | None = None) -> None:
+        """Fill these blocks with zeros, or the place of one token in each."""
+        wipe_blocks(self.cache, blocks, place)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give back the memory of the sliding layers' keys in these blocks."""
+        release_blocks(self.cache, self.decoder.config.sliding, blocks)
+
+    def copy(self, plan: StepPlan) -> None:
+        """Copy the blocks of the plan. A plan may have copies and no chunks."""
+        if plan.copies:
+            copy_blocks(self.cache, plan.copies)
+
+
+class Worker(CacheWorker):
     """A model on its device. Without `tree_attention` each sequence reads its own keys and values,
     even if it shares them with others."""
 
@@ -52,8 +118,7 @@ class Worker(Backend):
         seed: int,
         tree_attention: bool,
     ) -> None:
-        self.decoder = decoder
-        self.cache = decoder.new_cache(config.blocks, config.block_size)
+        super().__init__(decoder, config)
         self._block_size = config.block_size
         self._seed = seed
         self._min_blocks_saved = decoder.min_blocks_saved if tree_attention else NEVER_SHARED
@@ -89,36 +154,15 @@ class Worker(Backend):
         if slot is not None:
             self.sampler.remove(slot)
 
-    def save(self, blocks: Sequence[int]) -> Tensor | None:
-        """These blocks in host memory. None if there is no memory for the copy now."""
-        try:
-            return save_blocks(self.cache, blocks)
-        except (RuntimeError, MemoryError) as error:  # torch has no type for pinned memory
-            _log.warning("a context of %d blocks stays on the device: %s", len(blocks), error)
-            return None
-
-    def restore(self, saved: object, pairs: Sequence[tuple[int, int]]) -> bool:
-        """Copy block source of `saved` to block target of the cache, for each (source, target).
-        False if there is no memory for the copy now."""
-        try:
-            restore_blocks(self.cache, cast(Tensor, saved), pairs)
-        except (RuntimeError, MemoryError) as error:
-            _log.warning("a context of %d blocks stays in host memory: %s", len(pairs), error)
-            return False
-        return True
-
-    def wipe(self, blocks: Sequence[int]) -> None:
-        """Fill these blocks with zeros."""
-        wipe_blocks(self.cache, blocks)
-
-    def copy(self, plan: StepPlan) -> None:
-        """Copy the blocks of the plan. A plan may have copies and no chunks."""
-        if plan.copies:
-            copy_blocks(self.cache, plan.copies)
-
-    def forward(self, plan: StepPlan) -> Tensor:
-        """Compute the chunks of a plan: fills their KV blocks, and returns logits (R, V)."""
-        step = step_input(plan, self._block_size, min_blocks_saved=self._min_blocks_saved)
+    def forward(self, plan: StepPlan, last: Launched | None = None) -> Tensor:
+        """Compute the chunks of a plan: fills their KV blocks, and returns logits (R, V). The
+        tokens of the `last` step may be unread."""
+        step = step_input(
+            plan,
+            self._block_size,
+            min_blocks_saved=self._min_blocks_saved,
+            unread=last.unread if last else None,
+        )
         return self.decoder.forward(step, self.cache)
 
     def forced(self, op: str) -> Sequence[int]:
@@ -131,7 +175,22 @@ class Worker(Backend):
         matcher = self._matchers.get(op)
         return len(tokens) if matcher is None else matcher.allowed(tokens)
 
-    def sample(
+    def draw(self, ops: Sequence[Live], logits_RV: Tensor, place: int = 0) -> Launched:
+        """Draw a token for each op, whose step has given it `place` tokens before. Does not wait
+        for the device. The next step computes the tokens, also before `read`."""
+        for live in ops:
+            if live.op.id not in self._slots:
+                self._begin(live)
+        drawn = self.sampler.draw(
+            logits_RV,
+            [self._slots[live.op.id] for live in ops],
+            [live.sequence.output + place for live in ops],
+        )
+        names = [live.op.id for live in ops]
+        matchers = [self._matchers.get(name) for name in names]
+        return Launched(self.sampler, drawn, names, matchers)
+
+    def verify(
         self, ops: Sequence[Live], drafts: Sequence[Sequence[int]], logits_RV: Tensor
     ) -> list[list[Sampled]]:
         """The next tokens of each op: the drafts that equal the token that is sampled in their
@@ -141,43 +200,19 @@ class Worker(Backend):
         are sampled one after the other, so penalties, constraints and random numbers of a row are
         the same as without drafts.
         """
-        for live in ops:
-            if live.op.id not in self._slots:
-                self._begin(live)
         firsts = list(itertools.accumulate((1 + len(some) for some in drafts), initial=0))
         found: list[list[Sampled]] = [[] for _ in ops]
-        bad = _not_finite(firsts, logits_RV) if len(logits_RV) > len(ops) else set()
+        bad = _not_finite(firsts, logits_RV)
         active, place = [i for i in range(len(ops)) if i not in bad], 0
         for i in bad:
             found[i].append(Sampled(None, {}))
         while active:
-            # Without drafts all rows are sampled in place, without a copy.
-            rows_RV = logits_RV
-            if len(active) < len(logits_RV):
-                rows_RV = logits_RV[put([firsts[i] + place for i in active], logits_RV.device)]
-            for i, sampled in zip(
-                active, self._sample([ops[i] for i in active], place, rows_RV), strict=True
-            ):
+            rows_RV = logits_RV[put([firsts[i] + place for i in active], logits_RV.device)]
+            launched = self.draw([ops[i] for i in active], rows_RV, place)
+            for i, (sampled,) in zip(active, launched.read(), strict=True):
                 found[i].append(sampled)
             active = [i for i in active if _goes_on(found[i][-1], drafts[i], place)]
             place += 1
-        return found
-
-    def _sample(self, ops: Sequence[Live], place: int, logits_RV: Tensor) -> list[Sampled]:
-        """A token for each op, whose step has given it `place` tokens before."""
-        chosen = self.sampler.choose(
-            logits_RV,
-            [self._slots[live.op.id] for live in ops],
-            [live.sequence.output + place for live in ops],
-        )
-        found = []
-        for live, token, logprobs in zip(ops, chosen.tokens, chosen.logprobs, strict=True):
-            matcher = self._matchers.get(live.op.id)
-            if matcher is None:
-                found.append(Sampled(token, logprobs))
-            else:
-                error, ended = matcher.error, matcher.ended
-                found.append(Sampled(token, logprobs, constrained=True, error=error, ended=ended))
         return found
 
     def _begin(self, live: Live) -> None:
@@ -190,6 +225,15 @@ class Worker(Backend):
         slot = self.sampler.add(params, seed, self._matchers.get(op.id))
         self._slots[op.id] = slot
         self.sampler.begin(slot, params, live.sequence.tokens)
+
+
+def _sampled(
+    token: int | None, logprobs: Logprobs, matcher: Matcher | None, *, redrawn: bool
+) -> Sampled:
+    if matcher is None:
+        return Sampled(token, logprobs, redrawn=redrawn)
+    error, ended = matcher.error, matcher.ended
+    return Sampled(token, logprobs, True, error=error, ended=ended, redrawn=redrawn)
 
 
 def _goes_on(last: Sampled, drafts: Sequence[int], place: int) -> bool:

@@ -53,7 +53,7 @@ class Start:
         )
 
     def environment(self) -> dict[str, str]:
-        """Its environment."""
+        """The environment of the next process."""
         if self.sandbox is not None:
             return self.sandbox.environment
         return self.config.environment(os.environ)

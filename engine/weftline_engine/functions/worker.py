@@ -32,7 +32,6 @@ def main(target: str, *, in_sandbox: bool = False) -> None:
 
 
 def answered(function: Callable[..., Any], arguments: dict[str, Any]) -> str:
-    """The line that answers one run."""
     try:
         value = function(**arguments)
         if value is None:

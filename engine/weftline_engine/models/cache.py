@@ -3,6 +3,7 @@
 <home>/models/<key>/             an entry: a Hugging Face directory and its manifest
 <home>/models/<key>.lock         locked while the entry is made
 <home>/models/.partial-<key>-*/  an unfinished entry; the process that holds the lock removes it
+<home>/models/.download-<key>/   files that were fetched, whole or in part, for the next attempt
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from weftline_engine.models.name import ModelUnavailable
 MANIFEST = "weftline.json"
 
 # Increase it when the converter's output changes. Entries of an older format are made again.
-FORMAT = 2
+FORMAT = 3
 
 # Bytes to leave free on the disk beside a new entry, so that a pull never fills it.
 SPARE_BYTES = 32 << 20
@@ -86,6 +87,11 @@ class Cache:
             raise self.refused(error) from error
         finally:
             os.close(lock)
+
+    def downloads(self, key: str) -> Path:
+        """The folder of what was fetched for the entry of `key`. It stays until it is used, so that
+        an interrupted download goes on."""
+        return self.root / f".download-{key}"
 
     def publish(self, key: str, finished: Path, source: dict[str, Any]) -> Path:
         """Make the folder `finished` the entry of `key`, atomically, and return the entry."""

@@ -26,6 +26,11 @@ def validate(directory: Path) -> None:
     if not (directory / "blocks.json").is_file():
         for weights in _weight_files(directory):
             _check_length(weights)
+    validate_words(directory)
+
+
+def validate_words(directory: Path) -> None:
+    """Raise ModelUnavailable unless the tokenizer exists and looks complete."""
     _read_json(directory / "tokenizer.json", "a tokenizer.json (the fast tokenizer's one file)")
 
 

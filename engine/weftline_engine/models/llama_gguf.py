@@ -17,15 +17,13 @@ import numpy.typing as npt
 
 from weftline_engine.models.gguf_architecture import ARCHITECTURES, Architecture
 from weftline_engine.models.gguf_config import FACTORS, config_of
+from weftline_engine.models.gguf_header import GgufHeader, StoredTensor
 from weftline_engine.models.gguf_metadata import Metadata
 from weftline_engine.models.name import ModelUnavailable
 
 # Types whose blocks the C kernels multiply, and those of other tensors in the same file.
-QUANTISED = frozenset({"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
+QUANTISED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
 _PLAIN = frozenset({"F32", "F16", "BF16"})
-
-# GGUFReader checks little. These are the errors that it raises for damaged files.
-_MALFORMED = (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +31,24 @@ class Tensor:
     """A tensor's name in the GGUF and its shape.
 
     `heads` is their number if llama.cpp permuted the rows, and `offset` what it added to all
-    numbers.
+    numbers. It may be matrix `part` of `parts` that are stored as one tensor.
     """
 
     source: str
     shape: tuple[int, ...]
     heads: int | None = None
     offset: float = 0.0
+    part: int = 0
+    parts: int = 1
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of the whole in the file."""
+        return self.shape if self.parts == 1 else (self.parts, *self.shape)
 
 
 def tensors_of(
-    architecture: Architecture, config: Mapping[str, Any], stored: Mapping[str, Any]
+    architecture: Architecture, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> dict[str, Tensor]:
     """Every tensor of the model by Hugging Face name, in the order to write them."""
     sizes = _sizes(config)
@@ -61,16 +66,29 @@ def tensors_of(
         for source, (name, letters) in architecture.tensors.items():
             shape = tuple(sizes[letter] for letter in letters)
             offset = architecture.offset if len(shape) == 1 else 0.0
+            here = f"blk.{layer}.{source}"
+            if len(shape) == 3:
+                found |= _matrices(f"model.layers.{layer}.{name}.weight", f"{here}.weight", shape)
+                continue
             for kind, width in (("weight", shape), ("bias", shape[:1])):
                 if kind == "weight" or source in biased:
                     found[f"model.layers.{layer}.{name}.{kind}"] = Tensor(
-                        f"blk.{layer}.{source}.{kind}", width, permuted.get(source), offset
+                        f"{here}.{kind}", width, permuted.get(source), offset
                     )
     norm = Tensor("output_norm.weight", (sizes["C"],), offset=architecture.offset)
     found["model.norm.weight"] = norm
     if not config["tie_word_embeddings"]:
         found["lm_head.weight"] = Tensor("output.weight", embedding)
     return found
+
+
+def _matrices(name: str, source: str, shape: tuple[int, ...]) -> dict[str, Tensor]:
+    """The matrices of all experts, which a file holds as one tensor."""
+    count, *one = shape
+    return {
+        name.replace("*", str(number)): Tensor(source, tuple(one), part=number, parts=count)
+        for number in range(count)
+    }
 
 
 def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
@@ -86,6 +104,8 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
         "S": query + 2 * key,
         "T": 2 * mlp,
         "V": config["vocab_size"],
+        "E": config.get("num_experts", 0),
+        "X": config.get("moe_intermediate_size", 0),
     }
 
 
@@ -97,19 +117,12 @@ class LlamaGguf:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("rb") as file:
-            if file.read(4) != b"GGUF":
-                raise ModelUnavailable(f"{path.name} is not a GGUF file")
         try:
-            self._reader = _Reader(path)
-            self._stored = {tensor.name: tensor for tensor in self._reader.tensors}
-            self.metadata = Metadata(self._reader)
+            self._header = GgufHeader(path)
+            self._stored = self._header.tensors
+            self.metadata = Metadata(self._header.values)
             self.architecture = self._known()
-            self.config = config_of(self.metadata, self.architecture, self._stored)
-        except _MALFORMED as error:
-            raise ModelUnavailable(
-                f"{path.name} is a truncated or damaged GGUF file: fetch it again"
-            ) from error
+            self.config = config_of(self.metadata, self.architecture, self._header)
         except ModelUnavailable as refused:
             raise ModelUnavailable(f"{path.name}: {refused}") from None
         self.tensors = tensors_of(self.architecture, self.config, self._stored)
@@ -124,16 +137,26 @@ class LlamaGguf:
     def computed_directly(self) -> bool:
         """Whether the file has quantised tensors, and only those of types that are multiplied as
         they are."""
-        kinds = {self._stored[one.source].tensor_type.name for one in self.tensors.values()}
+        kinds = {self._stored[one.source].kind.name for one in self.tensors.values()}
         return bool(kinds & QUANTISED) and kinds <= QUANTISED | _PLAIN
+
+    @property
+    def not_computed(self) -> tuple[str, str] | None:
+        """The first tensor of a type that is quantised and not multiplied as it is, and the type.
+        None if there is no such tensor."""
+        for one in self.tensors.values():
+            kind = self._stored[one.source].kind.name
+            if kind not in QUANTISED | _PLAIN:
+                return one.source, kind
+        return None
 
     def kinds(self) -> dict[str, int]:
         """The bytes of each quantised type, the most first."""
         found: dict[str, int] = {}
         for stored in self._stored.values():
-            name = stored.tensor_type.name
+            name = stored.kind.name
             if name in QUANTISED:
-                found[name] = found.get(name, 0) + int(stored.n_bytes)
+                found[name] = found.get(name, 0) + stored.nbytes
         return dict(sorted(found.items(), key=lambda one: -one[1]))
 
     def index(self) -> dict[str, dict[str, Any]]:
@@ -143,9 +166,9 @@ class LlamaGguf:
         for name, tensor in self.tensors.items():
             stored = self._stored[tensor.source]
             found[name] = {
-                "type": int(stored.tensor_type),
+                "type": int(stored.kind),
                 "shape": list(tensor.shape),
-                "offset": int(stored.data_offset),
+                "offset": stored.offset + tensor.part * (stored.nbytes // tensor.parts),
             }
             if tensor.heads:
                 found[name]["heads"] = tensor.heads
@@ -157,7 +180,7 @@ class LlamaGguf:
         """Yield every tensor's Hugging Face name and its values in Hugging Face layout."""
         for name, tensor in self.tensors.items():
             stored = self._stored[tensor.source]
-            values = gguf.dequantize(stored.data, stored.tensor_type).reshape(tensor.shape)
+            values = self._header.values_of(stored, tensor.part, tensor.parts)
             if not np.isfinite(values).all():
                 raise ModelUnavailable(
                     f"{self.path.name} has weights in {name} that are not finite"
@@ -167,6 +190,11 @@ class LlamaGguf:
 
     def _known(self) -> Architecture:
         found = self.metadata.architecture
+        if found == "gpt-oss":
+            raise ModelUnavailable(
+                "architecture 'gpt-oss' is not computed here, because of its attention sinks and "
+                "MXFP4 experts: serve the file with --engine llamacpp"
+            )
         if found not in ARCHITECTURES:
             raise ModelUnavailable(
                 f"architecture {found[:40]!r} is not read from a GGUF; {', '.join(ARCHITECTURES)} "
@@ -186,34 +214,30 @@ class LlamaGguf:
             )
         for name in wanted:
             stored = self._stored[name]
-            # GGUF lists the fastest-varying dimension first.
-            shape = tuple(int(size) for size in reversed(stored.shape))
-            if shape != wanted[name].shape:
+            rows = self.config["vocab_size"]
+            if name == "token_embd.weight" and stored.shape[:1] != (rows,):
                 raise ModelUnavailable(
-                    f"{self.path.name}: {name} has shape {shape}, not {wanted[name].shape}"
+                    f"{self.path.name} has a tokenizer of {rows} tokens, which does not fit its "
+                    f"{name} of shape {stored.shape}: fetch it again"
                 )
-            if not _can_dequantise(stored.tensor_type):
+            shape = wanted[name].stored_shape
+            if stored.shape != shape:
                 raise ModelUnavailable(
-                    f"{self.path.name} stores {name} as {stored.tensor_type.name}, which cannot be "
+                    f"{self.path.name}: {name} has shape {stored.shape}, not {shape}"
+                )
+            if not _can_dequantise(stored.kind):
+                raise ModelUnavailable(
+                    f"{self.path.name} stores {name} as {stored.kind.name}, which cannot be "
                     "dequantised here: take another quantisation of the model"
                 )
 
 
-class _Reader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
-    """A GGUFReader that slices the mapped file as a plain array.
-
-    It cuts slices for each word of the vocabulary. Those of a memmap take three times as long:
-    3 s instead of 1 s for 49,152 words.
-    """
-
-    @property
-    def data(self) -> npt.NDArray[np.uint8]:
-        """The bytes of the file."""
-        return self._bytes
-
-    @data.setter
-    def data(self, mapped: npt.NDArray[np.uint8]) -> None:
-        self._bytes = np.asarray(mapped)
+def metadata_of(path: Path) -> Metadata:
+    """The metadata of a GGUF file of any architecture. Raises ModelUnavailable."""
+    try:
+        return Metadata(GgufHeader(path).values)
+    except ModelUnavailable as refused:
+        raise ModelUnavailable(f"{path.name}: {refused}") from None
 
 
 def unpermute(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:

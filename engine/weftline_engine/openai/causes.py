@@ -18,9 +18,9 @@ class Causes:
     def of(self, op: api.Op) -> str:
         """The cause to count a failure of `op` under.
 
-        It is the tenant if there are several, else the application, else the prompt. The breaker
-        counts failures of one cause once. So one bad prompt, application or tenant cannot open the
-        breaker for all others.
+        The cause is the tenant if there are several, else the application, else the prompt. The
+        breaker counts failures of one cause once. So one bad prompt, application or tenant cannot
+        open the breaker for all others.
         """
         if len(self._salts) > 1:
             return op.salt

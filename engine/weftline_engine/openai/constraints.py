@@ -33,7 +33,7 @@ def fields(scheduler: EndpointScheduler, constraint: str) -> tuple[dict[str, Any
             return {"structured_outputs": structured_outputs(constraint)}, "", ""
         case EndpointScheduler.SGLANG:
             return _sglang(constraint), "", ""
-    schema, begin, end = _one_schema(constraint)
+    schema, begin, end = one_schema(constraint)
     return {"response_format": _response_format(schema)}, begin, end
 
 
@@ -67,12 +67,26 @@ def _sglang(constraint: str) -> dict[str, Any]:
     )
 
 
+def sglang_sampling(constraint: str) -> dict[str, Any]:
+    """The sampling parameters of SGLang's own /generate under the constraint of an op.
+
+    Raises EndpointError for a grammar in Lark.
+    """
+    match json.loads(constraint):
+        case {"json_schema": schema}:
+            return {"json_schema": json.dumps(schema)}
+        case {"structural_tag": form}:
+            tag = {"type": "structural_tag", "format": form}
+            return {"structural_tag": json.dumps(tag)}
+    return _sglang(constraint)
+
+
 def _response_format(schema: Any) -> dict[str, Any]:
     body = {"name": "output", "schema": schema, "strict": True}
     return {"type": "json_schema", "json_schema": body}
 
 
-def _one_schema(constraint: str) -> tuple[Any, str, str]:
+def one_schema(constraint: str) -> tuple[Any, str, str]:
     """The JSON schema for the endpoint, and the fixed texts before and after the JSON.
 
     A forced call of one tool is fixed text around its arguments, which are JSON. So the endpoint

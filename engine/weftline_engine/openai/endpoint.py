@@ -1,6 +1,6 @@
 """An HTTP client for one OpenAI-compatible endpoint: bounded reads, and typed errors.
 
-It has no notion of ops. It sends a request body and returns JSON objects.
+The client has no notion of ops. The client sends a request body and returns JSON objects.
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
@@ -35,7 +37,8 @@ class EndpointConfig:
     `url` is the base of paths like /chat/completions. `first_s` bounds the seconds to the first
     event, which a queue or a long prompt may delay. `idle_s` bounds the seconds between two events.
     Bytes that complete no event do not reset the timer, so an endpoint cannot hold a request open
-    by sending single bytes. Raises ValueError for an address without http:// or https://.
+    by sending single bytes. Without `keeps`, each request has a connection of its own. Each request
+    has the `headers`. Raises ValueError for an address without http:// or https://.
     """
 
     url: str
@@ -44,6 +47,8 @@ class EndpointConfig:
     connect_s: float = 5.0
     first_s: float = 120.0
     idle_s: float = 30.0
+    keeps: bool = True
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -78,26 +83,35 @@ class EndpointError(Exception):
 class Endpoint:
     """Sends requests to one endpoint and reuses connections. Create it inside a running loop.
 
-    It uses aiohttp, which parses HTTP in C. With httpx, parsing took a third of the time that the
-    server spent on a streamed response.
+    The endpoint uses aiohttp, which parses HTTP in C. With httpx, parsing took a third of the time
+    that the server spent on a streamed response.
     """
 
     def __init__(self, config: EndpointConfig) -> None:
         self._config = config
         self._url = config.url.rstrip("/")
+        kept: dict[str, Any] = (
+            {"keepalive_timeout": KEEP_S} if config.keeps else {"force_close": True}
+        )
+        key = {"Authorization": f"Bearer {config.key}"} if config.key else {}
         self._http = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {config.key}"} if config.key else {},
+            headers={**key, **config.headers},
             # No limit here: the engine's max_running bounds the requests in flight.
             connector=(
-                aiohttp.UnixConnector(config.socket, limit=0, keepalive_timeout=KEEP_S)
+                aiohttp.UnixConnector(config.socket, limit=0, **kept)
                 if config.socket
-                else aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_S)
+                else aiohttp.TCPConnector(limit=0, **kept)
             ),
-            timeout=aiohttp.ClientTimeout(sock_connect=config.connect_s, sock_read=config.first_s),
             cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=config.socket is None,  # use the proxy settings of the environment
         )
+        # aiohttp's own look at the environment reads ~/.netrc for every request, in two threads.
+        self._proxy = proxy_of(config.url) if config.socket is None else None
         self._ending: set[asyncio.Task[None]] = set()  # tasks that read the ends of streams
+
+    @property
+    def config(self) -> EndpointConfig:
+        """Where it is, and how long to wait for it."""
+        return self._config
 
     async def close(self) -> None:
         for task in self._ending:
@@ -108,14 +122,11 @@ class Endpoint:
         self,
         path: str,
         body: dict[str, Any],
-        request_id: str,
-        traceparent: str = "",
-        others: Mapping[str, str] = MappingProxyType({}),
-    ) -> AsyncIterator[dict[str, Any]]:
-        """Yield the JSON events of a streamed response up to [DONE]. Raises EndpointError."""
-        headers = {**others, "X-Request-Id": request_id}
-        if traceparent:
-            headers["traceparent"] = traceparent
+        headers: Mapping[str, str],
+        ends: Callable[[dict[str, Any]], bool] = lambda _: False,
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the JSON events of a streamed response up to [DONE], or to one that `ends` it.
+        Raises EndpointError."""
         async with self._failing(), AsyncExitStack() as held:
             response = await held.enter_async_context(self._request("POST", path, body, headers))
             if response.status != 200:
@@ -134,13 +145,24 @@ class Endpoint:
                         if data == b"[DONE]":
                             self._read_to_the_end(response, held.pop_all())
                             return
-                        yield _object(data)
+                        event = _object(data)
+                        yield event
+                        if ends(event):
+                            self._read_to_the_end(response, held.pop_all())
+                            return
                         patience.begin(self._config.idle_s)
             raise _broken("ended its stream before the answer was complete")
 
-    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Send a POST and return the JSON object of the response. Raises EndpointError."""
-        return _object(await self._posted(path, body))
+    async def post(
+        self,
+        path: str,
+        body: dict[str, Any],
+        headers: Mapping[str, str] = MappingProxyType({}),
+        within_s: float | None = None,
+    ) -> dict[str, Any]:
+        """Send a POST and return the JSON object of the response, within the seconds of a first
+        event, or `within_s`. Raises EndpointError."""
+        return _object(await self._posted(path, body, headers, within_s))
 
     async def post_for_list(self, path: str, body: dict[str, Any]) -> list[Any]:
         """Send a POST and return the JSON list of the response. Raises EndpointError."""
@@ -149,11 +171,18 @@ class Endpoint:
             raise _broken("sent JSON that is not a list")
         return value
 
-    async def _posted(self, path: str, body: dict[str, Any]) -> bytes:
+    async def _posted(
+        self,
+        path: str,
+        body: dict[str, Any],
+        headers: Mapping[str, str] = MappingProxyType({}),
+        within_s: float | None = None,
+    ) -> bytes:
+        within_s = within_s or self._config.first_s
         async with (
             self._failing(),
-            asyncio.timeout(self._config.first_s),
-            self._request("POST", path, body) as response,
+            asyncio.timeout(within_s),
+            self._request("POST", path, body, headers, within_s) as response,
         ):
             if response.status != 200:
                 raise await _refusal(response)
@@ -168,21 +197,39 @@ class Endpoint:
         ):
             return response.status, await _body(response, MOST_BODY)
 
+    async def metrics(self) -> bytes:
+        """The server's own metrics, or b"" if it does not tell them."""
+        try:
+            status, body = await self.get("/metrics")
+        except EndpointError:
+            return b""
+        return body if status == 200 else b""
+
     def _request(
         self,
         method: str,
         path: str,
         body: dict[str, Any] | None = None,
-        headers: dict[str, str] | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        silent_s: float | None = None,
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         sent: bytes | io.BytesIO | None = None
         if body is not None:
             sent = json.dumps(body).encode()
-            headers = {"Content-Type": "application/json", **(headers or {})}
+            headers = {"Content-Type": "application/json", **headers}
             if len(sent) > LARGE_BODY:
                 sent = io.BytesIO(sent)  # aiohttp then sends it in pieces
+        patience = aiohttp.ClientTimeout(
+            sock_connect=self._config.connect_s, sock_read=silent_s or self._config.first_s
+        )
         return self._http.request(
-            method, self._url + path, data=sent, headers=headers, allow_redirects=False
+            method,
+            self._url + path,
+            data=sent,
+            headers=headers,
+            allow_redirects=False,
+            timeout=patience,
+            proxy=self._proxy,
         )
 
     def _read_to_the_end(self, response: aiohttp.ClientResponse, held: AsyncExitStack) -> None:
@@ -202,6 +249,15 @@ class Endpoint:
             raise _broken("cannot be reached", "EngineUnavailable") from error
         except aiohttp.ClientError as error:
             raise _broken(f"broke the connection ({type(error).__name__})") from error
+
+
+def proxy_of(url: str) -> str | None:
+    """The proxy that the environment names for an address, such as in HTTPS_PROXY; None without
+    one, or if NO_PROXY excepts the host."""
+    address = urlsplit(url)
+    if address.hostname is None or proxy_bypass(address.hostname):
+        return None
+    return getproxies().get(address.scheme)
 
 
 def _broken(what: str, error: str = "EngineFailed") -> EndpointError:

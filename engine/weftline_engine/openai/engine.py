@@ -95,13 +95,7 @@ class OpenAIEngine(RemoteEngine):
         if op.sampling.constraint is not None:
             held, begin, end = constraints.fields(self._config.scheduler, op.sampling.constraint)
         body = self._body(op, chat) | held
-        async for event in self.endpoint.stream(
-            path,
-            body,
-            f"{op.id}.{op.attempt}",
-            op.hints.traceparent,
-            headers(self._config.scheduler, op.hints),
-        ):
+        async for event in self.endpoint.stream(path, body, headers(self._config.scheduler, op)):
             piece = _piece(event)
             if piece is None:
                 continue
@@ -186,6 +180,7 @@ def extra_sampling(sampling: api.SamplingParams) -> dict[str, Any]:
         "min_p": 0.0,
         "min_tokens": 0,
         "ignore_eos": False,
+        "stop_token_ids": (),
         "repetition_penalty": 1.0,
     }
     return {name: value for name in off if (value := getattr(sampling, name)) != off[name]}

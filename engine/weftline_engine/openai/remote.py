@@ -30,6 +30,14 @@ class TokenCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerTimes:
+    """Seconds that the endpoint took for the prompt, and then from the first token to the last."""
+
+    fill_s: float
+    generate_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerPiece:
     """The part of an op's answer that one event of the endpoint adds."""
 
@@ -40,6 +48,7 @@ class AnswerPiece:
     top_logprobs: tuple[float, ...] = ()
     reason: api.FinishReason | None = None
     counts: TokenCounts | None = None
+    times: AnswerTimes | None = None
 
 
 @dataclass(slots=True)
@@ -56,6 +65,14 @@ class OpAnswer:
     reason: api.FinishReason | None = None
     counts: TokenCounts | None = None
     texts: list[str] = field(default_factory=list)
+
+    def came(self, times: AnswerTimes | None, now: float) -> None:
+        """Note that a piece came. The prompt was computed before the first one, unless the endpoint
+        tells its `times`: then an answer that came whole has its phases, too."""
+        if self.filled is None:
+            self.filled = now if times is None else max(self.started, now - times.generate_s)
+        if times is not None:
+            self.started = max(self.started, self.filled - times.fill_s)
 
 
 class _Head(TypedDict):
@@ -202,8 +219,7 @@ class RemoteEngine:
         """Send one request and emit its pieces as they arrive, then Finished or Paused."""
         pause_on = op.sampling.pause_on if self._pauses and op.sampling else ()
         async for piece in self._pieces(op):
-            if answer.filled is None:
-                answer.filled = time.monotonic()
+            answer.came(piece.times, time.monotonic())
             answer.counts = piece.counts or answer.counts
             if piece.text or piece.tokens:
                 part = api.Part(

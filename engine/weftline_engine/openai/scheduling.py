@@ -6,7 +6,7 @@ from enum import StrEnum
 from math import log2
 from typing import Any
 
-from weftline_engine.api.ops import AGING_S, MOST_WORK, Hints
+from weftline_engine.api.ops import AGING_S, MOST_WORK, Hints, Op
 
 
 class EndpointScheduler(StrEnum):
@@ -38,21 +38,20 @@ def fields(scheduler: EndpointScheduler, hints: Hints) -> dict[str, Any]:
             return {}
 
 
-def headers(scheduler: EndpointScheduler, hints: Hints) -> dict[str, str]:
-    """Return the headers that name the application, for routers that keep a session in one place.
+def headers(scheduler: EndpointScheduler, op: Op) -> dict[str, str]:
+    """Return the headers that name the op, its span, and its application, for routers that keep a
+    session in one place.
 
     A name that no header can hold is left out.
     """
-    name = hints.application
-    if (
-        scheduler is EndpointScheduler.NONE
-        or not name
-        or not (name.isascii() and name.isprintable())
-    ):
-        return {}
-    return {
-        "X-Dynamo-Session-ID" if scheduler is EndpointScheduler.DYNAMO else "X-Session-ID": name
-    }
+    found = {"X-Request-Id": f"{op.id}.{op.attempt}"}
+    if op.hints.traceparent:
+        found["traceparent"] = op.hints.traceparent
+    name = op.hints.application
+    if scheduler is not EndpointScheduler.NONE and name and name.isascii() and name.isprintable():
+        dynamo = scheduler is EndpointScheduler.DYNAMO
+        found["X-Dynamo-Session-ID" if dynamo else "X-Session-ID"] = name
+    return found
 
 
 def _place(hints: Hints) -> int:

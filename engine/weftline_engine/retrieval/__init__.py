@@ -1,7 +1,8 @@
 """Engines that work on items instead of prompts: embedders, rerankers and vector stores.
 
-They stand behind the same contract as engines of LLMs. A host runs `ItemsCore`, which batches the
-items of many ops; an `ItemBackend` computes a batch. Importing this package imports no torch.
+These engines stand behind the same contract as engines of LLMs. A host runs `ItemsCore`, which
+batches the items of many ops; an `ItemBackend` computes a batch. Importing this package imports no
+torch.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Store(StrEnum):
 class _Child:
     """An engine of items in a process of its own. `cores` are CPU cores; empty means all.
 
-    It keeps the results of `kept` items for equal ones; 0 switches that off.
+    The engine keeps the results of `kept` items for equal ones; 0 keeps none.
     """
 
     name: str

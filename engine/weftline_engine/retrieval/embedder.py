@@ -49,7 +49,35 @@ def size(text: str) -> int:
     return 1 + len(text) // CHARS_PER_TOKEN
 
 
-class SentenceBackend:
+class TextBackend:
+    """The part that all models of texts share: their items, and the values of their results."""
+
+    pure: ClassVar[frozenset[str]] = frozenset({EMBED, RERANK})
+
+    def items(self, op: api.Op) -> Sequence[Item]:
+        """One item a text; a rerank item holds the query too."""
+        return self.fed(op, texts_of(op))
+
+    def fed(self, op: api.Op, values: Sequence[Any]) -> Sequence[Item]:
+        """The items of texts that come later."""
+        texts = checked_texts(op, values)
+        if op.kind == EMBED:
+            return [Item(text, size(text)) for text in texts]
+        query = query_of(op)
+        return [Item((query, text), size(query) + size(text)) for text in texts]
+
+    def value(self, kind: str, result: Any) -> object:
+        """A vector, or a score."""
+        return result if kind == RERANK else vectors.encode(result[None])
+
+    def finish(self, op: api.Op, results: Sequence[Any]) -> object:
+        """`vectors` and `dimensions`, or `scores`."""
+        if op.kind == RERANK:
+            return {"scores": list(results)}
+        return vectors.encode(np.stack(results)) if results else {"vectors": "", "dimensions": 1}
+
+
+class SentenceBackend(TextBackend):
     """A sentence-transformers model: `embed` gives one vector a text, `rerank` one score.
 
     A cross-encoder scores pairs of query and text. Any other model scores them by MaxSim (Khattab
@@ -57,8 +85,6 @@ class SentenceBackend:
     text. A model that was not trained for MaxSim ranks no better with it than by its embeddings,
     but the computation is as large as that of a trained one.
     """
-
-    pure: ClassVar[frozenset[str]] = frozenset({EMBED, RERANK})
 
     def __init__(self, model: Path, name: str, device: str | None = None) -> None:
         from sentence_transformers import CrossEncoder, SentenceTransformer
@@ -83,22 +109,6 @@ class SentenceBackend:
             self._name, kinds, tuple(self._timed(kind, items) for items in PROFILED_ITEMS)
         )
 
-    def items(self, op: api.Op) -> Sequence[Item]:
-        """One item a text; a rerank item holds the query too."""
-        return self.fed(op, texts_of(op))
-
-    def fed(self, op: api.Op, values: Sequence[Any]) -> Sequence[Item]:
-        """The items of texts that come later."""
-        texts = checked_texts(op, values)
-        if op.kind == EMBED:
-            return [Item(text, size(text)) for text in texts]
-        query = query_of(op)
-        return [Item((query, text), size(query) + size(text)) for text in texts]
-
-    def value(self, kind: str, result: Any) -> object:
-        """A vector, or a score."""
-        return result if kind == RERANK else vectors.encode(result[None])
-
     def compute(self, kind: str, payloads: Sequence[Any]) -> Sequence[Any]:
         """Vectors (D,) of texts, or the scores of pairs."""
         if kind == EMBED:
@@ -108,12 +118,6 @@ class SentenceBackend:
             scores = self._cross.predict(list(payloads), batch_size=len(payloads))
             return [float(score) for score in np.asarray(scores).reshape(len(payloads), -1)[:, -1]]
         return self._max_sim(payloads)
-
-    def finish(self, op: api.Op, results: Sequence[Any]) -> object:
-        """`vectors` and `dimensions`, or `scores`."""
-        if op.kind == RERANK:
-            return {"scores": list(results)}
-        return vectors.encode(np.stack(results)) if results else {"vectors": "", "dimensions": 1}
 
     def _max_sim(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         # A query among the texts would be padded to their length.

@@ -84,7 +84,6 @@ class LanceTable:
         return sorted(found, key=lambda hit: (-hit[1], hit[0].id))[:k]
 
     def delete(self, tenant: str, ids: Sequence[str]) -> int:
-        """Delete the documents."""
         table = self._table(tenant)
         if table is None or not ids:
             return 0
@@ -93,7 +92,6 @@ class LanceTable:
         return before - int(table.count_rows())
 
     def fetch(self, tenant: str, ids: Sequence[str]) -> list[Document]:
-        """The documents with these ids."""
         table = self._table(tenant)
         if table is None:
             return []

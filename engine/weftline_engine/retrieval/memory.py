@@ -1,7 +1,7 @@
 """Backends without a library, a model or a file, for tests and for `--engine null`.
 
-Their results are simple but meaningful: texts with equal words have near vectors, and a search is
-exact.
+The backends' results are simple but meaningful: texts with equal words have near vectors, and a
+search is exact.
 """
 
 from __future__ import annotations
@@ -9,20 +9,15 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from weftline_engine import api
-from weftline_engine.retrieval import descriptions, vectors
-from weftline_engine.retrieval.core import MAX_ITEMS, InputRefused, Item
+from weftline_engine.retrieval import descriptions
+from weftline_engine.retrieval.core import MAX_ITEMS, InputRefused
 from weftline_engine.retrieval.descriptions import EMBED, RERANK
-from weftline_engine.retrieval.embedder import (
-    checked_texts,
-    query_of,
-    size,
-    texts_of,
-)
+from weftline_engine.retrieval.embedder import TextBackend
 from weftline_engine.retrieval.stores import Document
 from weftline_engine.retrieval.vectors import Vectors
 
@@ -30,7 +25,6 @@ DIMENSIONS = 32
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in lower case."""
     return re.findall(r"\w+", text.lower())
 
 
@@ -42,44 +36,20 @@ def vector_of(text: str) -> Vectors:
     return np.asarray(vector / np.linalg.norm(vector))
 
 
-class WordBackend:
+class WordBackend(TextBackend):
     """Embeds by counting words; reranks by the share of the query's words that a text has."""
-
-    pure: ClassVar[frozenset[str]] = frozenset({EMBED, RERANK})
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def describe(self) -> api.Description:
-        """A description without a profile."""
         return descriptions.of_model(self._name, (EMBED, RERANK))
-
-    def items(self, op: api.Op) -> Sequence[Item]:
-        """One item a text."""
-        return self.fed(op, texts_of(op))
-
-    def fed(self, op: api.Op, values: Sequence[Any]) -> Sequence[Item]:
-        """One item a text that comes later."""
-        texts = checked_texts(op, values)
-        if op.kind == EMBED:
-            return [Item(text, size(text)) for text in texts]
-        return [Item((query_of(op), text), size(text)) for text in texts]
-
-    def value(self, kind: str, result: Any) -> object:
-        """As the real embedder does."""
-        return result if kind == RERANK else vectors.encode(result[None])
 
     def compute(self, kind: str, payloads: Sequence[Any]) -> Sequence[Any]:
         """Vectors, or scores between 0 and 1."""
         if kind == EMBED:
             return [vector_of(text) for text in payloads]
         return [_overlap(query, text) for query, text in payloads]
-
-    def finish(self, op: api.Op, results: Sequence[Any]) -> object:
-        """As the real embedder does."""
-        if op.kind == RERANK:
-            return {"scores": list(results)}
-        return vectors.encode(np.stack(results)) if results else {"vectors": "", "dimensions": 1}
 
 
 def _overlap(query: str, text: str) -> float:
@@ -111,12 +81,10 @@ class MemoryTable:
         return sorted(found, key=lambda hit: (-hit[1], hit[0].id))[:k]
 
     def delete(self, tenant: str, ids: Sequence[str]) -> int:
-        """Delete the documents."""
         rows = self._rows.get(tenant, {})
         return sum(rows.pop(id, None) is not None for id in ids)
 
     def fetch(self, tenant: str, ids: Sequence[str]) -> list[Document]:
-        """The documents with these ids."""
         rows = self._rows.get(tenant, {})
         return [rows[id][0] for id in ids if id in rows]
 

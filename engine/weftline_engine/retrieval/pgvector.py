@@ -91,12 +91,10 @@ class PgTable:
         return self._run(read)
 
     def delete(self, tenant: str, ids: Sequence[str]) -> int:
-        """Delete the documents in one transaction."""
         query = "DELETE FROM weftline_documents WHERE tenant = %s AND id = ANY(%s)"
         return self._run(lambda db: db.execute(query, (tenant, _known(ids))).rowcount)
 
     def fetch(self, tenant: str, ids: Sequence[str]) -> list[Document]:
-        """The documents with these ids."""
         query = (
             "SELECT id, text, metadata FROM weftline_documents WHERE tenant = %s AND id = ANY(%s)"
         )
@@ -117,7 +115,6 @@ class PgTable:
         return self._run(lambda db: [row[0] for row in db.execute(query, bound)])
 
     def close(self) -> None:
-        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -80,7 +80,6 @@ class SqliteTable:
         ]
 
     def delete(self, tenant: str, ids: Sequence[str]) -> int:
-        """Delete the documents in one transaction."""
         before = self._db.total_changes()
         with self._transaction():
             self._db.executemany(
@@ -89,7 +88,6 @@ class SqliteTable:
         return self._db.total_changes() - before
 
     def fetch(self, tenant: str, ids: Sequence[str]) -> list[Document]:
-        """The documents with these ids."""
         query = "SELECT id, text, metadata FROM documents WHERE tenant = ? AND id = ?"
         found = (self._db.execute(query, (tenant, id)).fetchone() for id in ids)
         return [Document(row[0], row[1], json.loads(row[2])) for row in found if row is not None]
@@ -101,7 +99,6 @@ class SqliteTable:
         return [row[0] for row in self._db.execute(query, (tenant, *bound, MAX_ITEMS))]
 
     def close(self) -> None:
-        """Close the file."""
         self._db.close()
 
     @contextmanager

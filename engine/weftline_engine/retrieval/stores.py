@@ -69,7 +69,8 @@ class Table(Protocol):
 
 
 class StoreBackend:
-    """The backend of a store: one op is one item, so that what an op writes is written as one."""
+    """The backend of a store: one op is one item, so that the writes of an op are one
+    transaction."""
 
     pure: ClassVar[frozenset[str]] = frozenset()  # a search depends on what was written
 
@@ -78,7 +79,6 @@ class StoreBackend:
         self._table = table
 
     def describe(self) -> api.Description:
-        """The description."""
         return descriptions.of_store(self._name)
 
     def items(self, op: api.Op) -> Sequence[Item]:
@@ -99,7 +99,6 @@ class StoreBackend:
         return found
 
     def compute(self, kind: str, payloads: Sequence[Any]) -> Sequence[Any]:
-        """The value of each op."""
         if kind == SEARCH:
             return [self._search(op, vector_D) for op, vector_D in payloads]
         verb = {INGEST: self._ingest, DELETE: self._delete}
@@ -110,7 +109,6 @@ class StoreBackend:
         return {"hits": list(results)} if op.kind == SEARCH else results[0]
 
     def value(self, kind: str, result: Any) -> object:
-        """The hits of one query."""
         return result
 
     def _ingest(self, op: api.Op) -> dict[str, Any]:

@@ -22,7 +22,6 @@ class Observation:
     rejected: bool = False
 
     def value(self) -> dict[str, Any]:
-        """The value of the op."""
         return {"content": self.content, "is_error": self.is_error, "rejected": self.rejected}
 
     @staticmethod

@@ -40,7 +40,6 @@ class Python(StreamingTool):
         self._run(code)
 
     def finish(self) -> str:
-        """What was printed."""
         return _shortened(self._printed.getvalue())
 
     def _run(self, code: str) -> None:

@@ -127,7 +127,7 @@ class Sandbox:
         return [*walls, "--hostname", "tool", "--die-with-parent"]
 
     def _files(self) -> Iterator[str]:
-        """Its files. What is mounted later hides what came before."""
+        """The files of the sandbox. What is mounted later hides what came before."""
         temporary = ("--perms", "1777", "--size", str(self.size), "--tmpfs")
         yield from ("--ro-bind", "/usr", "/usr")
         for name in map(Path, _SYSTEM):

@@ -13,9 +13,9 @@ MOST_TRIES = 1000
 class Statements:
     """Reads code in parts, and returns each statement when the next one begins.
 
-    It waits for the next one because an `if` may still get an `else`, and brackets may still be
-    open. Comments and empty lines belong to the statement before them, so the statements together
-    are the whole code.
+    The reader waits for the next statement because an `if` may still get an `else`, and brackets
+    may still be open. Comments and empty lines belong to the statement before them, so the
+    statements together are the whole code.
     """
 
     def __init__(self) -> None:

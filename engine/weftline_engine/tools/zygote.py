@@ -127,7 +127,6 @@ def _kill(pid: int) -> None:
 
 
 def _call(config: ToolsConfig, sandbox: Sandbox | None, tool: Found, descriptor: int) -> NoReturn:
-    """The process of one call."""
     try:
         os.setsid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -172,8 +172,8 @@ class ProcessEngine:
 class Life:
     """Decides whether a child hangs. A child that has never sent a heartbeat is not watched.
 
-    It counts ticks of this process that pass without a frame from the child. So the child is not
-    blamed for time in which this process itself was stopped or busy.
+    The count is one of ticks of this process that pass without a frame from the child. So the child
+    is not blamed for time in which this process itself was stopped or busy.
     """
 
     def __init__(self) -> None:

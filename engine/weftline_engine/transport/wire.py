@@ -1,20 +1,19 @@
 """Encodes verbs and events as frames: a 4-byte length, then a JSON list of tagged objects.
 
 The tag of an object is the name of its dataclass. Both ends of a transport use this module. It
-decodes only the classes listed in `_CLASSES`, checks the type of every field, and refuses frames
-longer than MOST_BYTES. Nothing is pickled or evaluated.
+decodes only the classes listed in `_CLASSES`, checks the type of every field with msgspec, and
+refuses frames longer than MOST_BYTES. Nothing is pickled or evaluated.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import types
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, TypeAlias
+
+import msgspec
 
 from weftline_engine import api
 
@@ -80,6 +79,11 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimRoom:
+    claim: api.Claim
+
+
+@dataclass(frozen=True, slots=True)
 class LoadFailed:
     """The engine could not start. `message` is one sentence for the user."""
 
@@ -88,9 +92,12 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The server's first message to a host that connects."""
+    """The server's first message to a host that connects. `server` is a random text that names this
+    run of the server: one server may have several addresses.
+    """
 
     nonce: str
+    server: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +149,7 @@ class Heartbeat:
 
 
 Joining: TypeAlias = Hello | Prove | Welcome | Describe | Admitted | Refused | Heartbeat
-Verb: TypeAlias = Submit | Feed | Update | Cancel | Retain | Free
+Verb: TypeAlias = Submit | Feed | Update | Cancel | Retain | Free | ClaimRoom
 Message: TypeAlias = Verb | api.Event | api.Description | LoadFailed | Joining
 
 _CLASSES: dict[str, type] = {
@@ -154,6 +161,7 @@ _CLASSES: dict[str, type] = {
         Cancel,
         Retain,
         Free,
+        ClaimRoom,
         LoadFailed,
         api.Description,
         api.Accepted,
@@ -165,6 +173,7 @@ _CLASSES: dict[str, type] = {
         api.ContextMoved,
         api.Availability,
         api.Occupied,
+        api.Elsewhere,
         Hello,
         Prove,
         Welcome,
@@ -176,15 +185,34 @@ _CLASSES: dict[str, type] = {
 }
 
 
-Reader: TypeAlias = Callable[[Any], Any]  # from a JSON value to a field's value
-_READERS: dict[type, dict[str, Reader]] = {}
+# The names of the fields of each.
+_NAMES: dict[type, tuple[str, ...]] = {
+    cls: tuple(one.name for one in dataclasses.fields(cls)) for cls in _CLASSES.values()
+}
 
 
-def encode(messages: typing.Sequence[Message]) -> bytes:
-    """Return one frame that holds `messages`. Raises WireError if it exceeds MOST_BYTES."""
-    body = json.dumps(
-        [{"is": type(one).__name__, **_plain(one)} for one in messages], separators=(",", ":")
-    ).encode()
+def _as_plain(value: object) -> object:
+    """The number or text that a value of a subclass is, such as numpy's float64."""
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"{value!r} is not JSON")
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_as_plain)
+
+
+def encode(messages: Sequence[Message]) -> bytes:
+    """Return one frame that holds `messages`. Raises WireError if it exceeds MOST_BYTES.
+
+    Numbers in messages are finite.
+    """
+    tagged = [{"is": type(one).__name__, **_fields(one)} for one in messages]
+    try:
+        body = _ENCODER.encode(tagged)
+    except UnicodeEncodeError:  # half a character, which has no UTF-8, but an escape in JSON
+        plain = msgspec.to_builtins(tagged, enc_hook=_as_plain)
+        body = json.dumps(plain, separators=(",", ":")).encode()
     if len(body) > MOST_BYTES:
         raise WireError(f"a frame of {len(body)} bytes exceeds {MOST_BYTES}")
     return len(body).to_bytes(HEADER_BYTES, "big") + body
@@ -201,76 +229,27 @@ def length(header: bytes) -> int:
 def decode(body: bytes) -> list[Message]:
     """Return the messages of a frame's body. Raises WireError if the body is not valid."""
     try:
-        return [_message(one) for one in json.loads(body)]
+        return [_message(one) for one in _read(body)]
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise WireError(f"a frame holds no message: {error!r}") from None
+
+
+def _read(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError:  # half a character, or no JSON
+        return json.loads(body)
 
 
 def _message(value: Any) -> Message:
     if not isinstance(value, dict):
         raise TypeError(f"{value!r} is not an object")
-    message: Message = _build(_CLASSES[value.pop("is")], value)
+    cls = _CLASSES[value.pop("is")]
+    if more := value.keys() - _NAMES[cls]:
+        raise TypeError(f"{cls.__name__} has no {', '.join(more)}")
+    message: Message = msgspec.convert(value, cls)
     return message
 
 
-def _plain(value: Any) -> dict[str, Any]:
-    """Return a dataclass's fields as a dict. `dataclasses.asdict` would copy every token."""
-    return {
-        name: _plain(one) if dataclasses.is_dataclass(one) else one
-        for name in _readers(type(value))
-        for one in (getattr(value, name),)
-    }
-
-
-def _build(cls: type, value: dict[str, Any]) -> Any:
-    readers = _readers(cls)
-    return cls(**{name: readers[name](one) for name, one in value.items()})
-
-
-def _readers(cls: type) -> dict[str, Reader]:
-    """Return the reader of each field of a dataclass, from a cache."""
-    if cls not in _READERS:
-        hints = typing.get_type_hints(cls)
-        _READERS[cls] = {one.name: _reader(hints[one.name]) for one in dataclasses.fields(cls)}
-    return _READERS[cls]
-
-
-def _reader(hint: Any) -> Reader:
-    """Return a function from JSON to this type. It raises TypeError or ValueError."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is types.UnionType:
-        (only,) = (_reader(one) for one in arguments if one is not types.NoneType)
-        return lambda value: None if value is None else only(value)
-    if origin is tuple:
-        fixed = [_reader(one) for one in arguments if one is not ...]
-        item = arguments[0]
-        if arguments[1:] != (...,):
-            return lambda value: tuple(one(v) for one, v in zip(fixed, value, strict=True))
-        if item in (int, str):
-            return lambda value: _all(item, value)
-        return lambda value: tuple(map(_reader(item), value))
-    if hint is object:
-        return lambda value: value
-    if origin is Mapping:
-        return lambda value: dict(_only((dict,), value))
-    if origin is dict:
-        return lambda value: {str(key): arguments[1](one) for key, one in value.items()}
-    if dataclasses.is_dataclass(hint):
-        return lambda value: _build(typing.cast(type, hint), value)
-    if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return hint
-    if hint is float:
-        return lambda value: float(_only((int, float), value))
-    return lambda value: _only((hint,), value)
-
-
-def _only(kinds: tuple[type, ...], value: Any) -> Any:
-    if type(value) not in kinds:
-        raise TypeError(f"{value!r} is not {kinds[0].__name__}")
-    return value
-
-
-def _all(kind: type, value: Any) -> tuple[Any, ...]:
-    if set(map(type, value)) - {kind}:
-        raise TypeError(f"not all items are {kind.__name__}")
-    return tuple(value)
+def _fields(one: Message) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in _NAMES[type(one)]}

@@ -2,12 +2,13 @@
 
 vLLM evicts free blocks in the order in which they became free. Here a context that the server keeps
 is pinned: its blocks do not become free. The blocks of a context that nobody will read again are
-evicted first, except those that another application had too, such as a common system prompt.
+evicted first, except those that another application had too, such as a common system prompt, and
+those of a later context, such as the next turn of an agent.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -30,14 +31,6 @@ class Block(Protocol):
     def block_hash(self) -> Any: ...
 
 
-class FreeBlocks(Protocol):
-    """vLLM's list of free blocks. The first is evicted first."""
-
-    def remove(self, block: Any) -> None: ...
-
-    def prepend_n(self, blocks: list[Any]) -> None: ...
-
-
 class VLLMBlocks(Protocol):
     """The methods of vLLM's block pool that are used here."""
 
@@ -51,7 +44,7 @@ class VLLMBlocks(Protocol):
 
 
 @dataclass(slots=True)
-class _Left:
+class LeftContext:
     """The blocks of an op that has ended, in the order of the prompt, with the hash of each."""
 
     application: str
@@ -60,25 +53,27 @@ class _Left:
 
 
 class PrefixContexts:
-    """The contexts in one pool."""
+    """The contexts in one pool. `copies` says that a KV connector copies its blocks to the host."""
 
-    def __init__(self, pool: VLLMBlocks) -> None:
+    def __init__(self, pool: VLLMBlocks, *, copies: bool = False) -> None:
         self._pool = pool
-        self._left: OrderedDict[str, _Left] = OrderedDict()
+        self._copies = copies
+        self._left: OrderedDict[str, LeftContext] = OrderedDict()
         self._wishes: dict[str, Retention] = {}  # of contexts whose op still runs
         self._owners: dict[Hashable, str | None] = {}  # None: of several applications
+        self._holders: Counter[Hashable] = Counter()  # how many of the contexts have a block
 
     @property
     def pinned(self) -> int:
-        """The number of contexts that are pinned."""
         return sum(left.pinned is not None for left in self._left.values())
 
     def leave(self, context: str, application: str, blocks: Iterable[Any]) -> None:
         """Note the `blocks` of an op that ends. Call it just before vLLM frees them."""
         self._forget(context)
         kept = [(one, one.block_hash) for one in blocks if not one.is_null and one.block_hash]
-        self._left[context] = left = _Left(application, kept)
+        self._left[context] = left = LeftContext(application, kept)
         for _, name in kept:
+            self._holders[name] += 1
             if self._owners.setdefault(name, application) != application:
                 self._owners[name] = None
         wish = self._wishes.pop(context, Retention.EVICTABLE)
@@ -88,7 +83,10 @@ class PrefixContexts:
             self._forget(next(iter(self._left)))
 
     def retain(self, context: str, retention: Retention) -> None:
-        """Pin a context, let it be evicted in vLLM's order, or evict it first."""
+        """Pin a context, let it be evicted in vLLM's order, or evict it first.
+
+        A context that is to be swapped goes first where a KV connector has copied it.
+        """
         left = self._left.get(context)
         if left is None:
             self._wishes[context] = retention
@@ -98,14 +96,14 @@ class PrefixContexts:
             self._pin(left)
         else:
             self._unpin(left)
-            if retention is Retention.DROP:
-                self._evict_first(left.blocks)
+            if retention is Retention.DROP or (retention is Retention.SWAP and self._copies):
+                self._evict_first(left)
 
     def advise(self, context: str, pause_s: float | None) -> None:
         """Note that a context will be read again in `pause_s` seconds; None if that is unknown."""
         left = self._left.get(context)
         if left is not None and left.pinned is None and pause_s is not None and pause_s >= LONG_S:
-            self._evict_first(left.blocks)
+            self._evict_first(left)
 
     def free(self, context: str) -> None:
         """Note that nobody will read the context again."""
@@ -114,7 +112,7 @@ class PrefixContexts:
         if left is None:
             return
         self._unpin(left)
-        self._evict_first(left.blocks)
+        self._evict_first(left)
         self._forget(context)
 
     def give_way(self, blocks: int) -> None:
@@ -125,11 +123,10 @@ class PrefixContexts:
             self._unpin(left)
 
     def unpin_all(self) -> None:
-        """Unpin every context."""
         for left in self._left.values():
             self._unpin(left)
 
-    def _pin(self, left: _Left) -> None:
+    def _pin(self, left: LeftContext) -> None:
         if left.pinned is not None:
             return
         left.pinned = []
@@ -139,18 +136,26 @@ class PrefixContexts:
             left.pinned.append(block)
         self._pool.touch(left.pinned)
 
-    def _unpin(self, left: _Left) -> None:
+    def _unpin(self, left: LeftContext) -> None:
         if left.pinned is not None:
             # The last blocks of a context are evicted first, because the first ones can be reused
             # without them.
             self._pool.free_blocks(reversed(left.pinned))
             left.pinned = None
 
-    def _evict_first(self, blocks: list[tuple[Any, Hashable]]) -> None:
+    def _evict_first(self, left: LeftContext) -> None:
+        """Let the free blocks go first that no other context has.
+
+        An agent's next turn has all blocks of the turn before, whose context is then freed. Without
+        this exception vLLM evicted the agent's conversation while its tool ran.
+        """
         free = [
             block
-            for block, name in reversed(blocks)
-            if block.ref_cnt == 0 and block.block_hash == name and self._owners.get(name)
+            for block, name in reversed(left.blocks)
+            if block.ref_cnt == 0
+            and block.block_hash == name
+            and self._owners.get(name)
+            and self._holders[name] == 1
         ]
         for block in free:
             self._pool.free_block_queue.remove(block)
@@ -162,5 +167,8 @@ class PrefixContexts:
             return
         self._unpin(left)
         for block, name in left.blocks:
+            self._holders[name] -= 1
+            if not self._holders[name]:
+                del self._holders[name]
             if block.block_hash != name:
                 self._owners.pop(name, None)

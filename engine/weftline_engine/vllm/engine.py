@@ -1,24 +1,20 @@
 """The vllm engine: token ids in and out, with contexts on top of vLLM's prefix caching.
 
-A context is the list of its tokens. vLLM itself finds the KV blocks that it still holds for a
-prompt. So a fill is a request for one token, which leaves the prompt's blocks in the cache, and a
-fork is a prompt with the same prefix. vLLM has no call to keep or free blocks, nor to change the
-order of what waits. A child that runs our scheduler (`weftline_engine.vllm.scheduler`) takes notes
-about both. For another vLLM `retain` and `update` do nothing, and `free` only forgets the tokens.
+vLLM has no call to keep or free blocks, nor to change the order of what waits. A child that runs
+our scheduler (`weftline_engine.vllm.scheduler`) takes notes about both. For another vLLM `retain`
+and `update` do nothing, and `free` only forgets the tokens. vLLM's KV events tell which contexts
+its cache holds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from weftline_engine import api
-from weftline_engine.model_texts import default_sampling, tokenizer_texts
 from weftline_engine.openai.constraints import structured_outputs
 from weftline_engine.openai.endpoint import Endpoint, EndpointError
 from weftline_engine.openai.engine import (
@@ -29,14 +25,16 @@ from weftline_engine.openai.engine import (
     openai_sampling,
     served,
 )
-from weftline_engine.openai.remote import AnswerPiece, RemoteEngine, TokenCounts
+from weftline_engine.openai.remote import AnswerPiece, AnswerTimes, TokenCounts
 from weftline_engine.openai.scheduling import EndpointScheduler, headers
+from weftline_engine.prefix_cache.engine import PrefixCacheEngine
 from weftline_engine.transport import wire
+from weftline_engine.vllm.cache_size import gauge_names, kv_blocks, kv_tokens, ranks
 from weftline_engine.vllm.child import Child
 from weftline_engine.vllm.config import VLLMConfig
-from weftline_engine.vllm.gauge import EVERY_S, Gauge, GaugeReader
 from weftline_engine.vllm.notes import HintSocket
-from weftline_engine.vllm.open_prompts import WARM_TOKENS, OpenPrompt, OpenPrompts
+
+log = logging.getLogger("weftline.vllm")
 
 # One second of an application's age counts as this many tokens of work less. So no call starves.
 AGE_TOKENS = 256
@@ -46,10 +44,20 @@ THROUGHPUT_TOKENS = 60 * AGE_TOKENS
 # 7.3 ms of the server's CPU time with an event for each token, and 1.9 to 2.2 ms with such parts.
 # A reader that comes later gets the text at most this many tokens late.
 UNREAD_TOKENS = 16
+# An unread answer of at most this many tokens comes whole, as one JSON object. For 64 tokens that
+# took vLLM's front end 5.4 ms less CPU time of 39 than such parts, and the server 1.4 ms of 4.7. A
+# longer one comes in parts, so that a vLLM that hangs is noticed, and the prompt that reads it is
+# filled early.
+WHOLE_TOKENS = 128
 DEEPEST = 63  # larger depths count as this one
+RANK_HEADER = "X-data-parallel-rank"
+MANY_RANKS = (
+    "vLLM has %d data-parallel ranks and chooses one for each call, so a call may not find its "
+    "prefix: describe each rank as an [[engine]] with data_parallel_rank"
+)
 
 
-class VLLMEngine(RemoteEngine):
+class VLLMEngine(PrefixCacheEngine):
     """An `api.Engine` on vLLM's HTTP interface."""
 
     def __init__(self, config: VLLMConfig) -> None:
@@ -60,88 +68,48 @@ class VLLMEngine(RemoteEngine):
         self._watch: asyncio.Task[None] | None = None
         self._notes = HintSocket()  # to our scheduler in the child
         self._model = ""
-        self._contexts: dict[str, tuple[int, ...]] = {}
-        self._open = OpenPrompts()
         self._priority = config.connect is None
-        self._meter: GaugeReader | None = None  # of a vLLM without our scheduler
+        self._tells_times = False  # an answer tells the times of its phases
 
     async def start(self) -> api.Description:
         """Start vLLM, or connect to a running one, and describe it. Raises EngineDied."""
-        connect = self._config.connect
+        connect, rank = self._config.connect, self._config.rank
         if connect is None:
             self._child = Child(self._config)
             await self._child.start()
-            connect = self._child.endpoint
+            where = self._child.endpoint
+            connect = replace(where, url=f"{where.url}/v1")
             self._notes = self._child.notes
-            self._pauses = self._notes.are_read
+            self._pauses = self._tells_times = self._notes.are_read
+        if rank is not None:
+            connect = replace(connect, headers={RANK_HEADER: str(rank)})
         self._endpoint = Endpoint(connect)
         self._root = Endpoint(replace(connect, url=connect.url.rstrip("/").removesuffix("/v1")))
         wanted = self._config.served if self._child is None else self._config.announced
         try:
             self._model, limit = await served(self._endpoint, wanted)
             if self._child is None:
-                self._priority = await self._takes_priority()
+                await self._try_fields()
         except EndpointError as error:
             await self.close()
             raise api.EngineDied(f"the engine did not start: {error}") from error
         if self._child is not None:
             self._watch = asyncio.create_task(self._watch_child(self._child))
-        pool = kv_tokens(await self.metrics())
+        metrics = await self.metrics()
+        pool = kv_tokens(metrics, rank)
+        if rank is not None and pool is None:
+            await self.close()
+            raise api.EngineDied(f"the engine did not start: vLLM has no data-parallel rank {rank}")
+        if rank is None and (count := ranks(metrics)) > 1:
+            log.warning(MANY_RANKS, count)
+        events = self._config.kv_events if self._child is None else self._child.events
+        if events is not None:
+            at = events if rank is None else events.of_rank(rank)
+            self._reports.listen(at, kv_blocks(metrics, rank))
         if not self._notes.are_read:
-            seen = partial(self._count_others, pool if self._child is None else None)
-            self._meter = GaugeReader(self.metrics, lambda: len(self._ops), seen, EVERY_S)
+            # A child of ours has no other clients.
+            self._watch_gauge(gauge_names(rank), pool if self._child is None else None)
         return self._description(limit, pool)
-
-    def submit(self, op: api.Op) -> None:
-        self._ops[op.id] = op
-        if op.parent is not None and op.parent not in self._contexts:
-            del self._ops[op.id]
-            self.fail(op, "InvalidRequest", f"context {op.parent} does not exist")
-            return
-        tokens = (*self._contexts.get(op.parent or "", ()), *(op.tokens or ()))
-        self._contexts[op.context] = tokens
-        self._notes.send(wire.Update(op.id, op.hints))
-        if self._meter is not None:
-            self._meter.start()
-        if op.open:
-            self._warm(self._open.add(op, tokens))
-        else:
-            self._spawn(replace(op, tokens=tokens))
-
-    def feed(self, op: str, offset: int, part: api.Fed, last: bool) -> None:
-        found = self._open.get(op)
-        if found is None:
-            return  # the op was cancelled
-        assert isinstance(part, tuple), "this engine takes token ids"
-        found.tokens += part
-        if not last:
-            self._warm(found)
-            return
-        self._open.pop(op)
-        tokens = self._contexts[found.op.context] = tuple(found.tokens)
-        whole = replace(found.op, tokens=tokens, open=False)
-        self._ops[op] = whole
-        self._spawn(whole)
-
-    def update(self, op: str, hints: api.Hints) -> None:
-        """Pass the hints on to our scheduler. Another vLLM takes them only with the request."""
-        if found := self._open.get(op):
-            found.op = replace(found.op, hints=hints)
-        self._notes.send(wire.Update(op, hints))
-
-    def cancel(self, op: str) -> None:
-        if (found := self._open.pop(op)) and found.warming:
-            found.warming.cancel()
-        super().cancel(op)
-
-    def retain(self, context: str, retention: api.Retention) -> None:
-        """Pass the wish on to our scheduler. Another vLLM manages its KV cache alone."""
-        self._notes.send(wire.Retain(context, retention))
-
-    def free(self, context: str) -> None:
-        """Forget the context's tokens. vLLM evicts its blocks when it needs memory."""
-        self._contexts.pop(context, None)
-        self._notes.send(wire.Free(context))
 
     @property
     def socket(self) -> str | None:
@@ -149,20 +117,12 @@ class VLLMEngine(RemoteEngine):
         return None if self._child is None else self._child.endpoint.socket
 
     async def metrics(self) -> bytes:
-        """Return vLLM's own metrics, or b"" if it does not answer."""
         assert self._root is not None, "metrics before start"
-        try:
-            status, body = await self._root.get("/metrics")
-        except EndpointError:
-            return b""
-        return body if status == 200 else b""
+        return await self._root.metrics()
 
     async def close(self) -> None:
-        for task in (self._watch, *self._open.busy()):
-            if task is not None:
-                task.cancel()
-        if self._meter is not None:
-            self._meter.stop()
+        if self._watch is not None:
+            self._watch.cancel()
         await super().close()
         if self._root is not None:
             await self._root.close()
@@ -170,63 +130,40 @@ class VLLMEngine(RemoteEngine):
             await self._child.close()
 
     def _description(self, limit: int | None, pool: int | None) -> api.Description:
-        directory = self._config.model
-        texts = tokenizer_texts(directory)
         return api.Description(
+            **self._described(self._config.model),
             model=self._config.announced,
-            tokenizer=str(directory / "tokenizer.json"),
-            chat_template=texts["chat_template"] or None,
-            bos_token=texts["bos_token"],
-            eos_token=texts["eos_token"],
             context_limit=limit or self._config.max_model_len or 8192,
             kv_tokens=pool,
             max_running=self._config.max_running,
-            fill_tokens=WARM_TOKENS,
             dtype=self._config.dtype,
-            default_sampling=default_sampling(directory),
-            capabilities=capabilities(self._child is not None, self._priority, self._pauses),
+            capabilities=capabilities(
+                self._child is not None, self._priority, self._pauses, self._reports.listens
+            ),
         )
 
-    async def _takes_priority(self) -> bool:
-        """Return whether a vLLM that we did not start schedules by priority. Others answer 400."""
+    async def _try_fields(self) -> None:
+        """Find out whether a vLLM that we did not start schedules by priority, and whether its
+        answers tell times. Without the first it answers 400."""
+        body = self._fill_body((1,))
         try:
-            await self.endpoint.post("/completions", self._fill_body((1,)) | {"priority": 1})
+            answer = await self.endpoint.post("/completions", body | {"priority": 1})
+            self._priority = True
         except EndpointError as error:
             if error.error != "InvalidRequest":
                 raise
-            return False
-        return True
+            answer = await self.endpoint.post("/completions", body)
+        self._tells_times = times_of(answer) is not None
 
     async def _watch_child(self, child: Child) -> None:
         self._outbox.end(api.EngineDied(await child.wait()))
 
-    def _count_others(self, pool: int | None, gauge: Gauge, requests: int) -> None:
-        """Tell the server how much of the `pool` other clients of this vLLM hold."""
-        if pool is None:
-            return  # a child of ours has no other clients
-        own = sum(len(op.tokens or ()) + _longest(op) for op in self._ops.values())
-        others = gauge.others(pool, requests, own)
-        self._outbox.put(api.Occupied(**self._outbox.head("", 0), tokens=others))
+    def _advise(self, verb: wire.Verb) -> None:
+        """Pass the verb on to our scheduler. Another vLLM takes hints only with a request."""
+        self._notes.send(verb)
 
-    def _warm(self, found: OpenPrompt) -> None:
-        """Fill the known prefix of an open prompt early, one request at a time."""
-        if self._meter is not None and not self._meter.last.has_room:
-            return
-        whole = self._open.due(found)
-        if whole is None:
-            return
-        # The filled blocks are kept, because the call itself will come.
-        self._notes.send(wire.Retain(found.op.context, api.Retention.KEEP))
-        body = self._fill_body(tuple(found.tokens[: whole + 1]), found.op)
-        found.warming = asyncio.create_task(self._warm_with(body))
-
-    async def _warm_with(self, body: dict[str, Any]) -> None:
-        try:
-            await self.endpoint.post("/completions", body)
-        except EndpointError as error:
-            # Nothing to report: the call itself will get the same error.
-            if error.broken:
-                self._count_failure(str(error))
+    async def _fill_early(self, tokens: tuple[int, ...], op: api.Op) -> None:
+        await self.endpoint.post("/completions", self._fill_body(tokens, op))
 
     async def _pieces(self, op: api.Op) -> AsyncIterator[AnswerPiece]:
         tokens = op.tokens or ()
@@ -235,30 +172,66 @@ class VLLMEngine(RemoteEngine):
             counts = counts_of(answer) or TokenCounts(len(tokens))
             yield AnswerPiece(reason=api.FinishReason.FILLED, counts=replace(counts, output=0))
             return
+        body, names = self._body(op, tokens), headers(EndpointScheduler.VLLM, op)
+        if self._comes_whole(op):
+            yield await self._whole(op, body, names)
+            return
         made: list[int] = []
-        body = self._body(op, tokens)
-        async for event in self.endpoint.stream(
-            "/completions",
-            body,
-            f"{op.id}.{op.attempt}",
-            op.hints.traceparent,
-            headers(EndpointScheduler.VLLM, op.hints),
-        ):
+        body |= {
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+        }
+        if _is_unread(op):
+            body["stream_interval"] = UNREAD_TOKENS  # a vLLM without this field ignores it
+        async for event in self.endpoint.stream("/completions", body, names):
             piece = _piece(event, op.sampling.logprobs if op.sampling else None)
             if piece is not None:
                 made += piece.tokens
                 yield piece
-        if op.context in self._contexts:
-            self._contexts[op.context] = (*tokens, *made)
+        self._has_made(op, made)
+
+    def _comes_whole(self, op: api.Op) -> bool:
+        """Whether nobody needs a part of the answer early, and its times are told anyway."""
+        assert op.sampling is not None, "a generate has sampling parameters"
+        is_short = op.sampling.max_tokens <= WHOLE_TOKENS
+        return self._tells_times and _is_unread(op) and is_short
+
+    async def _whole(self, op: api.Op, body: dict[str, Any], names: dict[str, str]) -> AnswerPiece:
+        """The answer as one piece. It may take as long as all parts of a stream together.
+
+        The piece has ids only if a tool's result may continue the answer, because vLLM then sends
+        back the prompt's ids, too.
+        """
+        assert op.sampling is not None, "a generate has sampling parameters"
+        has_ids = bool(op.sampling.pause_on)
+        if has_ids:
+            body["return_token_ids"] = True
+        patience, parts = self.endpoint.config, -(-_longest(op) // UNREAD_TOKENS)
+        within_s = patience.first_s + parts * patience.idle_s
+        answer = await self.endpoint.post("/completions", body, names, within_s)
+        choice = first_choice(answer)
+        text = None if choice is None else choice.get("text")
+        ids = () if choice is None or not has_ids else choice.get("token_ids")
+        if choice is None or not isinstance(text, str) or not isinstance(ids, list | tuple):
+            raise EndpointError("EngineFailed", "vLLM sent no answer", retryable=True, broken=True)
+        if has_ids:
+            self._has_made(op, ids)
+        else:  # the context's tokens are not known, so no op may continue it as its parent
+            self._contexts.pop(op.context, None)
+        return AnswerPiece(
+            text=text,
+            tokens=tuple(ids),
+            reason=finish_reason(choice.get("finish_reason")),
+            counts=counts_of(answer),
+            times=times_of(answer),
+        )
 
     def _body(self, op: api.Op, tokens: tuple[int, ...]) -> dict[str, Any]:
         assert op.sampling is not None, "a generate has sampling parameters"
         body = {
             "model": self._model,
             "prompt": tokens,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "return_token_ids": True,
             **openai_sampling(op.sampling),
             **extra_sampling(op.sampling),
         }
@@ -272,8 +245,6 @@ class VLLMEngine(RemoteEngine):
             body["cache_salt"] = op.salt
         if self._priority:
             body["priority"] = priority(op.hints)
-        if op.hints.unread and op.sampling.logprobs is None:
-            body["stream_interval"] = UNREAD_TOKENS  # a vLLM without this field ignores it
         return body | _names(op, self._notes)
 
     def _fill_body(self, tokens: tuple[int, ...], op: api.Op | None = None) -> dict[str, Any]:
@@ -298,16 +269,37 @@ def _names(op: api.Op, notes: HintSocket) -> dict[str, Any]:
     return {"vllm_xargs": names}
 
 
+def _is_unread(op: api.Op) -> bool:
+    """Whether nobody reads a part of the answer. Each token's probability comes with its event."""
+    return op.hints.unread and op.sampling is not None and op.sampling.logprobs is None
+
+
+def times_of(answer: Mapping[str, Any]) -> AnswerTimes | None:
+    """The times of an answer's phases, or None if vLLM does not tell them."""
+    told = answer.get("metrics")
+    if not isinstance(told, dict):
+        return None
+    fill, generate = told.get("time_to_first_token_ms"), told.get("generation_time_ms")
+    if not isinstance(fill, float | int) or not isinstance(generate, float | int):
+        return None
+    return AnswerTimes(fill / 1e3, generate / 1e3)
+
+
 def _longest(op: api.Op) -> int:
     return 0 if op.sampling is None else op.sampling.max_tokens
 
 
-def capabilities(child: bool, priority: bool, retains: bool) -> tuple[api.Capability, ...]:
+def capabilities(
+    child: bool, priority: bool, retains: bool, reports: bool
+) -> tuple[api.Capability, ...]:
     """Return the capabilities of a vLLM. Only a child of ours surely reports its cached tokens.
 
-    `retains` says that our scheduler runs in it, which keeps contexts.
+    `retains` says that our scheduler runs in it, which keeps contexts. `reports` says that its KV
+    events are heard.
     """
-    lacks = {api.Capability.REPORTS}
+    lacks = set()
+    if not reports:
+        lacks.add(api.Capability.REPORTS)
     if not retains:
         lacks.add(api.Capability.RETENTION)
     if not child:
@@ -332,7 +324,7 @@ def priority(hints: api.Hints) -> int:
 def _piece(event: dict[str, Any], alternatives: int | None) -> AnswerPiece | None:
     choice, counts = first_choice(event), counts_of(event)
     if choice is None:
-        return None if counts is None else AnswerPiece(counts=counts)
+        return None if counts is None else AnswerPiece(counts=counts, times=times_of(event))
     text, tokens = choice.get("text"), choice.get("token_ids")
     if not isinstance(text, str) or not isinstance(tokens, list):
         raise EndpointError(
@@ -361,37 +353,3 @@ def _likeliest(top: dict[str, float], count: int) -> list[tuple[int, float]]:
     """
     best = sorted(top.items(), key=lambda one: -one[1])[:count]
     return [(int(name.removeprefix("token_id:")), value) for name, value in best]
-
-
-def kv_tokens(metrics: bytes) -> int | None:
-    """Return the tokens that vLLM's KV cache holds, over all data-parallel engines.
-
-    `metrics` is the text of GET /metrics. None if it does not state the size, or is not valid.
-    """
-    try:
-        families = [
-            family
-            for family in text_string_to_metric_families(metrics.decode(errors="replace"))
-            if family.name == "vllm:cache_config_info"
-        ]
-    except (ValueError, KeyError, IndexError):  # the parser's errors for other text
-        return None
-    sizes = [_cache_tokens(sample.labels) for family in families for sample in family.samples]
-    known = [size for size in sizes if size is not None]
-    return sum(known) if known and len(known) == len(sizes) else None
-
-
-def _cache_tokens(labels: Mapping[str, str]) -> int | None:
-    """Return the tokens of one engine's cache, or None if they are not stated.
-
-    vLLM 0.32 states tokens. Earlier versions state blocks and tokens per block, which gives the
-    same number if all layers of the model are alike.
-    """
-    if tokens := _count(labels.get("kv_cache_size_tokens")):
-        return tokens
-    blocks, size = _count(labels.get("num_gpu_blocks")), _count(labels.get("block_size"))
-    return blocks * size if blocks and size else None
-
-
-def _count(value: str | None) -> int | None:
-    return int(value) if value is not None and value.isascii() and value.isdigit() else None

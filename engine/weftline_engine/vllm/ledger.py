@@ -1,7 +1,8 @@
 """The calls in vLLM: their order, and which of them must wait because of the token bound of others.
 
-It is pure. The scheduler that runs inside vLLM asks it before each step, and acts. The order and
-the sharing of a step are those of our own engine (`weftline_engine.bookkeeping.schedule.order`).
+This module is pure. The scheduler that runs inside vLLM asks the ledger before each step, and acts.
+The order and the sharing of a step are those of our own engine
+(`weftline_engine.bookkeeping.schedule.order`).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ class HintSocket:
     def __init__(self) -> None:
         self._server: asyncio.Server | None = None
         self._readers: set[asyncio.StreamWriter] = set()
+        self._unsent: list[wire.Verb] = []
 
     @property
     def are_read(self) -> bool:
@@ -25,14 +26,25 @@ class HintSocket:
         self._server = await asyncio.start_unix_server(self._connected, path)
 
     def send(self, *verbs: wire.Verb) -> None:
-        """Send the verbs to every scheduler. Without one, nothing happens."""
-        if self._readers:
-            frame = wire.encode(verbs)
-            for writer in self._readers:
-                writer.write(frame)
+        """Send the verbs to every scheduler at the end of this turn of the event loop. Without a
+        scheduler, nothing happens.
+
+        Each frame wakes a thread in the process that plans vLLM's steps. The end of a call has
+        three verbs, which are one frame.
+        """
+        if not self._readers:
+            return
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent += verbs
+
+    def _flush(self) -> None:
+        verbs, self._unsent = self._unsent, []
+        frame = wire.encode(verbs)
+        for writer in self._readers:
+            writer.write(frame)
 
     async def close(self) -> None:
-        """Close the socket and its connections."""
         for writer in self._readers:
             writer.close()
         if self._server is not None:

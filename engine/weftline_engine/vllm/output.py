@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from weftline_engine.openai.child import MOST_CHARS
+
 # The process that vLLM names before a line, and its log's level, time and place.
 _PROCESS = re.compile(r"^\((?P<process>[\w ]+) pid=\d+\) ")
 _LOGGED = re.compile(r"^(?P<level>[A-Z]+) \d\d-\d\d [\d:]{8} \[[\w.]+:\d+\] ?")
@@ -15,19 +17,6 @@ _SECOND_HAND = ("See root cause above", "Worker failed with error", "Failed core
 _BEGINS = re.compile(r"Traceback |During handling |The above exception |\[rank|Exception ignored")
 _DETAILS = ("Config", "Args")  # pydantic says "1 validation error for ModelConfig", then what
 _BAR = re.compile(r"\d+%\|")
-MOST_CHARS = 300  # of a cause
-
-
-class OutputLines:
-    """Splits output into lines. A progress bar ends each of its states with a carriage return."""
-
-    def __init__(self) -> None:
-        self._rest = ""
-
-    def split(self, text: str) -> list[str]:
-        """The lines that `text` ends, without those that are empty."""
-        *ended, self._rest = re.split(r"[\r\n]", self._rest + text)
-        return [line.rstrip() for line in ended if line.strip()]
 
 
 def plain(line: str) -> tuple[str, str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 
 # vLLM does not promise its scheduler's interface. These versions pass the contract in CI.
-KNOWN = ("0.32",)
+KNOWN = ("0.32", "0.31")
 # The environment variable with the path of the socket that brings the server's hints.
 NOTES = "WEFTLINE_NOTES"
 SCHEDULER = "weftline_engine.vllm.scheduler.WeftlineScheduler"
+# vLLM's own connector, which copies blocks to host memory and back.
+HOST_CONNECTOR = "OffloadingConnector"
 
 # Prints the name and the version of the package. vLLM is published under two names. Importing it
 # would take seconds; its metadata does not.

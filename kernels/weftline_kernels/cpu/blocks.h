@@ -8,8 +8,8 @@
 
 /* The numbers of the types in a GGUF file. Weights of INT8 have a scale for each row (int8.h). */
 enum {
-    F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, INT8 = 24,
-    BF16 = 30
+    F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13,
+    Q6_K = 14, INT8 = 24, BF16 = 30
 };
 
 #define SMALL 32  /* weights of a small block, and inputs that have a scale in common */
@@ -17,6 +17,8 @@ enum {
 
 typedef struct { u16 scale; u8 codes[SMALL / 2]; } Block4;
 typedef struct { u16 scale, least; u8 codes[SMALL / 2]; } Block41;
+typedef struct { u16 scale; u8 high[SMALL / 8], codes[SMALL / 2]; } Block5;
+typedef struct { u16 scale, least; u8 high[SMALL / 8], codes[SMALL / 2]; } Block51;
 typedef struct { u16 scale; i8 codes[SMALL]; } Block8;
 typedef struct { u16 scale, least; u8 packed[12], codes[LARGE / 2]; } Block4K;
 typedef struct { u16 scale, least; u8 packed[12], high[LARGE / 8], codes[LARGE / 2]; } Block5K;
@@ -40,12 +42,13 @@ INLINE int is_finite(u16 bits) { return (bits & 0x7c00) != 0x7c00; }
 
 /* The weights of a block and bytes of it. 0 if the type is not quantised or not known. */
 INLINE int64_t weights_of(int32_t type) {
-    return type == Q4_0 || type == Q4_1 || type == Q8_0 ? SMALL
+    return type == Q4_0 || type == Q4_1 || type == Q5_0 || type == Q5_1 || type == Q8_0 ? SMALL
          : type == Q4_K || type == Q5_K || type == Q6_K ? LARGE : 0;
 }
 
 INLINE int64_t bytes_of(int32_t type) {
     return type == Q4_0 ? sizeof(Block4) : type == Q4_1 ? sizeof(Block41)
+         : type == Q5_0 ? sizeof(Block5) : type == Q5_1 ? sizeof(Block51)
          : type == Q8_0 ? sizeof(Block8)
          : type == Q4_K ? sizeof(Block4K) : type == Q5_K ? sizeof(Block5K)
          : type == Q6_K ? sizeof(Block6K) : 0;
@@ -59,7 +62,8 @@ INLINE int64_t row_bytes(int32_t type, int64_t inner) {
 
 /* Up to LARGE weights of a row: their codes without sign, and what these are multiplied by. In a large
  * block, small block b has the scale `scale[0] * of[b]` and the least `least[0] * below[b]`; Q6_K has a
- * scale for each half of a small block. Other small blocks have `scale[b]`, and Q4_1 adds `least[b]`.
+ * scale for each half of a small block. Other small blocks have `scale[b]`, and Q4_1 and Q5_1 add
+ * `least[b]`.
  * `zero` is the code of the weight 0 where there is no least. */
 typedef struct {
     int32_t zero;
@@ -67,6 +71,19 @@ typedef struct {
     u8 of[2 * LARGE / SMALL], below[LARGE / SMALL];
     u8 codes[LARGE];
 } Codes;
+
+/* Whether small blocks have a least weight of their own. */
+INLINE int adds_least(int32_t type) { return type == Q4_1 || type == Q5_1; }
+
+/* Reads the codes of a small block: low halves of bytes, then high ones, and above them the bits of
+ * `high`, if there are any. */
+INLINE void read_small(const u8 *halves, const u8 *high, u8 *codes) {
+    for (int i = 0; i < SMALL / 2; i++) {
+        codes[i] = halves[i] & 15;
+        codes[i + SMALL / 2] = halves[i] >> 4;
+    }
+    for (int i = 0; high && i < SMALL; i++) codes[i] |= (high[i / 8] >> i % 8 & 1) << 4;
+}
 
 /* The scales and leasts of 6 bits that Q4_K and Q5_K pack into 12 bytes. */
 static void read_packed(const u8 *packed, Codes *to) {
@@ -82,6 +99,8 @@ static void read_packed(const u8 *packed, Codes *to) {
 static void read_codes(int32_t type, const void *from, int count, Codes *to) {
     const Block4 *four = from;
     const Block41 *four_1 = from;
+    const Block5 *five = from;
+    const Block51 *five_1 = from;
     const Block8 *eight = from;
     const Block4K *four_k = from;
     const Block5K *five_k = from;
@@ -92,20 +111,28 @@ static void read_codes(int32_t type, const void *from, int count, Codes *to) {
         to->zero = 8;
         for (int b = 0; b < count / SMALL; b++, codes += SMALL) {
             to->scale[b] = four[b].scale;
-            for (int i = 0; i < SMALL / 2; i++) {
-                codes[i] = four[b].codes[i] & 15;
-                codes[i + SMALL / 2] = four[b].codes[i] >> 4;
-            }
+            read_small(four[b].codes, NULL, codes);
         }
         break;
     case Q4_1:
         to->zero = 0;
         for (int b = 0; b < count / SMALL; b++, codes += SMALL) {
             to->scale[b] = four_1[b].scale, to->least[b] = four_1[b].least;
-            for (int i = 0; i < SMALL / 2; i++) {
-                codes[i] = four_1[b].codes[i] & 15;
-                codes[i + SMALL / 2] = four_1[b].codes[i] >> 4;
-            }
+            read_small(four_1[b].codes, NULL, codes);
+        }
+        break;
+    case Q5_0:
+        to->zero = 16;
+        for (int b = 0; b < count / SMALL; b++, codes += SMALL) {
+            to->scale[b] = five[b].scale;
+            read_small(five[b].codes, five[b].high, codes);
+        }
+        break;
+    case Q5_1:
+        to->zero = 0;
+        for (int b = 0; b < count / SMALL; b++, codes += SMALL) {
+            to->scale[b] = five_1[b].scale, to->least[b] = five_1[b].least;
+            read_small(five_1[b].codes, five_1[b].high, codes);
         }
         break;
     case Q8_0:
@@ -157,7 +184,7 @@ static void widen_row(int32_t type, const void *from, int64_t inner, float *to) 
             float scale, least = 0;
             if (weights_of(type) == SMALL) {
                 scale = half(read.scale[b]);
-                if (type == Q4_1) least = -half(read.least[b]);
+                if (adds_least(type)) least = -half(read.least[b]);
             }
             else if (type == Q6_K) scale = half(read.scale[0]) * (i8)read.of[i / 16];
             else {

@@ -8,7 +8,7 @@ B = small blocks of a row, T = rows of inputs.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ class WeightType(IntEnum):
     F16 = 1
     Q4_0 = 2
     Q4_1 = 3
+    Q5_0 = 6
+    Q5_1 = 7
     Q8_0 = 8
     Q4_K = 12
     Q5_K = 13
@@ -45,6 +47,8 @@ SIZES = {
     WeightType.BF16: (1, 2),
     WeightType.Q4_0: (32, 18),
     WeightType.Q4_1: (32, 20),
+    WeightType.Q5_0: (32, 22),
+    WeightType.Q5_1: (32, 24),
     WeightType.Q8_0: (32, 34),
     WeightType.Q4_K: (256, 144),
     WeightType.Q5_K: (256, 176),
@@ -82,6 +86,13 @@ def read(kind: WeightType, rows_XY: Bytes) -> Codes:
         case WeightType.Q4_1:
             scales_XBP, least_XB1 = _float16s(blocks[..., :2]), -_float16s(blocks[..., 2:4])
             return Codes(_nibbles(blocks[..., 4:], 16), scales_XBP, least_XB1[..., 0])
+        case WeightType.Q5_0:
+            codes = _nibbles(blocks[..., 6:], 16) | _fifth_bits(blocks[..., 2:6])
+            return Codes(codes - 16, _float16s(blocks[..., :2]))
+        case WeightType.Q5_1:
+            scales_XBP, least_XB1 = _float16s(blocks[..., :2]), -_float16s(blocks[..., 2:4])
+            codes = _nibbles(blocks[..., 8:], 16) | _fifth_bits(blocks[..., 4:8])
+            return Codes(codes, scales_XBP, least_XB1[..., 0])
         case WeightType.Q8_0:
             codes = blocks[..., 2:].view(np.int8).astype(np.int64)
             return Codes(codes, _float16s(blocks[..., :2]))
@@ -113,62 +124,16 @@ def widen(kind: WeightType, rows_XY: Bytes) -> Floats:
     return values.reshape(len(rows_XY), -1)
 
 
-class Rounded(NamedTuple):
-    """Inputs in blocks of 32 whole numbers of -127 to 127, each block with a scale."""
-
-    numbers_TB32: Wholes
-    scales_TB: Floats
-
-
-def rounded(x_TY: Floats) -> Rounded:
-    """Inputs as the products of quantised weights take them."""
-    blocks = x_TY.reshape(len(x_TY), -1, SMALL)
-    most = np.abs(blocks).max(axis=2)
-    inverse = np.divide(np.float32(127), most, out=np.zeros_like(most), where=most > 1e-30)
-    # The product is rounded to a whole number once, so it is computed in float64.
-    numbers = np.rint(blocks.astype(np.float64) * inverse[..., None].astype(np.float64))
-    return Rounded(numbers.astype(np.int64), most / np.float32(127))
-
-
-def product(x: Rounded, weights: Codes) -> Floats:
-    """The product (T, X) to the bit, as every variant of the C kernels computes it."""
-    codes_XB32, scales_XBP, least_XB = weights
-    total = np.zeros((len(x.numbers_TB32), len(codes_XB32)), np.float32)
-    wide = SMALL // scales_XBP.shape[2]
-    for b in range(codes_XB32.shape[1]):
-        numbers, scale_T1 = x.numbers_TB32[:, b], x.scales_TB[:, b, None]
-        for p in range(scales_XBP.shape[2]):
-            part = slice(p * wide, (p + 1) * wide)
-            sums = (numbers[:, part] @ codes_XB32[:, b, part].T).astype(np.float32)
-            total = fused(sums, scales_XBP[:, b, p] * scale_T1, total)
-        if least_XB is not None:
-            sum_T1 = scale_T1 * numbers.sum(axis=1, keepdims=True).astype(np.float32)
-            total = fused(-least_XB[:, b], sum_T1, total)
-    return total
-
-
-def fused(a: Any, b: Any, c: Any) -> Floats:
-    """a * b + c in float32, rounded once.
-
-    The product is exact in float64. The sum there is rounded to odd: if it is not exact, its last
-    bit is set. So the second rounding, to float32, is that of the exact sum.
-    """
-    product_, c = np.multiply(a, b, dtype=np.float64), np.asarray(c, np.float64)
-    total = product_ + c
-    back = total - product_
-    error = (product_ - (total - back)) + (c - back)
-    bits = total.view(np.int64)
-    away = (error > 0) == (total > 0)  # the exact sum has a larger size than the rounded one
-    odd = np.where((error != 0) & (bits & 1 == 0), np.where(away, bits + 1, bits - 1), bits)
-    found: Floats = odd.view(np.float64).astype(np.float32)
-    return found
-
-
 def _nibbles(packed: Bytes, together: int) -> Wholes:
     """The low halves of `together` bytes, their high ones, and so on with the next bytes."""
     groups = packed.reshape(*packed.shape[:-1], -1, 1, together)
     both = groups >> np.array([[0], [4]], np.uint8) & 15
     return both.reshape(*packed.shape[:-1], -1).astype(np.int64)
+
+
+def _fifth_bits(packed: Bytes) -> Wholes:
+    """The bits of bytes, the lowest first, at the place of a fifth bit."""
+    return np.unpackbits(packed, axis=-1, bitorder="little").astype(np.int64) << 4
 
 
 def _float16s(pairs: Bytes) -> Floats:

@@ -12,6 +12,7 @@
 #include <omp.h>
 
 #include "attention.h"
+#include "experts.h"
 #include "packing.h"
 #include "parts.h"
 #include "rows.h"
@@ -55,6 +56,10 @@ static void run_layer(const Model *m, const Step *s, int64_t index) {
     for (int64_t t = 0; t < tokens; t++) place(m, layer, s, t, keys, values);
     attend_all(m, s, layer, keys, values);
     leave(m, s, s->attended, query, layer->out, layer->out_bias, layer->attended_norm);
+    if (layer->router) {
+        mix(m, s, layer);
+        return;
+    }
     enter(m, s, layer->mlp_norm);
     multiply(s->normed, tokens, hidden, layer->gate_up, (m->mlp + LANES - 1) / LANES, s->rounded,
              gate, &gated);

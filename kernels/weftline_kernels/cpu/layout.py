@@ -6,8 +6,11 @@ weight.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from weftline_kernels.cpu.memory import WeightMemory
 
 
 def stride(width: int) -> int:
@@ -15,17 +18,17 @@ def stride(width: int) -> int:
     return -(-width // 32) * 32 + 16
 
 
-def pack(weight_XY: Tensor, panel: int) -> Tensor:
+def pack(weight_XY: Tensor, panel: int, memory: WeightMemory) -> Tensor:
     """Panels of `panel` rows of `weight_XY`, padded with zeros: (-1, Y / 2, panel, 2)."""
     rows, columns = weight_XY.shape
     padded = torch.zeros(-(-rows // panel) * panel, columns + columns % 2, dtype=torch.bfloat16)
     padded[:rows, :columns] = weight_XY
     # As 32-bit words of two columns each: transposing words is 4 times as fast.
     words = padded.view(torch.int32).view(-1, panel, padded.shape[1] // 2)
-    return words.transpose(1, 2).contiguous()
+    return _laid(words.transpose(1, 2), memory)
 
 
-def pack_int8(weight_XY: Tensor, panel: int) -> tuple[Tensor, Tensor]:
+def pack_int8(weight_XY: Tensor, panel: int, memory: WeightMemory) -> tuple[Tensor, Tensor]:
     """The same panels in int8, (-1, Y / 4, panel, 4), and the scale of each row of `weight_XY`.
 
     A row's largest number becomes 127. Both are padded to whole panels.
@@ -38,7 +41,13 @@ def pack_int8(weight_XY: Tensor, panel: int) -> tuple[Tensor, Tensor]:
     padded[:rows, :columns] = rounded_XY
     words = padded.view(torch.int32).view(-1, panel, padded.shape[1] // 4)
     scales = torch.nn.functional.pad(scale_X, (0, len(padded) - rows))
-    return words.transpose(1, 2).contiguous(), scales
+    return _laid(words.transpose(1, 2), memory), scales
+
+
+def _laid(words: Tensor, memory: WeightMemory) -> Tensor:
+    """A contiguous copy of 32-bit words."""
+    copy = torch.from_numpy(memory.bytes(4 * words.numel()).view(np.int32))
+    return copy.view(words.shape).copy_(words)
 
 
 def rounded_stride(width: int) -> int:
@@ -49,6 +58,11 @@ def rounded_stride(width: int) -> int:
 def scratch_row(width: int) -> int:
     """Bytes of the scratch memory for a row of activations (scratch_of in product.h)."""
     return max(rounded_stride(width), -(-width // 32) * 64)
+
+
+def rounded_rows(rows: int) -> int:
+    """The rows for which the scratch memory must have room, at most (blocks_apart in rounded.h)."""
+    return rows + 64
 
 
 def interleave(gate_MY: Tensor, up_MY: Tensor, lanes: int) -> Tensor:

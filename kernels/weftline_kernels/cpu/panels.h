@@ -12,12 +12,13 @@
 #define WORD (4 * PANEL) /* bytes of a word of all columns */
 
 INLINE int bits_of(int32_t type) {
-    return type == Q8_0 ? 8 : type == Q6_K ? 6 : type == Q5_K ? 5 : 4;
+    return type == Q8_0 ? 8 : type == Q6_K ? 6
+         : type == Q5_K || type == Q5_0 || type == Q5_1 ? 5 : 4;
 }
 
 /* Bytes of the scales of a panel, before its codes. */
 INLINE int64_t scales_of(int32_t type) {
-    if (weights_of(type) == SMALL) return PANEL * (type == Q4_1 ? 4 : 2);
+    if (weights_of(type) == SMALL) return PANEL * (adds_least(type) ? 4 : 2);
     return PANEL * (type == Q6_K ? 2 + 16 : 4 + 16);
 }
 
@@ -71,7 +72,7 @@ static int pack_scales(int32_t type, const Codes *read, int64_t column, u8 *to) 
     int good = is_finite(read->scale[0]);
     if (type == Q6_K)
         for (int i = 0; i < 16; i++) to[i * PANEL + column] = read->of[i];
-    if (type == Q4_K || type == Q5_K || type == Q4_1) {
+    if (type == Q4_K || type == Q5_K || adds_least(type)) {
         memcpy(to + 2 * column, &read->least[0], 2);
         to += 2 * PANEL;
         good &= is_finite(read->least[0]);

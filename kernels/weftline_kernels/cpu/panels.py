@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weftline_kernels.cpu.blocks import SIZES, Bytes, Floats, WeightType
+from weftline_kernels.cpu.memory import WeightMemory
 
 Addresses = npt.NDArray[np.uint64]
 
@@ -17,7 +18,7 @@ class Panels:
     """The functions of a library that quantise, pack and widen weights, on `threads` threads."""
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
-        self.threads = threads
+        self.threads, self.memory = threads, WeightMemory()
         self.columns = int(library.weftline_panel())
         self._bytes = library.weftline_panel_bytes
         self._bytes.argtypes, self._bytes.restype = [c_int32, c_int64], c_int64
@@ -38,7 +39,7 @@ class Panels:
         finite."""
         padded = np.zeros(-(-len(rows) // self.columns) * self.columns, np.uint64)
         padded[: len(rows)] = rows
-        packed = np.empty(self.bytes_of(kind, len(rows), inner), np.uint8)
+        packed = self.memory.bytes(self.bytes_of(kind, len(rows), inner))
         places = (padded.ctypes.data, len(padded), inner, packed.ctypes.data)
         return packed if self._pack(kind, *places, self.threads) else None
 

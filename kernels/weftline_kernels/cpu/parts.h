@@ -63,3 +63,30 @@ int64_t weftline_peak(int64_t rounds, int32_t threads) {
     return 12 * LANES * threads;
 #endif
 }
+
+#define UNIT 256 /* bytes that are read of a stream before the next stream has its turn */
+
+/* Reads `size` bytes on all threads: each thread reads `streams` pieces of its part side by side, and
+ * prefetches what lies `ahead` bytes behind. Returns the sum of all words. Whole units are read alone. */
+uint32_t weftline_read(const u8 *from, int64_t size, int32_t streams, int64_t ahead,
+                       int32_t threads) {
+    int64_t each = size / threads / streams / UNIT * UNIT;
+    uint32_t total = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : total)
+    {
+        const u8 *part = from + omp_get_thread_num() * streams * each;
+        wvec sums[4] = {0};
+        for (int64_t at = 0; at < each; at += UNIT)
+            for (int64_t s = 0; s < streams; s++) {
+                const u8 *unit = part + s * each + at;
+#pragma GCC unroll 4
+                for (int line = 0; line < UNIT; line += 64) __builtin_prefetch(unit + ahead + line);
+#pragma GCC unroll 16
+                for (int i = 0; i < UNIT / (4 * LANES); i++)
+                    sums[i % 4] += load_words(unit + i * 4 * LANES);
+            }
+        wvec sum = sums[0] + sums[1] + sums[2] + sums[3];
+        for (int i = 0; i < LANES; i++) total += sum[i];
+    }
+    return total;
+}

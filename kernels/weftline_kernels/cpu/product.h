@@ -2,6 +2,8 @@
  * interleaved in pairs. */
 #pragma once
 
+#include <omp.h>
+
 #include "int8.h"
 #include "quants.h"
 
@@ -97,24 +99,25 @@ INLINE void gate(const void *to, int64_t row, int64_t panel, const vec sums[2]) 
 /* Rounds the inputs as the weight's types want them. All quantised types want the same. */
 INLINE void round_inputs(const act *x, int64_t rows, int64_t inner, const Weight *weight,
                          void *rounded) {
-    int64_t small = rounded_stride(inner), blocks = inner / SMALL;
+    int64_t small = rounded_stride(inner), blocks = inner / SMALL, apart = blocks_apart(rows);
     int quantised = 0;
     for (int32_t p = 0; p < weight->parts; p++) quantised |= weights_of(weight->part[p].type) > 0;
     if (quantised)
 #pragma omp for collapse(2)
         for (int64_t r = 0; r < rows; r++)
             for (int64_t b = 0; b < blocks; b++)
-                round_block(x + r * stride_of(inner) + b * SMALL, (Rounded *)rounded + b * rows + r);
+                round_block(x + r * stride_of(inner) + b * SMALL, (Rounded *)rounded + b * apart + r);
     else if (weight->part[0].type == INT8)
 #pragma omp for
         for (int64_t r = 0; r < rows; r++)
             round_row(x + r * stride_of(inner), inner, (RowHead *)((char *)rounded + r * small));
 }
 
-/* A product: its inputs, plain and rounded, and where the sums of a row and a panel go. */
+/* A product: its inputs, plain and rounded, and where the sums of a row and a panel go. The blocks of a
+ * rounded row lie `apart`. */
 typedef struct {
     const act *x;
-    int64_t rows, inner;
+    int64_t rows, inner, apart;
     const void *rounded;
     Sink sink;
     const void *to;
@@ -126,7 +129,7 @@ static void multiply_quants(const Job *job, const Part *part, int64_t panel, int
     vec sums[MOST_ROWS_OF_PANEL][2];
     const u8 *codes = (const u8 *)part->panels
                       + (panel - part->first) * panel_bytes(part->type, job->inner);
-    multiply_panel(part->type, codes, job->inner, (const Rounded *)job->rounded + row, job->rows,
+    multiply_panel(part->type, codes, job->inner, (const Rounded *)job->rounded + row, job->apart,
                    end - row, sums);
     for (int64_t r = row; r < end; r++) job->sink(job->to, r, panel, sums[r - row]);
 }
@@ -156,29 +159,46 @@ INLINE int64_t tiles_of_task(int64_t inner, int quantised) {
     return rows < TILE ? 1 : rows > 96 ? 96 / TILE : rows / TILE;
 }
 
-/* Multiplies all rows of x by all panels. `sink` receives the sums of a row and a panel. A task is a
- * group of panels and a block of tiles, so the rows of a long prompt stay in the core's cache. Inputs
- * are rounded into `rounded` if the weights are not bfloat16. */
+/* How a product is cut into tasks. A task is a group of panels and a block of tiles, so the rows of a
+ * long prompt stay in the core's cache. With few rows there are about eight tasks for each thread: at
+ * the beginning of a task no weights have been prefetched. */
+typedef struct { int64_t tiles, blocks, group, groups; } Cut;
+
+INLINE Cut cut_of(int64_t rows, int64_t inner, int32_t type, int64_t panels) {
+    int64_t most = tiles_of_task(inner, weights_of(type) > 0), tiles = (rows + TILE - 1) / TILE;
+    int64_t blocks = (tiles + most - 1) / most, group = 256 / PANEL;
+    if (blocks == 1) {
+        int64_t eighth = panels / (8 * omp_get_num_threads());
+        if (group > eighth) group = eighth > 32 / PANEL ? eighth : 32 / PANEL;
+    }
+    return (Cut){tiles, blocks, group, (panels + group - 1) / group};
+}
+
+INLINE void multiply_task(const Job *job, const Weight *weight, int64_t panels, const Cut *cut,
+                          int64_t task) {
+    int64_t block = task / cut->groups, begin = task % cut->groups * cut->group, rows = job->rows;
+    int64_t end = begin + cut->group < panels ? begin + cut->group : panels;
+    int64_t first = block * cut->tiles / cut->blocks, tiles = cut->tiles;
+    int64_t last = (block + 1) * tiles / cut->blocks;
+    const Part *part = weight->part, *none = weight->part + weight->parts;
+    for (int64_t panel = begin; panel < end; panel++) {
+        while (part + 1 < none && panel >= part[1].first) part++;
+        if (weights_of(part->type))
+            multiply_quants(job, part, panel, first * rows / tiles, last * rows / tiles);
+        else for (int64_t tile = first; tile < last; tile++)
+            multiply_tile(job, part, panel, tile * rows / tiles, (tile + 1) * rows / tiles,
+                          tile == first + 1);
+    }
+}
+
+/* Multiplies all rows of x by all panels. `sink` receives the sums of a row and a panel. Inputs are
+ * rounded into `rounded` if the weights are not bfloat16. */
 INLINE void multiply(const act *x, int64_t rows, int64_t inner, Weight weight, int64_t panels,
                      void *rounded, Sink sink, const void *to) {
-    Job job = {x, rows, inner, rounded, sink, to};
-    int64_t most = tiles_of_task(inner, weights_of(weight.part[0].type) > 0);
-    int64_t tiles = (rows + TILE - 1) / TILE, blocks = (tiles + most - 1) / most;
-    int64_t group = (blocks > 1 ? 256 : 32) / PANEL, groups = (panels + group - 1) / group;
+    Job job = {x, rows, inner, blocks_apart(rows), rounded, sink, to};
+    Cut cut = cut_of(rows, inner, weight.part[0].type, panels);
     round_inputs(x, rows, inner, &weight, rounded);
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t task = 0; task < blocks * groups; task++) {
-        int64_t block = task / groups, begin = task % groups * group;
-        int64_t end = begin + group < panels ? begin + group : panels;
-        int64_t first = block * tiles / blocks, last = (block + 1) * tiles / blocks;
-        const Part *part = weight.part, *none = weight.part + weight.parts;
-        for (int64_t panel = begin; panel < end; panel++) {
-            while (part + 1 < none && panel >= part[1].first) part++;
-            if (weights_of(part->type))
-                multiply_quants(&job, part, panel, first * rows / tiles, last * rows / tiles);
-            else for (int64_t tile = first; tile < last; tile++)
-                multiply_tile(&job, part, panel, tile * rows / tiles, (tile + 1) * rows / tiles,
-                              tile == first + 1);
-        }
-    }
+    for (int64_t task = 0; task < cut.blocks * cut.groups; task++)
+        multiply_task(&job, &weight, panels, &cut, task);
 }

@@ -67,10 +67,11 @@ INLINE vec fused(vec a, vec b, vec c) {
 }
 
 /* Up to LARGE inputs of a panel, ready to multiply: the scales as floats, and where the codes of a
- * small block and of the next ones are. */
+ * small block and of the next ones are. With each small block the weights at `ahead` are prefetched, and
+ * `pace` bytes behind them with the next one. */
 typedef struct {
-    const u8 *codes;
-    int64_t step;
+    const u8 *codes, *ahead;
+    int64_t step, pace;
     vec scale[2 * LARGE / SMALL][2], least[LARGE / SMALL][2]; /* a least is added */
     u8 spread[LARGE / 4 * WORD] __attribute__((aligned(64)));
 } Open;
@@ -126,6 +127,8 @@ INLINE wvec word_of(const u8 *codes, const int bits, const int j, const int v) {
 INLINE void open_scales(const int32_t type, const u8 *from, int blocks, Open *to) {
     to->codes = from + scales_of(type);
     to->step = weights_of(type) == SMALL ? together(type) : bits_of(type) * WORD;
+    to->ahead = from + AHEAD;
+    to->pace = together(type) * SMALL / weights_of(type);
     const u8 *small = from + (type == Q6_K ? 2 : 4) * PANEL;
     for (int v = 0; v < 2; v++, from += 2 * LANES, small += LANES) {
         vec scale = float16s(from);
@@ -133,7 +136,7 @@ INLINE void open_scales(const int32_t type, const u8 *from, int blocks, Open *to
             for (int b = 0; b < blocks; b++) {
                 const u8 *block = from + b * together(type);
                 to->scale[b][v] = float16s(block);
-                if (type == Q4_1) to->least[b][v] = float16s(block + 2 * PANEL);
+                if (adds_least(type)) to->least[b][v] = float16s(block + 2 * PANEL);
             }
         else if (type == Q6_K)
             for (int i = 0; i < 16; i++) to->scale[i][v] = scale * bytes_as_floats(small + i * PANEL, 1);
@@ -151,15 +154,12 @@ INLINE void open_scales(const int32_t type, const u8 *from, int blocks, Open *to
 INLINE void spread(const int bits, int blocks, Open *to) {
     u8 *out = to->spread;
     const u8 *codes = to->codes;
-    for (int b = 0; b < blocks; b++, codes += to->step) {
-#pragma GCC unroll 16
-        for (int at = 0; at < bits * WORD; at += 64) __builtin_prefetch(codes + at + AHEAD);
+    for (int b = 0; b < blocks; b++, codes += to->step)
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++)
 #pragma GCC unroll 2
             for (int v = 0; v < 2; v++, out += 4 * LANES)
                 *(wvecu *)out = word_of(codes, bits, j, v);
-    }
     to->codes = to->spread;
     to->step = 8 * WORD;
 }
@@ -269,17 +269,20 @@ INLINE void add_words(const u8 *codes, const int bits, const int packed, const i
  * `less` is a place in `Rounded`. */
 INLINE void product_quants(const Open *open, int blocks, const int bits, const int packed,
                            const int words, const int least, const int less, const Rounded *x,
-                           int64_t all_rows, const int rows, vec totals[][2]) {
-    const u8 *codes = open->codes;
+                           int64_t apart, const int rows, vec totals[][2]) {
+    const u8 *codes = open->codes, *ahead = open->ahead;
     const vec (*scale)[2] = open->scale;
-    for (int b = 0; b < blocks; b++, x += all_rows, codes += open->step)
+    for (int b = 0; b < blocks; b++, x += apart, codes += open->step, ahead += open->pace) {
+        /* A small block of the weights that come, and its share of their scales. All of these lines at
+         * once, when codes are spread, were more than a core can wait for. */
+#pragma GCC unroll 20
+        for (int at = 0; at < bits * WORD + 4 * PANEL; at += 64) __builtin_prefetch(ahead + at);
+        if (!packed)
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; r++) __builtin_prefetch(x + apart + r);
 #pragma GCC unroll 2
         for (int part = 0; part < 8 / words; part++, scale++) {
             ivec sums[TILE][2];
-            if (packed && part == 0)
-#pragma GCC unroll 16
-                for (int at = 0; at < bits * WORD; at += 64)
-                    __builtin_prefetch(codes + at + AHEAD);
             add_words(codes, bits, packed, words, part, x, less + part, rows, sums);
 #pragma GCC unroll 16
             for (int r = 0; r < rows; r++)
@@ -291,9 +294,10 @@ INLINE void product_quants(const Open *open, int blocks, const int bits, const i
                     totals[r][v] = sum;
                 }
         }
+    }
 }
 
-typedef void (*ProductQuants)(const Open *open, int blocks, const Rounded *x, int64_t all_rows,
+typedef void (*ProductQuants)(const Open *open, int blocks, const Rounded *x, int64_t apart,
                               vec totals[][2]);
 
 /* A copy of the code for each type and each number of rows, so that the sums stay in registers: of
@@ -301,32 +305,35 @@ typedef void (*ProductQuants)(const Open *open, int blocks, const Rounded *x, in
  * rows than a tile are at least half a tile each. */
 #define COPY(name, bits, packed, words, least, less, n) \
     static __attribute__((noinline)) void name##_##n(const Open *open, int blocks, \
-                                                     const Rounded *x, int64_t all_rows, \
+                                                     const Rounded *x, int64_t apart, \
                                                      vec totals[][2]) { \
-        product_quants(open, blocks, bits, packed, words, least, less, x, all_rows, n, totals); }
+        product_quants(open, blocks, bits, packed, words, least, less, x, apart, n, totals); }
 #define OF(n) COPY(q8_0, 8, 1, 8, 0, LESS_EIGHT, n)
 FOR_EACH_TILE(OF)
 #undef OF
 #define OF(n) COPY(q4_0, 4, 1, 8, 0, LESS_8, n) COPY(q4_k, 4, 1, 8, 1, LESS_0, n) \
-    COPY(q5_k, 5, 1, 8, 1, LESS_0, n) COPY(q6_k, 6, 1, 4, 0, LESS_32, n)
+    COPY(q5_0, 5, 1, 8, 0, LESS_16, n) COPY(q5_k, 5, 1, 8, 1, LESS_0, n) \
+    COPY(q6_k, 6, 1, 4, 0, LESS_32, n)
 FOR_EACH_PACKED(OF)
 #undef OF
 #define OF(n) COPY(spread_4_0, 4, 0, 8, 0, LESS_8, n) COPY(spread_4_k, 4, 0, 8, 1, LESS_0, n) \
-    COPY(spread_5_k, 5, 0, 8, 1, LESS_0, n) COPY(spread_6_k, 6, 0, 4, 0, LESS_32, n)
+    COPY(spread_5_0, 5, 0, 8, 0, LESS_16, n) COPY(spread_5_k, 5, 0, 8, 1, LESS_0, n) \
+    COPY(spread_6_k, 6, 0, 4, 0, LESS_32, n)
 FOR_EACH_SPREAD(OF)
 #undef OF
 #undef COPY
-#define OF(n) [n] = {q4_0_##n, q8_0_##n, q4_k_##n, q5_k_##n, q6_k_##n},
-static const ProductQuants packed_products[TILE + 1][5] = {FOR_EACH_PACKED(OF)};
+#define OF(n) [n] = {q4_0_##n, q8_0_##n, q4_k_##n, q5_k_##n, q6_k_##n, q5_0_##n},
+static const ProductQuants packed_products[TILE + 1][6] = {FOR_EACH_PACKED(OF)};
 #undef OF
-#define OF(n) [n] = {spread_4_0_##n, q8_0_##n, spread_4_k_##n, spread_5_k_##n, spread_6_k_##n},
-static const ProductQuants spread_products[TILE + 1][5] = {FOR_EACH_SPREAD(OF)};
+#define OF(n) [n] = {spread_4_0_##n, q8_0_##n, spread_4_k_##n, spread_5_k_##n, spread_6_k_##n, \
+                     spread_5_0_##n},
+static const ProductQuants spread_products[TILE + 1][6] = {FOR_EACH_SPREAD(OF)};
 #undef OF
 
 /* Returns the place of a type among these copies. */
 INLINE int copy_of(int32_t type) {
     return type == Q4_0 ? 0 : type == Q8_0 ? 1 : type == Q4_K || type == Q4_1 ? 2
-         : type == Q5_K ? 3 : 4;
+         : type == Q5_K || type == Q5_1 ? 3 : type == Q6_K ? 4 : 5;
 }
 
 /* Makes `blocks` small blocks ready, and spreads their codes if `spreads`. */
@@ -339,6 +346,8 @@ static void open_any(int32_t type, const u8 *from, int blocks, int spreads, Open
     switch (type) { /* a copy of the code for each type */
     case Q4_0: open_blocks(Q4_0, from, blocks, spreads, to); break;
     case Q4_1: open_blocks(Q4_1, from, blocks, spreads, to); break;
+    case Q5_0: open_blocks(Q5_0, from, blocks, spreads, to); break;
+    case Q5_1: open_blocks(Q5_1, from, blocks, spreads, to); break;
     case Q8_0: open_blocks(Q8_0, from, blocks, spreads, to); break;
     case Q4_K: open_blocks(Q4_K, from, blocks, spreads, to); break;
     case Q5_K: open_blocks(Q5_K, from, blocks, spreads, to); break;
@@ -349,7 +358,7 @@ static void open_any(int32_t type, const u8 *from, int blocks, int spreads, Open
 /* sums[r] = row r of `count` rows times one panel. `x` is the first row's first block of inputs. Codes
  * are spread once for all rows. */
 static void multiply_panel(int32_t type, const u8 *panel, int64_t inner, const Rounded *x,
-                           int64_t all_rows, int64_t count, vec sums[][2]) {
+                           int64_t apart, int64_t count, vec sums[][2]) {
     Open open;
     int copy = copy_of(type), packed = count <= MOST_PACKED;
     int64_t tiles = (count + TILE - 1) / TILE;
@@ -362,7 +371,7 @@ static void multiply_panel(int32_t type, const u8 *panel, int64_t inner, const R
             int64_t row = tile * count / tiles, rows = (tile + 1) * count / tiles - row;
             ProductQuants product = packed ? packed_products[rows][copy]
                                            : spread_products[rows][copy];
-            product(&open, blocks, x + begin / SMALL * all_rows + row, all_rows, sums + row);
+            product(&open, blocks, x + begin / SMALL * apart + row, apart, sums + row);
         }
     }
 }

@@ -4,15 +4,21 @@
 #include "panels.h"
 
 /* A block of inputs: its numbers, what they are multiplied by, and sums that the products need.
- * Block b of row r lies at [b * rows + r], so the rows of a tile are adjacent. */
+ * Block b of row r lies at [b * apart + r], so the rows of a tile are adjacent. */
 typedef struct {
     float scale, sum;     /* `sum` is that of the numbers, times the scale */
     int32_t less[6];      /* -zero times the sum of the numbers; see `LESS` */
     i8 numbers[SMALL];
 } Rounded;
 
-/* The places in `less`: of no zero, of the zeros 8 and 128, and of 32 for either half. */
-enum { LESS_0 = 0, LESS_8 = 1, LESS_128 = 2, LESS_32 = 3 };
+/* How far apart the blocks of a row lie, in blocks. In a chunk of 512 rows all blocks of a row would
+ * share a few sets of the caches. At an odd multiple of 32 lines they are spread over all sets. */
+INLINE int64_t blocks_apart(int64_t rows) {
+    return rows < 32 ? rows : ((rows + 31) / 32 | 1) * 32;
+}
+
+/* The places in `less`: of no zero, of the zeros 8, 16 and 128, and of 32 for either half. */
+enum { LESS_0 = 0, LESS_8 = 1, LESS_128 = 2, LESS_32 = 3, LESS_16 = 5 };
 #ifdef __AVX512VNNI__
 #define LESS_EIGHT LESS_128 /* this instruction wants codes without sign */
 #else
@@ -61,5 +67,5 @@ static void round_block(const act *x, Rounded *to) {
     to->sum = to->scale * (float)total;
     to->less[LESS_0] = 0, to->less[LESS_8] = -8 * total, to->less[LESS_128] = -128 * total;
     to->less[LESS_32] = -32 * halves[0], to->less[LESS_32 + 1] = -32 * halves[1];
-    to->less[5] = 0;
+    to->less[LESS_16] = -16 * total;
 }

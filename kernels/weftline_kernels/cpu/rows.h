@@ -13,6 +13,16 @@ static float scale_of(const float *x, int64_t width, float eps) {
     return 1.0f / sqrtf(total / width + eps);
 }
 
+/* The product of two rows. */
+static float dot(const float *x, const float *y, int64_t width) {
+    vec products = {};
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES) products += load(x + i) * load(y + i);
+    float total = sum(products);
+    for (; i < width; i++) total += x[i] * y[i];
+    return total;
+}
+
 /* Writes a row, normalised if there is a weight, as inputs of a product. */
 static void normalise(const float *x, const float *weight, int64_t width, float eps, act *out) {
     int64_t i = 0;

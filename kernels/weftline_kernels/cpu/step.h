@@ -14,12 +14,15 @@ typedef struct {
     int32_t rope;   /* which sines and cosines turn the heads; -1 if none do */
     int32_t window; /* tokens that a row sees, itself among them; 0 if it sees all */
     Weight qkv, out, gate_up, down;
+    const float *router; /* experts x hidden; NULL where the layer has one MLP, gate_up and down */
+    const Weight *expert_weights; /* gate_up and down of each expert */
 } Layer;
 
 /* `turned` components of a head are turned. `row_norms` is whether q_norm and k_norm see all heads of a
  * row at once. A cap c makes c * tanh(x / c) of x; 0 is no cap. */
 typedef struct {
     int32_t layers, hidden, heads, kv_heads, head_size, mlp, vocabulary, turned, gelu, row_norms;
+    int32_t experts, used, expert_mlp, normalised; /* whether the shares of a row add up to 1 */
     float eps, embedding_scale, residual_scale, score_scale, logit_scale, score_cap, logit_cap;
     int32_t embedding_type;
     const void *embedding; /* rows as a GGUF file has them */
@@ -44,8 +47,13 @@ typedef struct {
     float *x, *qkv, *added;         /* scratch, T rows each */
     act *normed, *attended, *gated; /* scratch, rows `stride_of` apart */
     float *partial, *top, *weight;              /* scratch, a row per query slot */
-    void *rounded;                  /* scratch for rounded inputs, a row per token */
+    void *rounded;                  /* scratch for rounded inputs, a row per token and expert */
     float *logits;
+    /* Scratch for experts, for each token and expert that it uses: number, share, and place among the
+     * rows that are ordered by expert. `owner` is the expert of a place, and `first` its first one. */
+    int32_t *expert, *place, *owner, *first;
+    float *share, *made;
+    act *routed;
 } Step;
 
 /* The layout of a block fits `pairs`, which multiplies words of two numbers. A word of keys holds two

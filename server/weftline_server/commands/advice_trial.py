@@ -28,7 +28,8 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Both figures. `is_measured` says that the engine's own times were used."""
+    """The figures without and with the advice. `is_measured` says that the engine's own times were
+    used."""
 
     now: Figures
     then: Figures
@@ -66,7 +67,8 @@ def _config(engine: Mapping[str, Any]) -> SimulatedConfig:
 
 
 def _figures(series: Sequence[Mapping[str, Any]], config: SimulatedConfig) -> Figures:
-    """Each call comes when it came, whatever became of those before it."""
+    """The figures of a run in which each call comes at its recorded time, whether or not earlier
+    calls have ended."""
     most = max(sum(tokens for _, tokens in one["segments"]) for one in series)
     room = config.kv_tokens - most - 1
 

@@ -23,7 +23,6 @@ NOTHING = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument(
         "--base-url", help="the server's URL (default: WEFTLINE_BASE_URL, else this machine)"
     )

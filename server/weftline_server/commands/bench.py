@@ -11,12 +11,12 @@ from pathlib import Path
 
 from weftline.contract.errors import InvalidRequest
 
-# Names that the harness takes beside its workloads: run all workloads, and draw the results.
-HARNESS = ("all", "report", "summarise", "table")
+# Names that the harness takes beside its workloads: run all of them, run pairs on vLLM, and write
+# the results.
+HARNESS = ("all", "on-vllm", "summarise", "table")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help="the benchmark to run (default: list them)"
     )

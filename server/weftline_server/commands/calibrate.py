@@ -1,7 +1,7 @@
 """`weftline doctor --calibrate`: measures what KV cache costs here, and which strategies pay.
 
-It starts the embedded engine once. The exit code is 1 if a strategy for paused contexts is never
-the best at any context length, though the engine could follow it.
+The command starts the embedded engine once. The exit code is 1 if a strategy for paused contexts is
+never the best at any context length, though the engine could follow it.
 """
 
 from __future__ import annotations

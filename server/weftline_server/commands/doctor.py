@@ -1,6 +1,7 @@
 """`weftline doctor`: reports what this installation can run on this machine, and what is missing.
 
-It needs only the standard library. The exit code is 0 if an engine can run a model here, else 1.
+The command needs only the standard library. The exit code is 0 if an engine can run a model here,
+else 1.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import shutil
 import socket
 import sqlite3
 from pathlib import Path
 from typing import Any
 
+from weftline_engine.embedded.config import NO_DRAFTS_ON_A_GPU
+from weftline_engine.llamacpp.program import PROGRAM
 from weftline_engine.models import DEFAULT_MODEL, cached, default_home
 from weftline_kernels.cpu import (
     NoKernels,
@@ -24,6 +28,7 @@ from weftline_kernels.cpu import (
     this_machine,
 )
 from weftline_kernels.cpu.compiler import find_compiler
+from weftline_kernels.libraries import LIBRARIES
 from weftline_server.commands.machine import machine, torch_here, vllm_of
 from weftline_server.extras import EXTRAS, install, versions
 
@@ -33,6 +38,8 @@ _DEFAULT_PORT = 8600
 _ENGINES = {
     "torch": ("weftline_engine.embedded", ("server", "engine")),
     "vllm": ("weftline_engine.vllm", ("server",)),
+    "sglang": ("weftline_engine.sglang", ("server",)),
+    "llamacpp": ("weftline_engine.llamacpp", ("server",)),
     "openai": ("weftline_engine.openai", ("server",)),
     "null": ("weftline_engine.null", ("server",)),
 }
@@ -47,7 +54,6 @@ _RETRIEVAL = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument(
         "--calibrate",
@@ -112,7 +118,7 @@ def _examined(path: str) -> int:
 
 def examine(engine_python: str | None = None) -> dict[str, Any]:
     """Return the report as JSON data: machine, torch, kernels, extras, engines, retrieval,
-    model, port, can_serve, verdict. vLLM is looked for in `engine_python`."""
+    attention, model, port, can_serve, verdict. vLLM is looked for in `engine_python`."""
     extras = {extra: versions(extra) for extra in EXTRAS}
     here = machine(default_home()) | _processor()
     torch, vllm = torch_here(), vllm_of(engine_python)
@@ -123,6 +129,7 @@ def examine(engine_python: str | None = None) -> dict[str, Any]:
         "machine": here,
         "torch": torch,
         "kernels": kernels(Search(default_home() / "kernels")),
+        "attention": attention() if torch["devices"] else {},
         "extras": extras,
         "engines": engines,
         "retrieval": {name: judge_retrieval(name, extras) for name in _RETRIEVAL},
@@ -149,11 +156,14 @@ def judge(
     if engine == "torch":
         if torch["error"]:
             return {"runs": False, "why": f"torch does not load: {torch['error']}"}
-        return {"runs": True, "why": "on " + ", ".join(["CPU", *torch["devices"]])}
+        why = "on " + ", ".join(["CPU", *torch["devices"]])
+        return {"runs": True, "why": f"{why}; {NO_DRAFTS_ON_A_GPU}" if torch["devices"] else why}
     if engine == "vllm":
         return _judge_vllm(vllm)
-    why = {"null": "for tests: it has no model", "openai": "needs the address of an endpoint"}
-    return {"runs": True, "why": why[engine]}
+    if engine == "llamacpp":
+        return _judge_llama(shutil.which(PROGRAM))
+    needs = "needs the address of an endpoint"
+    return {"runs": True, "why": "for tests: it has no model" if engine == "null" else needs}
 
 
 def _judge_vllm(vllm: dict[str, Any]) -> dict[str, Any]:
@@ -167,11 +177,19 @@ def _judge_vllm(vllm: dict[str, Any]) -> dict[str, Any]:
     return {"runs": True, "why": f"{vllm['name']} {vllm['version']} in {vllm['python']}"}
 
 
+def _judge_llama(found: str | None) -> dict[str, Any]:
+    """llama-server is a program, on PATH or elsewhere."""
+    if found is None:
+        why = f"no {PROGRAM} on PATH: install llama.cpp, or use --llama-server or --connect"
+        return {"runs": False, "why": why}
+    return {"runs": True, "why": f"GGUF files, by {found}"}
+
+
 def verdict(
     engines: dict[str, dict[str, Any]], model: dict[str, Any], here: dict[str, Any]
 ) -> tuple[bool, str]:
     """Whether an engine can run a model here, and the sentence that says so or what to do."""
-    able = [name for name in ("torch", "vllm") if engines[name]["runs"]]
+    able = [name for name in ("torch", "vllm", "llamacpp") if engines[name]["runs"]]
     if not able:
         beside = ". An endpoint elsewhere can be served: weftline serve --engine openai"
         todo = f"no model can be served by this installation yet: {engines['torch']['why']}"
@@ -207,10 +225,17 @@ def kernels(search: Search) -> dict[str, Any]:
     return {"path": choice.variant.name, "origin": origin, "why": why.removesuffix(".")}
 
 
+def attention() -> dict[str, str]:
+    """Return the attention libraries that an engine on a GPU measures beside our kernel."""
+    return {one.name: version for one in LIBRARIES if (version := one.version()) is not None}
+
+
 def render(report: dict[str, Any]) -> str:
     """Return the report as a table of three columns: subject, state, details."""
     rows = _machine_rows(report["machine"], report["torch"])
     rows.append(("kernels", report["kernels"]["path"], report["kernels"]["why"]))
+    if report["torch"]["devices"]:
+        rows.append(("attention", "on the GPU", attention_words(report["attention"])))
     for extra, found in report["extras"].items():
         missing = [name for name, version in found.items() if version is None]
         there = ", ".join(f"{name} {version}" for name, version in found.items() if version)
@@ -231,8 +256,15 @@ def render(report: dict[str, Any]) -> str:
     return "\n".join([*lines, "", report["verdict"]])
 
 
+def attention_words(found: dict[str, str]) -> str:
+    """Return which kernels may compute attention on the GPU."""
+    others = ", ".join(f"{name} ({version})" for name, version in found.items())
+    if not others:
+        return "weftline's kernel"
+    return f"weftline's kernel, or {others}, as measured when the engine starts"
+
+
 def _machine_rows(here: dict[str, Any], torch: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """The rows about the machine."""
     sets = here["instruction_sets"]
     cache = f"model cache {here['cache']}" + ("" if here["cache_writable"] else ": not writable")
     cuda = ", ".join(torch["devices"])

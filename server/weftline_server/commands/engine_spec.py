@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from weftline.contract.errors import InvalidRequest
 from weftline_engine.null import NullMode
+from weftline_server.commands.settings import make
 
-KINDS = ("torch", "vllm", "openai", "null")
-DIALECTS = ("chat", "completions", "both")
-ENDPOINT_SCHEDULERS = ("none", "vllm", "sglang", "dynamo")
-SCHEDULERS = ("auto", "weftline", "vllm")
+EngineName = Literal["torch", "vllm", "sglang", "llamacpp", "openai", "null"]
+Dialect = Literal["chat", "completions", "both"]
+EndpointSchedulerName = Literal["none", "vllm", "sglang", "dynamo"]
+VLLMSchedulerName = Literal["auto", "weftline", "vllm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,36 +35,42 @@ class EmbeddedSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointSpec:
-    """An endpoint that runs already, and how to talk to it. Raises InvalidRequest.
+    """An endpoint that runs already, and how to talk to it.
 
     `served` is its name of the model; None takes its first. `connect_key_env` names the environment
-    variable that holds the key of `connect`, so that no file has to hold it.
+    variable that holds the key of `connect`, so that no file has to hold it. `kv_events` is where
+    it publishes its KV events. Of a vLLM's data-parallel ranks, the engine is
+    `data_parallel_rank`.
     """
 
     connect: str | None = None
     connect_key_env: str = "WEFTLINE_CONNECT_KEY"
     served: str | None = None
-    dialect: str = "both"
+    kv_events: str | None = None
+    data_parallel_rank: int | None = None
+    dialect: Dialect = "both"
     extras: bool = False
-    endpoint_scheduler: str = ENDPOINT_SCHEDULERS[0]
+    endpoint_scheduler: EndpointSchedulerName = "none"
     context_limit: int | None = None
-
-    def __post_init__(self) -> None:
-        _one_of("dialect", self.dialect, DIALECTS)
-        _one_of("endpoint_scheduler", self.endpoint_scheduler, ENDPOINT_SCHEDULERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VLLMSpec:
-    """A vLLM that is started. Raises InvalidRequest."""
+    """A vLLM that is started."""
 
     engine_python: str | None = None
     tensor_parallel: int = 1
-    vllm_scheduler: str = SCHEDULERS[0]
+    host_kv_gib: float | None = None
+    vllm_scheduler: VLLMSchedulerName = "auto"
     vllm_arguments: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        _one_of("vllm_scheduler", self.vllm_scheduler, SCHEDULERS)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaSpec:
+    """A llama-server that is started. None looks for it on PATH."""
+
+    llama_server: str | None = None
+    llama_arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +92,7 @@ class EngineSpec:
     `[[engine]]` table is flat: the settings of the parts stand beside these.
     """
 
-    engine: str = "torch"
+    engine: EngineName = "torch"
     name: str | None = None
     model: str | None = None
     call_it: str | None = None
@@ -96,14 +102,19 @@ class EngineSpec:
     embedded: EmbeddedSpec = field(default_factory=EmbeddedSpec)
     endpoint: EndpointSpec = field(default_factory=EndpointSpec)
     vllm: VLLMSpec = field(default_factory=VLLMSpec)
+    llama: LlamaSpec = field(default_factory=LlamaSpec)
     null: NullSpec = field(default_factory=NullSpec)
 
     def __post_init__(self) -> None:
-        _one_of("engine", self.engine, KINDS)
         connect = self.endpoint.connect
         if self.engine == "openai" and connect is None:
             raise InvalidRequest(
                 "the openai engine needs the address of an endpoint: give --connect URL",
+                param="connect",
+            )
+        if self.engine == "sglang" and connect is None:
+            raise InvalidRequest(
+                "the sglang engine needs the address of a running SGLang: give --connect URL",
                 param="connect",
             )
         if self.engine == "vllm" and (connect is None) == (self.vllm.engine_python is None):
@@ -112,15 +123,46 @@ class EngineSpec:
                 "running vLLM (--connect URL), and not both",
                 param="engine_python",
             )
+        self._check_ranks()
+        if self.engine == "llamacpp" and connect and self.llama.llama_server:
+            raise InvalidRequest(
+                "the llamacpp engine starts a llama-server (--llama-server PATH) or takes a "
+                "running one (--connect URL), and not both",
+                param="llama_server",
+            )
+
+    def _check_ranks(self) -> None:
+        """Refuse data-parallel ranks where the server could not choose among them."""
+        rank = self.endpoint.data_parallel_rank
+        if rank is not None and (self.engine != "vllm" or not self.endpoint.connect or rank < 0):
+            raise InvalidRequest(
+                "data_parallel_rank is a rank of a running vLLM, counted from 0: give --engine "
+                "vllm and --connect URL",
+                param="data_parallel_rank",
+            )
+        if any(word.startswith("--data-parallel-size") for word in self.vllm.vllm_arguments):
+            raise InvalidRequest(
+                "weftline starts a vLLM of one data-parallel rank: start vLLM yourself, and "
+                "describe each rank as an [[engine]] with connect and data_parallel_rank",
+                param="vllm_arguments",
+            )
+
+    @property
+    def takes_default(self) -> bool:
+        """Whether this is the embedded engine with the default model."""
+        return self.engine == "torch" and self.model is None
+
+    @property
+    def starts(self) -> bool:
+        """Whether a process of its own starts for it, which has a model. Several servers share it;
+        what connects to an endpoint, or has no model, is in each server.
+        """
+        return self.engine != "null" and self.endpoint.connect is None
 
     @staticmethod
     def of(**settings: Any) -> EngineSpec:
         """The engine of these settings, which are those of a table. Raises InvalidRequest."""
-        given: dict[str, dict[str, Any]] = {}
-        for name, value in settings.items():
-            given.setdefault(_PART_OF.get(name, ""), {})[name] = value
-        own = given.pop("", {})
-        return EngineSpec(**own, **{part: _PARTS[part](**its) for part, its in given.items()})
+        return make(EngineSpec, _nested(settings), "engine.", flat=_PARTS)
 
     def settings(self) -> dict[str, Any]:
         """The settings as a table has them, without those that are None."""
@@ -134,57 +176,28 @@ _PARTS: Mapping[str, type] = {
     "embedded": EmbeddedSpec,
     "endpoint": EndpointSpec,
     "vllm": VLLMSpec,
+    "llama": LlamaSpec,
     "null": NullSpec,
 }
 _PART_OF = {one.name: part for part, cls in _PARTS.items() for one in dataclasses.fields(cls)}
-_FIELDS: Mapping[str, dataclasses.Field[Any]] = {
-    one.name: one
-    for cls in (EngineSpec, *_PARTS.values())
-    for one in dataclasses.fields(cls)
-    if one.name not in _PARTS
-}
+_NAMES = {one.name for one in dataclasses.fields(EngineSpec)} - _PARTS.keys() | _PART_OF.keys()
 
 
 def from_tables(tables: Sequence[Mapping[str, Any]]) -> tuple[EngineSpec, ...]:
     """Return the engines of `[[engine]]` tables. Raises InvalidRequest."""
-    return tuple(_from_table(table) for table in tables)
+    for table in tables:
+        if part := next((part for part in _PARTS if part in table), None):
+            raise InvalidRequest(f"there is no setting engine.{part}", param=f"engine.{part}")
+    return tuple(EngineSpec.of(**table) for table in tables)
 
 
-def _from_table(table: Mapping[str, Any]) -> EngineSpec:
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        if key not in _FIELDS:
-            near = difflib.get_close_matches(key, _FIELDS, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise InvalidRequest(f"an engine has no setting {key!r}{hint}", param=key)
-        check = _listed if _FIELDS[key].default == () else _typed
-        values[key] = check(key, value, _FIELDS[key])
-    return EngineSpec.of(**values)
-
-
-def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise InvalidRequest(f"{name} {value!r} is none of {', '.join(allowed)}", param=name)
-
-
-def _listed(key: str, value: Any, field: dataclasses.Field[Any]) -> tuple[Any, ...]:
-    """Return `value` as a tuple. Raises InvalidRequest unless it is a list of the field's type."""
-    kind = int if field.type == "tuple[int, ...]" else str
-    if type(value) is not list or any(type(one) is not kind for one in value):
-        raise InvalidRequest(f"{key} should be a list of {kind.__name__}, not {value!r}", param=key)
-    return tuple(value)
-
-
-def _typed(key: str, value: Any, field: dataclasses.Field[Any]) -> Any:
-    """Return `value`. Raises InvalidRequest unless it has the field's type."""
-    numbers = ("kv_tokens", "max_running", "context_limit")
-    kind = int if key in numbers else str if field.default is None else type(field.default)
-    kind = float if key == "kv_fraction" else kind
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise InvalidRequest(f"{key} should be {kind.__name__}, not {value!r}", param=key)
-    return value
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A flat table as its parts."""
+    made: dict[str, Any] = {}
+    for name, value in settings.items():
+        part = _PART_OF.get(name)
+        (made if part is None else made.setdefault(part, {}))[name] = value
+    return made
 
 
 def named(args: argparse.Namespace) -> bool:
@@ -197,16 +210,17 @@ def from_arguments(args: argparse.Namespace) -> tuple[EngineSpec, ...]:
     if getattr(args, "engines_on", None) and not named(args):
         return ()
     said = {key: value for key, value in vars(args).items() if value is not None}
-    given = {key: value for key, value in said.items() if key in _FIELDS}
+    given = {key: value for key, value in said.items() if key in _NAMES}
     if args.engine == "openai":
         given["served"] = given.pop("model", None)
-    given["vllm_arguments"] = _words(given.get("vllm_arguments", ()))
+    for name in ("vllm_arguments", "llama_arguments"):
+        given[name] = _words(given.get(name, ()))
     return (EngineSpec.of(**given),)
 
 
 def _words(given: Sequence[str]) -> tuple[str, ...]:
-    """The words for vLLM's command line. A word that begins with a dash is taken for one of our own
-    options, so `--vllm-arguments="--block-size 32"` may give all of them as one text."""
+    """The words for an engine's command line. A word that begins with a dash is taken for one of
+    our own options, so `--vllm-arguments="--block-size 32"` may give all of them as one text."""
     if len(given) == 1 and given[0].startswith("-"):
         return tuple(shlex.split(given[0]))
     return tuple(given)

@@ -5,21 +5,31 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Engine
-from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
+from weftline_engine.models import (
+    DEFAULT_MODEL,
+    ModelUnavailable,
+    for_stream,
+    gguf_file,
+    gguf_words,
+    resolve,
+    words_directory,
+)
+from weftline_engine.models.short_names import short_names
 from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
 from weftline_engine.simulation import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_server.commands.engine_spec import (
-    DIALECTS,
-    ENDPOINT_SCHEDULERS,
-    KINDS,
-    SCHEDULERS,
+    Dialect,
+    EndpointSchedulerName,
+    EngineName,
     EngineSpec,
+    VLLMSchedulerName,
 )
 
 WORDS_MODE = "words"  # of the null engine
@@ -27,7 +37,12 @@ WORDS_MODE = "words"  # of the null engine
 
 def factories(specs: Sequence[EngineSpec]) -> dict[str, Callable[[], Engine]]:
     """Return the factory of each engine by its name. Downloads missing models."""
-    found: dict[str, Callable[[], Engine]] = {}
+    return {name: factory(spec) for name, spec in by_name(specs).items()}
+
+
+def by_name(specs: Sequence[EngineSpec]) -> dict[str, EngineSpec]:
+    """Return the engines by their names. Raises InvalidRequest."""
+    found: dict[str, EngineSpec] = {}
     for spec in specs:
         name = spec.name or spec.engine
         number = 1
@@ -36,13 +51,21 @@ def factories(specs: Sequence[EngineSpec]) -> dict[str, Callable[[], Engine]]:
             name = f"{spec.engine}-{number}"
         if name in found:
             raise InvalidRequest(f"two engines are called {name!r}: rename one", param="name")
-        found[name] = factory(spec)
+        found[name] = spec
     return found
 
 
 def factory(spec: EngineSpec) -> Callable[[], Engine]:
     """Return a function that makes this engine, also again after it has died."""
-    return {"torch": _torch, "vllm": _vllm, "openai": _openai, "null": _null}[spec.engine](spec)
+    makers = {
+        "torch": _torch,
+        "vllm": _vllm,
+        "sglang": _sglang,
+        "llamacpp": _llamacpp,
+        "openai": _openai,
+        "null": _null,
+    }
+    return makers[spec.engine](spec)
 
 
 def _null(spec: EngineSpec) -> Callable[[], Engine]:
@@ -79,10 +102,17 @@ def _torch(spec: EngineSpec) -> Callable[[], Engine]:
     from weftline_engine.embedded.config import EmbeddedConfig
     from weftline_engine.transport.process import ProcessEngine
 
+    if spec.vllm.tensor_parallel > 1:
+        raise InvalidRequest(
+            "the embedded engine computes on one GPU, and tensor parallelism is vLLM's: weftline "
+            f"serve {spec.model or 'MODEL'} --engine vllm --engine-python PYTHON "
+            f"--tensor-parallel {spec.vllm.tensor_parallel}",
+            param="tensor_parallel",
+        )
     try:
         config = EmbeddedConfig(
-            model=_weights(spec),
-            name=spec.call_it,
+            model=_weights(spec, direct=True),
+            name=spec.call_it or _name_of(spec.model),
             dtype=spec.dtype,
             device=spec.embedded.device,
             load_format=spec.embedded.load_format,
@@ -100,10 +130,20 @@ def _torch(spec: EngineSpec) -> Callable[[], Engine]:
     return lambda: ProcessEngine(config)
 
 
-def _weights(spec: EngineSpec) -> Path:
+def _name_of(model: str | None) -> str | None:
+    """The name for clients of a GGUF file or a short name, where it is not that of its directory in
+    the cache."""
+    if model is None:
+        return None
+    if model.endswith(".gguf"):
+        return Path(model).stem
+    return model if any(one.name == model.lower() for one in short_names()) else None
+
+
+def _weights(spec: EngineSpec, *, direct: bool) -> Path:
     """Return the model's directory. A dummy model has random weights and needs only config.json."""
     if spec.embedded.load_format != "dummy":
-        return resolve(spec.model or DEFAULT_MODEL, progress=for_stream(), direct=True)
+        return resolve(spec.model or DEFAULT_MODEL, progress=for_stream(), direct=direct)
     directory = Path(spec.model or ".")
     if not (directory / "config.json").is_file():
         raise InvalidRequest(
@@ -118,20 +158,98 @@ def _vllm(spec: EngineSpec) -> Callable[[], Engine]:
 
     if spec.dtype == "int8":
         raise InvalidRequest("dtype int8 needs the embedded engine: --engine torch", param="dtype")
+    dummy = ("--load-format", "dummy") if spec.embedded.load_format == "dummy" else ()
+    if spec.endpoint.connect is None:
+        model = _weights(spec, direct=False)
+    else:  # vLLM has the weights, perhaps on another machine
+        model = words_directory(spec.model or DEFAULT_MODEL, progress=for_stream())
     config = VLLMConfig(
-        model=resolve(spec.model or DEFAULT_MODEL, progress=for_stream()),
+        model=model,
         python=spec.vllm.engine_python,
         connect=_endpoint(spec) if spec.endpoint.connect else None,
         served=spec.endpoint.served,
+        kv_events=_kv_events(spec),
+        rank=spec.endpoint.data_parallel_rank,
         name=spec.call_it,
         dtype=spec.dtype,
         max_model_len=spec.endpoint.context_limit,
         max_running=spec.max_running or 64,
         tensor_parallel=spec.vllm.tensor_parallel,
+        host_kv_gib=spec.vllm.host_kv_gib or 0.0,
         scheduler=SchedulerChoice(spec.vllm.vllm_scheduler),
-        arguments=spec.vllm.vllm_arguments,
+        arguments=(*dummy, *spec.vllm.vllm_arguments),
     )
     return lambda: VLLMEngine(config)
+
+
+def _sglang(spec: EngineSpec) -> Callable[[], Engine]:
+    from weftline_engine.sglang.config import SGLangConfig
+    from weftline_engine.sglang.engine import SGLangEngine
+
+    config = SGLangConfig(
+        model=_weights(spec, direct=False),
+        connect=_endpoint(spec, ""),
+        name=spec.call_it,
+        kv_events=_kv_events(spec),
+        max_running=spec.max_running or 64,
+    )
+    return lambda: SGLangEngine(config)
+
+
+def _kv_events(spec: EngineSpec) -> Any:
+    """Where the endpoint of --connect publishes its KV events; None if it does not say."""
+    from weftline_engine.prefix_cache.event_feed import EventAddresses
+
+    if spec.endpoint.kv_events is None:
+        return None
+    try:
+        found = EventAddresses.of(spec.endpoint.kv_events)
+        if spec.endpoint.data_parallel_rank is not None:
+            found.of_rank(spec.endpoint.data_parallel_rank)
+        return found
+    except ValueError as error:
+        raise InvalidRequest(str(error), param="kv_events") from None
+
+
+def _llamacpp(spec: EngineSpec) -> Callable[[], Engine]:
+    from weftline_engine.llamacpp.config import LlamaServerConfig
+    from weftline_engine.llamacpp.engine import LlamaEngine
+    from weftline_engine.llamacpp.program import ServerMissing, find_server
+
+    connects = spec.endpoint.connect is not None
+    try:
+        server = None if connects else find_server(spec.llama.llama_server)
+    except ServerMissing as error:
+        raise InvalidRequest(str(error), param="llama_server") from None
+    model = None
+    if spec.model is not None or not connects:
+        model = gguf_file(spec.model or DEFAULT_MODEL, progress=for_stream())
+    config = LlamaServerConfig(
+        server=server,
+        connect=_endpoint(spec, "") if connects else None,
+        model=model,
+        words=None if model is None else _words_of(model),
+        name=spec.call_it or (None if model is None else _gguf_name(spec.model or DEFAULT_MODEL)),
+        slots=spec.max_running,
+        context=spec.endpoint.context_limit,
+        kv_tokens=spec.kv_tokens,
+        arguments=spec.llama.llama_arguments,
+    )
+    return lambda: LlamaEngine(config)
+
+
+def _words_of(file: Path) -> Path | None:
+    """The tokenizer of a GGUF file, or None if llama-server must tokenise."""
+    try:
+        return gguf_words(file, progress=for_stream())
+    except (ModelUnavailable, ModuleNotFoundError) as error:
+        print(f"weftline: prompts are sent as text, because {error}", file=sys.stderr)
+        return None
+
+
+def _gguf_name(model: str) -> str:
+    """The name for clients of a GGUF file, a short name, or a package that holds such a file."""
+    return _name_of(model) or model.rpartition(":")[2]
 
 
 def _openai(spec: EngineSpec) -> Callable[[], Engine]:
@@ -151,13 +269,12 @@ def _openai(spec: EngineSpec) -> Callable[[], Engine]:
     return lambda: OpenAIEngine(config)
 
 
-def _endpoint(spec: EngineSpec) -> Any:
+def _endpoint(spec: EngineSpec, base: str = "/v1") -> Any:
+    """The endpoint of --connect, whose address ends with `base`, with or without it."""
     from weftline_engine.openai.endpoint import EndpointConfig
 
     assert spec.endpoint.connect is not None
-    url = spec.endpoint.connect.rstrip("/")
-    if not url.endswith("/v1"):
-        url += "/v1"
+    url = spec.endpoint.connect.rstrip("/").removesuffix("/v1") + base
     try:
         return EndpointConfig(url=url, key=os.environ.get(spec.endpoint.connect_key_env))
     except ValueError as error:
@@ -167,7 +284,10 @@ def _endpoint(spec: EngineSpec) -> Any:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments that describe one engine."""
     parser.add_argument(
-        "--engine", choices=KINDS, help="kind of engine; torch is the embedded one (default: torch)"
+        "--engine",
+        choices=get_args(EngineName),
+        help="kind of engine; torch is the embedded one (default: torch; vllm on a machine with "
+        "a GPU that has vLLM, unless the model is a GGUF file or an option is torch's)",
     )
     parser.add_argument(
         "--dtype",
@@ -183,9 +303,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-running",
         type=int,
         metavar="CALLS",
-        help="most calls that the engine runs at once (default: 64; null engine: 1024)",
+        help="most calls that the engine runs at once (default: 64; null engine: 1024; "
+        "llamacpp: 8, one in each slot)",
     )
-    _add_http_arguments(parser.add_argument_group("engines behind HTTP: vllm and openai"))
+    _add_http_arguments(
+        parser.add_argument_group("engines behind HTTP: vllm, sglang, llamacpp and openai")
+    )
     _add_null_arguments(parser.add_argument_group("the null engine, which has no model"))
 
 
@@ -239,8 +362,21 @@ def _add_http_arguments(other: argparse._ArgumentGroup) -> None:
         help="the endpoint's name of the model (default: the first that it lists)",
     )
     other.add_argument(
+        "--kv-events",
+        metavar="ADDRESS",
+        help="where the vLLM or SGLang of --connect publishes its KV events, as tcp://HOST:5557; "
+        "with a comma and where it sends missed ones again (default: nowhere)",
+    )
+    other.add_argument(
+        "--data-parallel-rank",
+        type=int,
+        metavar="N",
+        help="of the ranks of the vLLM of --connect, send all calls to this one (default: vLLM "
+        "chooses)",
+    )
+    other.add_argument(
         "--dialect",
-        choices=DIALECTS,
+        choices=get_args(Dialect),
         help="which OpenAI API to call: chat/completions, completions, or the one that fits the "
         "call (default: both)",
     )
@@ -251,7 +387,7 @@ def _add_http_arguments(other: argparse._ArgumentGroup) -> None:
     )
     other.add_argument(
         "--endpoint-scheduler",
-        choices=ENDPOINT_SCHEDULERS,
+        choices=get_args(EndpointSchedulerName),
         help="tell the endpoint's scheduler, in its own fields, the place of each call in the plan "
         "and the session (default: none)",
     )
@@ -262,6 +398,7 @@ def _add_http_arguments(other: argparse._ArgumentGroup) -> None:
         help="longest prompt plus output in tokens (default: what the endpoint states, else 8192)",
     )
     _add_vllm_arguments(other)
+    _add_llama_arguments(other)
 
 
 def _add_vllm_arguments(other: argparse._ArgumentGroup) -> None:
@@ -272,8 +409,15 @@ def _add_vllm_arguments(other: argparse._ArgumentGroup) -> None:
         help="number of GPUs that one vLLM uses (default: 1)",
     )
     other.add_argument(
+        "--host-kv-gib",
+        type=float,
+        metavar="GIB",
+        help="host memory into which a vLLM on GPUs copies contexts, and reads them back (default: "
+        "none)",
+    )
+    other.add_argument(
         "--vllm-scheduler",
-        choices=SCHEDULERS,
+        choices=get_args(VLLMSchedulerName),
         help="whose scheduler a vLLM that is started runs; auto is weftline's where it knows the "
         "version of vLLM (default: auto)",
     )
@@ -282,6 +426,21 @@ def _add_vllm_arguments(other: argparse._ArgumentGroup) -> None:
         nargs="*",
         metavar="WORD",
         help='words to add to vLLM\'s command line, as --vllm-arguments="--block-size 32" '
+        "(default: none)",
+    )
+
+
+def _add_llama_arguments(other: argparse._ArgumentGroup) -> None:
+    other.add_argument(
+        "--llama-server",
+        metavar="PATH",
+        help="the llama-server that the llamacpp engine starts (default: the one on PATH)",
+    )
+    other.add_argument(
+        "--llama-arguments",
+        nargs="*",
+        metavar="WORD",
+        help='words to add to llama-server\'s command line, as --llama-arguments="--threads 4" '
         "(default: none)",
     )
 

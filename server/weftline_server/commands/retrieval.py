@@ -12,12 +12,14 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Description, Engine
 from weftline_engine.functions.config import FunctionConfig
-from weftline_engine.models import default_home
+from weftline_engine.models import default_home, for_stream, gguf_file
 from weftline_engine.retrieval import descriptions
 from weftline_engine.retrieval.config import EmbedderConfig, Store, StoreConfig
 from weftline_engine.tools.config import Limits
@@ -39,6 +41,9 @@ class EmbedderSpec:
     `model` is a directory of sentence-transformers, or `minilm`, the model that the extra
     `retrieval` installs. `name` is its name for clients. `cores` are CPU cores; empty means all.
 
+    Or `model` is a GGUF file, as for `--engine llamacpp`. `llama_server` is the program that
+    computes it, and `llama_arguments` are added to its command line.
+
     With `connect` it is an HTTP endpoint instead, for example http://host:8000/v1, and `model` is
     its name there. `key_env` names the environment variable that holds the endpoint's key, and
     `batch` is the number of texts in a request. `start` says when it starts.
@@ -52,12 +57,14 @@ class EmbedderSpec:
     cores: tuple[int, ...] = ()
     connect: str | None = None
     key_env: str = "WEFTLINE_EMBEDDER_KEY"
-    batch: int = 32
+    batch: Annotated[int, Field(ge=1, le=2048)] = 32
+    llama_server: str | None = None
+    llama_arguments: tuple[str, ...] = ()
     start: Start = "demand"
 
     def says(self) -> Description:
         """What the engine will say of itself, without what is measured at its start."""
-        if self.connect is not None:
+        if self.connect is not None or self._is_gguf:
             return descriptions.of_endpoint(self.name, self.kind)
         if self.model == NULL:
             return descriptions.of_model(self.name, (descriptions.EMBED, descriptions.RERANK))
@@ -71,6 +78,8 @@ class EmbedderSpec:
         """
         if self.connect is not None:
             return self._remote(self.connect)
+        if self._is_gguf:
+            return self._llama(self.model or "")
         if self.model == NULL:
             from weftline_engine.retrieval.local import LocalItems
             from weftline_engine.retrieval.memory import WordBackend
@@ -82,12 +91,33 @@ class EmbedderSpec:
         )
         return _child(config)
 
+    @property
+    def _is_gguf(self) -> bool:
+        return self.model is not None and self.model.endswith(".gguf")
+
+    def _llama(self, model: str) -> Callable[[], Engine]:
+        from weftline_engine.llamacpp.config import LlamaPoolingConfig
+        from weftline_engine.llamacpp.items import LlamaItems
+        from weftline_engine.llamacpp.program import ServerMissing, find_server
+
+        try:
+            server = find_server(self.llama_server)
+        except ServerMissing as error:
+            raise InvalidRequest(str(error), param="llama_server") from None
+        config = LlamaPoolingConfig(
+            name=self.name,
+            server=server,
+            model=gguf_file(model, progress=for_stream()),
+            reranks=self.kind == descriptions.RERANK,
+            batch=self.batch,
+            arguments=self.llama_arguments,
+        )
+        return lambda: LlamaItems(config)
+
     def _remote(self, url: str) -> Callable[[], Engine]:
         from weftline_engine.openai.endpoint import EndpointConfig
         from weftline_engine.retrieval.remote import RemoteConfig, RemoteItems
 
-        if not 1 <= self.batch <= 2048:
-            raise InvalidRequest("batch must be between 1 and 2048", param="batch")
         try:
             endpoint = EndpointConfig(url=url, key=os.environ.get(self.key_env))
         except ValueError as error:
@@ -122,7 +152,6 @@ class StoreSpec:
     start: Start = "demand"
 
     def says(self) -> Description:
-        """What the engine will say of itself."""
         return descriptions.of_store(self.name)
 
     def factory(self, kept: int | None = None) -> Callable[[], Engine]:
@@ -173,7 +202,6 @@ class FunctionSpec:
     start: Start = "demand"
 
     def says(self) -> Description:
-        """What the engine will say of itself."""
         return self._config().description
 
     def factory(self, kept: int | None = None) -> Callable[[], Engine]:
@@ -205,13 +233,9 @@ _SPECS: Mapping[str, type[Spec]] = {
 
 def from_tables(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[Spec, ...]:
     """The engines of the tables, by the tables' names. Raises InvalidRequest."""
-    found: list[Spec] = []
-    for kind, listed in tables.items():
-        cls = _SPECS[kind]
-        for table in listed:
-            values = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
-            found.append(make(cls, values, f"{kind}."))
-    return tuple(found)
+    return tuple(
+        make(_SPECS[kind], table, f"{kind}.") for kind, listed in tables.items() for table in listed
+    )
 
 
 def from_arguments(args: argparse.Namespace) -> tuple[Spec, ...]:
@@ -219,6 +243,7 @@ def from_arguments(args: argparse.Namespace) -> tuple[Spec, ...]:
     found: list[Spec] = []
     if args.embedder is not None:
         name = MINILM if args.embedder == MINILM else Path(args.embedder).name
+        name = name.removesuffix(".gguf")
         found.append(EmbedderSpec(name=name, model=args.embedder))
     for named in filter(_is_of_vectors, args.store):
         library, _, path = named.partition(":")
@@ -230,7 +255,7 @@ def sessions_file(args: argparse.Namespace) -> str | None:
     """The file of --store that keeps sessions. Raises InvalidRequest for two."""
     found = [named for named in args.store if not _is_of_vectors(named)]
     if len(found) > 1:
-        raise InvalidRequest("sessions are kept in one file: name one", param="store")
+        raise InvalidRequest("sessions are kept in one file or database: name one", param="store")
     return found[0] if found else None
 
 
@@ -239,19 +264,20 @@ def _is_of_vectors(named: str) -> bool:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     group = parser.add_argument_group("retrieval")
     group.add_argument(
         "--embedder",
         metavar="MODEL",
-        help="embed with this directory of sentence-transformers, or with minilm (default: none)",
+        help="embed with this directory of sentence-transformers, with this GGUF file (by "
+        "llama-server), or with minilm (default: none)",
     )
     group.add_argument(
         "--store",
         action="append",
         default=[],
-        metavar="FILE|LIBRARY[:PATH]",
-        help="FILE keeps sessions, so that a restart loses none (default: in memory only); "
+        metavar="FILE|DATABASE|LIBRARY[:PATH]",
+        help="FILE keeps sessions, so that a restart loses none (default: in memory only); a "
+        "DATABASE such as postgresql://user@host/name does, for several servers; "
         f"with one of {', '.join(Store)} before it, it keeps vectors, for example sqlite:docs.db "
         "(default: none). May be given for both",
     )

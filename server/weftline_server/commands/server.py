@@ -21,20 +21,33 @@ from fastapi import FastAPI
 
 from weftline_engine import garbage
 from weftline_engine.api import LACKING, Capability
+from weftline_server.commands.server_process import READY
 from weftline_server.http.state import state_of
 from weftline_server.runtime.service import EngineStatus
 
 log = logging.getLogger("weftline.server")
 
 FLUSH_S = 3  # seconds to send the last responses after the drain
+POLL_S = 0.02  # between two looks whether requests are under way
+# From the end of listening to the end of the connections: a request is on its way on a new one.
+LAST_S = 0.1
 HURRY_S = 1.5  # seconds from a second signal to a forced exit
 
 
 class DrainingServer(uvicorn.Server):
     """uvicorn's server, which drains for at most `drain_s` seconds before it shuts down."""
 
-    def __init__(self, url: str, config: uvicorn.Config, app: FastAPI, drain_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        config: uvicorn.Config,
+        app: FastAPI,
+        drain_s: float,
+        ready: int | None = None,
+    ) -> None:
+        """`ready` is where a server tells its parent that it is ready, instead of its operator."""
         super().__init__(config)
+        self._ready = ready
         self._url = url
         self._app = app
         self._drain_s = drain_s
@@ -49,7 +62,11 @@ class DrainingServer(uvicorn.Server):
             garbage.after_the_start()
             state = state_of(self._app)
             tenants = len(set(state.config.keys.values()))
-            for line in lacking(state.service.engines.statuses, several_tenants=tenants > 1):
+            lines = [*lacking(state.service.engines.statuses, several_tenants=tenants > 1)]
+            if self._ready is not None:
+                _tell(self._ready, lines)
+                return
+            for line in lines:
                 print(f"weftline: {line}", file=sys.stderr)
             print(f"weftline serves on {self._url}", flush=True)
             if state.config.ui:
@@ -82,7 +99,17 @@ class DrainingServer(uvicorn.Server):
             self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        await state_of(self._app).service.lifecycle.drain(self._drain_s)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._drain_s
+        state = state_of(self._app)
+        if await state.service.lifecycle.hand_over(self._drain_s) and state.peers is not None:
+            # Requests that were passed on end here.
+            while state.peers.under_way and loop.time() < until:  # noqa: ASYNC110
+                await asyncio.sleep(POLL_S)
+        await state.service.lifecycle.drain(max(0.0, until - loop.time()))
+        for listening in self.servers:
+            listening.close()
+        await asyncio.sleep(LAST_S)
         self.should_exit = True
 
     def _end_now(self) -> None:
@@ -92,15 +119,22 @@ class DrainingServer(uvicorn.Server):
         self._draining = asyncio.create_task(self._hurry())
 
     async def _hurry(self) -> None:
-        """Cancel what runs, so that each waiting request gets its error as JSON, and exit."""
+        """Cancel all running calls, so that each waiting request gets its error as JSON, and
+        exit."""
         await state_of(self._app).service.lifecycle.drain(0.0)
         self.config.timeout_graceful_shutdown = 1
         self.should_exit = True
 
 
+def _tell(parent: int, lines: Iterable[str]) -> None:
+    """Tell the process that has started this one that it is ready. A pipe takes 64 KiB at once."""
+    with open(parent, "wb") as pipe:
+        pipe.write(READY + "\n".join(lines).encode())
+
+
 def lacking(engines: Iterable[EngineStatus], *, several_tenants: bool) -> Iterator[str]:
-    """Yield a line for each set of lacking capabilities, however many engines lack it. The null
-    engine has none: what it lacks, no user misses."""
+    """Yield a line for each set of lacking capabilities, however many engines lack them. The null
+    engine gets no line: no user misses its capabilities."""
     names: dict[tuple[str, ...], list[str]] = {}
     for engine in engines:
         if several_tenants and LACKING[Capability.SALT] in engine.lacks:

@@ -1,6 +1,6 @@
 """`weftline sessions`: lists the sessions that a server still knows, the newest first.
 
-`weftline sessions export` and `import` move sessions between the files of `serve --store`.
+`weftline sessions export` and `import` move sessions between the stores of `serve --store`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any
 from weftline import Client
 from weftline.contract.errors import InvalidRequest
 from weftline_server.commands.tables import aligned, printable
+from weftline_server.journal.backend import is_shared, opened_store
 from weftline_server.journal.cipher import Cipher
-from weftline_server.journal.store import JournalStore, JournalStoreConfig
+from weftline_server.journal.store import JournalStoreConfig
 from weftline_server.journal.transfer import exported, imported
 
 _SHOWN = 20
@@ -28,15 +29,14 @@ NAME_CHARS = 48  # of a name that are shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument(
         "action",
         nargs="?",
         choices=("export", "import"),
         help="write the sessions of --store to standard output, a line of JSON each and not "
-        "encrypted, or read them from standard input; no server may use the file",
+        "encrypted, or read them from standard input; no server may use a file meanwhile",
     )
-    parser.add_argument("--store", metavar="FILE", help="the file of serve --store")
+    parser.add_argument("--store", metavar="FILE", help="the file or the database of serve --store")
     parser.add_argument("--store-key-file", metavar="FILE", help="the key file of serve")
     parser.add_argument(
         "--base-url", help="the server's URL (default: WEFTLINE_BASE_URL, else this machine)"
@@ -72,10 +72,10 @@ def _moved(args: argparse.Namespace) -> int:
     """Export or import."""
     if args.store is None:
         raise InvalidRequest(f"sessions {args.action} needs --store FILE", param="store")
-    if args.action == "export" and not Path(args.store).exists():
+    if args.action == "export" and not (is_shared(args.store) or Path(args.store).exists()):
         raise InvalidRequest(f"there is no file {args.store}", param="store")
     cipher = Cipher.of(args.store_key_file or "")
-    store = JournalStore(JournalStoreConfig(path=args.store), cipher)
+    store = opened_store(JournalStoreConfig(path=args.store), cipher)
     try:
         if args.action == "export":
             for line in exported(store):

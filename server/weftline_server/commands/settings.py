@@ -4,41 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from weftline.contract.errors import InvalidRequest
 from weftline_server.config import ServerConfig
-from weftline_server.observe.cost import Price
 from weftline_server.observe.logs import LogFormat
 
-LEVELS = ("debug", "info", "warning")
+T = TypeVar("T")
+LogLevel = Literal["debug", "info", "warning"]
+MOST_SERVERS = 64  # of one machine
 # Tables of the engines beside those of models.
 RETRIEVAL = ("embedder", "function", "reranker", "store")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """Settings of the process: its log, and for how many seconds it drains."""
+    """Settings of the process: its log, for how many seconds it drains, and how many servers it
+    runs.
+    """
 
-    log_level: str = "warning"
-    log_format: str = LogFormat.TEXT.value
-    drain_s: float = 10.0
-
-    def __post_init__(self) -> None:
-        for name, allowed in (("log_level", LEVELS), ("log_format", tuple(LogFormat))):
-            if (value := getattr(self, name)) not in allowed:
-                raise InvalidRequest(
-                    f"{name} {value!r} is none of {', '.join(allowed)}", param=name
-                )
-        if not self.drain_s >= 0:
-            raise InvalidRequest(f"drain_s must be at least 0, got {self.drain_s}", param="drain_s")
+    log_level: LogLevel = "warning"
+    log_format: LogFormat = LogFormat.TEXT
+    drain_s: Annotated[float, Field(ge=0)] = 10.0
+    servers: Annotated[int, Field(ge=1, le=MOST_SERVERS)] = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +60,17 @@ def load(path: Path | None, flags: Mapping[str, Any]) -> Settings:
     retrieval = {kind: _listed(tables, kind) for kind in RETRIEVAL if kind in tables}
     tools, mcp = _listed(tables, "tool"), _listed(tables, "mcp")
     keys = tables.pop("keys", {})
-    prices = _prices(tables.pop("price", {}))
     given = dict(tables)
     for name, value in flags.items():
         if value is not None:
             _put(given, name, value)
     if keys and "keys" not in given:
         given["keys"] = _keys(keys)
-    if prices:
-        given["price"] = prices
     of_process = {one.name for one in dataclasses.fields(Process)}
     process = {name: value for name, value in given.items() if name in of_process}
     server = {name: value for name, value in given.items() if name not in of_process}
-    made = make(ServerConfig, server, "", {*of_process, "engine", "tool", "mcp", *RETRIEVAL})
+    others = {*of_process, "engine", "tool", "mcp", *RETRIEVAL}
+    made = make(ServerConfig, server, "", also=others)
     return Settings(made, make(Process, process, ""), engines, retrieval, tools, mcp)
 
 
@@ -143,45 +137,46 @@ def _keys(table: Any) -> dict[str, str]:
     return found
 
 
-def _prices(table: Any) -> dict[str, Price]:
-    """Return the prices of models by name."""
-    if not isinstance(table, dict) or not all(isinstance(one, dict) for one in table.values()):
-        raise InvalidRequest('price is a table for each model: [price."MODEL"]', param="price")
-    return {
-        model: make(Price, {name: _float(value) for name, value in one.items()}, f"price.{model}.")
-        for model, one in table.items()
-    }
-
-
-def _float(value: Any) -> Any:
-    return float(value) if type(value) is int else value
-
-
 def make(
-    cls: type[Any], values: Mapping[str, Any], where: str, also: set[str] | None = None
-) -> Any:
-    """Make a dataclass from a table, and nested dataclasses from the tables in it.
+    cls: type[T],
+    values: Mapping[str, Any],
+    where: str,
+    *,
+    also: Collection[str] = (),
+    flat: Collection[str] = (),
+) -> T:
+    """Make a dataclass of a table, and nested dataclasses of the tables in it.
 
-    `where` is the table's path for errors; `also` are further names to suggest for a typo.
+    `where` is the table's path for errors; `also` are further names to suggest for a typo. The
+    tables named in `flat` are none for the user, and stand in no path. Raises InvalidRequest.
     """
-    hints = get_type_hints(cls)
-    made: dict[str, Any] = {}
-    for name, value in values.items():
-        if name not in hints:
-            near = difflib.get_close_matches(name, [*hints, *(also or ())], 1)
-            advice = f": did you mean {near[0]}?" if near else ""
-            raise InvalidRequest(f"there is no setting {where}{name}{advice}", param=where + name)
-        hint = hints[name]
+    one: Any = tuple[cls]  # type: ignore[valid-type]
+    adapter: TypeAdapter[tuple[T]] = TypeAdapter(one, config=_CLOSED)
+    try:
+        # As JSON a list may become a tuple and a table a dataclass, and no text becomes a number.
+        return adapter.validate_json(json.dumps([values], default=str), strict=True)[0]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    path = where + ".".join(str(one) for one in first["loc"][1:] if one not in flat)
+    match first["type"]:
+        case "unexpected_keyword_argument":
+            near = difflib.get_close_matches(str(first["loc"][-1]), [*_names(cls), *also], 1)
+            said = f"there is no setting {path}" + (f": did you mean {near[0]}?" if near else "")
+        case "missing":
+            said = f"{path} is missing"
+        case "dataclass_type" | "dict_type":
+            said = f"{path} is a table"
+        case _:
+            said = f"{path}: {first['msg']}, not {first['input']!r:.80}"
+    raise InvalidRequest(said, param=path)
+
+
+_CLOSED = ConfigDict(extra="forbid")  # the nested dataclasses inherit it
+
+
+def _names(cls: type[Any]) -> Iterator[str]:
+    """The names of all settings, those of nested tables too."""
+    for name, hint in get_type_hints(cls).items():
+        yield name
         if dataclasses.is_dataclass(hint):
-            if not isinstance(value, dict):
-                raise InvalidRequest(f"{where}{name} is a table", param=where + name)
-            made[name] = make(hint, value, f"{where}{name}.")  # type: ignore[arg-type]
-            continue
-        if isinstance(value, list):
-            value = tuple(value) if get_origin(hint) is tuple else frozenset(value)
-        try:
-            made[name] = TypeAdapter(hint).validate_python(value, strict=True)
-        except ValidationError as error:
-            said = error.errors(include_url=False)[0]["msg"]
-            raise InvalidRequest(f"{where}{name}: {said}", param=where + name) from None
-    return cls(**made)
+            yield from _names(hint)  # type: ignore[arg-type]

@@ -6,18 +6,21 @@ Which code runs as a tool stands here only: a request names a tool, and never wh
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Engine
 from weftline_engine.tools.config import Limits, ToolsConfig
 from weftline_server.commands.settings import make
 from weftline_server.extras import install, versions
+
+MOST_NICENESS = 20  # the engine runs such calls only where nothing else needs the core
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +42,11 @@ class ToolTable:
     env: tuple[str, ...] = ()
     user: str | None = None
     cores: tuple[int, ...] = ()
-    niceness: int = 10
+    niceness: Annotated[int, Field(ge=0, le=MOST_NICENESS)] = 10
     sandbox: bool = False
     limits: Limits = field(default_factory=Limits)
 
     def factory(self) -> Callable[[], Engine]:
-        """A function that makes the engine."""
         from weftline_engine.tools.calls import Begun
         from weftline_engine.tools.engine import ToolEngine
 
@@ -64,10 +66,6 @@ class ToolTable:
         return lambda: ToolEngine(config, begun)
 
 
-MOST_NICENESS = 20  # the engine runs such calls only where nothing else needs the core
-_NAME = re.compile(r"[A-Za-z0-9_\-]{1,64}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpSpec:
     """An `[[mcp]]` table: the tools of one MCP server.
@@ -79,7 +77,7 @@ class McpSpec:
     what the MCP server says.
     """
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_\-]{1,64}$")]
     command: tuple[str, ...] = ()
     url: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
@@ -87,14 +85,9 @@ class McpSpec:
     prefix: str | None = None
     tools: tuple[str, ...] = ()
     effects: dict[str, Literal["none", "idempotent", "once"]] = field(default_factory=dict)
-    timeout_s: float = 30.0
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise InvalidRequest(
-                f"mcp.name {self.name[:40]!r}: use 1 to 64 letters, digits or '_-'",
-                param="mcp.name",
-            )
         if bool(self.command) == (self.url is not None):
             raise InvalidRequest(
                 f"the MCP server {self.name!r} has either a command to start or a url", param="mcp"
@@ -102,10 +95,6 @@ class McpSpec:
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise InvalidRequest(
                 f"mcp.url {self.url[:80]!r}: it begins with https:// or http://", param="mcp.url"
-            )
-        if not 0 < self.timeout_s <= 3600:
-            raise InvalidRequest(
-                f"mcp.timeout_s must be in 0 to 3600, got {self.timeout_s}", param="mcp.timeout_s"
             )
 
     def factory(self) -> Callable[[], Engine]:
@@ -143,22 +132,10 @@ def from_tables(
     tools: Iterable[Mapping[str, Any]], servers: Iterable[Mapping[str, Any]] = ()
 ) -> tuple[ToolTable | McpSpec, ...]:
     """The engines of the `[[tool]]` and `[[mcp]]` tables. Raises InvalidRequest."""
-    found: list[ToolTable | McpSpec] = []
-    for table in tools:
-        if "module" not in table:
-            raise InvalidRequest("a [[tool]] table needs a module", param="tool.module")
-        spec = make(ToolTable, table, "tool.")
-        if not 0 <= spec.niceness <= MOST_NICENESS:
-            raise InvalidRequest(
-                f"the niceness of a [[tool]] is 0 to {MOST_NICENESS}, not {spec.niceness}",
-                param="tool.niceness",
-            )
-        found.append(spec)
-    for table in servers:
-        if "name" not in table:
-            raise InvalidRequest("an [[mcp]] table needs a name", param="mcp.name")
-        found.append(make(McpSpec, table, "mcp."))
-    return tuple(found)
+    return (
+        *(make(ToolTable, table, "tool.") for table in tools),
+        *(make(McpSpec, table, "mcp.") for table in servers),
+    )
 
 
 def factories(specs: Iterable[ToolTable | McpSpec]) -> dict[str, Callable[[], Engine]]:

@@ -15,7 +15,6 @@ from weftline_server.commands.tables import aligned, printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("session", nargs="?", metavar="SESSION", help="id of the session")
     which.add_argument("--last", action="store_true", help="the session that was opened last")

@@ -44,8 +44,8 @@ class Addition(Wiring):
             yield from self._check_cycles()
 
     def _enter(self, primitive: Primitive) -> bool:
-        """Add a primitive. Return whether it stands after all that it waits for, so that no cycle
-        goes through it.
+        """Add a primitive. Return whether the primitive stands after all that it waits for, so that
+        no cycle goes through it.
         """
         self.primitives[primitive.id] = primitive
         for read in primitive.reads:

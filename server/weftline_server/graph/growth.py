@@ -66,5 +66,5 @@ class TakesItems(Growing):
     def growth_of(self, graph: Graph, offset: int, items: Sequence[Any]) -> Growth:
         """What the graph gets for `items`, the first of which has number `offset`.
 
-        It names the primitive in a form that has taken them.
+        The growth names the primitive in a form that has taken the items.
         """

@@ -70,13 +70,14 @@ class Where(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What is true of all primitives of a kind. They share one object, which lowering gives them.
+    """What is true of all primitives of a kind. All of them share one Traits object, which lowering
+    gives them.
 
-    A kind that acts `anywhere` may change any place outside the graph: nobody knows which, or the
-    tasks that it adds do it. A kind that `chooses` decides which of several variables is needed. A
-    kind `of_request` serves one request of a client, and ends when the server does, as tool calls
-    in the records of earlier versions do. `operation` is OpenTelemetry's name of what the kind
-    does; "" is the kind's own name.
+    A kind that acts `anywhere` may change any place outside the graph: either nobody knows which
+    place, or the tasks that the kind adds make the change. A kind that `chooses` decides which of
+    several variables is needed. A kind `of_request` serves one request of a client, and ends when
+    the server does, as tool calls in the records of earlier versions do. `operation` is
+    OpenTelemetry's name of what the kind does; "" is the kind's own name.
     """
 
     where: Where = Where.ENGINE
@@ -129,12 +130,12 @@ class ItemFlow:
     """How lists pass through a primitive item by item. The result for an item does not depend on
     the other items, so that it may be computed before the list is complete.
 
-    It `takes` the items of one variable, after the transforms `through`; "" for none. If it `gives`
-    items, its value is a list of one result for each. A call `says` the transforms of its output,
-    whose text may be a list. `count` items are known before it runs. Its engine computes `batch`
-    items as fast, one by one, as more together; 0 if no engine is needed. The passes decide whether
-    it `streams`: it starts with the first items, and its results are reported as they come. If it
-    is `ordered`, the first results are the first items of its value.
+    The primitive `takes` the items of one variable, after the transforms `through`; "" for none. If
+    the primitive `gives` items, its value is a list of one result for each. A call `says` the
+    transforms of its output, whose text may be a list. `count` items are known before it runs. Its
+    engine computes `batch` items as fast, one by one, as more together; 0 if no engine is needed.
+    The passes decide whether it `streams`: it starts with the first items, and its results are
+    reported as they come. If it is `ordered`, the first results are the first items of its value.
     """
 
     takes: str = ""
@@ -151,8 +152,8 @@ class ItemFlow:
 class Primitive:
     """One vertex of the graph. `resource` names the model, store or service that runs it.
 
-    It is ready when every variable in `reads` has its value and every primitive in `after` has
-    ended. `reads` are in the order in which the body uses them, each variable once. `work`
+    A primitive is ready when every variable in `reads` has its value and every primitive in `after`
+    has ended. `reads` are in the order in which the body uses them, each variable once. `work`
     estimates its cost in tokens. `id` is unique in its session.
     """
 

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
+from weftline_server.http.others import other_answers
 from weftline_server.http.state import ServiceDep, Tenant, state_of
-from weftline_server.observe.advice.view import MOST, advice_rows
+from weftline_server.observe.advice.view import MOST, advice_rows, merged_advice
 
 router = APIRouter(prefix="/v1/advice", tags=["advice"])
 
@@ -24,10 +25,13 @@ async def list_advice(
     """Where prompts part although equal text follows, the most expensive first.
 
     Words of prompts are shown only where the server's log has prompts. With `lengths` each row has
-    the lengths of recorded calls as they were, and as they would be after the change.
+    the lengths of recorded calls as they were, and as they would be after the change. Where several
+    servers share a store, a program's counts are those of all of them.
     """
     state = state_of(request.app)
     told = [one for one in state.advisor.told(tenant) if id is None or one[0].id_of(one[1]) == id]
     engines = service.engines.statuses if lengths else None
     rows = advice_rows(told[:limit], values=state.config.log_prompts, engines=engines)
-    return {"advice": rows, "total": len(told)}
+    mine = {"advice": rows, "total": len(told)}
+    others = await other_answers(request)
+    return merged_advice([mine, *others], limit) if others else mine

@@ -11,20 +11,21 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from weftline.contract.errors import EngineUnavailable, InvalidRequest, WeftlineError
+from weftline.contract.errors import EngineUnavailable, InvalidRequest, StorageFull, WeftlineError
 from weftline.contract.protocol import Get, Submit
 from weftline_server.graph.primitive import Task
 from weftline_server.http.direct import Direct
 from weftline_server.http.event_stream import EventStream, sse, sse_or_error
 from weftline_server.http.idempotency import key_of
 from weftline_server.http.openai.runs import Runs
-from weftline_server.http.state import asking, sees_all, state_of, tenant_of
+from weftline_server.http.state import GRACE, asking, sees_all, state_of, tenant_of
 from weftline_server.http.wire import or_disconnect, read, schema
+from weftline_server.journal.fence import SessionMoved
 from weftline_server.lowering.kinds.prompt import outputs_of
 from weftline_server.observe.parts import json_text, to_json
 from weftline_server.observe.snapshot import Snapshot
 from weftline_server.observe.view import graph_parts, value_parts
-from weftline_server.runtime.service import Service
+from weftline_server.runtime.service import Service, SessionHolds
 from weftline_server.session.client_values import client_step
 from weftline_server.session.origin import name_run
 from weftline_server.session.session import Session
@@ -53,6 +54,9 @@ async def submit(request: Request) -> Response:
     session = _session(service, runs, tenant, body) if earlier is None else earlier[0]
     # A client does not learn the id of a session that is opened here and fails: it cannot close it.
     close, leaves = body.close or body.session_id is None, body.open and earlier is None
+    held = service.lifecycle.holds if key is None else None  # nobody may send it again
+    if held is not None:
+        held.add(session)
     try:
         tasks = await service.submit(session, body, key) if earlier is None else earlier[1]
         response = _submitted(session, tasks)
@@ -61,6 +65,8 @@ async def submit(request: Request) -> Response:
                 session.watch.check(variable, wait=body.wait)
             close = leaves = False
             events = _whole_run(service, runs, session, body, response, whole)
+            if held is not None:
+                events = _held(held, session, events)
             resumed = {} if earlier is None else {"Weftline-Resumed": "true"}
             return EventStream(sse_or_error(events), {**headers, **resumed})
         if body.get:
@@ -73,6 +79,8 @@ async def submit(request: Request) -> Response:
         content = f'{to_json(response)[:-1]},"graph":{graph}}}'
         return Response(content, headers=headers, media_type="application/json")
     finally:
+        if held is not None:
+            held.remove(session)
         if leaves:
             runs.leave(session)
         if close:
@@ -90,7 +98,20 @@ def _session(service: Service, runs: Runs, tenant: str, body: Submit) -> Session
         return service.open(tenant, stays=not body.close, alias="")
     if body.open:
         return runs.enter(tenant, body.session_id, opens=True)
-    return service.find(tenant, body.session_id)
+    return service.registry.find(tenant, body.session_id)
+
+
+async def _held(
+    holds: SessionHolds, session: Session, events: AsyncGenerator[bytes, None]
+) -> AsyncGenerator[bytes, None]:
+    """The events of a stream that nobody can resume elsewhere."""
+    holds.add(session)
+    try:
+        async with aclosing(events):
+            async for event in events:
+                yield event
+    finally:
+        holds.remove(session)
 
 
 async def _whole_run(
@@ -154,7 +175,11 @@ async def _values(service: Service, session: Session, variables: Sequence[str]) 
     wanted = dict.fromkeys(variables)  # each once, however often it is named
     for variable in wanted:
         session.watch.check(variable, wait=False)
-    found = await asyncio.gather(*(service.get(session, variable) for variable in wanted))
+    get = service.readers.get
+    if len(wanted) == 1:  # without a task of its own
+        found = [await get(session, variable) for variable in wanted]
+    else:
+        found = await asyncio.gather(*(get(session, variable) for variable in wanted))
     return {variable.id: variable.value for variable in found}
 
 
@@ -163,23 +188,29 @@ async def get(request: Request) -> Response:
     """Wait for a variable, or stream it as server-sent events."""
     service, tenant = state_of(request.app).service, tenant_of(request)
     body = await read(request, Get)
-    session = service.find(tenant, body.session_id)
+    session = service.registry.find(tenant, body.session_id)
     if body.stream or "text/event-stream" in request.headers.get("accept", ""):
         # A variable that will not come is an error status, not an event after a status of 200.
         session.watch.check(body.semantic_var_id, body.wait)
         since = _since(request.headers.get("last-event-id"))
-        events = _events(service, session, body, *since)
+        events = _events(service, session, body, *since, grace_s=_grace(request))
         return EventStream(sse_or_error(events), durability(service))
-    waiting = service.get(
+    waiting = service.readers.get(
         session,
         body.semantic_var_id,
         criteria=body.criteria,
         timeout_s=body.timeout_s,
         wait=body.wait,
+        grace_s=_grace(request),
     )
     variable = await or_disconnect(request, waiting)
     found = {"semantic_var_id": variable.id, "status": "ready", "value": variable.value}
     return JSONResponse(found, headers=durability(service))
+
+
+def _grace(request: Request) -> float:
+    """For how many seconds a client that has left may come back."""
+    return float(request.scope.get(GRACE, 0.0))
 
 
 def _since(last_event_id: str | None) -> tuple[int, int]:
@@ -203,7 +234,12 @@ def _id(attempt: int, end: int) -> str:
 
 
 async def _events(
-    service: Service, session: Session, body: Get, offset: int, attempt: int = 0
+    service: Service,
+    session: Session,
+    body: Get,
+    offset: int,
+    attempt: int = 0,
+    grace_s: float = 0.0,
 ) -> AsyncGenerator[bytes, None]:
     """`part` events with the text as it is generated, then one `value` event.
 
@@ -213,13 +249,13 @@ async def _events(
     if offset and variable is not None and variable.attempt != attempt:
         yield sse("restarted", {"semantic_var_id": variable.id}, id=_id(variable.attempt, 0))
         offset = 0
-    chunks = service.stream(
+    chunks = service.readers.stream(
         session,
         body.semantic_var_id,
         offset=offset,
         criteria=body.criteria,
         wait=body.wait,
-        grace_s=RESUME_S,
+        grace_s=max(RESUME_S, grace_s),
     )
     end = offset
     try:
@@ -236,11 +272,14 @@ async def _events(
 
 
 def _leaves(service: Service, error: WeftlineError) -> bool:
-    """Whether the server ends and goes on with the session later.
+    """Whether the session goes on later, or at another server.
 
     The stream then ends without its last event, as it does when the server is killed, and the
     client comes back.
     """
+    journal = service.registry.journal
+    if journal is not None and journal.is_shared and isinstance(error, SessionMoved | StorageFull):
+        return True
     return service.lifecycle.draining and isinstance(error, EngineUnavailable)
 
 
@@ -258,12 +297,12 @@ async def _watch(service: Service, session: Session, body: Submit) -> AsyncGener
     async def follow(variable: str) -> None:
         try:
             if body.parts:
-                async for chunk in service.stream(session, variable, wait=body.wait):
+                async for chunk in service.readers.stream(session, variable, wait=body.wait):
                     text = {"semantic_var_id": variable, "offset": chunk.offset, "text": chunk.text}
                     place = _id(session.variable(variable).attempt, chunk.end)
                     await events.put((sse("part", text, id=f"{variable} {place}"), False))
             else:
-                await service.get(session, variable, wait=body.wait)
+                await service.readers.get(session, variable, wait=body.wait)
             last: bytes | str = variable
         except WeftlineError as error:
             if _leaves(service, error):

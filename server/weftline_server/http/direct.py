@@ -8,15 +8,25 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute, APIRouter
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 
 class Direct(APIRoute):
-    """A route whose endpoint takes the request alone, and makes the response."""
+    """A route whose endpoint takes the request alone, and makes the response.
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the endpoint itself: it has no parameters that FastAPI would have to find."""
-        endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
-        return endpoint
+    Such a route has no parameters that FastAPI would have to find, and no dependencies to end.
+    Errors go to the handlers of the application, as Starlette's middleware calls them.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **settings: Any) -> None:
+        super().__init__(path, endpoint, **settings)
+        respond: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            response = await respond(Request(scope, receive, send))
+            await response(scope, receive, send)
+
+        self.app = app
 
 
 def add_routes(app: FastAPI, router: APIRouter) -> None:

@@ -1,7 +1,7 @@
 """A response of server-sent events, which pings while it is idle and ends when its reader leaves.
 
-It does not use sse-starlette, whose task group, lock and cancel scope took a third of the time that
-the server spends on an event of a streamed response.
+The response does not use sse-starlette, whose task group, lock and cancel scope took a third of the
+time that the server spends on an event of a streamed response.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ async def sse_or_error(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[by
 class EventStream(Response):
     """Sends `events` as they arrive.
 
-    It closes them at their end, when the client leaves, and when the client reads nothing for
-    SEND_TIMEOUT_S.
+    The stream closes the events at their end, when the client leaves, and when the client reads
+    nothing for SEND_TIMEOUT_S.
     """
 
     media_type = "text/event-stream"

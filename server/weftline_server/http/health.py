@@ -27,8 +27,9 @@ async def live() -> dict[str, str]:
 async def ready(request: Request, service: ServiceDep) -> Response:
     """200 if every model has an engine that takes work; 503 if one has none, or while draining.
 
-    Both name the state of each engine. Where all clients are one tenant they also say why an engine
-    is not ready, which another tenant's request may have caused, and the node of one elsewhere.
+    Either answer names the state of each engine. Where all clients are one tenant, the answer also
+    says why an engine is not ready, which another tenant's request may have caused, and the node of
+    one elsewhere.
     """
     status = service.engines.status()
     one_tenant = len(set(state_of(request.app).config.keys.values())) <= 1

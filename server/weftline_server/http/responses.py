@@ -35,7 +35,7 @@ class RecordedResponse:
         self.body: bytearray | None = bytearray()
         self.whole = False
         self._max_bytes = max_bytes
-        self._grown = asyncio.Event()
+        self._grown: asyncio.Event | None = None  # set at the next change, while a task waits
 
     @property
     def streams(self) -> bool:
@@ -64,11 +64,14 @@ class RecordedResponse:
 
     def wake(self) -> None:
         """Wake every task that waits in `grown`."""
-        self._grown.set()
-        self._grown = asyncio.Event()
+        if self._grown is not None:
+            self._grown.set()
+            self._grown = None
 
     async def grown(self) -> None:
         """Return at the next change."""
+        if self._grown is None:
+            self._grown = asyncio.Event()
         await self._grown.wait()
 
 

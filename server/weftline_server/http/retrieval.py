@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request
 from pydantic import BeforeValidator
 from starlette.responses import JSONResponse, Response
 
+from weftline.contract.bodies import LooseBody, StrictBody
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.protocol import Submit
 from weftline.contract.steps import Embed, Rerank, Source, Step
@@ -25,9 +26,6 @@ from weftline_server.session.session import Session
 router = APIRouter(tags=["retrieval"], route_class=Direct)
 
 MAX_INPUTS = 2048  # of one request, as OpenAI's
-
-_STRICT = {"extra": "forbid", "allow_inf_nan": False}
-_LOOSE = {"extra": "ignore", "allow_inf_nan": False}  # Cohere and Jina have fields of their own
 
 
 def _no_token_ids(given: Any) -> Any:
@@ -44,7 +42,7 @@ def _no_token_ids(given: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingsRequest:
+class EmbeddingsRequest(StrictBody):
     """A text or texts to embed. `dimensions` keeps that many leading numbers of each vector.
 
     Token ids as input are refused: a tokenizer of OpenAI's is not the embedder's. `user` is taken
@@ -57,8 +55,6 @@ class EmbeddingsRequest:
     dimensions: int | None = None
     user: str | None = None
 
-    __pydantic_config__ = _STRICT
-
     def __post_init__(self) -> None:
         count = 1 if isinstance(self.input, str) else len(self.input)
         if not 1 <= count <= MAX_INPUTS:
@@ -68,7 +64,7 @@ class EmbeddingsRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RerankRequest:
+class RerankRequest(LooseBody):
     """Documents to order by how well they fit `query`; `top_n` keeps that many."""
 
     query: str
@@ -76,8 +72,6 @@ class RerankRequest:
     model: str | None = None
     top_n: int | None = None
     return_documents: bool = False
-
-    __pydantic_config__ = _LOOSE
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.documents) <= MAX_INPUTS:
@@ -145,7 +139,7 @@ async def _run(service: Service, tenant: str, step: Step) -> tuple[Any, int, str
     session: Session = service.open(tenant, stays=False)
     try:
         (task,) = await service.submit(session, Submit(steps=(step,)))
-        variable = await service.get(session, task.writes[0])
+        variable = await service.readers.get(session, task.writes[0])
         (last,) = session.tasks[task.id].steps
         usage = last.usage
         return variable.value, 0 if usage is None else usage.prompt_tokens, task.resource

@@ -11,11 +11,12 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from weftline.contract.protocol import PROTOCOL_VERSION, SetVariable, check_id
 from weftline_server.http.calls import durability
 from weftline_server.http.event_stream import EventStream, JsonStream, sse
+from weftline_server.http.others import other_answers
 from weftline_server.http.state import ACCEPTING, PricesDep, ServiceDep, Tenant, sees_all, state_of
 from weftline_server.http.wire import read, schema
 from weftline_server.observe.chrome_trace import trace_parts
 from weftline_server.observe.follower import Follower
-from weftline_server.observe.listing import MOST, listing
+from weftline_server.observe.listing import MOST, listing, merged
 from weftline_server.observe.parts import texts
 from weftline_server.observe.prompt_view import call_view
 from weftline_server.observe.search import MAX_TEXT, found_in
@@ -39,6 +40,7 @@ FOLLOW_S = 0.25  # between two looks at a session that a page follows
 
 @lists.get("")
 async def list_sessions(
+    request: Request,
     service: ServiceDep,
     tenant: Tenant,
     prices: PricesDep,
@@ -52,8 +54,10 @@ async def list_sessions(
     """
     known = service.registry.listed(tenant)
     found, all_read = await found_in(known, text) if text else (known, True)
-    rows = await listing(found[:limit], prices)
-    return {"sessions": rows, "total": len(known), "found": len(found), "all_read": all_read}
+    rows = await listing(found[:limit], prices, service.registry.wall)
+    mine = {"sessions": rows, "total": len(known), "found": len(found), "all_read": all_read}
+    others = await other_answers(request)
+    return merged([mine, *others], limit) if others else mine
 
 
 @router.post("", dependencies=[ACCEPTING])
@@ -130,7 +134,7 @@ async def set_variable(
     session_id: str, variable: str, request: Request, service: ServiceDep, tenant: Tenant
 ) -> dict[str, str]:
     """Give a variable its value, or an error; what waited for it starts, or fails with it."""
-    session = service.find(tenant, session_id)
+    session = service.registry.find(tenant, session_id)
     check_id(variable, "semantic_var_id")
     body = await read(request, SetVariable)
     service.set(session, variable, body)
@@ -143,7 +147,7 @@ async def cancel_variable(
     session_id: str, variable: str, service: ServiceDep, tenant: Tenant
 ) -> dict[str, str]:
     """Cancel the call that produces the variable; one that is ready stays."""
-    session = service.find(tenant, session_id)
+    session = service.registry.find(tenant, session_id)
     service.cancel_variable(session, variable)
     await service.registry.kept(session, strict=True)
     return {"semantic_var_id": variable, "status": session.variable(variable).state.value}
@@ -153,8 +157,8 @@ async def cancel_variable(
 async def cancel_call(
     session_id: str, call_id: str, service: ServiceDep, tenant: Tenant
 ) -> dict[str, str]:
-    """Cancel a call and every call that waits for it; one that has ended stays as it is."""
-    session = service.find(tenant, session_id)
+    """Cancel a call and every call that waits for it; a call that has ended stays as it is."""
+    session = service.registry.find(tenant, session_id)
     service.cancel(session, call_id)
     await service.registry.kept(session, strict=True)
     return {"call_id": call_id, "state": session.tasks[call_id].state.value}

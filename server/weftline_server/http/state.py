@@ -10,15 +10,18 @@ from fastapi import Depends, Request
 from starlette.applications import Starlette
 from starlette.datastructures import State
 
-from weftline.contract.errors import EngineUnavailable, Unauthorized
+from weftline.contract.errors import Unauthorized
 from weftline_server.config import ServerConfig
 from weftline_server.http.openai.conversations import Conversations
 from weftline_server.http.openai.runs import Runs
+from weftline_server.http.peer_client import PeerClient
 from weftline_server.observe.advice.advisor import Advisor
 from weftline_server.observe.cost import Prices
 from weftline_server.observe.metrics import Metrics
-from weftline_server.runtime.service import Service
+from weftline_server.runtime.service import Draining, Service
 
+# Where a request says for how many seconds it counts as a reader after its connection has ended.
+GRACE = "weftline.grace"
 OPEN_TENANT = "local"  # of every client, on a server without keys
 
 
@@ -31,6 +34,8 @@ class ServerState(State):
     advisor: Advisor
     prices: Prices
     runs: Runs
+    peers: PeerClient | None  # the other servers of the store
+    awaits_engine: bool  # before it listens, since others do
     conversations: Conversations | None  # finds the sessions of clients that name none
 
     def __init__(
@@ -43,6 +48,8 @@ class ServerState(State):
         self.advisor = advisor
         self.prices = Prices(config.price)
         self.runs = Runs(service)
+        self.peers = None
+        self.awaits_engine = False
         self.conversations = None
         if "conversations" not in config.without:
             self.conversations = Conversations(service)
@@ -84,11 +91,12 @@ def tenant_of(request: Request) -> str:
 def asking(request: Request) -> tuple[Service, str]:
     """The service and the tenant of a request for work.
 
-    Raises EngineUnavailable while the server shuts down, and Unauthorized.
+    Raises Draining while the server shuts down, and Unauthorized. Where several servers share a
+    store, a session takes work until it moves; only opening one is refused.
     """
     service = state_of(request.app).service
-    if service.lifecycle.draining:
-        raise EngineUnavailable("the server is shutting down", retry_after_s=5.0)
+    if service.lifecycle.draining and service.lifecycle.member is None:
+        raise Draining()
     return service, tenant_of(request)
 
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from weftline.contract.errors import EngineUnavailable, KeyReused, StorageFull
+from weftline_server.journal.backend import SessionStore, opened_store
 from weftline_server.journal.cipher import Cipher
+from weftline_server.journal.fence import SessionMoved
 from weftline_server.journal.records import Clock, Noted, noted
 from weftline_server.journal.replay import Opened, Unreadable, replay, resumed
-from weftline_server.journal.store import Close, Drop, JournalStore, JournalStoreConfig, Keyed, Open
+from weftline_server.journal.store import Close, Drop, JournalStoreConfig, Keyed, Open
 from weftline_server.journal.writer import Item, SessionRecord, Sweep, WriteProgress, Writer
 from weftline_server.session import events as ev
 from weftline_server.session.resumption import runs_once
@@ -35,15 +36,17 @@ LINGER_S = 0.01
 
 
 @dataclass(slots=True)
-class _Track:
+class RecordTrack:
     """A session that is recorded: its number in the store, and how many entries lead up to its last
-    record. `opening` is written together with its first record, or when it has to be kept.
+    record. `opening` is written together with its first record, or when it has to be kept. A
+    session that is `gone` goes on at another server.
     """
 
     number: int
     opening: Open | None = None
     mark: int = 0
     closed: bool = False
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +70,39 @@ class Earlier:
 class Journal:
     """Records sessions in a store. All methods belong to the event loop."""
 
+    is_shared = False  # by several servers
+
     def __init__(self, config: JournalStoreConfig, now: Callable[[], float]) -> None:
-        self._store = JournalStore(config, Cipher.of(config.key_file))
+        cipher = Cipher.of(config.key_file)
+        self._store: SessionStore = opened_store(config, cipher)
+        self._cipher = cipher
         self._now = now
-        self.clock = Clock(time.time() - now(), now())
+        self.clock = Clock(self._store.wall_time() - now(), now())
         self.run = self._store.next_run()
         self.incarnation = self._store.meta("incarnation", secrets.token_hex(4))
+        self.salt_key = self._salt_key()  # from which the salts of tenants' caches are made
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writer: Writer | None = None
-        self._tracks: WeakKeyDictionary[Session, _Track] = WeakKeyDictionary()
+        self._tracks: WeakKeyDictionary[Session, RecordTrack] = WeakKeyDictionary()
         self._number = self._store.last_number()
-        self._earlier = self._keys()
+        self._earlier: dict[tuple[str, str], Earlier] = {}
         # The ids of open sessions by tenant and the id that the client chose.
+        self.aliases: dict[tuple[str, str], str] = {}
+        self._ledger = WriteLedger()
+        if not self.is_shared:
+            self._know()
+
+    def _salt_key(self) -> bytes:
+        """Another one in each run: the engines' caches end with it."""
+        return secrets.token_bytes(32)
+
+    def _know(self) -> None:
+        """Read the keys and the names of an earlier run."""
         opened = [one.opened for one in self._store.sessions(closed=False)]
         self.aliases = {(one.tenant, one.alias): one.id for one in opened if one.alias}
-        self._ledger = _Ledger()
-
-    def _keys(self) -> dict[tuple[str, str], Earlier]:
         since = self.clock.wall(self._now()) - KEYS_S
-        return {
-            (one.tenant, one.key): Earlier(id, tuple(one.tasks.split()), one.digest)
-            for one, id in self._store.keys(since)
+        self._earlier = {
+            (one.tenant, one.key): earlier_of(one, id) for one, id in self._store.keys(since)
         }
 
     def start(self) -> None:
@@ -116,7 +131,7 @@ class Journal:
                     log.exception("a session cannot be restored")
                     continue
                 if not closed:
-                    self._tracks[session] = _Track(one.number)
+                    self._tracks[session] = RecordTrack(one.number)
                 yield session
 
     def resumed(self) -> ev.SessionResumed:
@@ -128,7 +143,7 @@ class Journal:
         self._number += 1
         at = self.clock.wall(session.opened)
         opened = Opened(session.tenant, session.id, alias, at, session.stays)
-        self._tracks[session] = _Track(self._number, Open(self._number, opened))
+        self._tracks[session] = RecordTrack(self._number, Open(self._number, opened))
 
     def note(
         self,
@@ -143,7 +158,7 @@ class Journal:
         that was killed between the two would take the submit again when it is sent again.
         """
         track = self._tracks.get(session)
-        if track is None or track.closed or self._writer is None:
+        if track is None or track.closed or track.gone or self._writer is None:
             return
         found = noted(session, event, actions)
         if found is None:
@@ -173,6 +188,11 @@ class Journal:
             )
         return found
 
+    def has_lost(self, session: Session) -> bool:
+        """Whether another server goes on with the session."""
+        track = self._tracks.get(session)
+        return track is not None and track.gone
+
     async def begin(self, session: Session, primitive: str) -> None:
         """Record that an engine may have begun a primitive that must not run twice."""
         track = self._tracks.get(session)
@@ -185,17 +205,21 @@ class Journal:
         """Raise StorageFull while nothing can be written."""
         self._ledger.admit()
 
-    async def kept(self, session: Session) -> None:
+    async def kept(self, session: Session, *, may_have_moved: bool = False) -> None:
         """Return when all of the session so far is on disk. Raises StorageFull.
 
-        Raises EngineUnavailable where the session has ended only because the server does.
+        Raises EngineUnavailable where the session has ended only because the server does, and
+        SessionMoved where another server goes on with it, which may give other values. What this
+        server has recorded until then is acknowledged with `may_have_moved`.
         """
         track = self._tracks.get(session)
         if track is None:
             return
+        if track.gone and not may_have_moved:
+            raise SessionMoved(session)
         if track.opening is not None:
             self._put(track)
-        if self._writer is None and session.ended is not None and not track.closed:
+        if self._writer is None and session.ended is not None and not (track.closed or track.gone):
             raise EngineUnavailable(
                 "the server is shutting down, and goes on with the session when it runs again: "
                 "ask again then",
@@ -212,9 +236,9 @@ class Journal:
             self._writer.put((Sweep(self.clock.wall(self._now()), KEYS_S),))
             self._writer.wake()
 
-    def _put(self, track: _Track, *items: Item) -> None:
+    def _put(self, track: RecordTrack, *items: Item) -> None:
         """Write these items in one transaction."""
-        if self._writer is None or self._loop is None:
+        if track.gone or self._writer is None or self._loop is None:
             return  # the server ends: its sessions go on in its next run
         if track.opening is not None:
             items = (track.opening, *items)
@@ -247,7 +271,12 @@ class Journal:
             self._loop.call_soon_threadsafe(self._ledger.hear, progress)
 
 
-class _Ledger:
+def earlier_of(one: Keyed, session: str) -> Earlier:
+    """What is stored of a key, whose submit went to this session."""
+    return Earlier(session, tuple(one.tasks.split()), one.digest)
+
+
+class WriteLedger:
     """How many items were put, how many are on disk, and which requests wait for which."""
 
     def __init__(self) -> None:
@@ -258,9 +287,12 @@ class _Ledger:
         self._done = 0
         self._lost: frozenset[int] = frozenset()
         self._full = False
+        self._fenced = False
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     def admit(self) -> None:
+        if self._fenced:
+            raise SessionMoved()
         if self.error or self._full:
             raise self._failed()
 
@@ -274,6 +306,8 @@ class _Ledger:
             raise StorageFull("the session could not be kept while the disk was full: open another")
         if self.has(mark):
             return
+        if self._fenced:
+            raise SessionMoved()
         if self.error:
             raise self._failed()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -293,12 +327,15 @@ class _Ledger:
             log.warning("sessions are stored again")
         self._done, self.error = progress.done, progress.error
         self._lost, self._full = progress.lost, progress.full
+        self._fenced = progress.fenced
         still = []
         for mark, future in self._waiting:
             if future.done():
                 continue
             if mark <= self._done:
                 future.set_result(None)
+            elif self._fenced:
+                future.set_exception(SessionMoved())
             elif self.error:
                 future.set_exception(self._failed())
             else:

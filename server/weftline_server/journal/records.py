@@ -106,7 +106,6 @@ def _end(session: Session, event: ev.PrimitiveFinished, actions: list[ev.Action]
 
 
 def encode(one: Noted, clock: Clock) -> bytes:
-    """The record as JSON."""
     name, write = _WRITERS[type(one.event)]
     body = {"v": VERSION, "e": name, "t": clock.wall(one.event.now), **write(one, clock)}
     return json.dumps(body, separators=(",", ":")).encode()

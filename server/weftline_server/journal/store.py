@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -56,7 +57,8 @@ VACUUMED_PAGES = 2000  # that one sweep gives back to the file system
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalStoreConfig:
-    """The file of the sessions, "" for none, and what a power cut may cost.
+    """The file of the sessions, the postgresql:// address of a database, or "" for none; and what
+    a power cut may cost.
 
     With `durability` "full" every commit reaches the disk before it is acknowledged, so a power cut
     costs nothing that was acknowledged. With "batch" the file is synced once a second, and a power
@@ -126,26 +128,25 @@ Change = Open | Append | Close | Drop | Keyed
 Row = tuple[object, ...]
 
 
-def _opened(one: Open) -> Row:
+def opened_row(one: Open) -> Row:
     opened = one.opened
     return (one.session, opened.tenant, opened.id, opened.alias, opened.at, opened.stays)
 
 
-def _keyed(one: Keyed) -> Row:
+def keyed_row(one: Keyed) -> Row:
     return (one.tenant, one.key, one.digest, one.session, one.tasks, one.made)
 
 
-# How many changes of a kind are written by one statement, in the order of their kinds: a session is
-# opened before anything else, and closed last.
+# How many changes of a kind are written by one statement, in the order of their kinds.
 _STATEMENTS: Mapping[type[Change], tuple[str, Callable[[Any], Row]]] = MappingProxyType(
     {
         Open: (
             "INSERT INTO sessions (number, tenant, id, alias, opened, stays) VALUES {rows}",
-            _opened,
+            opened_row,
         ),
         Keyed: (
             "INSERT OR REPLACE INTO keys (tenant, key, digest, session, tasks, made) VALUES {rows}",
-            _keyed,
+            keyed_row,
         ),
         Append: (
             "INSERT INTO records (session, body) VALUES {rows}",
@@ -157,12 +158,15 @@ _STATEMENTS: Mapping[type[Change], tuple[str, Callable[[Any], Row]]] = MappingPr
         ),
     }
 )
-_RANKS = {kind: rank for rank, kind in enumerate(_STATEMENTS)}
+_RANKS: Mapping[type[Change], int] = {kind: rank for rank, kind in enumerate(_STATEMENTS)}
 MOST_ROWS = 64  # of a statement
 
 
-def _rank(change: Change) -> int:
-    return _RANKS[type(change)]
+def in_order(changes: Sequence[Change]) -> Sequence[Change]:
+    """A session is opened before anything else, and closed last."""
+    if any(type(one) is Drop for one in changes):
+        return changes
+    return sorted(changes, key=lambda one: _RANKS[type(one)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +177,16 @@ class Stored:
     opened: Opened
     closed: float | None
 
+    @staticmethod
+    def of(row: Sequence[Any]) -> Stored:
+        number, tenant, id, alias, at, stays, ended = row
+        return Stored(number, Opened(tenant, id, alias, at, bool(stays)), ended)
+
 
 class JournalStore:
     """An open file. Raises InvalidRequest if it is in use, or was written by a later version."""
+
+    failures: tuple[type[Exception], ...] = (sqlite3.Error, OSError)
 
     def __init__(self, config: JournalStoreConfig, cipher: Cipher | None = None) -> None:
         self.path = Path(config.path)
@@ -202,6 +213,9 @@ class JournalStore:
         self._db.close()
         os.close(self._lock)
 
+    def wall_time(self) -> float:
+        return time.time()
+
     def meta(self, name: str, default: str) -> str:
         """A value of the store itself, set to `default` if it is new."""
         with self._db:
@@ -217,15 +231,13 @@ class JournalStore:
         return number
 
     def last_number(self) -> int:
-        """The highest number that a session has."""
         (found,) = self._db.execute("SELECT max(number) FROM sessions").fetchone()
         return int(found or 0)
 
     def write(self, changes: Sequence[Change]) -> None:
         """Make all changes, or none. Raises sqlite3.Error."""
-        drops = any(type(one) is Drop for one in changes)
         with self._db:
-            for kind, run in groupby(changes if drops else sorted(changes, key=_rank), type):
+            for kind, run in groupby(in_order(changes), type):
                 some = list(run)
                 for at in range(0, len(some), MOST_ROWS):
                     self._change(kind, some[at : at + MOST_ROWS])
@@ -259,10 +271,7 @@ class JournalStore:
         found = self._db.execute(
             f"SELECT number, tenant, id, alias, opened, stays, closed FROM sessions WHERE {which}"
         )
-        return [
-            Stored(number, Opened(tenant, id, alias, at, bool(stays)), ended)
-            for number, tenant, id, alias, at, stays, ended in found
-        ]
+        return list(map(Stored.of, found))
 
     def records(self, session: int) -> Iterator[bytes]:
         """The records of a session, in order. Raises InvalidRequest where the key does not fit."""
@@ -315,7 +324,6 @@ class JournalStore:
             self._db.executemany(sql, rows)
 
     def _size(self) -> int:
-        """The bytes that are in use."""
         numbers = [
             self._db.execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("page_count", "freelist_count", "page_size")

@@ -1,4 +1,6 @@
-"""Sessions out of a store as lines of JSON, and into another one. No server may use the store."""
+"""Sessions out of a store as lines of JSON, and into another one. No server may use a store that
+is a file.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from weftline.contract.errors import InvalidRequest
+from weftline_server.journal.backend import SessionStore
 from weftline_server.journal.replay import Opened
-from weftline_server.journal.store import Append, Change, Close, JournalStore, Open
+from weftline_server.journal.store import Append, Change, Close, Open
 
 FORMAT = 1
 FIELDS = frozenset({"tenant", "id", "alias", "at", "stays"})
 
 
-def exported(store: JournalStore) -> Iterator[str]:
+def exported(store: SessionStore) -> Iterator[str]:
     """A line for each session, the open ones first, with its records in plain text."""
     for closed in (False, True):
         for one in store.sessions(closed=closed):
@@ -24,7 +27,7 @@ def exported(store: JournalStore) -> Iterator[str]:
             yield json.dumps(line, separators=(",", ":"))
 
 
-def imported(store: JournalStore, lines: Iterable[str]) -> tuple[int, int]:
+def imported(store: SessionStore, lines: Iterable[str]) -> tuple[int, int]:
     """How many sessions were added, and how many the store had already. Raises InvalidRequest."""
     known = {
         (one.opened.tenant, one.opened.id)

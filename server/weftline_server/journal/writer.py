@@ -6,7 +6,6 @@ While a commit syncs the disk the next one gathers, so a slow disk makes commits
 from __future__ import annotations
 
 import logging
-import sqlite3
 import threading
 import time
 from collections import deque
@@ -14,8 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from weftline_server.journal.backend import SessionStore
+from weftline_server.journal.fence import Fenced
 from weftline_server.journal.records import Clock, Noted, encode
-from weftline_server.journal.store import Append, Change, Drop, JournalStore
+from weftline_server.journal.store import Append, Change, Drop
 
 log = logging.getLogger("weftline.journal")
 
@@ -48,20 +49,22 @@ class WriteProgress:
     """What the thread tells: `done` entries are on disk; `error` says why no more are.
 
     Of the sessions in `lost` records were given up, since too many waited for space. `full` says
-    that the file is larger than it may be.
+    that the file is larger than it may be. `fenced` says that another server has taken over, so
+    that this thread has ended.
     """
 
     done: int
     error: str = ""
     lost: frozenset[int] = frozenset()
     full: bool = False
+    fenced: bool = False
 
 
 class Writer:
     """Writes items in their order. `tell` is called in the thread, after every commit."""
 
     def __init__(
-        self, store: JournalStore, clock: Clock, tell: Callable[[WriteProgress], None]
+        self, store: SessionStore, clock: Clock, tell: Callable[[WriteProgress], None]
     ) -> None:
         self._store = store
         self._clock = clock
@@ -72,6 +75,7 @@ class Writer:
         self._lost: set[int] = set()
         self._done = 0
         self._full = False
+        self._fenced = False
         self._thread = threading.Thread(target=self._run, name="weftline-journal", daemon=True)
         self._thread.start()
 
@@ -89,19 +93,25 @@ class Writer:
         self._thread.join()
         self._store.close()
 
+    def abandon(self) -> None:
+        """Write nothing more. Waits for the thread, and leaves the store open."""
+        self._fenced = True
+        self._woken.set()
+        self._thread.join()
+
     def _run(self) -> None:
         synced, dirty = time.monotonic(), False
         while True:
             self._woken.wait(SYNC_S if dirty else None)
             ends = self._ends  # before the items are taken: what comes later is not awaited
             self._woken.clear()
-            if self._items:
+            if self._items and not self._fenced:
                 self._commit_all(ends)
                 dirty = self._store.is_synced_later
             if dirty and time.monotonic() - synced >= SYNC_S:
                 self._attempt(self._store.sync)
                 synced, dirty = time.monotonic(), False
-            if ends:
+            if ends or self._fenced:
                 return
 
     def _commit_all(self, ends: bool) -> None:
@@ -117,11 +127,17 @@ class Writer:
             if held > MOST_HELD:
                 self._lost |= {one.session for one in changes}
                 changes = [Drop(session) for session in self._lost]
-            error = self._attempt(partial(self._store.write, changes))
+            try:
+                error = self._attempt(partial(self._store.write, changes))
+            except Fenced as fenced:
+                log.error("another server has taken this one's sessions over: %s", fenced)
+                self._fenced = True
+                self._tell(WriteProgress(self._done, fenced=True))
+                return
             if not error:
                 break
             self._tell(WriteProgress(self._done, error, frozenset(self._lost), self._full))
-            if ends:
+            if ends or self._fenced:
                 log.error("%d records could not be written: %s", len(changes), error)
                 return
             time.sleep(RETRY_S)
@@ -152,6 +168,6 @@ class Writer:
         """What went wrong; "" for nothing."""
         try:
             work()
-        except (sqlite3.Error, OSError) as error:
-            return f"{type(error).__name__}: {error}"
+        except self._store.failures as error:
+            return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         return ""

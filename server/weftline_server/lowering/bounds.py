@@ -71,7 +71,7 @@ def _predicates(steps: Iterable[StepBase], kinds: Kinds) -> Iterator[predicates.
 
 def check_size(call: Call, segments: int) -> None:
     """Raise InvalidRequest for a call whose segments and outputs are too many together."""
-    outputs = sum(holder.in_out is InOut.OUT for holder in call.placeholders)
+    outputs = [holder.in_out for holder in call.placeholders].count(InOut.OUT)
     if outputs * segments > MAX_SEGMENTS_BY_OUTPUTS:
         most = MAX_SEGMENTS_BY_OUTPUTS // segments
         raise InvalidRequest(
@@ -83,11 +83,9 @@ def check_size(call: Call, segments: int) -> None:
 
 def is_large(specs: Sequence[Mapping[str, object]], value: object) -> bool:
     """Whether `specs`, or writing `value` as text, may take longer than the event loop has."""
-    if any(is_costly(spec) for spec in specs):
-        return True
     if not specs and isinstance(value, str):
         return False  # it is the text, however long
-    return not is_small(value)
+    return any(map(is_costly, specs)) or not is_small(value)
 
 
 def is_costly(spec: Mapping[str, object]) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
+from operator import attrgetter
 
-from weftline.contract.protocol import Call, Message, Prompt, Segment
+from weftline.contract.protocol import Call, Message, Segment
 from weftline_server.lowering.bounds import is_small
 from weftline_server.prompt.render import value_text
 from weftline_server.session.session import Session
@@ -14,6 +14,7 @@ from weftline_server.session.variable import VariableState
 # Characters that the claims of one request may be looked for in. A claim is advice, so those beyond
 # it do not count. Searching this many takes 10 ms.
 MAX_SEARCHED = 1 << 24
+_SOURCE = attrgetter("from_var")
 
 
 class Sources:
@@ -44,10 +45,9 @@ class Sources:
 
     def verified(self, call: Call) -> Call:
         """`call` without its wrong claims of provenance: such text is treated as constant."""
-        if not isinstance(call.prompt, str) and any(s.from_var for s in call.segments()):
-            # Each item keeps its type, so the prompt does.
-            call = replace(call, prompt=cast(Prompt, tuple(map(self._checked_item, call.prompt))))
-        if any(holder.from_var for holder in call.placeholders):
+        if not isinstance(call.prompt, str) and any(map(_SOURCE, call.segments())):
+            call = replace(call, prompt=tuple(map(self._checked_item, call.prompt)))
+        if any(map(_SOURCE, call.placeholders)):
             holders = (
                 holder
                 if holder.from_var is None or self._is_held(holder.from_var, holder.value)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 from weftline.contract import transforms
 from weftline.contract.errors import WeftlineError
-from weftline.contract.protocol import Call, Message, Placeholder
+from weftline.contract.protocol import Call, Message, Placeholder, Segment
 from weftline_engine import api
+from weftline_engine.api.record import short_record
 from weftline_server.lowering.kinds.prompt import PromptBody
 from weftline_server.prompt.answer_parser import AnswerParser, parser_of
 from weftline_server.prompt.prompter import Prompter
-from weftline_server.prompt.thinking_block import Thinking
+from weftline_server.prompt.thinking_block import CLOSE_BLOCK, OPEN_BLOCK, Thinking
 from weftline_server.prompt.tool_blocks import BlockParser
 from weftline_server.prompt.tool_format import holds_beginning
 from weftline_server.session.task import TokenLogprob
@@ -34,7 +34,7 @@ def token_logprobs(part: api.Part, prompter: Prompter) -> tuple[TokenLogprob, ..
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
+@short_record
 class Transformed:
     """The value that an output's transforms made, or their failure, and the seconds they took.
 
@@ -62,19 +62,35 @@ def thinking_of(call: Call, output: Placeholder, prompter: Prompter) -> Thinking
     """How an output thinks.
 
     A prompt of text has no template that could ask for thoughts. A constraint that holds from the
-    first token leaves no room for thoughts, even behind a mark that the template has written.
+    first token leaves no room for thoughts, even behind a mark that the template has written. An
+    output that continues a message goes on with the thoughts that the message has begun.
     """
     if not any(isinstance(item, Message) for item in call.prompt):
         return Thinking.NONE
     thinking = prompter.thinking(call.chat_template_kwargs or {})
+    if thinking is not Thinking.NONE and (begun := _begun(call, output)):
+        _, opened, rest = begun.rpartition(OPEN_BLOCK)
+        return Thinking.OPEN if opened and CLOSE_BLOCK not in rest else Thinking.NONE
     wish = None if output.sampling is None else output.sampling.constraint
     if thinking is Thinking.OPEN and holds_beginning(call, wish):
         return Thinking.MARKED
     return thinking
 
 
+def _begun(call: Call, output: Placeholder) -> str:
+    """The beginning of the message that an output continues, as far as the request has it."""
+    values = {one.name: one.value for one in call.placeholders}
+    for item in call.prompt:
+        if isinstance(item, Message) and item.content[-1:] == (Segment(output=output.name),):
+            texts = (one.text or values.get(one.input or "") for one in item.content[:-1])
+            return "".join(text for text in texts if isinstance(text, str))
+    return ""
+
+
 def transformed(body: PromptBody, value: object) -> Transformed:
     """Apply an output's transforms to a small `value`."""
+    if not body.output.transforms:
+        return Transformed(value)
     began = time.perf_counter()
     error: WeftlineError | None = None
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.protocol import Call, Placeholder, Sampling
 from weftline_engine import api
@@ -17,6 +19,7 @@ _LOCAL: dict[str, tuple[object, ...]] = {
     "min_p": (None, 0),
     "min_tokens": (0,),
     "ignore_eos": (False,),
+    "stop_token_ids": ((),),
     "repetition_penalty": (None, 1),
 }
 
@@ -52,6 +55,7 @@ def check_served(call: Call, description: api.Description) -> None:
                 )
         if wish.logit_bias:
             _check_biases(wish.logit_bias, description)
+        _check_known("stop_token_ids", wish.stop_token_ids, description)
         if api.Capability.SAMPLING not in description.capabilities:
             for name, neutral in _LOCAL.items():
                 if getattr(wish, name) not in neutral:
@@ -67,22 +71,32 @@ def _check_biases(biases: dict[str, float], description: api.Description) -> Non
             f"the engine of model {description.model!r} takes no logit_bias: leave it out",
             param="logit_bias",
         )
-    size = description.vocabulary
-    highest = max(map(int, biases))
+    _check_known("logit_bias", map(int, biases), description)
+
+
+def _check_known(name: str, tokens: Iterable[int], description: api.Description) -> None:
+    size, highest = description.vocabulary, max(tokens, default=0)
     if size is not None and highest >= size:
         raise InvalidRequest(
-            f"logit_bias names token {highest}: the ids of model {description.model!r} end at "
+            f"{name} names token {highest}: the ids of model {description.model!r} end at "
             f"{size - 1}",
-            param="logit_bias",
+            param=name,
         )
 
 
 def sampling_params(body: PromptBody, prompt_tokens: int, prompter: Prompter) -> api.SamplingParams:
     """How to decode an output behind a prompt of `prompt_tokens`, within the model's context."""
     description = prompter.description
-    wish = body.output.sampling or _NO_WISHES
     room = description.context_limit - prompt_tokens
-    model = description.default_sampling
+    if body.output.sampling is None and not body.call.tools and room >= DEFAULT_MAX_TOKENS:
+        return prompter.without_wishes.get(
+            DEFAULT_MAX_TOKENS, lambda: _params(body, room, prompter)
+        )
+    return _params(body, room, prompter)
+
+
+def _params(body: PromptBody, room: int, prompter: Prompter) -> api.SamplingParams:
+    wish, model = body.output.sampling or _NO_WISHES, prompter.description.default_sampling
     return api.SamplingParams(
         max_tokens=min(asked(body.output), room),
         min_tokens=min(wish.min_tokens, room),
@@ -91,6 +105,7 @@ def sampling_params(body: PromptBody, prompt_tokens: int, prompter: Prompter) ->
         top_k=int(_first(wish.top_k, model.get("top_k"), 0)),
         seed=wish.seed,
         stop=wish.stop,
+        stop_token_ids=wish.stop_token_ids,
         ignore_eos=wish.ignore_eos,
         min_p=_first(wish.min_p, model.get("min_p"), 0.0),
         presence_penalty=_first(wish.presence_penalty, 0.0),

@@ -64,7 +64,6 @@ class Kinds:
     lower_call: Callable[[Call, str, str], Task]  # a call, its model, the task's id
 
     def of(self, step: StepBase) -> StepKind[Any]:
-        """The kind of the step."""
         return self.by_name[kind_name(step)]
 
     def lower_step(
@@ -115,11 +114,11 @@ class StepKind(Generic[S]):
         return ()
 
     def transforms(self, step: S) -> Iterator[Sequence[Mapping[str, Any]]]:
-        """The transforms of what it reads, and of what it asks its body for."""
+        """The transforms of the step's inputs, and of the values that the step asks its body
+        for."""
         return (source.transforms for source in step.sources.values())
 
     def predicates(self, step: S) -> Iterator[Mapping[str, Any]]:
-        """The predicates that it asks."""
         return iter(())
 
     def inputs(self, step: S, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,7 +196,6 @@ def named(step: StepBase) -> str:
 
 
 def step_of(primitive: Primitive) -> Any:
-    """The step that the primitive runs."""
     assert isinstance(primitive.body, StepBody), f"{primitive.kind} is no step"
     return primitive.body.step
 

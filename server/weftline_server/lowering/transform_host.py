@@ -60,7 +60,6 @@ def read_frame(stream: Readable) -> bytes | None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """The answer to one request."""
     try:
         if "check" in request:
             for spec in request["check"]:

@@ -56,7 +56,6 @@ class Prices:
         return bool(self._by_model)
 
     def of_usages(self, model: str, usages: Iterable[Usage]) -> Cost:
-        """The cost of generated outputs of `model`."""
         price = self._by_model.get(model)
         if price is None:
             return Cost()
@@ -75,7 +74,6 @@ class Prices:
         return Cost() if step.usage is None else self.of_usages(model, (step.usage,))
 
     def of_task(self, run: TaskRun) -> Cost:
-        """The cost of a call so far."""
         return sum((self.of_step(run.task.resource, step) for step in run.steps), Cost())
 
     def of_session(self, session: Session) -> Cost:

@@ -1,7 +1,7 @@
 """The critical path of a session: the tasks that its duration consists of, and where time went.
 
-It goes backwards from the task that ended last. The task before another one is the producer of its
-inputs that ended last. So shortening a task beside the path does not shorten the run.
+The search goes backwards from the task that ended last. The task before another one is the producer
+of its inputs that ended last. So shortening a task beside the path does not shorten the run.
 """
 
 from __future__ import annotations

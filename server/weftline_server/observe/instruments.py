@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from weftline_server.observe.cost import Prices
 from weftline_server.observe.tally import Tally
 from weftline_server.session.session import Session
-from weftline_server.session.task import Step, TaskRun
+from weftline_server.session.task import Step
 
 
 class Latencies:
@@ -24,7 +26,6 @@ class Latencies:
         )
 
     def output_ended(self, step: Step, model: str) -> None:
-        """Note one output."""
         usage, generate_s = step.usage, step.generate_s
         if usage is None or generate_s is None:
             return
@@ -32,11 +33,11 @@ class Latencies:
         if usage.output_tokens > 1:
             self._between.observe(generate_s / (usage.output_tokens - 1), model)
 
-    def call_ended(self, run: TaskRun, model: str) -> None:
+    def call_ended(self, submitted: float, steps: Sequence[Step], model: str) -> None:
         """Note a call that has generated all its outputs."""
-        last = run.steps[-1].finished if run.steps else None
+        last = steps[-1].finished if steps else None
         if last is not None:
-            self._whole.observe(max(0.0, last - run.submitted), model)
+            self._whole.observe(max(0.0, last - submitted), model)
 
     def request_began(self, route: str, seconds: float) -> None:
         """Note the time to the first bytes of a response."""
@@ -65,7 +66,6 @@ class Tenants:
         )
 
     def output_ended(self, session: Session, step: Step, model: str) -> None:
-        """Count one output."""
         usage = step.usage
         if usage is None:
             return

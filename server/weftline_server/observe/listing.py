@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weftline.contract.protocol import Message, Segment
@@ -19,14 +19,13 @@ TURN_TASKS = 1000
 WORDS_CHARS = 80  # of a template's first words, which name a session
 
 
-async def listing(sessions: Sequence[Session], prices: Prices) -> list[dict[str, Any]]:
+async def listing(sessions: Sequence[Session], prices: Prices, wall: float) -> list[dict[str, Any]]:
     """A row for each session.
 
     Long lists are made in many turns of the event loop, so that other requests run in between.
     """
     rows, tasks = [], 0
     now = time.monotonic()  # the clock of all sessions
-    wall = time.time() - now
     for session in sessions:
         rows.append(row(session, now, wall) | prices.shown(prices.of_session(session)))
         tasks += len(session.tasks)
@@ -36,13 +35,26 @@ async def listing(sessions: Sequence[Session], prices: Prices) -> list[dict[str,
     return rows
 
 
+def merged(lists: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
+    """The lists of several servers as one. A closed session may be in several, and counts once."""
+    rows = {row["session_id"]: row for one in lists for row in one["sessions"]}
+    repeated = sum(len(one["sessions"]) for one in lists) - len(rows)
+    newest = sorted(rows.values(), key=lambda row: float(row["opened"]), reverse=True)
+    return {
+        "sessions": newest[:limit],
+        "total": sum(one["total"] for one in lists) - repeated,
+        "found": sum(one["found"] for one in lists) - repeated,
+        "all_read": all(one["all_read"] for one in lists),
+    }
+
+
 def row(session: Session, now: float, wall: float) -> dict[str, Any]:
     """One session. `wall` is the difference of the wall clock to the sessions' clock.
 
     `name` is what the client calls the run, else the first words of its first call. Runs of one
     `application` have its name, or that of their first call, in common. `age_s` counts to now, or
-    to its end. Tokens are those of the outputs that have ended. `engines` are those that ran
-    something of it.
+    to its end. Tokens are those of the outputs that have ended. `engines` are those that ran a call
+    or a step of the session.
     """
     states: Counter[str] = Counter()
     prompt = cached = output = calls = 0

@@ -131,7 +131,9 @@ def _texts(session: Session, run: TaskRun) -> dict[str, Any]:
     if run.steps:  # a call without a step never got its inputs
         last = run.task.primitives[len(run.steps) - 1]
         try:
-            before = parts_before(session, body_of(last)).prompt_now()
+            parts = parts_before(session, body_of(last))
+            values = parts.values_now()
+            before = None if values is None else parts.prompt(values)
             if before is None:
                 prompt = "(too long for the log)"
             elif before.messages is None:

@@ -82,15 +82,16 @@ class Metrics:
         """Count a call that has ended, and each output that it generated; or another step."""
         model = run.task.resource or "none"
         criterion = session.plan.objective.get(run.primitives[0].id, "latency")
-        engine = (run.steps[-1].engine if run.steps else None) or "none"
+        steps = run.steps
+        engine = (steps[-1].engine if steps else None) or "none"
         if run.task.call is None:
             kind = str(run.task.primitives[0].kind)
             self._steps.add(1, kind, engine, run.state.value)
             return
         self._calls.add(1, model, engine, run.state.value, criterion)
         if run.state is RunState.DONE:
-            self.latencies.call_ended(run, model)
-        for step in run.steps:
+            self.latencies.call_ended(run.submitted, steps, model)
+        for step in steps:
             self._output_ended(step, model, criterion)
             self.latencies.output_ended(step, model)
             self._tenants.output_ended(session, step, model)
@@ -112,8 +113,10 @@ class Metrics:
         for phase, seconds in phases.items():
             self._phases.observe(seconds, phase, model, criterion)
 
-    def request_ended(self, method: str, route: str | None, status: int) -> None:
-        """Count an HTTP request; `route` is a template, None if no route matched."""
+    def request_answered(self, method: str, route: str | None, status: int) -> None:
+        """Count an HTTP request whose response begins; `route` is a template, None if no route
+        matched.
+        """
         method = method if method in _METHODS else "other"
         self._requests.add(1, method, route or "none", str(status))
 
@@ -152,7 +155,6 @@ def _gauge(
 
 
 def _of_engines(engines: Sequence[EngineStatus]) -> Iterator[GaugeMetricFamily]:
-    """The gauges of each engine."""
     kv: dict[tuple[str, ...], float] = {}
     for engine in engines:
         if engine.kv_tokens is not None:
@@ -207,20 +209,25 @@ class CountRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 500  # the response to a request that raised before it sent one
-
         began = time.monotonic()
+        answered = False
 
+        def answer(status: int) -> None:
+            nonlocal answered
+            answered = True
+            route = getattr(scope.get("route"), "path", None)
+            self._metrics.request_answered(scope["method"], route, status)
+            self._metrics.latencies.request_began(route or "none", time.monotonic() - began)
+
+        # A client that has read a response finds it counted: the count comes before the bytes.
         async def counted(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
-                route = getattr(scope.get("route"), "path", None) or "none"
-                self._metrics.latencies.request_began(route, time.monotonic() - began)
+                answer(message["status"])
             await send(message)
 
         try:
             await self._app(scope, receive, counted)
-        finally:
-            route = getattr(scope.get("route"), "path", None)
-            self._metrics.request_ended(scope["method"], route, status)
+        except Exception:
+            if not answered:  # Starlette answers 500 outside of this middleware
+                answer(500)
+            raise

@@ -1,7 +1,7 @@
 """Counters and histograms by labels, which cost little where they count.
 
-Those of prometheus_client take a lock and check for each number that they may be used. All numbers
-of a call took 20 µs with them, a fifteenth of the server's time for the call.
+The counters of prometheus_client take a lock and check for each number that they may be used. All
+numbers of a call took 20 µs with them, a fifteenth of the server's time for the call.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ class Durations:
         self._sums: dict[tuple[str, ...], float] = {}
 
     def observe(self, seconds: float, *labels: str) -> None:
-        """Count one duration."""
         counts = self._counts.get(labels)
         if counts is None:
             counts = self._counts[labels] = [0] * len(_BOUNDS)
@@ -74,7 +73,6 @@ class Tally(Collector):
         self._parts: list[Counts | Durations] = []
 
     def counts(self, name: str, help: str, *labels: str) -> Counts:
-        """A new counter."""
         made = Counts(name, help, *labels)
         self._parts.append(made)
         return made

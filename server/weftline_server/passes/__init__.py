@@ -8,7 +8,7 @@ from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Primitive
 from weftline_server.graph.wiring import Wiring
 from weftline_server.passes.depth import depth
-from weftline_server.passes.flows import flows, has_reads
+from weftline_server.passes.flows import flows
 from weftline_server.passes.groups import groups
 from weftline_server.passes.items import batch, has_items, pipeline
 from weftline_server.passes.joins import joins
@@ -20,6 +20,7 @@ from weftline_server.passes.plan import (
     InvalidFindings,
     Pass,
     Plan,
+    has_reads,
     readers_of,
     verify,
 )

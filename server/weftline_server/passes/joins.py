@@ -8,33 +8,21 @@ from __future__ import annotations
 
 from weftline.contract.transforms import gives_items
 from weftline_server.graph.graph import Graph
-from weftline_server.graph.primitive import Flow, ItemFlow, Primitive, Read, Specs
-from weftline_server.passes.flows import has_reads
-from weftline_server.passes.plan import MOST_EDGES, Changed, Findings, Plan, readers_of
+from weftline_server.graph.primitive import Flow, ItemFlow, Primitive, PrimitiveBody, Specs
+from weftline_server.passes.plan import Changed, Findings, Plan, widened
 
 
 def joins(graph: Graph, plan: Plan, changed: Changed) -> Findings:
     """Rewrite the prompts that can take a list item by item."""
-    rewritten: dict[str, Primitive] = {}
-    for id in readers_of(changed, plan):
-        primitive = graph.primitives[id]
-        if not has_reads(primitive) or len(primitive.reads) > MOST_EDGES:
-            continue
-        reads = tuple([_widened(graph, primitive, read) for read in primitive.reads])
-        if reads != primitive.reads:
-            rewritten[id] = primitive.reading(reads)
-    return Findings(rewritten=rewritten)
+    return widened(graph, plan, changed, _item_by_item)
 
 
-def _widened(graph: Graph, reader: Primitive, read: Read) -> Read:
-    producer = graph.producer.get(read.variable)
-    if producer is None or read.flow is not Flow.WHOLE or reader.body is None:
-        return read
-    items = graph.primitives[producer].items
-    joined = None if items is None else reader.body.joins(read.variable)
+def _item_by_item(producer: Primitive, reader: PrimitiveBody, variable: str) -> Flow | None:
+    items = producer.items
+    joined = None if items is None else reader.joins(variable)
     if items is None or joined is None or not _tells(items, joined):
-        return read
-    return Read(read.variable, Flow.ITEMS)
+        return None
+    return Flow.ITEMS
 
 
 def _tells(items: ItemFlow, joined: Specs) -> bool:

@@ -18,7 +18,6 @@ _STRICTEST_FIRST = (Criterion.LATENCY, Criterion.TTFT, Criterion.TPOT, Criterion
 
 
 def stricter(one: Criterion, other: Criterion) -> Criterion:
-    """The stricter of two criteria."""
     return min(one, other, key=_STRICTEST_FIRST.index)
 
 
@@ -39,7 +38,7 @@ def objectives(graph: Graph, plan: Plan, changed: Changed) -> Findings:
         consumers = graph.downstream(id)
         if not consumers:
             return strictest(wanted)
-        # One that was for throughput has no other consumer in a hurry: skip the known ones.
+        # A call that was for throughput has no other consumer in a hurry: skip the known ones.
         was = found.get(id) or known.get(id)
         for child in chain(news, () if was is Criterion.THROUGHPUT else consumers):
             asked = found.get(child) or known.get(child, Criterion.LATENCY)

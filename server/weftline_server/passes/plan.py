@@ -6,14 +6,14 @@ primitives in a new form. `verify` checks all of a pass's findings before any of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from weftline.contract.protocol import Criterion
 from weftline_server.graph.graph import Graph
-from weftline_server.graph.primitive import Flow, Primitive
+from weftline_server.graph.primitive import Flow, Primitive, PrimitiveBody, Read
 
 # Passes leave out primitives that read more. A list of 10,000 items comes in pieces, and to look at
 # all of its edges for each piece took 9 of 20 s. No prompt has so many inputs.
@@ -72,12 +72,43 @@ class Plan:
 Changed = Mapping[str, Collection[str]]
 
 
+# The flow of an edge, which is a variable between the primitive that writes it and the body of one
+# that reads it. None leaves it as it is.
+FlowOf = Callable[[Primitive, PrimitiveBody, str], Flow | None]
+
+
 def readers_of(changed: Changed, plan: Plan) -> list[str]:
     """The changed primitives and their consumers, each once, without those that have started."""
     found = dict.fromkeys(changed)
     for below in changed.values():
         found.update(dict.fromkeys(below))
     return [id for id in found if id not in plan.started]
+
+
+def widened(graph: Graph, plan: Plan, changed: Changed, flow_of: FlowOf) -> Findings:
+    """Rewrite the prompts that read edges which need not be whole, as `flow_of` says."""
+    rewritten: dict[str, Primitive] = {}
+    for id in readers_of(changed, plan):
+        reader = graph.primitives[id]
+        if not has_reads(reader) or len(reader.reads) > MOST_EDGES:
+            continue
+        reads = tuple([_widened(graph, reader, read, flow_of) for read in reader.reads])
+        if reads != reader.reads:
+            rewritten[id] = reader.reading(reads)
+    return Findings(rewritten=rewritten)
+
+
+def has_reads(primitive: Primitive) -> bool:
+    """Whether the primitive is a prompt with inputs."""
+    return primitive.body is not None and bool(primitive.reads)
+
+
+def _widened(graph: Graph, reader: Primitive, read: Read, flow_of: FlowOf) -> Read:
+    producer = graph.producer.get(read.variable)
+    if producer is None or read.flow is not Flow.WHOLE or reader.body is None:
+        return read
+    flow = flow_of(graph.primitives[producer], reader.body, read.variable)
+    return read if flow is None else Read(read.variable, flow)
 
 
 class Pass(Protocol):

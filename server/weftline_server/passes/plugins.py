@@ -1,6 +1,6 @@
 """Passes that the operator names. A pass that fails leaves the graph as it is.
 
-These passes are Python functions that an installed package offers under the entry point
+The operator's passes are Python functions that an installed package offers under the entry point
 `weftline.passes`. Only the operator's configuration can name one.
 """
 

@@ -47,7 +47,6 @@ class WrittenCall:
         )
 
     def to_item(self) -> dict[str, str]:
-        """The call as JSON."""
         item = {"id": self.id, "name": self.name, "arguments": self.arguments}
         return item if self.state is CallState.SEALED else {**item, "state": self.state.value}
 

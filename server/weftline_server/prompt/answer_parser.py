@@ -21,7 +21,6 @@ class AnswerParser:
 
     @property
     def calls(self) -> int:
-        """The calls so far."""
         return 0 if self._tools is None else self._tools.calls
 
     def feed(self, text: str) -> list[Delta]:

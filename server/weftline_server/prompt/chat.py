@@ -51,6 +51,14 @@ def in_words(turns: Sequence[RenderedMessage], tools: Sequence[Tool]) -> list[di
     return [_message(turn, ToolFormat.HERMES) for turn in merged]
 
 
+def without_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages for a template that refuses a system message: it begins the user's first."""
+    match messages:
+        case [{"role": "system"} as system, {"role": "user"} as user, *rest]:
+            return [{**user, "content": f"{system['content']}\n\n{user['content']}"}, *rest]
+    return messages
+
+
 def _in_words(turn: RenderedMessage) -> RenderedMessage:
     if turn.role == "tool":
         return RenderedMessage("user", f"<tool_response>\n{turn.content}\n</tool_response>")

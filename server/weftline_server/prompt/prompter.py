@@ -10,15 +10,16 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weftline.contract.calls import TemplateWord
 from weftline.contract.errors import ContextTooLong, InvalidRequest
-from weftline_engine.api import WORDS, Description
-from weftline_server.prompt.chat import for_template, in_words
+from weftline_engine.api import WORDS, Description, SamplingParams
+from weftline_engine.api.record import short_record
+from weftline_server.prompt.chat import for_template, in_words, without_system
 from weftline_server.prompt.memo import Memo
 from weftline_server.prompt.render import PromptBefore, RenderedMessage
 from weftline_server.prompt.thinking_block import OPEN_BLOCK, Thinking
@@ -38,11 +39,12 @@ SHORT_CHARS = 4096
 UNSTABLE_CHARS = 32
 # Beginnings of prompts whose ids are kept. Calls that read one variable ask for it in one moment.
 MOST_STABLE = 8
+MOST_REASON = 300  # characters of what Jinja says of a template
 MOST_SWITCHES = 64  # sets of chat_template_kwargs whose prompts' ends are known
 BEGINNING = "\ue000"  # stands for a first message
 
 
-@dataclass(frozen=True, slots=True)
+@short_record
 class Payload:
     """The content of an op: token ids, or text or messages for an engine without a tokenizer.
 
@@ -59,8 +61,10 @@ class Payload:
         """The length in tokens; for text it is estimated at four characters a token."""
         if self.tokens is not None:
             return len(self.tokens)
-        texts = (self.text or "", *(content for _, content in self.messages or ()))
-        return sum(map(len, texts)) // 4 + 1
+        chars = len(self.text or "")
+        if self.messages is not None:
+            chars += sum([len(content) for _, content in self.messages])
+        return chars // 4 + 1
 
 
 class Prompter:
@@ -70,7 +74,7 @@ class Prompter:
         self.description = description
         path, template = description.tokenizer, description.chat_template
         self.tokenizer = None if path is None else _load_tokenizer(path)
-        self._template = None if template is None else _compile(template)
+        self._template = None if template is None else _compiled(template, description.model)
         self._alphabet = None
         self.special: frozenset[int] = frozenset()
         if self.tokenizer is not None and not isinstance(self.tokenizer, WordTokenizer):
@@ -81,9 +85,13 @@ class Prompter:
         self.tool_format = format_of(template)
         self._knows_tools = template is not None and _names(template, "tools")
         self.fingerprint = _fingerprint(description)
+        self._takes_system = True  # until it is known better
         self._thinks = template is not None and OPEN_BLOCK in template
         self._thinking: Memo[Thinking] = Memo(MOST_SWITCHES)
         self._stable: Memo[tuple[int, ...]] = Memo(MOST_STABLE)
+        # How to decode an output without tools whose client wishes nothing: most are such.
+        self.without_wishes: Memo[SamplingParams] = Memo(1)
+        self._takes_system = self._renders_system()
         self.begins = self._beginning()  # characters before the first message, all of the template
 
     def payload(self, prompt: PromptBefore) -> Payload:
@@ -97,6 +105,12 @@ class Prompter:
                     f"chat_template_kwargs are not served by model {self.description.model}, whose "
                     "chat template runs elsewhere: leave them out",
                     param="chat_template_kwargs",
+                )
+            if prompt.begun:
+                raise InvalidRequest(
+                    f"model {self.description.model} cannot continue a message, because its chat "
+                    "template runs elsewhere: end the messages with the user's",
+                    param="continue_final_message",
                 )
             turns = in_words(prompt.messages, prompt.tools)
             messages = tuple((str(one["role"]), str(one["content"])) for one in turns)
@@ -112,14 +126,14 @@ class Prompter:
             if not ids and begin is not None:
                 ids = [begin]  # an output at the very start needs a token to follow
             payload = Payload(tuple(ids), None)
-        limit = self.description.context_limit
-        if payload.size >= limit:
+        limit, size = self.description.context_limit, payload.size
+        if size >= limit:
             raise ContextTooLong(
-                f"the prompt has {payload.size} tokens, and the model's context holds {limit}, "
+                f"the prompt has {size} tokens, and the model's context holds {limit}, "
                 "at least one of them for the answer: shorten the prompt",
                 param="prompt",
             )
-        if payload.size == 0:
+        if size == 0:
             raise InvalidRequest("the prompt before an output is empty: add text", param="prompt")
         return payload
 
@@ -201,6 +215,21 @@ class Prompter:
             return 0  # the template refuses a conversation of one message
         return max(0, text.find(BEGINNING))
 
+    def _renders_system(self) -> bool:
+        """Whether the chat template takes a system message. Gemma 2's refuses one."""
+        if self._template is None or self.description.takes_messages:
+            return True
+        user = RenderedMessage("user", BEGINNING)
+        try:
+            self.text(PromptBefore("", (user,)))
+        except InvalidRequest:
+            return True  # it refuses this conversation for another reason
+        try:
+            self.text(PromptBefore("", (RenderedMessage("system", BEGINNING), user)))
+        except InvalidRequest:
+            return False
+        return True
+
     def text(self, prompt: PromptBefore) -> str:
         """Return the whole rendered text. Raises InvalidRequest if the template refuses it."""
         if prompt.messages is None:
@@ -213,17 +242,22 @@ class Prompter:
         from jinja2 import TemplateError
 
         tools = None
+        turns = prompt.messages
+        if prompt.begun:
+            turns = (*turns, RenderedMessage("assistant", prompt.begun))
         if self._knows_tools:
-            messages = for_template(prompt.messages, self.tool_format)
+            messages = for_template(turns, self.tool_format)
             tools = [tool.to_template() for tool in prompt.tools] or None
         else:
-            messages = in_words(prompt.messages, prompt.tools)
+            messages = in_words(turns, prompt.tools)
+        if not self._takes_system:
+            messages = without_system(messages)
         try:
-            return self._template.render(
+            text = self._template.render(
                 dict(prompt.words),
                 messages=messages,
                 tools=tools,
-                add_generation_prompt=True,
+                add_generation_prompt=not prompt.begun,
                 bos_token=self.description.bos_token,
                 eos_token=self.description.eos_token,
             )
@@ -232,6 +266,21 @@ class Prompter:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
+        return _cut(text, prompt.begun) if prompt.begun else text
+
+
+def _cut(text: str, begun: str) -> str:
+    """A rendered chat without what its template writes behind the last message, as transformers
+    cuts it. Raises InvalidRequest if the template has changed that message."""
+    at = text.rfind(begun.strip())
+    if at < 0:
+        raise InvalidRequest(
+            "the model's chat template changes the last message, so it cannot be continued: send "
+            "it without thoughts, or without continue_final_message",
+            param="continue_final_message",
+        )
+    kept = begun.lstrip() if text.startswith(begun.lstrip(), at) else begun.strip()
+    return text[: at + len(kept)]
 
 
 def _fingerprint(description: Description) -> str:
@@ -274,8 +323,12 @@ def _load_tokenizer(path: str) -> Tokenizer | WordTokenizer:
     return Tokenizer.from_file(path)
 
 
-def _compile(template: str) -> Template:
-    """Compile a template in Jinja's immutable sandbox, with the names that transformers defines."""
+def _compiled(template: str, model: str) -> Template:
+    """Compile a template in Jinja's immutable sandbox, with the names that transformers defines.
+
+    Raises InvalidRequest if it is not Jinja.
+    """
+    from jinja2 import TemplateError
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -287,7 +340,14 @@ def _compile(template: str) -> Template:
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(template)
+    try:
+        return environment.from_string(template)
+    except (TemplateError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:MOST_REASON]
+        raise InvalidRequest(
+            f"the chat template of model {model} cannot be read: {reason} Fetch the model again",
+            param="chat_template",
+        ) from None
 
 
 def _names(template: str, variable: str) -> bool:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from weftline.contract.calls import TemplateWord
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.protocol import Call, Message, Placeholder, Segment
 from weftline.contract.tools import CalledFunction, Tool, ToolCall
+from weftline_engine.api.record import short_record
 
 
-@dataclass(frozen=True, slots=True)
+@short_record
 class RenderedMessage:
     """A chat message whose content is rendered text."""
 
@@ -24,23 +25,25 @@ class RenderedMessage:
     tool_call_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@short_record
 class PromptBefore:
     """The prompt before one output: `text`, or if there are `messages`, these and the tools.
 
-    `words` are further variables of the chat template.
+    `words` are further variables of the chat template. `begun` is the beginning of the message
+    that the output continues.
     """
 
     text: str
     messages: tuple[RenderedMessage, ...] | None = None
     tools: tuple[Tool, ...] = ()
     words: Mapping[str, TemplateWord] = field(default_factory=dict)
+    begun: str = ""
 
     @property
     def chars(self) -> int:
         """About its length in characters: tools, calls of tools and turns are text too."""
         turns = sum(_turn_chars(turn) for turn in self.messages or ())
-        return len(self.text) + turns + sum(map(_tool_chars, self.tools))
+        return len(self.text) + len(self.begun) + turns + sum(map(_tool_chars, self.tools))
 
 
 # What a chat template writes around a turn, and about the length of a tool with its schema.
@@ -55,16 +58,6 @@ def _turn_chars(turn: RenderedMessage) -> int:
 
 def _tool_chars(tool: Tool) -> int:
     return _TOOL_CHARS + len(tool.function.description or "")
-
-
-def segments_before(call: Call, output: str) -> tuple[Segment, ...]:
-    """Return the segments of the prompt before `output`. Messages are flattened."""
-    found: list[Segment] = []
-    for segment in call.segments():
-        if segment.output == output:
-            return tuple(found)
-        found.append(segment)
-    raise AssertionError(f"output {output!r} is not in the prompt of {call.name!r}")
 
 
 def value_text(value: Any) -> str:
@@ -84,12 +77,14 @@ def render(call: Call, output: Placeholder, texts: Mapping[str, str]) -> PromptB
         return texts[segment.input or segment.output or ""]
 
     assert not isinstance(call.prompt, str), "template text is parsed when it arrives"
-    chat = any(isinstance(item, Message) for item in call.prompt)
+    chat = Message in map(type, call.prompt)
     turns: list[RenderedMessage] = []
     text: list[str] = []
+    begun = ""
     for item in call.prompt:
         if isinstance(item, Message):
             if any(s.output == output.name for s in item.content):
+                begun = "".join(map(text_of, item.content[:-1]))
                 break
             content = "".join(map(text_of, item.content))
             turns.append(
@@ -103,7 +98,7 @@ def render(call: Call, output: Placeholder, texts: Mapping[str, str]) -> PromptB
             text.append(text_of(item))
     messages = tuple(turns) if chat else None
     return PromptBefore(
-        "".join(text), messages, call.offered_tools, call.chat_template_kwargs or {}
+        "".join(text), messages, call.offered_tools, call.chat_template_kwargs or {}, begun
     )
 
 

@@ -35,7 +35,6 @@ class Answers:
         self._readings: dict[str, _Reading] = {}
 
     def read(self, op: str, primitive: Primitive, text: str) -> tuple[Delta, ...]:
-        """The parts of more text."""
         reading = self._reading(op, primitive)
         return reading.put(reading.reader.feed(text))
 
@@ -45,7 +44,6 @@ class Answers:
         return reading.put(reading.reader.end())
 
     def of(self, op: str) -> AnswerBuilder:
-        """The answer as far as it was read."""
         reading = self._readings.get(op)
         return AnswerBuilder() if reading is None else reading.answer
 

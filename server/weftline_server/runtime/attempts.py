@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 
 from weftline_engine import api
+from weftline_engine.api.record import short_record
 from weftline_server.graph.primitive import Effects, Primitive, PrimitiveId
 from weftline_server.lowering.results import Transformed
 from weftline_server.prompt.prompter import Payload
@@ -16,7 +16,7 @@ from weftline_server.session.origin import handed_on
 from weftline_server.session.session import Session
 
 
-@dataclass(frozen=True, slots=True)
+@short_record
 class Attempt:
     """One attempt to run a primitive. An attempt that `is_open` has only the beginning of its
     prompt."""
@@ -35,8 +35,11 @@ class Runner(ABC):
         self._salt = salt
         self._workers = workers
 
-    async def prepare(self, session: Session, primitive: Primitive) -> Payload:
-        """Make the payload from the session's values. Raises a WeftlineError for a bad value."""
+    def prepare(
+        self, session: Session, primitive: Primitive
+    ) -> Payload | Coroutine[object, object, Payload]:
+        """The payload from the session's values, or a coroutine that makes it elsewhere because
+        that may take long. Both raise a WeftlineError for a bad value."""
         return Payload(None, None)
 
     def charge(self, primitive: Primitive, payload: Payload) -> int:

@@ -16,6 +16,7 @@ from weftline_server.session.session import Session
 TURN_ACTIONS = 256  # actions that are performed in one turn of the event loop, in 1 to 4 ms
 # A started primitive counts as this many: its prompt is rendered in the same turn, in 0.1 ms.
 RUN_ACTIONS = 8
+FEW_ACTIONS = TURN_ACTIONS // RUN_ACTIONS  # fit in a turn, whatever they are
 
 
 class Backlog:
@@ -35,7 +36,7 @@ class Backlog:
         meanwhile.
         """
         waiting = self._waiting.get(session.id)
-        if waiting is None and _cost(actions) <= TURN_ACTIONS:
+        if waiting is None and (len(actions) <= FEW_ACTIONS or _cost(actions) <= TURN_ACTIONS):
             for action in actions:
                 self._perform(session, action)
             return
@@ -59,8 +60,7 @@ class Backlog:
         self, session: Session, waiting: deque[ev.Action | Callable[[], None]]
     ) -> None:
         while waiting:
-            with self.contained.inside(session):
-                self._some(session, waiting)
+            self.contained.run(session, self._some, session, waiting)
             await asyncio.sleep(0)
         del self._waiting[session.id]
 

@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
-from weftline.contract.errors import ClientStepFailed, StorageFull, WeftlineError
+from weftline.contract.errors import ClientStepFailed, WeftlineError
 from weftline.contract.protocol import SetVariable, Submit
 from weftline_engine import api
-from weftline_server.graph.primitive import PrimitiveId, Task, Where
-from weftline_server.journal.journal import Journal, Key
+from weftline_server.graph.primitive import PrimitiveId, Task
+from weftline_server.journal.journal import Key
 from weftline_server.lowering.bounds import costly_specs
 from weftline_server.lowering.control.sides import gated
 from weftline_server.lowering.kinds import KINDS
-from weftline_server.lowering.kinds.prompt import PromptBody
 from weftline_server.prompt.answer import CallState
-from weftline_server.prompt.prompter import Payload
-from weftline_server.runtime.attempts import Attempt
 from weftline_server.runtime.backlog import Backlog
 from weftline_server.runtime.containment import Containment
 from weftline_server.runtime.early_calls import EarlyCalls
@@ -30,20 +27,20 @@ from weftline_server.runtime.engine_reports import EngineReports
 from weftline_server.runtime.engineless_runner import EnginelessRunner
 from weftline_server.runtime.hint_updates import HintUpdates
 from weftline_server.runtime.readers import Readers
-from weftline_server.runtime.registry import Registry
+from weftline_server.runtime.registry import Make, Registry
 from weftline_server.runtime.runners import Runners
+from weftline_server.runtime.starts import TURN_CALLS, Starts
 from weftline_server.runtime.submit_tasks import tasks_of
+from weftline_server.runtime.tenant_exchange import TenantExchange
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.session import events as ev
 from weftline_server.session.draft import Draft
 from weftline_server.session.origin import ORIGIN
-from weftline_server.session.resumption import runs_once
 from weftline_server.session.session import Session
 from weftline_server.session.task import RunState, TaskRun
 
 log = logging.getLogger("weftline.driver")
 
-TURN_CALLS = 16  # short prompts that are tokenised in one turn of the loop, in about 3 ms
 TURN_PARTS = 1024  # placeholders of calls that are lowered in one turn, in about 12 ms
 
 
@@ -67,6 +64,7 @@ class Driver:
     ) -> None:
         self.registry = registry
         self.dispatcher = dispatcher
+        self.exchange = TenantExchange(registry, dispatcher)
         self.readers = Readers(self.apply, clock, registry.kept)
         self.observers: tuple[TaskObserver, ...] = ()
         self._now = clock
@@ -99,8 +97,19 @@ class Driver:
             clock,
         )
         self._engineless = EnginelessRunner(self.reports.hear, self.apply, self.readers.wake, clock)
+        self._starts = Starts(
+            self._runners,
+            dispatcher,
+            self._engineless,
+            self._prompts,
+            self._items,
+            self._calls,
+            registry.journal,
+            contained,
+            self.apply,
+            clock,
+        )
         self.without = without  # the optimisations that are off
-        self._prepared: dict[PrimitiveId, Payload] = {}
         self._fills = "prefill_early" not in without
 
     def open(self, tenant: str, *, stays: bool = True, alias: str | None = None) -> Session:
@@ -192,14 +201,9 @@ class Driver:
         for _ in draft.make():
             await asyncio.sleep(0)
         session.check(draft)
-        prepared: dict[PrimitiveId, Payload] = {}
-        for primitive in (primitive for task in tasks for primitive in task.primitives):
-            if isinstance(primitive.body, PromptBody) and primitive.body.is_constant:
-                payload = await self._runners.prompts.prepare(session, primitive)
-                prepared[PrimitiveId(session.id, primitive.id)] = payload
-                if len(prepared) % TURN_CALLS == 0:
-                    await asyncio.sleep(0)
-        self._prepared |= prepared
+        prepared = await self._starts.prepare(
+            session, [primitive for task in tasks for primitive in task.primitives]
+        )
         try:
             event = ev.TasksSubmitted(
                 now=self._now(),
@@ -214,13 +218,10 @@ class Driver:
                 run = session.primitives.get(id.primitive)
                 if run is None or not run.live:
                     # The tasks were refused, or the primitive has ended: its prompt is not needed.
-                    self._prepared.pop(id, None)
+                    self._starts.forget(id)
 
     def set(self, session: Session, variable: str, given: SetVariable) -> None:
-        """Give an empty variable its value, or fail it with the client's error. Raises AlreadySet.
-
-        A step that a client computes may fail before its inputs are ready.
-        """
+        """`Service.set`"""
         self._admit(session)
         if given.error is None:
             event: ev.SessionEvent = ev.VariableSet(
@@ -233,11 +234,11 @@ class Driver:
         self.apply(session, event)
 
     def cancel_variable(self, session: Session, variable: str) -> None:
-        """Cancel the call that makes the variable, and its descendants. Raises UnknownVariable."""
+        """`Service.cancel_variable`"""
         self.apply(session, ev.VariableCancelled(now=self._now(), variable=variable))
 
     def cancel(self, session: Session, task: str) -> None:
-        """Cancel the call and its descendants. Raises UnknownCall."""
+        """`Service.cancel`"""
         self.apply(session, ev.TaskCancelled(now=self._now(), task=task))
 
     def apply(
@@ -263,10 +264,9 @@ class Driver:
             case ev.Notify(variable):
                 self.readers.wake(session, variable)
             case ev.Run(id):
-                contained.spawn(session, self._run(session, id))
+                self._starts.soon(session, id)
             case ev.Fill(id) if not session.graph.primitives[id].traits.has_prompt:
-                with contained.inside(session):
-                    self._items.advance(session, id)
+                contained.run(session, self._items.advance, session, id)
             case ev.Fill(id) if self._fills and self._prompts.may_advance(session, id):
                 contained.spawn(session, _filled(self._prompts, session, id))
             case ev.Stop(id):
@@ -326,56 +326,26 @@ class Driver:
                 )
 
     def _stop(self, id: PrimitiveId) -> None:
-        self._prepared.pop(id, None)
+        self._starts.forget(id)
         self._prompts.forget(id)
         self._items.forget(id)
         self._calls.forget(id)
         self._runners.prompts.answers.forget(str(id))
         self.dispatcher.cancel(str(id))
 
-    async def _run(self, session: Session, id: str) -> None:
-        """Render, tokenise and queue one primitive, or tell the session why that cannot be done."""
-        primitive, run = session.graph.primitives[id], session.primitives[id]
-        runner, full = self._runners.of(primitive), PrimitiveId(session.id, id)
-        try:
-            payload = self._prepared.pop(full, None)
-            if payload is None:
-                payload = await runner.prepare(session, primitive)
-        except WeftlineError as error:
-            self.apply(session, ev.PrimitiveFailed(now=self._now(), primitive=id, error=error))
-            return
-        charge = runner.charge(primitive, payload)
-        self.apply(session, ev.PrimitivePrepared(now=self._now(), primitive=id, tokens=charge))
-        if not run.live:
-            return  # cancelled while it was being tokenised, or over its budget
-        if primitive.traits.where is not Where.ENGINE:
-            self._engineless.start(session, primitive)
-            return
-        if primitive.items is not None and primitive.items.streams:
-            self._items.complete(session, primitive, payload)
-            return
+    def resume(self, stored: Callable[[Make], Iterable[Session]]) -> None:
+        """Go on with sessions that are on disk."""
         journal = self.registry.journal
-        if journal is not None and runs_once(session.execution, id):
-            try:
-                await journal.begin(session, id)
-            except StorageFull as error:
-                failed = ev.PrimitiveFailed(now=self._now(), primitive=id, error=error)
-                self.apply(session, failed)
-            if not run.live:
-                return
-        number = self._prompts.complete(full, payload)
-        if number is not None:
-            attempt = Attempt(number)
-            work = runner.work(session, primitive, payload, attempt, self._now())
-            self.dispatcher.enqueue(work)
-            if work.op.open:
-                self._calls.opened(full)
+        assert journal is not None
+        for session in self.registry.restore(stored):
+            self._backlog.contained.run(session, self.apply, session, journal.resumed())
 
-    def resume(self, journal: Journal) -> None:
-        """Go on with the sessions that are on disk."""
-        for session in self.registry.restore():
-            with self._backlog.contained.inside(session):
-                self.apply(session, journal.resumed())
+    def abandon(self) -> None:
+        """Forget the sessions that another server goes on with."""
+        journal = self.registry.journal
+        for session in list(self.registry):
+            if journal is not None and journal.has_lost(session):
+                self.close(session, "another server goes on with the session")
 
     async def shut_down(self) -> None:
         """Close every session and wait for the tasks that this leaves. On disk they stay open."""

@@ -81,8 +81,8 @@ class EngineReports:
         """Turn an engine's report into an event of the session."""
         session = self._registry.by_id(id.session)
         if session is not None:
-            with self._contained.inside(session):
-                self.hear(session, session.graph.primitives[id.primitive], outcome)
+            primitive = session.graph.primitives[id.primitive]
+            self._contained.run(session, self.hear, session, primitive, outcome)
 
     def hear(self, session: Session, primitive: Primitive, outcome: Outcome) -> None:
         """Tell the session what has become of a primitive."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weftline_engine import api
+from weftline_server.lowering.step import Tools
 from weftline_server.prompt.prompter import Payload, Prompter
 from weftline_server.prompt.render import PromptBefore
 from weftline_server.prompt.tool_format import ToolFormat
@@ -53,7 +54,6 @@ class EngineStatus:
 
     @staticmethod
     def of(member: Member, kept: int = 0) -> EngineStatus:
-        """The status of the engine in `member`."""
         description = member.description
         engine = None if member.state is EngineState.DOWN else member.engine
         return EngineStatus(
@@ -107,8 +107,12 @@ class EngineView:
 
     @property
     def models(self) -> tuple[ServedModel, ...]:
-        """The served models, the default one first."""
         return tuple(self.model(name) for name in self._dispatcher.catalogue.models)
+
+    @property
+    def tools(self) -> Tools:
+        """The tools that this server runs now."""
+        return self._dispatcher.catalogue.tools
 
     def model(self, name: str | None) -> ServedModel:
         """The served model that a client's `name` means. Raises UnknownModel, EngineUnavailable."""

@@ -51,7 +51,6 @@ class EnginelessRunner:
             self._hear(session, primitive, _done(f"{session.id}/{primitive.id}", now))
 
     def end(self, id: PrimitiveId) -> None:
-        """The step has ended."""
         if (timer := self._timers.pop(id, None)) is not None:
             timer.cancel()
 

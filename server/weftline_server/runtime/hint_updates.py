@@ -23,7 +23,6 @@ class HintUpdates:
         self._due.setdefault(session.id, (session, {}))[1].update(dict.fromkeys(primitives))
 
     def forget(self, session: str) -> None:
-        """The session has ended."""
         self._due.pop(session, None)
 
     def drain(self, waiting: Container[str]) -> Iterator[tuple[PrimitiveId, api.Hints]]:
@@ -33,8 +32,18 @@ class HintUpdates:
         """
         while self._due:
             _, (session, primitives) = self._due.popitem()
-            with self._contained.inside(session):
-                for id in primitives:
-                    full = PrimitiveId(session.id, id)
-                    if str(full) in waiting:
-                        yield full, hints(session, session.graph.primitives[id])
+            found: list[tuple[PrimitiveId, api.Hints]] = []
+            self._contained.run(session, _collect, session, primitives, waiting, found)
+            yield from found
+
+
+def _collect(
+    session: Session,
+    primitives: Iterable[str],
+    waiting: Container[str],
+    found: list[tuple[PrimitiveId, api.Hints]],
+) -> None:
+    for id in primitives:
+        full = PrimitiveId(session.id, id)
+        if str(full) in waiting:
+            found.append((full, hints(session, session.graph.primitives[id])))

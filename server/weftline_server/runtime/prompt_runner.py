@@ -19,7 +19,7 @@ from weftline_server.prompt.prompter import Payload, Prompter
 from weftline_server.prompt.tool_format import triggers
 from weftline_server.runtime.answers import Answers
 from weftline_server.runtime.attempts import Attempt, Runner, hints, queued_at
-from weftline_server.runtime.prompts import body_of, parts_before, tokenised
+from weftline_server.runtime.prompts import body_of, parts_before, tokenised, tokenised_now
 from weftline_server.runtime.workers import Workers
 from weftline_server.schedule.engines.member import Work
 from weftline_server.schedule.memory.lengths import Lengths
@@ -50,10 +50,14 @@ class PromptRunner(Runner):
         self._lengths = lengths
         self._affinity = "affinity" not in without
 
-    async def prepare(self, session: Session, primitive: Primitive) -> Payload:
+    def prepare(
+        self, session: Session, primitive: Primitive
+    ) -> Payload | Coroutine[object, object, Payload]:
         parts = parts_before(session, body_of(primitive))
         prompter = self.prompter(primitive.resource)
-        return await tokenised(prompter, parts, self._workers, session.tenant)
+        return tokenised_now(prompter, parts) or tokenised(
+            prompter, parts, self._workers, session.tenant
+        )
 
     def charge(self, primitive: Primitive, payload: Payload) -> int:
         return payload.size + asked(body_of(primitive).output)
@@ -100,6 +104,7 @@ class PromptRunner(Runner):
             shared,
             means,
             session.stays,
+            session.guessed,
             template=template,
             expected=None if expected is None else expected.most,
         )

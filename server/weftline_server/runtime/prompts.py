@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from weftline.contract import transforms
 from weftline.contract.errors import WeftlineError
 from weftline.contract.protocol import InOut, Placeholder
+from weftline_engine.api.record import short_record
 from weftline_server.graph.primitive import Flow, Primitive
 from weftline_server.lowering.bounds import is_large, is_small
 from weftline_server.lowering.kinds.prompt import PromptBody
@@ -29,7 +29,7 @@ def body_of(primitive: Primitive) -> PromptBody:
     return primitive.body
 
 
-@dataclass(frozen=True, slots=True)
+@short_record
 class PartsBefore:
     """The parts of a prompt before their transforms: plain data that any thread can render."""
 
@@ -37,17 +37,16 @@ class PartsBefore:
     inputs: tuple[tuple[Placeholder, object], ...]
     outputs: Mapping[str, str]
 
-    def prompt_now(self) -> PromptBefore | None:
-        """The prompt, or None if that may take long.
+    def values_now(self) -> dict[str, object] | None:
+        """The values of the inputs after their transforms, by name; None if that may take long.
 
         Raises TransformFailed when a value does not suit its input's transforms.
         """
         if any(is_large(holder.transforms, value) for holder, value in self.inputs):
             return None
-        values = {
+        return {
             holder.name: transforms.run(holder.transforms, value) for holder, value in self.inputs
         }
-        return self.prompt(values)
 
     def is_short(self, values: Mapping[str, object]) -> bool:
         """Whether the prompt with these values of its inputs is rendered in no time."""
@@ -123,26 +122,35 @@ def _input_text(holder: Placeholder, value: object) -> str:
     return value_text(transforms.run(holder.transforms, value))
 
 
+def tokenised_now(prompter: Prompter, parts: PartsBefore) -> Payload | None:
+    """The payload of a prompt, or None where that may take long. Raises as `tokenised` does.
+
+    A caller that makes many in a row lets the event loop turn in between.
+    """
+    try:
+        values = parts.values_now()
+        if values is None or not parts.is_short(values):
+            return None
+        prompt = parts.prompt(values)
+        return prompter.payload(prompt) if prompt.chars <= INLINE_CHARS else None
+    except WeftlineError as error:
+        error.of_call(parts.body.call.name)
+        raise
+
+
 async def tokenised(
     prompter: Prompter, parts: PartsBefore, workers: Workers, tenant: str
 ) -> Payload:
-    """The payload of a prompt. Raises the errors of its rendering, as the failure of its call.
-
-    The tokenizer takes a second for a megabyte of text, so long prompts go to a thread. A caller
-    that makes many short ones in a row lets the event loop turn in between.
+    """The payload of a prompt that is made in a thread, because the tokenizer takes a second for a
+    megabyte of text. Raises the errors of its rendering, as the failure of its call.
     """
-    loop = asyncio.get_running_loop()
     try:
         values = {
             holder.name: await workers.apply(tenant, holder.transforms, value)
             for holder, value in parts.inputs
         }
-        if not parts.is_short(values):
-            return await loop.run_in_executor(None, lambda: prompter.payload(parts.prompt(values)))
-        prompt = parts.prompt(values)
-        if prompt.chars <= INLINE_CHARS:
-            return prompter.payload(prompt)
-        return await loop.run_in_executor(None, prompter.payload, prompt)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, lambda: prompter.payload(parts.prompt(values)))
     except WeftlineError as error:
         error.of_call(parts.body.call.name)
         raise

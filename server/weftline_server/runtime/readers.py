@@ -85,10 +85,15 @@ class Readers:
         criteria: Criterion | None = None,
         timeout_s: float | None = None,
         wait: bool = False,
+        grace_s: float = 0.0,
     ) -> Variable:
-        """The variable once it is ready. Raises its error if it fails, Timeout, NoProducer."""
+        """The variable once it is ready. Raises its error if it fails, Timeout, NoProducer.
+
+        A reader that goes away counts for `grace_s` more seconds, in which it can come back.
+        """
+        reading = self._reading(session, variable, criteria, wait, grace_s)
         try:
-            async with self._reading(session, variable, criteria, wait) as (found, signal):
+            async with reading as (found, signal):
                 # Inside the block: a get that times out leaves the work running.
                 async with asyncio.timeout(timeout_s):
                     while not found.settled:

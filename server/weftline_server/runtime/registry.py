@@ -6,17 +6,20 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 
-from weftline.contract.errors import Overloaded, ServerRestarted, StorageFull, UnknownSession
+from weftline.contract.errors import ServerRestarted, StorageFull, UnknownSession
 from weftline_server.journal.journal import Journal
 from weftline_server.passes import Plugin
 from weftline_server.runtime.closed_sessions import ClosedConfig, ClosedSessions
 from weftline_server.runtime.quotas import Quotas
 from weftline_server.session.budget import Budget
 from weftline_server.session.session import Session
+
+Make = Callable[[str, str, float, bool], Session]
 
 _OURS = re.compile("s_([0-9a-f]{8})_[0-9a-f]{32}")  # which run of the server, which session
 
@@ -38,6 +41,25 @@ class RegistryConfig:
     closed: ClosedConfig = field(default_factory=ClosedConfig)
 
 
+class NotHere(UnknownSession):
+    """This server has no such session. Where several share a store, another one may have it.
+    Clients know this error by the name of its base class.
+    """
+
+    def __init__(self, tenant: str, id: str) -> None:
+        super().__init__(
+            f"no session {id[:64]!r}: it was closed or has expired, so open another",
+            param="session_id",
+        )
+        self.tenant = tenant
+        self.id = id
+        self.may_open = False  # the request opens the session with this id, if nobody has
+
+    @property
+    def type(self) -> str:
+        return UnknownSession.__name__
+
+
 class Registry:
     """Opens, finds and forgets sessions; ids are random and never used again."""
 
@@ -52,8 +74,14 @@ class Registry:
         self._without = without
         self._plugins = plugins
         self.journal = journal
-        self.quotas = Quotas(config.max_queued, config.max_queued_of_tenant, config.max_bytes)
-        self.salts: Mapping[str, str] = _Salts()  # by tenant
+        self.quotas = Quotas(
+            config.max_queued,
+            config.max_queued_of_tenant,
+            config.max_bytes,
+            config.max_sessions,
+        )
+        key = secrets.token_bytes(32) if journal is None else journal.salt_key
+        self.salts: Mapping[str, str] = _Salts(key)  # by tenant
         self._sessions: dict[tuple[str, str], Session] = {}
         self._closed = ClosedSessions(config.closed)
         self._by_id: dict[str, Session] = {}  # for events of engines, which know no tenant
@@ -68,22 +96,31 @@ class Registry:
 
     def open(self, tenant: str, now: float, *, stays: bool = True) -> Session:
         """A new session. Raises Overloaded if the tenant has reached its limit."""
-        if self._count.get(tenant, 0) >= self._config.max_sessions:
-            raise Overloaded(
-                f"{self._config.max_sessions} sessions are open: close some, or wait until idle "
-                "ones expire",
-                retry_after_s=1.0,
-            )
+        self.quotas.admit_session(tenant, self._count.get(tenant, 0))
         id = f"s_{self._incarnation}_{secrets.token_hex(16)}"
         session = self._made(id, tenant, now, stays)
         self._enter(session)
         return session
 
-    def restore(self) -> list[Session]:
-        """The open sessions of earlier runs of the server, which are found again from now on. The
+    @property
+    def opened(self) -> Mapping[str, int]:
+        """How many sessions each tenant has open here, of those that have had one."""
+        return self._count
+
+    @property
+    def wall(self) -> float:
+        """The time of day at zero of the sessions' clock. Servers that share a store have that of
+        the store: the clocks of their machines may differ.
+        """
+        if self.journal is not None and self.journal.is_shared:
+            return self.journal.clock.offset
+        return time.time() - time.monotonic()
+
+    def restore(self, stored: Callable[[Make], Iterable[Session]]) -> list[Session]:
+        """The open ones of the sessions that were `stored`, which are found again from now on. The
         closed ones can be looked at.
         """
-        found = [] if self.journal is None else list(self.journal.stored(self._made))
+        found = list(stored(self._made))
         for session in found:
             if session.ended is None:
                 self._enter(session)
@@ -115,10 +152,7 @@ class Registry:
                     "submit its calls again",
                     param="session_id",
                 )
-            raise UnknownSession(
-                f"no session {id[:64]!r}: it was closed or has expired, so open another",
-                param="session_id",
-            )
+            raise NotHere(tenant, id)
         return session
 
     def look(self, tenant: str, id: str) -> Session:
@@ -141,7 +175,8 @@ class Registry:
             del self._by_id[session.id]
             self._count[session.tenant] -= 1
             self.quotas.release(session)
-            self._closed.keep(session, now)
+            if self.journal is None or not self.journal.has_lost(session):
+                self._closed.keep(session, now)
 
     def by_id(self, id: str) -> Session | None:
         """The session that an engine's event is about; None if it has ended."""
@@ -150,11 +185,17 @@ class Registry:
     async def kept(self, session: Session, *, strict: bool = False) -> None:
         """Wait until what the session has so far is on disk, if this server keeps any.
 
-        While the disk cannot be written, what runs goes on in memory; `strict` raises StorageFull.
+        While the disk cannot be written, what runs goes on in memory. With `strict` a change is
+        acknowledged, which raises StorageFull then. Where several servers share a store, it is
+        always raised: another one may have taken over, and make another value.
         """
-        if self.journal is not None:
-            with nullcontext() if strict else suppress(StorageFull):
-                await self.journal.kept(session)
+        if self.journal is None:
+            return
+        if strict:
+            await self.journal.kept(session, may_have_moved=True)
+            return
+        with nullcontext() if self.journal.is_shared else suppress(StorageFull):
+            await self.journal.kept(session)
 
     def busy(self) -> bool:
         """Whether a call of any session runs on an engine or is being sent to one."""
@@ -181,12 +222,12 @@ class Registry:
 class _Salts(dict[str, str]):
     """For each tenant the salt that separates its KV cache from all others.
 
-    A salt has a fixed length, and cannot be guessed. Tenants are those of the operator's keys, so
-    they are few.
+    A salt has a fixed length, and cannot be guessed without the key. Tenants are those of the
+    operator's keys, so they are few.
     """
 
-    def __init__(self) -> None:
-        self._key = secrets.token_bytes(32)
+    def __init__(self, key: bytes) -> None:
+        self._key = key
 
     def __missing__(self, tenant: str) -> str:
         code = hmac.new(self._key, tenant.encode(), hashlib.sha256)

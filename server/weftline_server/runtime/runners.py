@@ -33,7 +33,12 @@ from weftline_server.session.session import Session
 class StepRunner(Runner):
     """The kinds of steps: their values are converted to an engine's inputs, and back."""
 
-    async def prepare(self, session: Session, primitive: Primitive) -> Payload:
+    def prepare(
+        self, session: Session, primitive: Primitive
+    ) -> Payload | Coroutine[object, object, Payload]:
+        return self._prepare(session, primitive)
+
+    async def _prepare(self, session: Session, primitive: Primitive) -> Payload:
         step = step_of(primitive)
         kind = KINDS.of(step)
         given = await self._given(session, step.sources)
@@ -134,7 +139,9 @@ class ToolRunner(Runner):
     back. A call that fails is an observation, too, and no failure of the graph.
     """
 
-    async def prepare(self, session: Session, primitive: Primitive) -> Payload:
+    def prepare(
+        self, session: Session, primitive: Primitive
+    ) -> Payload | Coroutine[object, object, Payload]:
         body = _tool_of(primitive)
         return Payload(None, body.arguments, inputs={"tool": body.tool})
 
@@ -176,7 +183,6 @@ class Runners:
         self._tools = ToolRunner(salt, self.workers)
 
     def of(self, primitive: Primitive) -> Runner:
-        """The runner of the primitive's kind."""
         match primitive.body:
             case PromptBody():
                 return self.prompts

@@ -19,6 +19,8 @@ MAX_ATTEMPTS = 3
 # A call may see more engines die: two beside other calls, and two while it runs alone. See
 # `suspects`.
 MAX_DEATHS = 4
+# Events of an engine as a whole. An op that its event names may have ended.
+_OF_THE_ENGINE = (api.ContextMoved, api.Occupied, api.Elsewhere, api.Availability)
 
 
 class Delivery:
@@ -55,12 +57,8 @@ class Delivery:
         """Pass an engine's events on. Drop events of ops that its record no longer has."""
         changed = False  # so that work may be placed that had no room
         for event in events:
-            # The op of such an event may have ended and been freed: only its context counts.
-            if isinstance(event, api.ContextMoved):
-                member.prefixes.moved(event.context, event.residency, event.tokens)
-                continue
-            if isinstance(event, api.Occupied):
-                changed |= member.occupied_by_others(event.tokens)
+            if isinstance(event, _OF_THE_ENGINE):
+                changed |= self._of_engine(member, event)
                 continue
             work = member.ops.works.get(event.op)
             # Events of an old attempt, or of an op that was cancelled meanwhile, are dropped.
@@ -80,6 +78,21 @@ class Delivery:
                 self._failed(member, work, event)
         if changed:
             self._place_soon()
+
+    def _of_engine(self, member: Member, event: api.Event) -> bool:
+        """Note what an engine says of itself. Return whether work may be placed that had no
+        room."""
+        if isinstance(event, api.Occupied):
+            return member.occupied_by_others(event.tokens)
+        if isinstance(event, api.Elsewhere):
+            # Without calls that wait only a new grant matters: it has to be acknowledged.
+            is_new = member.elsewhere is None or member.elsewhere.grant != event.grant
+            member.used_elsewhere(event)
+            return is_new or len(self._queue) > 0
+        # The op of such an event may have ended and been freed: only its context counts.
+        if isinstance(event, api.ContextMoved):
+            member.prefixes.moved(event.context, event.residency, event.tokens)
+        return False
 
     def down(self, member: Member) -> None:
         """Give every op of a dead engine another attempt, or fail it with the engine's reason."""
@@ -125,7 +138,7 @@ class Delivery:
         if self._learn is not None and work.template:
             self._learn(work.op.salt, work.template, event.usage.output_tokens)
         tokens = event.usage.prompt_tokens + event.usage.output_tokens
-        # This holds until the engine reports the context itself.
+        # The note holds until the engine reports the context itself.
         member.prefixes.moved(work.op.context, api.Residency.RESIDENT, tokens)
         # Report to the session first, because its waiting calls decide about the context.
         self._sessions.outcome(work.primitive, event)

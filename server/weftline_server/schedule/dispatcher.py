@@ -16,6 +16,7 @@ from weftline_server.schedule.engines.member import Member, Work
 from weftline_server.schedule.memory.keeper import Memory, Occupancy
 from weftline_server.schedule.memory.lengths import Lengths
 from weftline_server.schedule.memory.verbs import perform
+from weftline_server.schedule.placement import Served
 from weftline_server.schedule.queue import UNAVAILABLE_S, Queue
 from weftline_server.schedule.rounds import PlacementRounds
 from weftline_server.schedule.sessions import Sent, Sessions
@@ -29,7 +30,7 @@ class Dispatcher:
     """The scheduler's face to the rest of the server. `catalogue` says what the engines serve.
 
     `engines` makes each engine by name, `policy` is one of placement's POLICIES, and `without`
-    names parts of Memory to switch off.
+    names parts of Memory to switch off. `served` counts what tenants have got, by their salts.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Dispatcher:
         self._policy = policy
         self._now = clock
         self._without = without
+        self.served = Served()
         self.lengths = None if "length_prediction" in without else Lengths()
         self._queue = Queue()
         self._sessions: Sessions  # this and the next three are set by `start`
@@ -62,7 +64,9 @@ class Dispatcher:
         self._sessions = sessions
         self.memory = memory = Memory(sessions.outlook, self._without)
         self.occupancy = memory.occupancy
-        self._rounds = rounds = PlacementRounds(fleet, queue, memory, sessions, self._policy, now)
+        self._rounds = rounds = PlacementRounds(
+            fleet, queue, memory, sessions, self._policy, now, self.served
+        )
         learn = None if self.lengths is None else self.lengths.learn
         self._delivery = Delivery(fleet, queue, memory, sessions, rounds.soon, now, learn)
         await fleet.start(self._delivery)
@@ -102,7 +106,8 @@ class Dispatcher:
         self._queue.add(work)
         self._fleet.wake(work.model, work.item.kind)
         now = self._now()
-        verbs = self.memory.queued(work.op, work.model, work.stays, now, work.expected)
+        stays, guessed = work.stays, work.guessed
+        verbs = self.memory.queued(work.op, work.model, stays, now, work.expected, guessed)
         perform(verbs, self._fleet.members)
         self._rounds.soon()
 
@@ -151,7 +156,7 @@ class Dispatcher:
         """Free all contexts that the engines keep for an application that has ended."""
         self._queue.withdrawn.discard(application)
         perform(self.memory.closed(application), self._fleet.members)
-        if self._queue:
+        if self._queue or any(one.elsewhere is not None for one in self._fleet.members.values()):
             self._rounds.soon()
 
     async def _expire_forever(self) -> None:

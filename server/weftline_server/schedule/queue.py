@@ -28,7 +28,6 @@ class Queue:
         return len(self._works)
 
     def __iter__(self) -> Iterator[Work]:
-        """The work that may start."""
         if not self.withdrawn:
             return iter(self._works.values())
         return (work for work in self._works.values() if self._may_start(work))

@@ -6,11 +6,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 
 from weftline_engine import api
 from weftline_server.graph.engine_score import EngineScore
 from weftline_server.schedule.engines.fleet import Fleet
 from weftline_server.schedule.engines.member import EngineState, Member, Work
+from weftline_server.schedule.memory.admission import needs
 from weftline_server.schedule.memory.keeper import Memory
 from weftline_server.schedule.memory.verbs import perform
 from weftline_server.schedule.placement import Placement, Served, place
@@ -35,6 +37,7 @@ class PlacementRounds:
         sessions: Sessions,
         policy: str,
         clock: Callable[[], float],
+        served: Served,
     ) -> None:
         self._fleet = fleet
         self._queue = queue
@@ -44,7 +47,7 @@ class PlacementRounds:
         self._now = clock
         self._due = False  # a round will run in this turn of the event loop
         self._placed: deque[Placement] = deque()  # what the last round has not sent yet
-        self._served = Served()
+        self._served = served
         # Waiting ops that were not admitted at first: when they were, or None.
         self._held: dict[str, float | None] = {}
 
@@ -81,7 +84,7 @@ class PlacementRounds:
         if self._placed:
             self.soon()
         for model, members in models.items():
-            busy = sum(bool(member.ops.works) for member in members) / len(members)
+            busy = sum(member.is_busy for member in members) / len(members)
             gate.use(model).busy.note(busy, self._now())
 
     def _send_some(self) -> None:
@@ -118,6 +121,22 @@ class PlacementRounds:
             pool = sum(known) if len(known) == len(sizes) else None
             self._memory.gate.progress(one.ops.left() for one in members)
             perform(self._memory.admit(model, pool, self._now()), self._fleet.members)
+            shared = [one for one in members if one.elsewhere is not None]
+            if shared and known:
+                self._claim(model, shared)
+
+    def _claim(self, model: str, members: Sequence[Member]) -> None:
+        """Tell engines that other servers use what the applications of this one need: of each
+        engine its part, by its size.
+        """
+        gate = self._memory.gate
+        used, wanted = needs(gate.inside(model), gate.waiting(model))
+        pools = [member.description.kv_tokens or 0 for member in members if member.description]
+        whole = sum(pools) or 1
+        for member, pool in zip(members, pools, strict=True):
+            claim = member.needs(ceil(used * pool / whole), ceil(wanted * pool / whole))
+            if claim is not None and isinstance(member.engine, api.IsShared):
+                member.engine.claim(claim)
 
     def _send(self, op: str, member: Member, why: tuple[EngineScore, ...] = ()) -> None:
         work = self._queue.remove(op)

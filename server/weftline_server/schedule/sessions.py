@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 from weftline_engine import api
+from weftline_engine.api.record import short_record
 from weftline_server.graph.engine_score import EngineScore
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.memory.keeper import Outlook
 
 
-@dataclass(frozen=True, slots=True)
+@short_record
 class Sent:
     """The primitive was sent to `engine`, on machine `node`, at `time` (seconds, monotonic).
 

@@ -53,7 +53,8 @@ def finish(
 def fail(
     execution: Execution, spent: Spent, event: ev.PrimitiveFailed, opened: float
 ) -> list[ev.Action]:
-    """End a primitive that has failed. First add what takes its place, if its body says so."""
+    """End a primitive that has failed. If its body names a replacement, add the replacement
+    first."""
     run = execution.primitives.get(event.primitive)
     if run is None or not run.live:
         return []

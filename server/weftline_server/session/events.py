@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from weftline.contract.errors import WeftlineError
 from weftline.contract.protocol import Criterion
 from weftline_engine.api import FinishReason, Usage
-from weftline_engine.api.record import record
+from weftline_engine.api.record import record, short_record
 from weftline_server.graph.engine_score import EngineScore
 from weftline_server.graph.primitive import Task
 from weftline_server.prompt.tool_parser import Delta
@@ -233,7 +233,7 @@ class ItemsCame(PrimitiveEvent):
 class PrimitiveFailed(PrimitiveEvent):
     """The primitive failed and is not tried again. Failed attempts before are not reported.
 
-    Its output `is_taken` if a client has a part of it.
+    `is_taken` says that a client has a part of the primitive's output.
     """
 
     error: WeftlineError
@@ -288,49 +288,49 @@ class SessionClosed(SessionEvent):
         return self.reason
 
 
-@dataclass(frozen=True, slots=True)
+@short_record
 class Run:
     """Render, tokenise and queue the primitive."""
 
     primitive: str
 
 
-@dataclass(frozen=True, slots=True)
+@short_record
 class Fill:
     """Early fill: more of the primitive's prompt is known, but not all of it."""
 
     primitive: str
 
 
-@dataclass(frozen=True, slots=True)
+@short_record
 class Stop:
     """Take the primitive back from the queue or the engine."""
 
     primitive: str
 
 
-@dataclass(frozen=True, slots=True)
+@short_record
 class Cut:
     """End the primitive, which an engine has, with what it has said so far."""
 
     primitive: str
 
 
-@dataclass(frozen=True, slots=True)
+@short_record
 class Notify:
     """Wake the readers of the variable, which has a new part, a value or an error."""
 
     variable: str
 
 
-@dataclass(frozen=True, slots=True)
+@short_record
 class Replan:
     """The hints of these queued primitives have changed."""
 
     primitives: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@short_record
 class Ended:
     """The task has ended, well or badly."""
 

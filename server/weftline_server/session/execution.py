@@ -161,7 +161,7 @@ class Execution:
         return actions
 
     def items(self, event: ev.ItemsMade) -> list[ev.Action]:
-        """Log items of the primitive's list; tell the steps that take them one by one."""
+        """Log items of the primitive's list, and tell the steps that take the items one by one."""
         if self._live(event) is None:
             return []
         actions: list[ev.Action] = []
@@ -271,7 +271,6 @@ class Execution:
         return actions
 
     def producer(self, variable: str) -> TaskRun | None:
-        """The task that writes `variable`."""
         found = self.graph.producer.get(variable)
         return None if found is None else self.primitives[found].task
 
@@ -322,7 +321,7 @@ class Execution:
         if was_ready < run.ready <= _MOST_TOLD and gathers(primitive):
             for var in primitive.writes:
                 actions += takers(self.graph, self.primitives, var)
-        is_late = is_behind(primitive, self.primitives)
+        is_late = bool(primitive.after) and is_behind(primitive, self.primitives)
         if is_late and (run.task.task.call is None or continues(primitive, self.primitives)):
             return  # a step, or a prompt that continues an output that is not done
         if is_late or run.ready < len(primitive.reads):

@@ -25,10 +25,9 @@ NOBODY = Origin()
 ORIGIN: ContextVar[Origin] = ContextVar("weftline_origin", default=NOBODY)
 
 
-@lru_cache(maxsize=1024)  # each primitive of a session asks, and again when its plan changes
 def trace_of(session: str) -> int:
     """The number of a session's trace where no client names one."""
-    return _number(session, 16)
+    return int(_trace(session), 16)
 
 
 def name_run(name: str) -> None:
@@ -40,15 +39,23 @@ def name_run(name: str) -> None:
 def span_of(session: str, task: str) -> int:
     """The number of a task's span. The number follows from ids, so it is known before the span is
     made."""
-    return _number(f"{session}/{task}", 8)
+    return int(_digits(f"{session}/{task}", 8), 16)
 
 
 def handed_on(origin: Origin, session: str, task: str) -> str:
     """The traceparent of a request to an engine: the task's span, in the client's trace if it sent
     one, with the client's decision whether to record it."""
-    _, trace, _, flags = (origin.traceparent or f"00-{trace_of(session):032x}--01").split("-")
-    return f"00-{trace}-{span_of(session, task):016x}-{flags}"
+    trace, flags = "", "01"
+    if origin.traceparent:
+        _, trace, _, flags = origin.traceparent.split("-")
+    return f"00-{trace or _trace(session)}-{_digits(f'{session}/{task}', 8)}-{flags}"
 
 
-def _number(text: str, size: int) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=size).digest())
+@lru_cache(maxsize=1024)  # each primitive of a session asks, and again when its plan changes
+def _trace(session: str) -> str:
+    return _digits(session, 16)
+
+
+def _digits(text: str, size: int) -> str:
+    """A number of `size` bytes that follows from the text, in hex."""
+    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()

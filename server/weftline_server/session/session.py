@@ -12,8 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from weftline.contract.errors import Cancelled, UnknownCall, UnknownSession, UnknownVariable
-from weftline_server.graph.graph import Graph
-from weftline_server.passes import Plan, Plugin
+from weftline_server.passes import Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Budget, Spent
 from weftline_server.session.client_values import give, refuse
@@ -36,7 +35,8 @@ SHOWN_CHARS = 80
 class Session:
     """One application run. `handle` returns actions, or raises and changes nothing.
 
-    A session that `stays` may get more calls later.
+    A session that `stays` may get more calls later. One that is `guessed` was found by its prompts,
+    and no client tells when it ends.
     """
 
     def __init__(
@@ -53,35 +53,22 @@ class Session:
         self.tenant = tenant
         self.opened = now
         self.stays = stays
+        self.guessed = False
         self.touched = now  # when a client last named it
         self.ended: float | None = None  # when it was closed
         self.spent = Spent(budget or Budget())
         self.execution = Execution(without, self.spent, plugins)
+        # What the execution has, and changes in place. These are no properties: each call of a
+        # session reads them two dozen times.
+        self.graph = self.execution.graph
+        self.plan = self.execution.planning.plan  # of the present graph
+        self.variables: Mapping[str, Variable] = self.execution.variables
+        self.tasks: Mapping[str, TaskRun] = self.execution.tasks
+        self.primitives: Mapping[str, PrimitiveRun] = self.execution.primitives
         self.watch = Watch(self.execution)
         self._remembered: deque[ev.SessionEvent] = deque(maxlen=MOST_REMEMBERED)
         self._handled = 0  # events
         self._told_left = 0  # the work left that the queued primitives were last told
-
-    @property
-    def graph(self) -> Graph:
-        return self.execution.graph
-
-    @property
-    def plan(self) -> Plan:
-        """The plan of the present graph."""
-        return self.execution.planning.plan
-
-    @property
-    def variables(self) -> Mapping[str, Variable]:
-        return self.execution.variables
-
-    @property
-    def tasks(self) -> Mapping[str, TaskRun]:
-        return self.execution.tasks
-
-    @property
-    def primitives(self) -> Mapping[str, PrimitiveRun]:
-        return self.execution.primitives
 
     @property
     def alone_since(self) -> float | None:

@@ -100,12 +100,13 @@ class Step:
     @property
     def phases(self) -> Mapping[str, float] | None:
         """Seconds by phase of a generated output; None of any other primitive."""
-        if self.queue_s is None or self.fill_s is None or self.generate_s is None:
+        queue_s, fill_s, generate_s = self.queue_s, self.fill_s, self.generate_s
+        if queue_s is None or fill_s is None or generate_s is None:
             return None
         return {
-            "queue": self.queue_s,
-            "fill": self.fill_s,
-            "generate": self.generate_s,
+            "queue": queue_s,
+            "fill": fill_s,
+            "generate": generate_s,
             "transform": self.transform_s,
         }
 

@@ -67,7 +67,6 @@ class Variable:
 
     @property
     def chars(self) -> int:
-        """The length of its text."""
         return sum(map(len, self.parts))
 
     @property

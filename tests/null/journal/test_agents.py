@@ -83,7 +83,7 @@ def _states(session: Session) -> set[tuple[str, str]]:
 
 async def task_named(server: Server, session: str, name: str, state: str) -> None:
     """Wait until a task with this name has this state."""
-    found = server.service.find("local", session)
+    found = server.service.registry.find("local", session)
     async with asyncio.timeout(20):
         while (name, state) not in _states(found):  # noqa: ASYNC110 - no event marks it
             await asyncio.sleep(0.005)
@@ -91,7 +91,7 @@ async def task_named(server: Server, session: str, name: str, state: str) -> Non
 
 def kept(server: Server, session: str) -> dict[str, Any]:
     """What the session is, without times: each run of the server has a clock of its own."""
-    found = lasting(server.service.find("local", session))
+    found = lasting(server.service.registry.find("local", session))
     return {name: part for name, part in found.items() if name != "steps"}
 
 
@@ -103,7 +103,7 @@ async def test_a_replay_has_the_same_turns_and_tools(tmp_path: Path) -> None:
         before = kept(server, session)
         graph = await server.graph(session)
     async with serving(tmp_path) as server:
-        again = server.service.find("local", session)
+        again = server.service.registry.find("local", session)
         assert kept(server, session) == before
         again.validate()
         assert names(await server.graph(session)) == names(graph)
@@ -127,12 +127,12 @@ async def test_a_turn_that_was_being_written_is_written_again(
     async with serving(tmp_path, SLOW) as server:
         session = await began(server, "#add")
         await task_named(server, session, "add", "done")
-        await server.service.registry.kept(server.service.find("local", session))
+        await server.service.registry.kept(server.service.registry.find("local", session))
         await cut(server)
     async with serving(tmp_path, adds=adds) as server:
         assert (await server.get(session, "a")).json()["value"] == said
         graph = await server.graph(session)
-        found = server.service.find("local", session)
+        found = server.service.registry.find("local", session)
         found.validate()
         added = [one["outputs"][0] for one in graph["steps"] if one["name"] == "add"]
         assert [found.variable(one).value for one in added] == results
@@ -147,7 +147,7 @@ async def test_a_tool_that_takes_its_call_as_it_is_written_is_fed_again(tmp_path
     async with serving(tmp_path, SLOW) as server:
         session = await began(server, "#stream")
         await task_named(server, session, "forecast", "running")
-        await server.service.registry.kept(server.service.find("local", session))
+        await server.service.registry.kept(server.service.registry.find("local", session))
         await cut(server)
     async with serving(tmp_path) as server:
         assert (await server.get(session, "a")).json()["value"] == "Sun."
@@ -188,7 +188,7 @@ async def test_a_tool_has_its_arguments_from_the_disk(tmp_path: Path) -> None:
         await task_named(server, session, "ask", "done")
         while not (tmp_path / "end.begun").exists():  # noqa: ASYNC110 - another process makes it
             await asyncio.sleep(0.01)
-        await server.service.registry.kept(server.service.find("local", session))
+        await server.service.registry.kept(server.service.registry.find("local", session))
         await cut(server)
     (tmp_path / "end").touch()
     async with running(tmp_path / "store", model, also) as server:
@@ -255,10 +255,10 @@ async def test_a_turn_that_a_client_has_seen_is_not_written_again(
         session = await server.session()
         *_, last = await streamed(server, "#say", model="m", session_id=session)
         assert "died while it ran this call" in last["error"]["message"]
-        found = server.service.find("local", session)
+        found = server.service.registry.find("local", session)
         assert [one.task.name for one in found.tasks.values()] == ["chat", "add"]
     async with running(tmp_path / "store", engine(tmp_path), also) as server:
-        found = server.service.find("local", session)
+        found = server.service.registry.find("local", session)
         turn, add = found.tasks.values()
         assert turn.state == "failed" and not add.live
 
@@ -303,7 +303,7 @@ async def test_a_kill_at_any_commit_runs_a_tool_once(
                 continue  # it was not acknowledged
             ends.append((found.json()["value"], notes.exists()))
             assert names(await server.graph(session))["add"] == 1
-            server.service.find("local", session).validate()
+            server.service.registry.find("local", session).validate()
     assert len(ends) >= 6
     # Before it began it runs, then it may have run, then its result is on disk.
     states = [("It is noted.", True), ("I check.", False), ("It is noted.", False)]

@@ -166,11 +166,17 @@ async def test_a_client_without_an_open_request_is_gone(serve: Serve) -> None:
 
 
 async def test_an_open_get_keeps_the_lease(serve: Serve) -> None:
-    """The client waits for the answer while it computes for longer than its lease."""
+    """The client waits for the answer while it computes for longer than its lease. Its get comes
+    first, so that however slow the machine is, the lease never begins without it.
+    """
     server = await serve()
+    session = await server.session()
+    waiting = asyncio.create_task(server.get(session, "said", wait=True))
+    driver = server.driver
+    while not driver.readers._signals:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
     step = client("format", [], "context", lease_s=0.05)
-    session = (await submit(server, step, calls=[READ]))["session_id"]
-    waiting = asyncio.create_task(server.get(session, "said"))
+    assert (await server.submit(session, READ, steps=[step])).status_code == 200
     await asyncio.sleep(0.2)
     assert not waiting.done()
     assert (await put(server, session, "context", value="x")).status_code == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from weftline_server.lowering.kinds import KINDS
 from weftline_server.lowering.kinds.prompt import lower_call
 from weftline_server.passes import PASSES
 from weftline_server.session import events as ev
+from weftline_server.session.draft import Draft
 from weftline_server.session.session import Session
 from weftline_server.session.task import RunState
 
@@ -43,6 +45,30 @@ async def test_an_item_runs_when_it_closes(
     written = calls["plan"]["steps"]
     assert (_at(first, "queued") < _at(written, "finished")) == (not without)
     assert _at(last, "queued") >= _at(written, "finished"), "the last line is not closed before"
+
+
+async def test_a_long_list_grows_the_graph_a_few_times(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One growth for each of 640 items would plan 640 times what gathers up to 640 results."""
+    growths: list[int] = []
+    handle = Session.handle
+
+    def counted(session: Session, event: ev.SessionEvent, draft: Draft | None = None) -> Any:
+        if isinstance(event, ev.ItemsCame):
+            growths.append(len(event.items))
+        return handle(session, event, draft)
+
+    monkeypatch.setattr(Session, "handle", counted)
+    server = await serve(NullConfig())
+    items = [f"i{n}" for n in range(640)]
+    output = {"in_out": "out", "semantic_var_id": "subs", "sampling": {"max_tokens": 1000}}
+    plan = call("plan", "\n".join(items) + "{{output:subs}}", subs=output)
+    step = {**each("subs", ASK, {"answer": "answers"}, max_items=640), "over": SPLIT}
+    answer = await run(server, step, calls=[plan], get=["answers"])
+    assert answer["values"]["answers"] == [f"<{item}>" for item in items]
+    assert growths[:64] == [1] * 64, "the first items start one by one"
+    assert 64 < len(growths) <= 64 * (1 + math.log2(640 / 64))
 
 
 def _at(steps: list[dict[str, Any]], name: str) -> float:

@@ -26,8 +26,8 @@ SCRIPT = (
 
 
 async def test_an_agent_calls_what_its_answer_calls(serve: Serve, monkeypatch: Any) -> None:
-    """A call in the thoughts is not made. The next prompt has the answer without them, and what a
-    stream says is the last answer."""
+    """A call in the thoughts is not made. The next prompt has the answer without them, and a
+    stream tells both turns' thoughts apart from what it says."""
     monkeypatch.setattr(null, "CHAT_TEMPLATE", OPENED)
     engine = NullConfig(mode=NullMode.SCRIPT, script=SCRIPT, latency=PACE)
     begun = Begun()
@@ -45,6 +45,8 @@ async def test_an_agent_calls_what_its_answer_calls(serve: Serve, monkeypatch: A
     chunks = await streamed(server, "#add")
     said = "".join(one["choices"][0]["delta"].get("content", "") for one in chunks)
     assert said == "Three."
+    thought = "".join(one["choices"][0]["delta"].get("reasoning_content", "") for one in chunks)
+    assert thought == THOUGHT.partition("\n</think>")[0] + "It was a sum."
 
 
 async def test_an_agent_runs_the_code_of_its_answer(

@@ -196,7 +196,7 @@ def test_tables_of_mcp_servers(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"name": "a", "url": url, "command": ["b"]}, "mcp"),
         ({"name": "a", "url": "file:///b"}, "mcp.url"),
         ({"name": "a", "command": ["b"], "timeout_s": 0.0}, "mcp.timeout_s"),
-        ({"name": "a", "command": ["b"], "effects": {"c": "twice"}}, "mcp.effects"),
+        ({"name": "a", "command": ["b"], "effects": {"c": "twice"}}, "mcp.effects.c"),
         ({"name": "a", "url": url, "headers": {"b": "$NOT_SET"}}, "mcp.headers"),
         ({"name": "a", "command": ["b"], "arg": 1}, "mcp.arg"),
     ):

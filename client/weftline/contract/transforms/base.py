@@ -58,8 +58,8 @@ class Transform(ABC):
     def joined(self, items: Sequence[Any]) -> str:
         """The beginning of the result that no later item can change, for the first `items`.
 
-        It is empty for a transform that does not join items. Raises TransformFailed if these items
-        make the transform of the whole list fail.
+        The beginning is empty for a transform that does not join items. Raises TransformFailed if
+        these items make the transform of the whole list fail.
         """
         return ""
 

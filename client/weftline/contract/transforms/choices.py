@@ -117,7 +117,7 @@ class Datetime(Transform):
 class NoOutput(Transform):
     """The text without surrounding white space, or an empty text if it equals `no_output_str`.
 
-    This is the NoOutputParser of LangChain's extracting compressor.
+    The transform is the NoOutputParser of LangChain's extracting compressor.
     """
 
     op: ClassVar[str] = "no_output"

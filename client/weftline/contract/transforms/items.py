@@ -22,7 +22,7 @@ def gives_items(specs: Sequence[Mapping[str, Any]]) -> bool:
 def closed_items(specs: Sequence[Mapping[str, Any]], text: str) -> list[Any]:
     """The complete items at the beginning of the list, for a `text` that is not complete.
 
-    They are a prediction. The final list is what the transforms make of the whole text.
+    The items are a prediction. The final list is what the transforms make of the whole text.
     """
     last = _last(specs)
     if last is None or len(text) > MOST_CHARS:
@@ -45,7 +45,7 @@ def joins_items(specs: Sequence[Mapping[str, Any]]) -> bool:
 def joined_items(spec: Mapping[str, Any] | None, items: Sequence[Any]) -> str:
     """The beginning of the text of a list that begins with `items`. A `spec` of None means JSON.
 
-    It is a prediction. The final text is made from the whole list.
+    The beginning is a prediction. The final text is made from the whole list.
     """
     if not items:
         return ""

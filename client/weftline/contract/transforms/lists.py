@@ -48,7 +48,7 @@ class NumberedList(Transform):
         return _NUMBERED.findall(as_text(value, self.op))
 
     def closed(self, text: str) -> list[Any]:
-        """Those in lines that have ended."""
+        """The items in lines that have ended."""
         return list(self.apply(_ended_lines(text)))
 
 
@@ -63,7 +63,7 @@ class MarkdownList(Transform):
         return _BULLETED.findall(as_text(value, self.op))
 
     def closed(self, text: str) -> list[Any]:
-        """Those in lines that have ended."""
+        """The items in lines that have ended."""
         return list(self.apply(_ended_lines(text)))
 
 

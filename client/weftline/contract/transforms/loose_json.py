@@ -45,7 +45,7 @@ class JsonObject(Transform):
 class JsonOrYaml(Transform):
     """The JSON between the outermost brackets, or YAML if that is not JSON.
 
-    This is how LlamaIndex's parsers of sub-questions and of vector store queries read. `fenced`
+    LlamaIndex's parsers of sub-questions and of vector store queries read in this way. `fenced`
     looks inside a ```json fence first, which LlamaIndex's parser of selections does not do. YAML
     that cannot be written as JSON fails: dates, keys that are not text, and anchors whose expansion
     is too large. With `key` the value of an object is its entry of that name, if it has one.

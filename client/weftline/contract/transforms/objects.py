@@ -133,7 +133,8 @@ MAX_ELEMENTS_DEEP = MAX_DEPTH // 2  # an element is an object in a list
 class Xml(Transform):
     """The XML in the text, fenced or bare, as nested objects (XMLOutputParser).
 
-    It is read by defusedxml: a document that declares entities fails, as it does in LangChain.
+    The package defusedxml reads the XML: a document that declares entities fails, as it does in
+    LangChain.
     """
 
     op: ClassVar[str] = "xml"
@@ -164,8 +165,8 @@ def _defused() -> ModuleType:
 def _after_declaration(text: str) -> str:
     r"""The text after the first tag that contains `encoding` and ends its line, or all of it.
 
-    This is LangChain's <([^>]*encoding[^>]*)>\n(.*) in linear time. LangChain's pattern takes
-    quadratic time on a text with many '<'.
+    The function does the work of LangChain's <([^>]*encoding[^>]*)>\n(.*) in linear time.
+    LangChain's pattern takes quadratic time on a text with many '<'.
     """
     start = 0
     while (end := text.find(">", start)) >= 0:

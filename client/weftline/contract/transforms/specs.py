@@ -23,7 +23,7 @@ from weftline.contract.transforms.yaml_text import Yaml
 
 # Limits the cost of one list of specs: repr can double the length of a text, join multiply it.
 MAX_SPECS = 16
-# These give objects. LangChain's combining parser refuses lists and fails for other values.
+# The ops below give objects. LangChain's combining parser refuses lists and fails for other values.
 COMBINED = ("json", "structured", "xml", "regex", "regex_dict")
 
 

@@ -125,7 +125,8 @@ class Drafting:
         drafter.place += 1
 
     def remember(self, op: Op, output: Sequence[int]) -> None:
-        """Keep the output of an op that has ended: others under its constraint may repeat it."""
+        """Keep the output of an op that has ended: other ops under the same constraint may repeat
+        the output."""
         if (form := _form(op))[1]:
             self._remembered.pop(form, None)
             self._remembered[form] = tuple(output[:MOST_OF_REFERENCE])

@@ -19,8 +19,8 @@ MOST_INDEXED = 8192
 _MOST_COMPARED = 8
 MOST_MATCHED = 16
 _PAIR = 2
-# Both stand beside integers that are not negative: token ids, and positions in an array of C longs,
-# which has a place for every token and can hold no None.
+# Both constants stand beside integers that are not negative: token ids, and positions in an array
+# of C longs, which has a place for every token and can hold no None.
 _BORDER = -1  # separates two texts; no token has this id
 _NOWHERE = -1  # no position
 

@@ -31,8 +31,13 @@ class Storage(Protocol):
         if there is no memory for the copy now."""
         ...
 
-    def wipe(self, blocks: Items[int]) -> None:
-        """Fill these blocks with zeros."""
+    def wipe(self, blocks: Items[int], place: int | None = None) -> None:
+        """Fill these blocks with zeros, or the place of one token in each."""
+        ...
+
+    def release(self, blocks: Items[int]) -> None:
+        """Give back the memory of the sliding layers' keys in these blocks. A block is read there
+        only after it was written again."""
         ...
 
 
@@ -52,6 +57,7 @@ class Context(Extent):
     ready: bool = False
     used: int = 0  # a counter's value at the last use
     saved: object | None = None
+    gaps: frozenset[int] = frozenset()  # the saved blocks that are not whole
     told: tuple[Residency, int] | None = None  # what was reported last
 
     @property
@@ -167,6 +173,8 @@ class Contexts:
         for index, block in copies:
             added = tree.add(node, blocks[index], block, tree.step)
             assert added is not None, "the tree was searched for these tokens"
+            if index in context.gaps:
+                tree.whole.release(added)
             context.held.append(added)
             node = added
 
@@ -187,6 +195,8 @@ class Contexts:
             case Retention.SWAP if context.held:
                 # Without memory for the copy the context is evicted when its room is needed.
                 context.saved = self._storage.save([node.block for node in context.held])
+                gaps = (index for index, node in enumerate(context.held) if not node.whole)
+                context.gaps = frozenset(gaps)
                 self._unpin(context)
                 self._tree.extents.note(context)
 

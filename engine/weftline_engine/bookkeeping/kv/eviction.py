@@ -17,15 +17,17 @@ _NEWEST = 0.5
 
 
 class Leaf:
-    """The record of a node's uses. `read` is the time of the last use in seconds, and `gap` the
-    usual seconds between two uses. `wanted` maps names of contexts to the time at which they will
-    read the node. `used` is a counter's value at the node's last release."""
+    """The record of a node's uses. `read` is the time of the last use in seconds, `reader` the
+    application whose use it was, and `gap` the usual seconds between the uses of two applications.
+    `wanted` maps names of contexts to the time at which they will read the node. `used` is a
+    counter's value at the node's last release."""
 
-    __slots__ = ("gap", "read", "stamp", "used", "wanted")
+    __slots__ = ("gap", "read", "reader", "stamp", "used", "wanted")
 
     def __init__(self) -> None:
         self.used = 0
         self.read = 0.0
+        self.reader = ""
         self.gap: float | None = None
         self.wanted: dict[str, float] = {}
         self.stamp = 0  # of its newest entry in the heaps
@@ -34,10 +36,17 @@ class Leaf:
     def is_free(self) -> bool:
         raise NotImplementedError
 
-    def read_at(self, now: float) -> None:
-        gap = now - self.read
-        self.gap = gap if self.gap is None else self.gap + _NEWEST * (gap - self.gap)
-        self.read = now
+    def read_at(self, now: float, reader: str = "") -> None:
+        """Note a use by an application, "" for one without a name.
+
+        Only the use by another application says that more may come. What an application will read
+        again itself is `wanted`, and after its end it reads nothing. Without this, the contexts of
+        ended sessions stayed, and 24 coding sessions computed a sixth more tokens.
+        """
+        if not reader or reader != self.reader:
+            gap = now - self.read
+            self.gap = gap if self.gap is None else self.gap + _NEWEST * (gap - self.gap)
+        self.read, self.reader = now, reader
 
     def next_use(self, now: float) -> float | None:
         """The time of the next use: as announced in `wanted`, else from `gap`. None if unknown."""

@@ -1,10 +1,10 @@
 """The context tree: which KV blocks hold which tokens, so that equal prefixes share their blocks.
 
 A node is one block: its tokens, and the nodes that continue them. Only a full node has children. A
-node with fewer tokens than a block is the end of a context. A sequence that continues it copies it.
-A holder (a running sequence or a pinned context) holds every node of its path, so a node has at
-least as many holders as each child. Nodes without a holder can be evicted from the leaves upwards,
-in the order that `weftline_engine.bookkeeping.kv.eviction` decides.
+node with fewer tokens than a block is the end of a context. A sequence that continues such a
+context copies the node. A holder (a running sequence or a pinned context) holds every node of its
+path, so a node has at least as many holders as each child. Nodes without a holder can be evicted
+from the leaves upwards, in the order that `weftline_engine.bookkeeping.kv.eviction` decides.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ class BlockPool:
         self._taken[block] = 1
         return block
 
+    def longest_free(self) -> Iterator[int]:
+        """The free blocks, first those that `reserve` gives last."""
+        return iter(self._free)
+
     def give(self, block: int) -> None:
         assert self._taken[block], f"block {block} is given back twice"
         self._taken[block] = 0
@@ -52,9 +56,12 @@ class BlockPool:
 
 class Node(Leaf):
     """One block of the tree. `stored` is False for a root, which has no block, and after an
-    eviction. `step` is the number of the step that computes the block's keys and values."""
+    eviction. `step` is the number of the step that computes the block's keys and values. The block
+    is `whole` unless the keys of sliding layers were released (`windows`)."""
 
-    __slots__ = ("block", "children", "ends", "holders", "parent", "step", "stored", "tokens")
+    __slots__ = (
+        "block", "children", "ends", "holders", "parent", "step", "stored", "tokens", "whole",
+    )  # fmt: skip
 
     def __init__(self, tokens: Tokens, block: int, parent: Node | None, step: int) -> None:
         super().__init__()
@@ -66,6 +73,7 @@ class Node(Leaf):
         self.parent = parent
         self.step = step
         self.holders = 0
+        self.whole = True
         # By the first token, then by all tokens. A whole match needs no comparison, a partial one
         # few.
         self.children: dict[int, dict[Tokens, Node]] = {}
@@ -85,6 +93,50 @@ class Match:
     extra: int = 0
 
 
+class WholeBlocks:
+    """Which blocks of a pool hold the keys of layers with a sliding window, too (`windows`).
+
+    At most `most` of the blocks that are taken may. `backed` are those whose sliding layers have
+    memory, also free ones, and `released` those that should have none.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self.most = pool.count
+        self.backed: set[int] = set()
+        self.released: set[int] = set()
+        self.taken = 0  # blocks, ever; some for nodes that were there, but not whole
+        self._gaps = 0  # nodes that are not whole
+
+    @property
+    def count(self) -> int:
+        """Blocks that are taken and whole."""
+        return self._pool.count - self._pool.free - self._gaps
+
+    def release(self, node: Node) -> None:
+        """Note that the keys of the node's sliding layers are not kept any longer."""
+        node.whole = False
+        self._gaps += 1
+        self.backed.discard(node.block)
+        self.released.add(node.block)
+
+    def exchange(self, node: Node, block: int) -> int:
+        """Give a node that is not whole this block of the same tokens, which is. Return its old
+        block, for the caller to give back."""
+        old, node.block, node.whole = node.block, block, True
+        self._gaps -= 1
+        return old
+
+    def reserved(self, block: int) -> None:
+        """A block was taken, and will be written."""
+        self.taken += 1
+        self.backed.add(block)
+        self.released.discard(block)
+
+    def evicted(self, node: Node) -> None:
+        self._gaps -= not node.whole
+
+
 class ContextTree:
     """Finds, holds, adds and evicts nodes. Each salt has a root, so tenants share nothing."""
 
@@ -94,6 +146,7 @@ class ContextTree:
         self.now = 0.0  # seconds of the current step; set by the scheduler, as is `step`
         self.step = 0  # the number of the current step
         self.evictable = 0  # nodes without a holder
+        self.whole = WholeBlocks(pool)
         self._roots: dict[str, Node] = {}
         self._leaves: Leaves[Node] = Leaves(4 * pool.count, predicts=predicts)
         self._clock = itertools.count(1)
@@ -161,14 +214,17 @@ class ContextTree:
                 node.used = next(self._clock)
                 self._offer(node)
 
-    def add(self, parent: Node, tokens: Tokens, block: int, step: int) -> Node | None:
-        """Add a block as a node that the caller holds. None if these tokens have a node."""
+    def add(
+        self, parent: Node, tokens: Tokens, block: int, step: int, reader: str = ""
+    ) -> Node | None:
+        """Add a block as a node that the caller holds, for the application `reader`. None if these
+        tokens have a node."""
         siblings = parent.children.setdefault(tokens[0], {})
         if tokens in siblings:
             return None
         node = siblings[tokens] = Node(tokens, block, parent, step)
         node.holders = 1
-        node.read = self.now
+        node.read, node.reader = self.now, reader
         if parent.ends:
             self.extents.entered(parent, node)
         return node
@@ -204,6 +260,7 @@ class ContextTree:
         self.pool.give(node.block)
         node.stored = False
         self.evictable -= 1
+        self.whole.evicted(node)
         if parent is not None:
             self.extents.evicted(node, parent)
         if parent is not None and parent.stored:
@@ -218,15 +275,21 @@ class ContextTree:
 
     def reserve(self, beside: Node | None = None) -> int | None:
         """A block for the caller to own. Evicts a node if none is free, but not `beside`, of which
-        the caller makes a copy. None if all are held.
+        the caller makes a copy. None if all are held. The block is whole: nodes are evicted until
+        it may be.
         """
         if beside is not None:
             self.hold(beside)
-        block = self.pool.reserve()
-        if block is None and self.evict():
+        is_room = True
+        while is_room and self.whole.count >= self.whole.most:
+            is_room = self.evict()
+        block = self.pool.reserve() if is_room else None
+        if is_room and block is None and self.evict():
             block = self.pool.reserve()
         if beside is not None:
             self.release([beside])
+        if block is not None:
+            self.whole.reserved(block)
         return block
 
     def nodes(self) -> Iterator[Node]:

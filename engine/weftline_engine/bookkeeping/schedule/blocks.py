@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from weftline_engine.bookkeeping.kv.tree import ContextTree, Node
+from weftline_engine.bookkeeping.kv.windows import Windows
 from weftline_engine.bookkeeping.schedule.sequence import Sequence
 
 
 class SequenceBlocks:
     """Moves blocks between sequences and the tree. All methods change the given sequence."""
 
-    def __init__(self, tree: ContextTree) -> None:
+    def __init__(
+        self, tree: ContextTree, running: list[Sequence], windows: Windows | None = None
+    ) -> None:
         self._tree = tree
         self._size = tree.block_size
+        self._running = running
+        self._windows = windows
 
     def reuse(self, sequence: Sequence) -> tuple[int, int] | None:
         """Skip the next tokens as far as the tree holds them, from earlier steps or from this one.
@@ -29,11 +34,14 @@ class SequenceBlocks:
             return None
         tree = self._tree
         match = tree.match(self._end(sequence), sequence.tokens[begin:last], tree.step)
+        if self._windows is not None:
+            match = self._windows.usable(sequence.held, match)
         if before > begin and not match.nodes:
             return None
         for node in match.nodes:
             tree.hold(node)
-            node.read_at(tree.now)  # it was computed for another sequence: eviction counts the use
+            # The block was computed for another sequence: eviction counts the use.
+            node.read_at(tree.now, sequence.hints.application)
         for block in sequence.blocks[len(sequence.held) :]:  # one, or none
             tree.pool.give(block)
         sequence.blocks[len(sequence.held) :] = [node.block for node in match.nodes]
@@ -50,14 +58,15 @@ class SequenceBlocks:
         return found
 
     def enter(self, sequence: Sequence, *, final: bool) -> None:
-        """Add the sequence's full blocks to the tree. If another sequence has added the same tokens
-        first, its block replaces ours, but only after the step (`final`), because the step may
-        still write to ours."""
+        """Add the sequence's full blocks to the tree, as far as all their tokens are known. If
+        another sequence has added the same tokens first, its block replaces ours, but only after
+        the step (`final`), because the step may still write to ours."""
         size = self._size
-        for index in range(len(sequence.held), sequence.computed // size):
+        whole = min(sequence.computed, sequence.known) // size
+        for index in range(len(sequence.held), whole):
             tokens = tuple(sequence.tokens[index * size : (index + 1) * size])
             parent = self._end(sequence)
-            node = self._tree.add(parent, tokens, sequence.blocks[index], self._tree.step)
+            node = self._add(sequence, parent, tokens, index)
             if node is None:
                 if not final:
                     return
@@ -74,8 +83,10 @@ class SequenceBlocks:
             return
         index, parent = len(sequence.held), self._end(sequence)
         node = self._tree.find(parent, tokens)
+        if node is not None and not node.whole and len(node.tokens) > len(tokens):
+            node = None  # our block lacks tokens of that one, and cannot take its place
         if node is None:
-            node = self._tree.add(parent, tokens, sequence.blocks[index], self._tree.step)
+            node = self._add(sequence, parent, tokens, index)
             assert node is not None, "the tree was searched for these tokens"
         else:
             self._replace(sequence, index, node)
@@ -103,9 +114,22 @@ class SequenceBlocks:
         self._tree.release(sequence.held)
         sequence.blocks, sequence.held = [], []
 
+    def _add(
+        self, sequence: Sequence, parent: Node, tokens: tuple[int, ...], index: int
+    ) -> Node | None:
+        block, reader = sequence.blocks[index], sequence.hints.application
+        return self._tree.add(parent, tokens, block, self._tree.step, reader)
+
     def _replace(self, sequence: Sequence, index: int, node: Node) -> None:
         self._tree.hold(node)
-        self._tree.pool.give(sequence.blocks[index])
+        own = sequence.blocks[index]
+        if not node.whole:
+            # Our block has equal keys, and those of the sliding layers, too.
+            own, new = self._tree.whole.exchange(node, own), own
+            for other in self._running:
+                if other.held[index : index + 1] == [node]:
+                    other.blocks[index] = new
+        self._tree.pool.give(own)
         sequence.blocks[index] = node.block
 
     def _end(self, sequence: Sequence) -> Node:

@@ -13,11 +13,13 @@ always advances, and there is no deadlock.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
 from weftline_engine.bookkeeping.kv.contexts import Context, Contexts, Storage
-from weftline_engine.bookkeeping.kv.tree import BlockPool, ContextTree
+from weftline_engine.bookkeeping.kv.tree import BlockPool, ContextTree, Node
+from weftline_engine.bookkeeping.kv.windows import WindowConfig, Windows
 from weftline_engine.bookkeeping.schedule.blocks import SequenceBlocks
 from weftline_engine.bookkeeping.schedule.order import PromptBudget, TokenBound, bulk, rank, urgency
 from weftline_engine.bookkeeping.schedule.sequence import Phase, Sequence
@@ -33,6 +35,8 @@ class SchedulerConfig:
     in steps without any. A step computes at most `early_tokens` tokens of open prompts, because a
     call that a reader waits for may come at any time. Without `predicts` the least recently used
     block is evicted first.
+
+    With `window_blocks`, at most so many blocks hold the keys of layers that see `window` tokens.
     """
 
     blocks: int
@@ -43,6 +47,8 @@ class SchedulerConfig:
     ahead_beside: bool = True
     early_tokens: int = 32
     predicts: bool = True
+    window: int = 0
+    window_blocks: int = 0
 
     def __post_init__(self) -> None:
         if self.blocks < 1:
@@ -51,15 +57,26 @@ class SchedulerConfig:
             raise ValueError(
                 f"step_tokens {self.step_tokens} must exceed max_running {self.max_running}"
             )
+        if self.windows is not None:
+            self.windows.check()
+
+    @property
+    def windows(self) -> WindowConfig | None:
+        """The bounds of the blocks of sliding layers; None if these keep all keys."""
+        if not self.window_blocks:
+            return None
+        size = self.block_size
+        step = self.step_tokens // size + 2 * self.max_running
+        return WindowConfig(-(-(self.window - 1) // size), self.window_blocks, step)
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """The work of a step for one sequence: compute its tokens from `start` up to `stop`.
 
-    Their keys and values go into `blocks`. With `samples`, the next token is sampled. `drafts` are
-    guesses of the tokens from `stop` on. They are computed after the others, and become tokens of
-    the sequence only when they are accepted.
+    The keys and values of these tokens go into `blocks`. With `samples`, the next token is sampled.
+    `drafts` are guesses of the tokens from `stop` on. They are computed after the others, and
+    become tokens of the sequence only when they are accepted.
     """
 
     sequence: Sequence
@@ -73,6 +90,15 @@ class Chunk:
     def rows(self) -> int:
         """How many tokens the chunk computes."""
         return self.stop - self.start + len(self.drafts)
+
+    @property
+    def current(self) -> bool:
+        """Whether the sequence still needs what the chunk computes.
+
+        A sequence needs nothing more if the sequence has ended since the plan, or if its last token
+        turned out to be another.
+        """
+        return self.sequence.phase is Phase.RUNNING and self.stop <= self.sequence.computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +126,13 @@ class Scheduler:
         self.pool = BlockPool(config.blocks)
         self.tree = ContextTree(self.pool, config.block_size, predicts=config.predicts)
         self.contexts = Contexts(self.tree, storage)
+        self._storage = storage
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self._blocks = SequenceBlocks(self.tree)
+        self._windows: Windows | None = None
+        if config.windows is not None:
+            self._windows = Windows(config.windows, self.tree, self._in_windows, storage.release)
+        self._blocks = SequenceBlocks(self.tree, self.running, self._windows)
         self._copies: list[tuple[int, int]] = []
         self._planned: set[int] = set()  # ids of the sequences with a chunk in this step
         self._full = False  # no more sequences are admitted in this step
@@ -121,6 +151,8 @@ class Scheduler:
         self.tree.step += 1
         self.tree.now = now
         self._copies, self._planned, self._full = [], set(), False
+        if self._windows is not None:
+            self._windows.make_room()
         while self._unstamped:
             one = self._unstamped.pop()
             one.born = now - one.hints.waited
@@ -183,6 +215,16 @@ class Scheduler:
             if chunk.sequence.phase is Phase.RUNNING:
                 self._blocks.enter(chunk.sequence, final=True)
 
+    def take_back(self, sequence: Sequence) -> None:
+        """Count the last token of an output as not computed. A step has computed it if that step
+        was launched before the host had read the token. Its keys and values may be those of
+        another token, or not finite."""
+        last, size = len(sequence.tokens) - 1, self.config.block_size
+        if sequence.computed > last:
+            self._storage.wipe([sequence.blocks[last // size]], last % size)
+            sequence.computed = last
+            self._blocks.trim(sequence)
+
     def rests(self, plan: StepPlan) -> bool:
         """Whether there is nothing to do after this step until the next verb."""
         if not all(one.open for one in (*self.running, *self.waiting)):
@@ -192,6 +234,8 @@ class Scheduler:
 
     def finish(self, sequence: Sequence, context: Context | None) -> None:
         """End a sequence without an error. What it computed stays pinned by `context`, if given."""
+        if sequence.generates:
+            self.take_back(sequence)
         self._blocks.enter(sequence, final=True)
         self._blocks.enter_tail(sequence)
         if context is not None:
@@ -205,6 +249,8 @@ class Scheduler:
         no other sequence finds them, and wiped, because 0 times NaN is NaN.
         """
         wipe = self._blocks.cut(sequence) if poisoned else []
+        if poisoned and sequence.phase is Phase.WAITING:
+            self._forget(sequence)
         if sequence.phase is Phase.HELD:
             sequence.move_to(Phase.DONE)
         else:
@@ -238,10 +284,12 @@ class Scheduler:
         size = self.config.block_size
         root = self.tree.root(sequence.op.salt)
         match = self.tree.match(root, sequence.tokens, self.tree.step)
+        if self._windows is not None:
+            match = self._windows.usable((), match)
         unheld = sum(node.holders == 0 for node in match.nodes)
         need = len(sequence.tokens) // size + 1 - len(match.nodes)
         need = min(need, self.pool.count - len(match.nodes))
-        while self.tree.available - unheld < need:
+        while self.tree.available - unheld < need or not self._windows_fit(sequence):
             victim = self._to_preempt_for(sequence)
             if victim is not None:
                 self._preempt(victim)
@@ -253,6 +301,21 @@ class Scheduler:
             sequence.cached = 0
         self.running.append(sequence)
         return True
+
+    def _windows_fit(self, sequence: Sequence) -> bool:
+        """Whether there are blocks for the windows of the running sequences and of this one."""
+        if self._windows is None or not self.running:
+            return True
+        size = self.config.block_size
+        return self._windows.fits(len(one.tokens) // size + 1 for one in (*self.running, sequence))
+
+    def _in_windows(self) -> Iterator[Items[Node]]:
+        """The nodes that the next tokens of the running sequences see through their windows."""
+        windows = self.config.windows
+        assert windows is not None, "only a model with windows releases any"
+        for one in self.running:
+            end = one.computed // self.config.block_size
+            yield one.held[max(0, end - windows.behind - 1) :]
 
     def _to_preempt_for(self, sequence: Sequence) -> Sequence | None:
         """The running sequence to preempt for this waiting one. None if none should be.
@@ -314,6 +377,14 @@ class Scheduler:
         sequence.computed = 0
         sequence.move_to(Phase.WAITING)
         self.waiting.append(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        """Cut the blocks of a sequence that was preempted before its fault was known out of the
+        tree, unless others hold them."""
+        match = self.tree.match(self.tree.root(sequence.op.salt), sequence.tokens, self.tree.step)
+        free = next((node for node in match.nodes if not node.holders), None)
+        if free is not None:
+            self.tree.forget(free)
 
     def _leave(self, sequence: Sequence) -> None:
         queue = self.running if sequence.phase is Phase.RUNNING else self.waiting

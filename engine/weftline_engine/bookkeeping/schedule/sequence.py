@@ -11,6 +11,10 @@ from typing import TypeAlias
 from weftline_engine.api import Hints, Kind, Op
 from weftline_engine.bookkeeping.kv.tree import Node
 
+# Stands for a token that a step samples on a device and that the host has not read yet. It is the
+# last token of its sequence, and no token of a prompt is negative.
+UNREAD = -1
+
 # The sort key of a sequence: whether it is open, the score and first arrival of its application,
 # and its own score and arrival.
 Rank: TypeAlias = tuple[bool, float, int, float, int]
@@ -94,6 +98,19 @@ class Sequence:
     def complete(self) -> bool:
         """Whether every token is computed and no more will be fed."""
         return not self.open and self.computed == len(self.tokens)
+
+    @property
+    def known(self) -> int:
+        """How many of the tokens the host has read: all of them, or all but the last one."""
+        return len(self.tokens) - (self.tokens[-1:] == [UNREAD])
+
+    def expect(self) -> None:
+        """Count the next token as there, although the host has not read it yet."""
+        self.tokens.append(UNREAD)
+
+    def resolve(self) -> None:
+        """Make room for the token that `expect` stood for."""
+        del self.tokens[self.known :]
 
     def feed(self, tokens: tuple[int, ...], *, last: bool) -> None:
         """Append to an open prompt."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -24,14 +25,28 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
+class Late:
+    """The tokens of a step that are on the device alone: those in the rows `rows_L` are the tokens
+    `from_L` of `tokens_R`, which the last step has sampled."""
+
+    rows_L: npt.NDArray[np.int64]
+    from_L: npt.NDArray[np.int64]
+    tokens_R: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class StepInput:
-    """The tokens of a step: ids, positions and KV slots (T), and the rows to sample from (R)."""
+    """The tokens of a step: ids, positions and KV slots (T), and the rows to sample from (R).
+
+    Only a model that `overlaps` gets tokens that are `late`.
+    """
 
     tokens_T: Tensor
     positions_T: Tensor
     slots_T: Tensor
     rows_R: Tensor
     work: WorkList
+    late: Late | None = None
 
 
 class Model(Protocol):
@@ -48,6 +63,12 @@ class Model(Protocol):
     @property
     def min_blocks_saved(self) -> int: ...
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether `forward` returns before the step is computed, so that the next step can be
+        prepared meanwhile."""
+        ...
+
     def forward(self, step: StepInput, cache: Tensor, /) -> Tensor:
         """Compute a step, given as tensors in host memory. Fills the tokens' KV slots, and returns
         logits (R, V) on the device, in float32 or wider."""
@@ -62,6 +83,7 @@ class TorchModel(ABC):
     """A decoder in torch: its weights on a device, and `compute`. The caller owns the KV cache."""
 
     min_blocks_saved = MIN_BLOCKS_SAVED
+    overlaps = False
 
     def __init__(
         self,
@@ -103,7 +125,17 @@ def widened(logits_RV: Tensor) -> Tensor:
     return logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
 
 
+_PIECE = 1 << 21  # bytes that a system with huge mappings gives out at once
+
+
 def empty_cache(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that take no memory until they are written, because numpy maps them lazily."""
+    """Zeros that take no memory until they are written, because numpy maps them lazily.
+
+    The system gives them out in pieces of 2 MB, because numpy asks for that, so the first written
+    block of a head takes one. The zeros begin with a piece. Else the blocks of a head would begin
+    in the middle of one, and take two.
+    """
     count = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(count, np.uint8)).view(dtype).view(shape)
+    zeros = np.zeros(count + _PIECE, np.uint8)
+    first = -zeros.ctypes.data % _PIECE
+    return torch.from_numpy(zeros[first : first + count]).view(dtype).view(shape)

@@ -36,7 +36,7 @@ class _Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Its bytes in the file."""
+        """The tensor's bytes in the file."""
         return prod(self.shape[:-1]) * row_bytes(self.kind, self.shape[-1])
 
 

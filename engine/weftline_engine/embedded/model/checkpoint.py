@@ -36,19 +36,25 @@ class _Stored:
 
 
 class Checkpoint:
-    """The tensors of a model directory by name, read when asked for.
+    """The tensors of a model directory by name, read to a device when asked for.
 
-    `count` is the number of their weights, and `nbytes` that of their bytes in the files.
+    `count` is the number of their weights, and `nbytes` that of their bytes in the files. On the
+    CPU the tensors stay mapped.
     """
 
     count: int
     nbytes: int
 
-    def __init__(self, directory: Path, heard: Heard | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        heard: Heard | None = None,
+        device: torch.device = torch.device("cpu"),  # noqa: B008 - a constant
+    ) -> None:
         """Map every shard. Raises ModelError for a missing, truncated or foreign file."""
         self._stored: dict[str, _Stored] = {}
         for path in _shards(directory):
-            self._stored.update(_stored(path))
+            self._stored.update(_stored(path, device))
         self.count = sum(prod(one.shape) for one in self._stored.values())
         self._heard = heard
         self._unread = {name: one.nbytes for name, one in self._stored.items()}
@@ -59,7 +65,7 @@ class Checkpoint:
         return name in self._stored
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Tensor `name`, still mapped. Raises ModelError if it is not there in this shape."""
+        """Tensor `name` on the device. Raises ModelError if it is not there in this shape."""
         stored = self._stored.get(name)
         if stored is None:
             raise ModelError(f"the weights hold no tensor {name}; fetch the model again")
@@ -123,12 +129,12 @@ def _shards(directory: Path) -> list[Path]:
     return paths
 
 
-def _stored(path: Path) -> dict[str, _Stored]:
+def _stored(path: Path, device: torch.device) -> dict[str, _Stored]:
     """The tensors of a file, by name, none of which is read yet."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        file: Any = safe_open(path, framework="pt")
+        file: Any = safe_open(path, framework="pt", device=str(device))
     except SafetensorError as error:
         raise ModelError(
             f"{path} is truncated or no safetensors file ({error}); fetch the model again"
@@ -138,7 +144,8 @@ def _stored(path: Path) -> dict[str, _Stored]:
         entry = file.get_slice(name)
         if (size := _BYTES.get(entry.get_dtype())) is None:
             raise ModelError(
-                f"tensor {name} in {path.name} is {entry.get_dtype()}; only floats are read"
+                f"tensor {name} in {path.name} is {entry.get_dtype()}; only floats of 16 bits and "
+                "more are read, and --engine vllm reads other types"
             )
         shape = tuple(entry.get_shape())
         found[_text_name(name)] = _Stored(file, name, shape, size * prod(shape))

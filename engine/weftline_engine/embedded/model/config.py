@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -161,6 +162,11 @@ class ModelConfig:
     tied: bool
     eos: tuple[int, ...]
 
+    @property
+    def sliding(self) -> Mapping[int, int]:
+        """The window of each layer that has one."""
+        return {}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig(ModelConfig):
@@ -176,7 +182,6 @@ class LlamaConfig(ModelConfig):
     experts: Experts | None = None
 
     def kind(self, layer: int) -> LayerKind:
-        """The kind of a layer."""
         return self.kinds[layer % len(self.kinds)]
 
     @property
@@ -185,9 +190,14 @@ class LlamaConfig(ModelConfig):
         return self.head_size**-0.5 if self.scales.scores is None else self.scales.scores
 
     @property
+    def sliding(self) -> Mapping[int, int]:
+        windows = {layer: self.kind(layer).window for layer in range(self.layers)}
+        return {layer: window for layer, window in windows.items() if window is not None}
+
+    @property
     def window(self) -> int | None:
         """The smallest window of a layer. None if every layer sees all tokens."""
-        return min((kind.window for kind in self.kinds if kind.window is not None), default=None)
+        return min(self.sliding.values(), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

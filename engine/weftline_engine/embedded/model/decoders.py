@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from weftline_engine.embedded.devices import check_memory, one_of_several
 from weftline_engine.embedded.model.base import CPU, Model, TorchModel
 from weftline_engine.embedded.model.blocks_file import BlocksFile, is_blocks
 from weftline_engine.embedded.model.checkpoint import Checkpoint, Heard, RandomWeights
@@ -17,12 +18,18 @@ from weftline_engine.embedded.model.config import (
     ModelError,
     OptConfig,
 )
-from weftline_engine.embedded.model.device_model import CudaGraphs, DeviceModel
+from weftline_engine.embedded.model.device_model import (
+    CudaGraphs,
+    DeviceModel,
+    Libraries,
+    shape_of,
+)
 from weftline_engine.embedded.model.families import read_config
 from weftline_engine.embedded.model.llama import LlamaDecoder
 from weftline_engine.embedded.model.native import NativeDecoder, runs
 from weftline_engine.embedded.model.opt import OptDecoder
 from weftline_engine.memory import available_bytes
+from weftline_kernels.attention_choice import choose, installed, measure, told
 from weftline_kernels.cpu import (
     Machine,
     NoKernels,
@@ -32,6 +39,7 @@ from weftline_kernels.cpu import (
     this_machine,
 )
 from weftline_kernels.cpu.blocks import QUANTISED, WeightType
+from weftline_kernels.library_attention import AttentionShape
 from weftline_kernels.operations import TORCH, TRITON, Operations
 
 # SmolLM2's prompts of 500 tokens took 3.3 and 4.0 times as long in torch as in the C decoder with
@@ -96,9 +104,13 @@ def load_decoder(
     return torch_model(config, weights, torch.float32 if emulated else torch.bfloat16)
 
 
-def checkpoint(directory: Path, heard: Heard | None = None) -> Checkpoint:
-    """The weights of a directory. Raises ModelError."""
-    return BlocksFile(directory, heard) if is_blocks(directory) else Checkpoint(directory, heard)
+def checkpoint(
+    directory: Path, heard: Heard | None = None, device: torch.device = CPU
+) -> Checkpoint:
+    """The weights of a directory, which are read to `device`. Raises ModelError."""
+    if is_blocks(directory):
+        return BlocksFile(directory, heard)
+    return Checkpoint(directory, heard, device)
 
 
 # Bytes of a weight by its type in memory.
@@ -143,14 +155,30 @@ def load_on_device(
     device: torch.device,
     *,
     max_running: int,
+    block_size: int,
     dummy: bool = False,
     heard: Heard | None = None,
 ) -> DeviceModel:
     """The model of a Hugging Face directory, or a dummy, on a CUDA device. Raises ModelError."""
-    weights = RandomWeights(device) if dummy else checkpoint(directory, heard)
     config = for_device(read_config(directory))
+    weights = RandomWeights(device) if dummy else checkpoint(directory, heard, device)
+    check_memory(device, int(weights.count * _WEIGHT_BYTES[dtype]))
+    if several := one_of_several():
+        _say(several)
     network = torch_model(config, weights, getattr(torch, dtype), device, TRITON)
-    return DeviceModel(network, max_running=max_running, capture=CudaGraphs())
+    capture = CudaGraphs()
+    libraries = _libraries(shape_of(network, block_size), device, capture)
+    return DeviceModel(network, max_running=max_running, capture=capture, libraries=libraries)
+
+
+def _libraries(shape: AttentionShape, device: torch.device, capture: CudaGraphs) -> Libraries:
+    """The libraries that attend faster than our kernel, as measured now."""
+    here = {one.name: one for one in installed()}
+    trial = measure(shape, device, capture, here.values())
+    chosen = choose(trial.seconds)
+    _say(told(trial, chosen))
+    torch.cuda.empty_cache()  # the KV cache gets what the trial has used
+    return {kind: here[name] for kind, name in chosen.items() if name in here}
 
 
 def for_device(config: ModelConfig) -> ModelConfig:

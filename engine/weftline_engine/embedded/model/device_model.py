@@ -8,7 +8,7 @@ T = packed tokens, B = rows of a captured step, R = rows whose logits are wanted
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
@@ -16,18 +16,26 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from weftline_engine.embedded.model.base import StepInput, TorchModel
+from weftline_engine.embedded.model.base import Late, StepInput, TorchModel
 from weftline_engine.embedded.model.config import ModelConfig
-from weftline_kernels.attention_triton import attend, has_wide, units
-from weftline_kernels.device_tiles import Capacity, DeviceTiles
+from weftline_kernels.attention_choice import Capture
+from weftline_kernels.attention_triton import units
+from weftline_kernels.device_tiles import Capacity
 from weftline_kernels.kv_store import NO_SLOT
+from weftline_kernels.libraries import AttentionLibrary
+from weftline_kernels.library_attention import (
+    ADAPTERS,
+    AttentionShape,
+    OwnAttention,
+    OwnRoom,
+)
 from weftline_kernels.staging import Staging
-from weftline_kernels.tiles import MOST_SPLIT, TILES_PER_UNIT, Cutter, Tiles
+from weftline_kernels.step_attention import StepAttention, StepKind, Variant
+from weftline_kernels.tiles import MOST_SPLIT, TILES_PER_UNIT
 from weftline_kernels.work_list import WorkList
 
-# A capture gets a function that computes a step on fixed buffers. It returns a function that
-# computes the step again on the buffers' new contents, and writes to the same logits.
-Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
+# The library that computes what each sequence has alone, by kind of step; ours where none is named.
+Libraries = Mapping[StepKind, AttentionLibrary]
 
 # Sharing a prefix costs partial results and their merge, but no launch. That takes less time than
 # reading 8 blocks again: 2 MB of LLaMA-7B's cache, half a microsecond.
@@ -62,15 +70,25 @@ class DeviceModel:
     """A `Model` that runs a decoder in torch, whose weights are on the device."""
 
     min_blocks_saved = MIN_BLOCKS_SAVED
+    overlaps = True
 
-    def __init__(self, network: TorchModel, *, max_running: int, capture: Capture) -> None:
+    def __init__(
+        self,
+        network: TorchModel,
+        *,
+        max_running: int,
+        capture: Capture,
+        libraries: Libraries | None = None,
+    ) -> None:
         self.network = network
         self.config: ModelConfig = network.config
         self.device = network.device
         self._capture = capture
+        self._libraries = libraries or {}
         self._sizes = sizes(max_running)
         self._captured: dict[int, CapturedStep] = {}
         self._cache: Tensor | None = None
+        self._prompts: OwnAttention | None = None  # made for the first prompt
 
     def new_cache(self, blocks: int, block_size: int) -> Tensor:
         """An empty KV cache (L, 2, K, P, S, H). `warm` captures the decode steps over it."""
@@ -82,109 +100,153 @@ class DeviceModel:
         smaller ones reuse its temporary memory."""
         self._cache, self._captured = cache, {}
         gc.collect()  # a tensor of a cycle that is freed during a capture would break it
+        most = self._sizes[-1]
         for rows in reversed(self._sizes):
-            self._captured[rows] = CapturedStep(self.network, rows, cache, self._capture)
+            self._captured[rows] = CapturedStep(
+                self.network, rows, cache, self._capture, self._libraries, most=most
+            )
 
     def forward(self, step: StepInput, cache: Tensor) -> Tensor:
         """`Model.forward`; the logits are valid until the next call."""
-        block_size = cache.shape[4]
-        work = step.work
-        cutter = _cutter(self.network, block_size)
-        split = cutter.split_length(work)
-        tiles = cutter.cut(work, split)
         rows = len(step.tokens_T)
         # If each sequence computes one token, logits are wanted for all rows, in their order.
         if rows == len(step.rows_R) <= self._sizes[-1] and cache is self._cache:
             captured = self._captured[min(size for size in self._sizes if size >= rows)]
-            room = captured.tiles.capacity
-            longest = max(item.length for item in work.items)
-            # Longer tiles balance the device less well, but a launched step takes far longer.
-            while not room.holds(tiles) and split < longest:
-                split *= 2
-                tiles = cutter.cut(work, split)
-            if room.holds(tiles):
-                captured.load(step, tiles)
+            if captured.load(step):
                 return captured.replay()[:rows]
-        return self._launch(step, tiles, cache)
+        return self._launch(step, cache)
 
-    def _launch(self, step: StepInput, tiles: Tiles, cache: Tensor) -> Tensor:
-        parts = [step.tokens_T, step.positions_T, step.slots_T, step.rows_R]
-        counts = [len(part) for part in parts]
+    def _launch(self, step: StepInput, cache: Tensor) -> Tensor:
+        parts = (step.tokens_T, step.positions_T, step.slots_T, step.rows_R)
+        values = [part.numpy() for part in parts]
+        if step.late is not None:
+            values += [step.late.rows_L, step.late.from_L]
+        counts = [len(part) for part in values]
         staging = Staging(sum(counts), torch.int64, self.device)
         offsets = np.cumsum([0, *counts[:-1]]).tolist()
-        values = [part.numpy() for part in parts]
         staging.send(zip(offsets, values, strict=True), sum(counts))
-        tokens_T, positions_T, slots_T, rows_R = torch.split(staging.tensor, counts)
+        tokens_T, positions_T, slots_T, rows_R, *late = torch.split(staging.tensor, counts)
+        if step.late is not None:
+            rows_L, from_L = late
+            tokens_T.index_copy_(0, rows_L, step.late.tokens_R[from_L])
         on_device = StepInput(tokens_T, positions_T, slots_T, rows_R, step.work)
-        held = DeviceTiles.of(tiles, self.device)
-        attention = partial(_attend, held, self.network.scale, tiles.wide > 0)
-        return self.network.compute(on_device, attention, cache)
+        shape, library = (
+            shape_of(self.network, cache.shape[4]),
+            self._libraries.get(StepKind.PROMPT),
+        )
+        if library is not None and self._prompts is None:
+            self._prompts = ADAPTERS[library](shape, None, self.device)
+        attention = StepAttention(shape, self.device, self._prompts)
+        attention.load(step.work)
+        return self.network.compute(on_device, attention.function(attention.loaded), cache)
 
 
 class CapturedStep:
-    """A captured step of one token for up to `rows` sequences: its buffers and its graph."""
+    """A captured step of one token for up to `rows` sequences: its buffers and its graphs. The step
+    before may have sampled tokens for up to `most` sequences."""
 
-    def __init__(self, network: TorchModel, rows: int, cache: Tensor, capture: Capture) -> None:
-        config, device = network.config, network.device
-        blocks, block_size = cache.shape[3], cache.shape[4]
-        self.tiles = DeviceTiles(
-            capacity(config, rows, blocks, block_size, units(device)),
-            *_cutter(network, block_size).rows,
-            device,
-        )
+    def __init__(
+        self,
+        network: TorchModel,
+        rows: int,
+        cache: Tensor,
+        capture: Capture,
+        libraries: Libraries | None = None,
+        *,
+        most: int = 0,
+    ) -> None:
+        device = network.device
         self._rows = rows
-        self._staging = Staging(3 * rows, torch.int64, device)
-        tokens_B, positions_B, slots_B = self._staging.tensor.view(3, rows)
-        nothing = WorkList((), rows, False)
+        self._staging = Staging(4 * rows + most, torch.int64, device)
+        sent, self._last_R = self._staging.tensor[: 4 * rows], self._staging.tensor[4 * rows :]
+        positions_B, slots_B, from_B, _ = sent.view(4, rows)
+        # The graph takes a row's token from those that the host sends, or from those of the last
+        # step, which follow them.
+        source = self._staging.tensor[3 * rows :]
+        nothing = WorkList((), rows)
         every_B = torch.arange(rows, device=device)
-        step = StepInput(tokens_B, positions_B, slots_B, every_B, nothing)
+        step = StepInput(torch.zeros_like(every_B), positions_B, slots_B, every_B, nothing)
         self._send(*(np.zeros(0, np.int64),) * 3)
+        self._attentions = _attentions(network, rows, cache, libraries or {})
+        self._kind = StepKind.DECODE
         # A graph reads the addresses of the tensors that it was captured with, and keeps none of
-        # the tensors alive. These functions do: the step's tensors, the tiles and the cache.
-        narrow_rows, wide_rows = _cutter(network, block_size).rows
-        can_be_wide = (
-            narrow_rows < wide_rows and rows * config.heads > narrow_rows * config.kv_heads
-        )
-        self._computes = [
-            partial(network.compute, step, partial(_attend, self.tiles, network.scale, wide), cache)
-            for wide in ((False, True) if can_be_wide else (False,))
-        ]
-        self._replays = [capture(compute) for compute in self._computes]
+        # the tensors alive. These functions do: the step's tensors, attention's and the cache.
+        self._computes: dict[tuple[StepAttention, Variant], Callable[[], Tensor]] = {}
+        for one in dict.fromkeys(self._attentions.values()):
+            kinds = [kind for kind, its in self._attentions.items() if its is one]
+            for variant in one.variants(*kinds):
+                compute = partial(network.compute, step, one.function(variant), cache)
+                taken = partial(_compute, (source, from_B), step, compute)
+                self._computes[one, variant] = taken
+        self._replays = {key: capture(compute) for key, compute in self._computes.items()}
 
     def replay(self) -> Tensor:
         """Compute the loaded step: logits (B, V), in memory that the next replay overwrites."""
-        return self._replays[self.tiles.wide > 0]()
+        attention = self._attentions[self._kind]
+        return self._replays[attention, attention.loaded]()
 
-    def load(self, step: StepInput, tiles: Tiles) -> None:
-        """Load this step, of at most `rows` tokens, for the next replay."""
-        self._send(step.tokens_T.numpy(), step.positions_T.numpy(), step.slots_T.numpy())
-        self.tiles.load(tiles)
+    def load(self, step: StepInput) -> bool:
+        """Load this step, of at most `rows` tokens, for the next replay. False if attention has no
+        room for it."""
+        self._kind = StepKind.SHARED if step.work.shared else StepKind.DECODE
+        if not self._attentions[self._kind].load(step.work):
+            return False
+        parts = (step.positions_T, step.slots_T, step.tokens_T)
+        self._send(*(part.numpy() for part in parts), late=step.late)
+        return True
 
-    def _send(self, *parts_T: npt.NDArray[np.int64]) -> None:
-        """Copy a step to the buffers. Rows after its tokens are token 0, without slot or tile."""
-        packed = np.zeros((3, self._rows), np.int64)
-        packed[2] = NO_SLOT
-        for row, values_T in zip(packed, parts_T, strict=True):
-            row[: len(values_T)] = values_T
+    def _send(self, *parts_T: npt.NDArray[np.int64], late: Late | None = None) -> None:
+        """Copy positions, slots and tokens of a step to the buffers. Rows after its tokens are
+        token 0, without slot or tile."""
+        packed = np.zeros((4, self._rows), np.int64)
+        packed[1] = NO_SLOT
+        packed[2] = np.arange(self._rows)
+        for row, values_T in zip((0, 1, 3), parts_T, strict=True):
+            packed[row, : len(values_T)] = values_T
+        if late is not None:
+            packed[2, late.rows_L] = self._rows + late.from_L
+            self._last_R[: len(late.tokens_R)].copy_(late.tokens_R)
         self._staging.send([(0, packed.ravel())], packed.size)
 
 
-def _cutter(network: TorchModel, block_size: int) -> Cutter:
-    config, device = network.config, network.device
-    group = config.heads // config.kv_heads
-    wide = has_wide(network.dtype, config.head_size)
-    return Cutter(group, config.kv_heads, units(device), block_size, wide)
-
-
-def _attend(
-    tiles: DeviceTiles,
-    scale: float,
-    wide: bool,
-    q_RNH: Tensor,
-    keys_KPSH: Tensor,
-    values_KPSH: Tensor,
+def _compute(
+    taken: tuple[Tensor, Tensor], step: StepInput, compute: Callable[[], Tensor]
 ) -> Tensor:
-    return attend(tiles, q_RNH, keys_KPSH, values_KPSH, scale, wide=wide)
+    """Compute a step, after its tokens were taken from a tensor by their places in it."""
+    torch.index_select(taken[0], 0, taken[1], out=step.tokens_T)
+    return compute()
+
+
+def _attentions(
+    network: TorchModel, rows: int, cache: Tensor, libraries: Libraries
+) -> dict[StepKind, StepAttention]:
+    """The attention of decode steps by kind. Kinds of the same library have the same."""
+    blocks, block_size = cache.shape[3], cache.shape[4]
+    shape, device = shape_of(network, block_size), network.device
+    room = capacity(network.config, rows, blocks, block_size, units(device))
+    widest = min(network.config.context_limit, blocks * block_size) // block_size + 1
+    made: dict[AttentionLibrary | None, StepAttention] = {}
+    for kind in (StepKind.DECODE, StepKind.SHARED):
+        library = libraries.get(kind)
+        if library not in made:
+            own = None
+            if library is not None:
+                own = ADAPTERS[library](shape, OwnRoom(rows, widest), device)
+            made[library] = StepAttention(shape, device, own, room)
+    return {kind: made[libraries.get(kind)] for kind in (StepKind.DECODE, StepKind.SHARED)}
+
+
+def shape_of(network: TorchModel, block_size: int) -> AttentionShape:
+    """What attention of a model is like."""
+    config = network.config
+    return AttentionShape(
+        config.heads,
+        config.kv_heads,
+        config.head_size,
+        block_size,
+        network.dtype,
+        network.scale,
+    )
 
 
 def sizes(max_running: int) -> tuple[int, ...]:

@@ -118,10 +118,10 @@ class Family:
     """How a family differs from Llama.
 
     `layer_type` tells which layers slide if config.json has no `layer_types`. `slides` is whether
-    they do without `use_sliding_window`. `has_rope` tells which layers have a rope. `only` are
-    keys of which one value is run. `biased` are the biases that are there whatever config.json
-    says; None if `attention_bias` and `mlp_bias` say so. A family with `text_defaults` reads more
-    than text: its keys are those of `text_config`, which leaves these out.
+    they do without `use_sliding_window`. `has_rope` tells which layers have a rope. `only` are keys
+    of which one value is run. `biased` are the biases that are there whatever config.json says;
+    None if `attention_bias` and `mlp_bias` say so. A family with `text_defaults` reads more than
+    text: its keys are those of `text_config`, which leaves out those defaults.
     """
 
     norms: Norms = _LLAMA_NORMS
@@ -213,6 +213,11 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }
 ARCHITECTURES = (*FAMILIES, "OPTForCausalLM")
+# What people ask for, and what runs it.
+REFUSED: Mapping[str, str] = {
+    "GptOssForCausalLM": "its attention sinks and MXFP4 experts are not computed here; serve it "
+    "with --engine vllm, or a GGUF file of it with --engine llamacpp",
+}
 
 # Other names of attention layers. "attention" is Granite 4's.
 _TYPES = {FULL: FULL, "attention": FULL, SLIDING: SLIDING}
@@ -227,10 +232,13 @@ def read_config(directory: Path) -> ModelConfig:
     """Read and check config.json (and the stop tokens of generation_config.json)."""
     raw = read_json(directory / "config.json")
     names = raw.get("architectures") or ["none"]
+    if names[0] in REFUSED:
+        raise ModelError(f"architecture {names[0]} is not supported: {REFUSED[names[0]]}")
     if names[0] not in ARCHITECTURES:
         raise ModelError(
             f"architecture {names[0]} is not supported; this engine runs {', '.join(ARCHITECTURES)}"
         )
+    _check_not_quantised(names[0], raw)
     generation = directory / "generation_config.json"
     stops = read_json(generation).get("eos_token_id") if generation.exists() else None
     eos = stops if stops is not None else raw.get("eos_token_id")
@@ -243,6 +251,21 @@ def read_config(directory: Path) -> ModelConfig:
         return _opt(names[0], raw, _ids(eos))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ModelError(f"{directory / 'config.json'} lacks or misstates {error}") from None
+
+
+def _check_not_quantised(name: str, raw: Raw) -> None:
+    """Raise ModelError for weights that a library has quantised, as FP8, AWQ and GPTQ."""
+    found = raw.get("quantization_config")
+    if not found:
+        return
+    how = (
+        str(found.get("quant_method") or "of no name") if isinstance(found, dict) else "of no name"
+    )
+    bits = found.get("bits") if isinstance(found, dict) else None
+    raise ModelError(
+        f"quantization_config {how}{f' of {bits} bits' if bits else ''} is not supported in a "
+        f"{name}; serve it with --engine vllm, or give 16-bit weights or a GGUF file"
+    )
 
 
 def _only(name: str, raw: Raw, values: Raw) -> None:
@@ -259,14 +282,17 @@ def _ids(value: Any) -> tuple[int, ...]:
 
 def _llama(name: str, family: Family, raw: Raw, eos: tuple[int, ...]) -> LlamaConfig:
     _only(name, raw, family.only)
-    if raw.get("quantization_config"):
-        raise ModelError(f"quantization_config of a {name} is not supported; give 16-bit weights")
     act = raw.get(family.activation) or raw.get("hidden_act") or "silu"
     if act not in _ACTIVATIONS:
         known = ", ".join(map(repr, _ACTIVATIONS))
         raise ModelError(f"{family.activation} {act!r} is not supported in a {name}; {known} are")
     heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
     size = int(raw.get("head_dim") or hidden // heads)
+    kv_heads = int(raw.get("num_key_value_heads") or heads)
+    if min(heads, kv_heads, size) < 1 or heads % kv_heads or size % 2:
+        raise ModelError(
+            f"{heads} heads of {size} numbers with {kv_heads} heads of keys are not supported"
+        )
     bias = bool(raw.get("attention_bias"))
     return LlamaConfig(
         architecture=name,
@@ -274,7 +300,7 @@ def _llama(name: str, family: Family, raw: Raw, eos: tuple[int, ...]) -> LlamaCo
         hidden=hidden,
         layers=int(raw["num_hidden_layers"]),
         heads=heads,
-        kv_heads=int(raw.get("num_key_value_heads") or heads),
+        kv_heads=kv_heads,
         head_size=size,
         mlp=int(raw[family.mlp]),
         context_limit=int(raw["max_position_embeddings"]),

@@ -61,13 +61,14 @@ class LayerWeights:
         """The matrix that chooses a row's experts."""
         return values_of(self._matrix("mlp.gate", experts.count, self._config.hidden))
 
-    def expert(self, experts: Experts, number: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The matrices of an expert: its gate, what it multiplies, and what it adds."""
+    def expert(self, experts: Experts, number: int) -> tuple[Matrix, Matrix, Matrix]:
+        """The matrices of an expert: the gate's, the one whose rows the gate multiplies, and the
+        one that adds to the output."""
         name, wide, hidden = f"mlp.experts.{number}", experts.mlp, self._config.hidden
         return (
-            values_of(self._matrix(f"{name}.gate_proj", wide, hidden)),
-            values_of(self._matrix(f"{name}.up_proj", wide, hidden)),
-            values_of(self._matrix(f"{name}.down_proj", hidden, wide)),
+            self._matrix(f"{name}.gate_proj", wide, hidden),
+            self._matrix(f"{name}.up_proj", wide, hidden),
+            self._matrix(f"{name}.down_proj", hidden, wide),
         )
 
     def gate_up(self) -> tuple[Matrix, Matrix]:

@@ -113,7 +113,7 @@ class LlamaDecoder(TorchModel):
         kind, experts = self.config.experts, []
         assert kind is not None, "a layer of experts belongs to a model of experts"
         for number in range(kind.count):
-            gate, up, down = found.expert(kind, number)
+            gate, up, down = map(values_of, found.expert(kind, number))
             experts.append(Mlp(self._here(torch.cat((gate, up))), None, self._here(down), None))
         return Mixture(kind, self._here(found.router(kind)), tuple(experts))
 

@@ -28,16 +28,13 @@ class Blocks:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
         return len(self.rows) if self.order is None else len(self.order), self.columns
 
     def __getitem__(self, rows: slice) -> Blocks:
-        """Some of the rows."""
         order = np.arange(len(self.rows)) if self.order is None else self.order
         return Blocks(self.kind, self.rows, self.columns, order[rows])
 
     def places(self) -> Addresses:
-        """The address of each row."""
         found = addresses(self.rows)
         return found if self.order is None else found[self.order]
 
@@ -45,7 +42,7 @@ class Blocks:
         """The weights in float32."""
         rows = self.rows if self.order is None else self.rows[self.order]
         values = widen(self.kind, rows).reshape(self.shape)
-        # Those of F32 are the mapped file itself, which cannot be written.
+        # Rows of F32 are the mapped file itself, which cannot be written.
         return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
@@ -53,5 +50,4 @@ Matrix = Tensor | Blocks
 
 
 def values_of(matrix: Matrix) -> Tensor:
-    """The weights as a tensor."""
     return matrix.values() if isinstance(matrix, Blocks) else matrix

@@ -46,7 +46,7 @@ class Mlp:
 class Mixture:
     """A router and its experts. A row's result is the weighted sum of those that it uses.
 
-    It looks at the router's choice on the host, so a CUDA graph cannot capture it.
+    The mixture looks at the router's choice on the host, so a CUDA graph cannot capture it.
     """
 
     kind: Experts

@@ -24,12 +24,13 @@ from weftline_engine.embedded.model.packer import CWeight, Packer
 from weftline_engine.embedded.model.rope import frequencies
 from weftline_kernels.cpu.blocks import WeightType
 from weftline_kernels.cpu.items import Flat, flatten, queries_of_task
-from weftline_kernels.cpu.layout import interleave, scratch_row, stride
+from weftline_kernels.cpu.layout import interleave, rounded_rows, scratch_row, stride
 from weftline_kernels.cpu.panels import Panels
 from weftline_kernels.work_list import MIN_BLOCKS_SAVED
 
 BLOCK = 16  # fixed in decoder.c
 _MOST_SIZE = 256  # of a head, in step.h
+_MOST_EXPERTS = 1024  # in experts.h
 
 Pointer = ctypes.c_void_p
 
@@ -42,13 +43,14 @@ _NORMS = ("attention_norm", "attended_norm", "mlp_norm", "mlp_out_norm", "q_norm
 _BIASES = ("qkv_bias", "out_bias", "gate_up_bias", "down_bias")
 _MATRICES = ("qkv", "out", "gate_up", "down")
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_size", "mlp", "vocabulary")
-_KINDS = ("turned", "gelu", "row_norms")
+_KINDS = ("turned", "gelu", "row_norms", "experts", "used", "expert_mlp", "normalised")
 _SCALES = ("eps", "embedding_scale", "residual_scale", "score_scale", "logit_scale")
 _CAPS = ("score_cap", "logit_cap")
 _ARRAYS = ("ids", "positions", "slots", "wanted", "cosine", "sine", "item", "block", "query")
 _PARTS = ("visible", "part_at", "part", "cache")
 _ROWS = ("x", "qkv", "added", "normed", "attended", "gated")
 _SCRATCH = ("partial", "top", "weight", "rounded")
+_ROUTED = ("expert", "place", "owner", "first", "share", "made", "routed")
 
 _CLayer = _struct(
     "_CLayer",
@@ -56,6 +58,8 @@ _CLayer = _struct(
         *((name, Pointer) for name in (*_NORMS, *_BIASES)),
         *((name, ctypes.c_int32) for name in ("rope", "window")),
         *((name, CWeight) for name in _MATRICES),
+        ("router", Pointer),
+        ("expert_weights", ctypes.POINTER(CWeight)),
     ],
 )
 _CModel = _struct(
@@ -74,7 +78,7 @@ _CStep = _struct(
     [
         *((name, ctypes.c_int32) for name in ("tokens", "rows", "items", "threads")),
         ("blocks", ctypes.c_int64),
-        *((name, Pointer) for name in (*_ARRAYS, *_PARTS, *_ROWS, *_SCRATCH, "logits")),
+        *((name, Pointer) for name in (*_ARRAYS, *_PARTS, *_ROWS, *_SCRATCH, "logits", *_ROUTED)),
     ],
 )
 
@@ -83,8 +87,9 @@ def runs(config: LlamaConfig, block_size: int) -> bool:
     """Whether the C decoder can run this model."""
     size = config.head_size
     fits = size % 16 == 0 and size <= _MOST_SIZE and config.hidden % 2 == 0
-    alike = len(_turned(config)) == 1 and config.experts is None
-    return fits and alike and block_size == BLOCK
+    alike = len(_turned(config)) == 1
+    few = config.experts is None or config.experts.count <= _MOST_EXPERTS
+    return fits and alike and few and block_size == BLOCK
 
 
 def _turned(config: LlamaConfig) -> set[int]:
@@ -95,9 +100,13 @@ def _turned(config: LlamaConfig) -> set[int]:
 
 def _described(config: LlamaConfig) -> dict[str, float]:
     """What decoder.c is told of the model besides its sizes and weights."""
-    scales = config.scales
+    scales, experts = config.scales, config.experts
     (turned,) = _turned(config)
     return {
+        "experts": 0 if experts is None else experts.count,
+        "used": 0 if experts is None else experts.used,
+        "expert_mlp": 0 if experts is None else experts.mlp,
+        "normalised": experts is not None and experts.normalised,
         "turned": turned,
         "gelu": config.activation is Activation.GELU_TANH,
         "row_norms": config.norms.heads is HeadNorm.ROW,
@@ -116,6 +125,7 @@ class NativeDecoder:
 
     device = CPU
     min_blocks_saved = MIN_BLOCKS_SAVED
+    overlaps = False
 
     def __init__(
         self,
@@ -135,12 +145,17 @@ class NativeDecoder:
         self._ropes = [rope for rope in ropes if rope is not None]
         self._frequencies = [frequencies(rope, config.head_size) for rope in self._ropes]
         self._scratch: dict[str, npt.NDArray[np.float32]] = {}
+        self._experts: list[Any] = []  # what layers point to
         hidden, vocabulary = config.hidden, config.vocabulary
         embedding = self._packer.quantised(
             weights.matrix("model.embed_tokens.weight", (vocabulary, hidden))
         )
         tied = config.tied or "lm_head.weight" not in weights
-        head = embedding if tied else weights.matrix("lm_head.weight", (vocabulary, hidden))
+        # The largest matrix is the first, so that its source is given back before there is more.
+        head = self._packer.stacked(
+            [embedding if tied else weights.matrix("lm_head.weight", (vocabulary, hidden))]
+        )
+        weights.forget()
         self._layers = (_CLayer * config.layers)(
             *(
                 self._layer(LayerWeights(weights, config, i), config.kind(i), weights)
@@ -152,7 +167,7 @@ class NativeDecoder:
             **_described(config),
             **self._table(embedding),
             norm=self._vector(norm_weight(weights, config, "model.norm", hidden)),
-            head=self._packer.stacked([head]),
+            head=head,
             layer=self._layers,
         )
         weights.forget()
@@ -176,7 +191,7 @@ class NativeDecoder:
     def _layer(self, found: LayerWeights, kind: LayerKind, weights: Checkpoint) -> Any:
         norms, lanes = self.config.norms, self._panel // 2
         q_norm, k_norm = found.head_norms() or (None, None)
-        bias = found.gate_up_bias()
+        bias = None if kind.experts else found.gate_up_bias()
         vectors = {
             "attention_norm": found.norm(norms.attention),
             "attended_norm": found.norm(norms.attended),
@@ -187,7 +202,7 @@ class NativeDecoder:
             "qkv_bias": found.qkv_bias(),
             "out_bias": found.out_bias(),
             "gate_up_bias": None if bias is None else interleave(*bias, lanes),
-            "down_bias": found.down_bias(),
+            "down_bias": None if kind.experts else found.down_bias(),
         }
         layer = _CLayer(
             **{name: self._vector(values_X) for name, values_X in vectors.items()},
@@ -195,11 +210,30 @@ class NativeDecoder:
             window=kind.window or 0,
             qkv=self._packer.stacked(found.qkv()),
             out=self._packer.stacked([found.out()]),
-            gate_up=self._packer.gated(*found.gate_up()),
-            down=self._packer.stacked([found.down()]),
+            **(self._mixture(found) if kind.experts else self._mlp(found)),
         )
         weights.forget()
         return layer
+
+    def _mlp(self, found: LayerWeights) -> dict[str, Any]:
+        gate_up = self._packer.gated(*found.gate_up())
+        return {"gate_up": gate_up, "down": self._packer.stacked([found.down()])}
+
+    def _mixture(self, found: LayerWeights) -> dict[str, Any]:
+        """The router, and the two matrices of each expert."""
+        kind = self.config.experts
+        assert kind is not None, "a layer of experts belongs to a model of experts"
+        weights = (CWeight * (2 * kind.count))()
+        for number in range(kind.count):
+            gate, up, down = found.expert(kind, number)
+            weights[2 * number] = self._packer.gated(gate, up)
+            weights[2 * number + 1] = self._packer.stacked([down])
+        self._experts.append(weights)
+        router = self._keep(found.router(kind).float())
+        return {
+            "router": router,
+            "expert_weights": ctypes.cast(weights, ctypes.POINTER(CWeight)),
+        }
 
     def _vector(self, values_X: Tensor | None) -> int | None:
         """The address of a vector in float32, padded to whole panels."""
@@ -250,11 +284,12 @@ class NativeDecoder:
                         "attended", tokens * stride(config.heads * config.head_size)
                     ),
                     added=self._scratch_for("added", tokens * config.hidden),
-                    gated=self._scratch_for("gated", tokens * stride(config.mlp)),
+                    gated=self._scratch_for("gated", tokens * self._gated_row()),
                     partial=self._scratch_for("partial", heads * config.head_size),
                     top=self._scratch_for("top", heads),
                     weight=self._scratch_for("weight", heads),
-                    rounded=self._rounded(max(tokens, rows)),
+                    rounded=self._rounded(max(tokens * self._uses, rows)),
+                    **self._routed(tokens),
                 )
             ),
         )
@@ -269,11 +304,40 @@ class NativeDecoder:
             sine.append((angles_TF.sin() * rope.amplitude).flatten())
         return torch.cat(cosine), torch.cat(sine)
 
+    @property
+    def _uses(self) -> int:
+        """The rows of the widest step of a layer for each token: one row, or one for each
+        expert."""
+        return 1 if self.config.experts is None else self.config.experts.used
+
+    def _gated_row(self) -> int:
+        """The numbers between gate_up and down for each token."""
+        experts = self.config.experts
+        routed = 0 if experts is None else experts.used * stride(experts.mlp)
+        return max(stride(self.config.mlp), routed)
+
+    def _routed(self, tokens: int) -> dict[str, int]:
+        """The addresses of scratch memory for experts, for each token and expert that it uses."""
+        experts = self.config.experts
+        if experts is None:
+            return {}
+        rows, hidden = tokens * experts.used, self.config.hidden
+        sizes = {
+            "expert": rows,
+            "place": rows,
+            "owner": rows,
+            "first": experts.count + 1,
+            "share": rows,
+            "made": rows * hidden,
+            "routed": rows * stride(hidden),
+        }
+        return {name: self._scratch_for(name, size) for name, size in sizes.items()}
+
     def _rounded(self, rows: int) -> int:
         """The address of scratch memory for the rounded inputs of a product."""
         config = self.config
         widest = max(config.hidden, config.mlp, config.heads * config.head_size)
-        return self._scratch_for("rounded", rows * scratch_row(widest) // 4)
+        return self._scratch_for("rounded", rounded_rows(rows) * scratch_row(widest) // 4)
 
     def _scratch_for(self, name: str, count: int) -> int:
         """The address of scratch memory for `count` numbers; it is kept for the next step."""

@@ -128,10 +128,10 @@ class Packer:
     def _plain(self, weight_XY: Tensor) -> CWeight:
         """The weights in bfloat16, or in int8 if that was asked for."""
         if not self.int8:
-            packed = pack(weight_XY, self.panels.columns)
+            packed = pack(weight_XY, self.panels.columns, self.panels.memory)
             self.packed[WeightType.BF16] += packed.nbytes
             return _one(CPart(WeightType.BF16, 0, self.keep(packed), None))
-        panels, scales = pack_int8(weight_XY, self.panels.columns)
+        panels, scales = pack_int8(weight_XY, self.panels.columns, self.panels.memory)
         self.packed[WeightType.INT8] += panels.nbytes + scales.nbytes
         return _one(CPart(WeightType.INT8, 0, self.keep(panels), self.keep(scales)))
 

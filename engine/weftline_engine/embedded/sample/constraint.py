@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from weftline_engine.embedded.memory import put
@@ -72,7 +73,13 @@ class NoGrammars:
 
 def forbid(logits_RV: Tensor, rows: Sequence[int], masks_RW: npt.NDArray[np.int32]) -> None:
     """Set to -inf the logits that the rows' masks do not allow; W = words of 32 tokens."""
-    bits = np.unpackbits(masks_RW.view(np.uint8), axis=1, bitorder="little")
-    allowed_RV = put(bits[:, : logits_RV.shape[1]], logits_RV.device).bool()
-    index_R = put(rows, logits_RV.device)
+    device = logits_RV.device
+    if device.type == "cpu":  # numpy has an operation for it
+        bits = np.unpackbits(masks_RW.view(np.uint8), axis=1, bitorder="little")
+        allowed_RV = put(bits[:, : logits_RV.shape[1]], device).bool()
+    else:
+        at_32 = torch.arange(32, dtype=torch.int32, device=device)
+        bits_RW32 = (put(masks_RW, device)[:, :, None] >> at_32) & 1
+        allowed_RV = bits_RW32.flatten(1)[:, : logits_RV.shape[1]].bool()
+    index_R = put(rows, device)
     logits_RV[index_R] = logits_RV[index_R].masked_fill(~allowed_RV, float("-inf"))

@@ -63,15 +63,18 @@ class Penalties:
         if not len(which):
             return
         which_W, rows_W = put(which, self._device), put(rows, self._device)
+        if self._device.type != "cpu":
+            # The host must not wait for the number of tokens that have occurred.
+            x_WV, seen_WV = logits_RV[which_W], self._seen_PV[rows_W]
+            weights_3W1 = self._weights_P3[rows_W].T[:, :, None]
+            changed_WV = _penalised(x_WV, self._output_PV[rows_W], *weights_3W1)
+            logits_RV[which_W] = torch.where(seen_WV, changed_WV, x_WV)
+            return
         # Only the tokens that have occurred, some hundred in each request.
         at_X, token_X = self._seen_PV[rows_W].nonzero(as_tuple=True)
         row_X, state_X = which_W[at_X], rows_W[at_X]
-        presence_X, frequency_X, repetition_X = self._weights_P3[state_X].T
-        output_X = self._output_PV[state_X, token_X]
-        x_X = logits_RV[row_X, token_X].double()
-        x_X = torch.where(x_X > 0, x_X / repetition_X, x_X * repetition_X)
-        x_X = x_X - frequency_X * output_X - presence_X * (output_X > 0)
-        logits_RV[row_X, token_X] = x_X.to(logits_RV.dtype)
+        weights_3X, output_X = self._weights_P3[state_X].T, self._output_PV[state_X, token_X]
+        logits_RV[row_X, token_X] = _penalised(logits_RV[row_X, token_X], output_X, *weights_3X)
 
     def count(self, slots: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
         """Count a token for each of these requests, or none for NO_TOKEN."""
@@ -105,3 +108,12 @@ class Penalties:
         )
         self._output_PV, self._seen_PV = output_PV, seen_PV
         self._weights_P3 = torch.cat([self._weights_P3, self._weights_P3.new_zeros(more, 3)])
+
+
+def _penalised(
+    logits: Tensor, output: Tensor, presence: Tensor, frequency: Tensor, repetition: Tensor
+) -> Tensor:
+    """The logits of tokens that have occurred, `output` times of them in the output."""
+    x = logits.double()
+    x = torch.where(x > 0, x / repetition, x * repetition)
+    return (x - frequency * output - presence * (output > 0)).to(logits.dtype)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weftline_engine.api import SamplingParams
 from weftline_engine.bookkeeping import Logprobs
-from weftline_engine.embedded.memory import put
+from weftline_engine.embedded.memory import Readback, put
 from weftline_engine.embedded.model.base import CPU
 from weftline_engine.embedded.sample.biases import Biases
 from weftline_engine.embedded.sample.constraint import Grammars, Matcher, forbid
@@ -23,19 +23,40 @@ from weftline_engine.embedded.sample.penalties import Penalties
 from weftline_engine.embedded.sample.sampling import (
     NO_LOGPROBS,
     NO_TOKEN,
+    Draws,
     SamplingTable,
     bar_end,
-    sample,
+    draw,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """A token for each row (None if its logits are not finite), and the log probabilities that the
-    row's op asks for."""
+    row's op asks for. A step that was launched in between has other tokens for the rows `redrawn`.
+    """
 
     tokens: list[int | None]
     logprobs: list[Logprobs]
+    redrawn: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The tokens of a step, which are on the device, and what `Sampler.read` needs.
+
+    `next_R` is what the next step computes: the tokens, and 0 for a row that has none yet.
+    `fetched` are the tokens, and the log probabilities of the rows `which_W`.
+    """
+
+    next_R: Tensor
+    draws: Draws
+    slots_R: npt.NDArray[np.int64]
+    bound: list[int]  # the rows with constraints, and their matchers
+    matchers: list[Matcher]
+    which_W: npt.NDArray[np.intp]
+    plain_WV: Tensor | None
+    fetched: Readback
 
 
 class Sampler:
@@ -56,6 +77,7 @@ class Sampler:
         self._biases = Biases(device)
         self._grammars = grammars
         self._matchers: dict[int, Matcher] = {}  # by slot
+        self._stops: dict[int, tuple[int, ...]] = {}  # of the request itself, by slot
 
     def add(self, params: SamplingParams, seed: int, matcher: Matcher | None = None) -> int:
         """Enter a request; returns its slot, which `remove` gives back."""
@@ -65,6 +87,8 @@ class Sampler:
         slot = self._table.add(params, seed)
         if matcher is not None:
             self._matchers[slot] = matcher
+        elif params.min_tokens and params.stop_token_ids:
+            self._stops[slot] = params.stop_token_ids
         return slot
 
     def begin(self, slot: int, params: SamplingParams, prompt: Sequence[int]) -> None:
@@ -77,9 +101,15 @@ class Sampler:
         self._penalties.end(slot)
         self._biases.end(slot)
         self._matchers.pop(slot, None)
+        self._stops.pop(slot, None)
 
     def choose(self, logits_RV: Tensor, slots: Sequence[int], produced: Sequence[int]) -> Chosen:
-        """The next token of each row. `produced` counts those before it. May change `logits_RV`."""
+        """`draw` and `read` in one: the next token of each row."""
+        return self.read(self.draw(logits_RV, slots, produced))
+
+    def draw(self, logits_RV: Tensor, slots: Sequence[int], produced: Sequence[int]) -> Drawn:
+        """Draw the next token of each row, without a wait for the device. `produced` counts those
+        before it. May change `logits_RV`."""
         at_R = np.asarray(slots, np.int64)
         rows = self._table.rows(slots, produced)
         which_W = np.flatnonzero(rows.logprobs != NO_LOGPROBS)
@@ -94,36 +124,60 @@ class Sampler:
         matchers = [self._matchers[slots[row]] for row in bound]
         if bound:
             forbid(logits_RV, bound, self._grammars.masks(matchers))
-        bar_end(logits_RV, rows, self._eos)
+        own = {row: self._stops[slot] for row, slot in enumerate(slots) if slot in self._stops}
+        bar_end(logits_RV, rows, self._eos, own)
         self._biases.ban(logits_RV, slots)
-        tokens_R = sample(logits_RV, rows)
-        self._penalties.count(at_R, tokens_R)
-        if bound:
-            chosen = tokens_R[bound].tolist()
-            moved = [
-                (one, token)
-                for one, token in zip(matchers, chosen, strict=True)
-                if token != NO_TOKEN
-            ]
-            self._grammars.advance([one for one, _ in moved], [token for _, token in moved])
-        said: list[Logprobs] = [{}] * len(slots)
+        draws = draw(logits_RV, rows)
+        next_R, wanted = draws.tokens_R.clamp(min=0), [draws.tokens_R]
         if plain_WV is not None:
-            found = _logprobs(plain_WV, tokens_R[which_W], rows.logprobs[which_W])
-            for row, one in zip(which_W.tolist(), found, strict=True):
-                said[row] = one
-        return Chosen([None if one == NO_TOKEN else one for one in tokens_R.tolist()], said)
+            most = min(int(rows.logprobs.max()), plain_WV.shape[1])
+            own_W = _of(plain_WV, next_R[put(which_W, next_R.device)])
+            wanted += [own_W, *torch.topk(plain_WV, most, dim=-1)]
+        fetched = Readback(wanted, logits_RV.device)
+        return Drawn(next_R, draws, at_R, bound, matchers, which_W, plain_WV, fetched)
+
+    def read(self, drawn: Drawn) -> Chosen:
+        """The tokens of a step, once the device has drawn them. The next `draw` counts them."""
+        found_R, *said = drawn.fetched.values()
+        tokens_R = drawn.draws.settle(found_R)
+        self._penalties.count(drawn.slots_R, tokens_R)
+        moved = [
+            (one, token)
+            for one, token in zip(drawn.matchers, tokens_R[drawn.bound].tolist(), strict=True)
+            if token != NO_TOKEN
+        ]
+        if moved:
+            self._grammars.advance([one for one, _ in moved], [token for _, token in moved])
+        redrawn = np.flatnonzero(tokens_R != found_R)
+        logprobs: list[Logprobs] = [{}] * len(tokens_R)
+        if drawn.plain_WV is not None:
+            plain_WV, which_W = drawn.plain_WV, drawn.which_W
+            if np.isin(which_W, redrawn).any():
+                own_W = _of(plain_WV, put(tokens_R[which_W], plain_WV.device).clamp(min=0))
+                said[0] = Readback([own_W], plain_WV.device).values()[0]
+            counts_W = drawn.draws.rows.logprobs[which_W]
+            for row, one in zip(which_W.tolist(), _logprobs(counts_W, *said), strict=True):
+                logprobs[row] = one
+        tokens = [None if one == NO_TOKEN else one for one in tokens_R.tolist()]
+        return Chosen(tokens, logprobs, frozenset(redrawn.tolist()))
+
+
+def _of(plain_WV: Tensor, tokens_W: Tensor) -> Tensor:
+    """The log probability of each row's token."""
+    return plain_WV.gather(1, tokens_W[:, None])[:, 0]
 
 
 def _logprobs(
-    plain_WV: Tensor, tokens_W: npt.NDArray[np.int64], counts_W: npt.NDArray[np.int64]
+    counts_W: npt.NDArray[np.int64],
+    own_W: npt.NDArray[np.float64],
+    values_WA: npt.NDArray[np.float64],
+    ids_WA: npt.NDArray[np.int64],
 ) -> list[Logprobs]:
     """The log probabilities of each row's token and of its `counts_W` likeliest tokens."""
-    index_W1 = put(tokens_W, plain_WV.device).clamp(min=0)[:, None]
-    own_W = plain_WV.gather(1, index_W1)[:, 0].tolist()
-    most = min(int(counts_W.max()), plain_WV.shape[1])
-    top = torch.topk(plain_WV, most, dim=-1)
-    ids_WA, values_WA = top.indices.tolist(), top.values.tolist()
+    columns = zip(
+        counts_W.tolist(), own_W.tolist(), values_WA.tolist(), ids_WA.tolist(), strict=True
+    )
     return [
         {"logprobs": (own,), "top_tokens": tuple(ids[:n]), "top_logprobs": tuple(values[:n])}
-        for own, ids, values, n in zip(own_W, ids_WA, values_WA, counts_W.tolist(), strict=True)
+        for n, own, values, ids in columns
     ]

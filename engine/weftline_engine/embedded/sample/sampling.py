@@ -1,12 +1,13 @@
 """Chooses the next tokens of all rows of a step at once: greedy, or by temperature, min_p, top_k,
 top_p and seed.
 
-R = rows, V = vocabulary, Z = candidates of a row in falling order of probability.
+R = rows, P = rows whose candidates are cut, V = vocabulary, Z = candidates of a row in falling
+order of probability.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,13 +16,15 @@ import torch
 from torch import Tensor
 
 from weftline_engine.api import SamplingParams
-from weftline_engine.embedded.memory import put
+from weftline_engine.embedded.memory import Readback, put
 
 # The rows of a step are arrays of integers, which hold no None. Ids and counts are never negative.
 NO_TOKEN = -1
+UNSURE = -2  # the token must be drawn from more candidates
 NO_LOGPROBS = -1
 # At first only this many of the likeliest tokens of a row are sorted. In nearly every row they have
-# more than 0.99 of the probability. Sorting all 49,152 takes about 10 times as long.
+# more than 0.99 of the probability. Sorting all 49,152 takes about 10 times as long. Rows for which
+# they are too few are drawn again, with all tokens, when the host reads the tokens.
 _CANDIDATES = 1024
 
 
@@ -115,27 +118,64 @@ def _mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return words ^ (words >> np.uint64(31))
 
 
-def bar_end(logits_RV: Tensor, rows: Rows, stop_ids: Sequence[int]) -> None:
+def bar_end(
+    logits_RV: Tensor, rows: Rows, stop_ids: Sequence[int], own: Mapping[int, Sequence[int]]
+) -> None:
     """Let `stop_ids` not be chosen in the rows that `rows.banned` marks, which have not reached
-    min_tokens."""
+    min_tokens, and neither those that a row has of its `own`."""
     device = logits_RV.device
+    for row, ids in own.items():
+        if rows.banned[row]:
+            logits_RV[row, put(ids, device)] = float("-inf")
     if len(stop_ids) and rows.banned.any():
         banned_R1 = put(np.flatnonzero(rows.banned), device)[:, None]
         logits_RV[banned_R1, put(stop_ids, device)[None, :]] = float("-inf")
 
 
-def sample(logits_RV: Tensor, rows: Rows) -> npt.NDArray[np.int64]:
-    """A token for each row; NO_TOKEN if the row's logits are not finite."""
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The drawn tokens of a step, on its device.
+
+    A row whose logits are not finite has NO_TOKEN. A row for which too few candidates were sorted
+    has UNSURE. Such rows are among `part`, whose logits are kept in `x_PV` for `settle`.
+    """
+
+    tokens_R: Tensor
+    rows: Rows
+    part: npt.NDArray[np.intp]
+    x_PV: Tensor | None
+
+    def settle(self, tokens_R: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """`tokens_R` on the host, in which the rows that are UNSURE are drawn from the whole
+        vocabulary. Waits for the device if there are any."""
+        unsure = np.flatnonzero(tokens_R == UNSURE)
+        if not len(unsure):
+            return tokens_R
+        assert self.x_PV is not None, "rows whose candidates suffice are not unsure"
+        device = self.x_PV.device
+        x_PV = self.x_PV[put(np.searchsorted(self.part, unsure), device)]
+        token_P = _draw_cut(x_PV, self.rows, unsure, x_PV.shape[1])
+        settled = tokens_R.copy()
+        settled[unsure] = Readback([token_P], device).values()[0]
+        return settled
+
+
+def draw(logits_RV: Tensor, rows: Rows) -> Draws:
+    """Draw a token for each row. Does not wait for the device."""
     device = logits_RV.device
     best_R, token_R = _best(logits_RV)
     drawn = np.flatnonzero(rows.temperature > 0)
     cut = (rows.top_p[drawn] < 1) | (rows.top_k[drawn] > 0) | (rows.min_p[drawn] > 0)
-    for part, draw in ((drawn[~cut], _draw_any), (drawn[cut], _draw_cut)):
-        if len(part):
-            token_R[put(part, device)] = draw(logits_RV, rows, part)
+    plain, part = drawn[~cut], drawn[cut]
+    if len(plain):
+        token_R[put(plain, device)] = _draw_any(logits_RV, rows, plain)
+    x_PV: Tensor | None = None
+    if len(part):
+        x_PV = logits_RV[put(part, device)]
+        count = min(_CANDIDATES, int(_limits(rows, part, x_PV).max()), x_PV.shape[1])
+        token_R[put(part, device)] = _draw_cut(x_PV, rows, part, count)
     # A draw from logits that are not finite is meaningless.
-    tokens: npt.NDArray[np.int64] = torch.where(best_R.isfinite(), token_R, NO_TOKEN).cpu().numpy()
-    return tokens
+    return Draws(torch.where(best_R.isfinite(), token_R, NO_TOKEN), rows, part, x_PV)
 
 
 def _best(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,48 +196,45 @@ def _draw_any(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> Tens
     return _invert(p_RV, put(rows.uniform[part], logits_RV.device))
 
 
-def _draw_cut(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> Tensor:
+def _limits(rows: Rows, part: npt.NDArray[np.intp], x_PV: Tensor) -> npt.NDArray[np.int64]:
+    """How many of the likeliest tokens each row of `part` may take."""
+    return np.where(rows.top_k[part] > 0, rows.top_k[part], x_PV.shape[1])
+
+
+def _draw_cut(x_PV: Tensor, rows: Rows, part: npt.NDArray[np.intp], count: int) -> Tensor:
     """Draw from the tokens that have at least `min_p` of the likeliest one's probability; of these
     from the `top_k` likeliest; of these from the fewest whose probabilities add up to `top_p`.
 
-    Sorts some candidates first, and then all of them for the rows for which these were too few.
+    `x_PV` are the logits of the rows `part`. Sorts the `count` likeliest tokens. A row for which
+    these are too few is UNSURE.
     """
-    device = logits_RV.device
-    tokens_R = torch.empty(len(part), dtype=torch.int64, device=device)
-    todo = np.arange(len(part))
-    vocabulary = logits_RV.shape[-1]
-    limits_R = np.where(rows.top_k[part] > 0, rows.top_k[part], vocabulary)
-    for count in (min(_CANDIDATES, int(limits_R.max()), vocabulary), vocabulary):
-        chosen = part[todo]
-        limit_R = put(limits_R[todo], device)
-        min_p_R1 = put(rows.min_p[chosen].astype(np.float64), device)[:, None]
-        temperature_R1 = put(rows.temperature[chosen].astype(np.float64), device)[:, None]
-        x_RV = logits_RV[put(chosen, device)]
-        best_RZ, ids_RZ = torch.topk(x_RV, count, dim=-1)
-        x_RZ = best_RZ.double() / temperature_R1
-        least_R1 = x_RZ[:, :1] + min_p_R1.log()
-        outside_RZ = torch.arange(count, device=device)[None, :] >= limit_R[:, None]
-        x_RZ = x_RZ.masked_fill(outside_RZ | (x_RZ < least_R1), float("-inf"))
-        total_R = torch.logsumexp(x_RZ, -1)
-        if (limits_R[todo] > count).any():
-            # The sum over the tokens that top_k keeps, or over the vocabulary if top_k is off.
-            wide_RV = x_RV.double() / temperature_R1
-            all_R = torch.logsumexp(wide_RV.masked_fill(wide_RV < least_R1, float("-inf")), -1)
-            total_R = torch.where(limit_R > count, all_R, total_R)
-        p_RZ = (x_RZ - total_R[:, None]).exp()
-        top_p_R = put(rows.top_p[chosen].astype(np.float64), device)
-        before_RZ = p_RZ.cumsum(-1) - p_RZ
-        kept_RZ = p_RZ.masked_fill(before_RZ >= top_p_R[:, None], 0.0)
-        # Candidates are sorted, so after one with probability 0 all have probability 0.
-        whole_R = (limit_R <= count) | (p_RZ[:, -1] == 0) | (count == vocabulary)
-        enough = whole_R | (p_RZ.sum(-1) >= top_p_R)
-        index_R = _invert(kept_RZ, put(rows.uniform[chosen], device))
-        # Rows that need more candidates are drawn again, with all of them.
-        tokens_R[put(todo, device)] = ids_RZ.gather(1, index_R[:, None])[:, 0]
-        todo = todo[~enough.cpu().numpy()]
-        if not len(todo):
-            break
-    return tokens_R
+    device, vocabulary = x_PV.device, x_PV.shape[1]
+    limits_P = _limits(rows, part, x_PV)
+    limit_P = put(limits_P, device)
+    min_p_P1 = put(rows.min_p[part].astype(np.float64), device)[:, None]
+    temperature_P1 = put(rows.temperature[part].astype(np.float64), device)[:, None]
+    best_PZ, ids_PZ = torch.topk(x_PV, count, dim=-1)
+    x_PZ = best_PZ.double() / temperature_P1
+    least_P1 = x_PZ[:, :1] + min_p_P1.log()
+    outside_PZ = torch.arange(count, device=device)[None, :] >= limit_P[:, None]
+    x_PZ = x_PZ.masked_fill(outside_PZ | (x_PZ < least_P1), float("-inf"))
+    total_P = torch.logsumexp(x_PZ, -1)
+    if (limits_P > count).any():
+        # The sum over the tokens that top_k keeps, or over the vocabulary if top_k is off.
+        wide_PV = x_PV.double() / temperature_P1
+        all_P = torch.logsumexp(wide_PV.masked_fill(wide_PV < least_P1, float("-inf")), -1)
+        total_P = torch.where(limit_P > count, all_P, total_P)
+    p_PZ = (x_PZ - total_P[:, None]).exp()
+    top_p_P = put(rows.top_p[part].astype(np.float64), device)
+    before_PZ = p_PZ.cumsum(-1) - p_PZ
+    kept_PZ = p_PZ.masked_fill(before_PZ >= top_p_P[:, None], 0.0)
+    index_P = _invert(kept_PZ, put(rows.uniform[part], device))
+    token_P = ids_PZ.gather(1, index_P[:, None])[:, 0]
+    if count == vocabulary:
+        return token_P
+    # Candidates are sorted, so after one with probability 0 all have probability 0.
+    whole_P = (limit_P <= count) | (p_PZ[:, -1] == 0)
+    return torch.where(whole_P | (p_PZ.sum(-1) >= top_p_P), token_P, UNSURE)
 
 
 def _invert(p_RZ: Tensor, uniform_R: Tensor) -> Tensor:

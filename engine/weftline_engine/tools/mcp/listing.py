@@ -21,7 +21,6 @@ class CannotServe(Exception):
 
 
 async def listed(client: Client) -> list[Tool]:
-    """All tools of the server."""
     found: list[Tool] = []
     cursor: str | None = None
     for _ in range(MOST_PARTS):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import secrets
 import shutil
 import tempfile
 import time
@@ -71,6 +72,9 @@ class JoinedEngine:
     def free(self, context: str) -> None:
         self._connection.send(wire.Free(context))
 
+    def claim(self, claim: api.Claim) -> None:
+        self._connection.send(wire.ClaimRoom(claim))
+
     async def events(self) -> AsyncIterator[list[api.Event]]:
         """Yield events until the host leaves. Raises EngineDied if it hangs or disconnects."""
         while True:
@@ -127,6 +131,7 @@ class JoinGate:
         handshake.check_key(key)
         self._key = key
         self._admit = admit
+        self._run = secrets.token_hex(16)
         self._unproven = 0
         self._joined: dict[str, JoinedEngine] = {}
         self._server: asyncio.Server | None = None
@@ -152,7 +157,7 @@ class JoinGate:
             async with asyncio.timeout(HANDSHAKE_S):
                 self._unproven += 1
                 try:
-                    name = await challenge(connection, self._key)
+                    name = await challenge(connection, self._key, self._run)
                 finally:
                     self._unproven -= 1
                 engine = await self._described(connection)

@@ -1,6 +1,6 @@
 """The handshake by which a server and an engine's host prove that they hold the same key.
 
-    server → Hello(nonce)    host → Prove(name, nonce, proof)    server → Welcome(proof)
+    server → Hello(nonce, server)   host → Prove(name, nonce, proof)   server → Welcome(proof)
     host → Describe(engine, tokenizer, process)       server → Admitted | Refused
 
 The key itself is never sent. A proof is an HMAC, so an eavesdropper can only try keys one by one.
@@ -64,10 +64,12 @@ def check_key(key: str) -> None:
         raise ValueError(f"the key that engines join with needs at least {LEAST_KEY} characters")
 
 
-async def challenge(connection: FrameConnection, key: str) -> str:
-    """Do the server's part up to Welcome, and return the host's name. Raises Rejected."""
+async def challenge(connection: FrameConnection, key: str, server: str) -> str:
+    """Do the part of the server of this name up to Welcome, and return the host's name. Raises
+    Rejected.
+    """
     nonce = secrets.token_hex(16)
-    connection.send(wire.Hello(nonce))
+    connection.send(wire.Hello(nonce, server))
     proof = await _expect(connection, wire.Prove, MOST_UNPROVEN)
     if not hmac.compare_digest(proof.proof, _proof(key, "host", nonce, proof.nonce, proof.name)):
         raise Rejected("the key is wrong: use the server's")
@@ -76,14 +78,17 @@ async def challenge(connection: FrameConnection, key: str) -> str:
     return proof.name
 
 
-async def respond(connection: FrameConnection, key: str, name: str) -> None:
-    """Do the host's part up to the server's Welcome. Raises Rejected."""
+async def respond(connection: FrameConnection, key: str, name: str) -> str:
+    """Do the host's part up to the server's Welcome, and return the server's name. Raises
+    Rejected.
+    """
     hello = await _expect(connection, wire.Hello, MOST_UNPROVEN)
     nonce = secrets.token_hex(16)
     connection.send(wire.Prove(name, nonce, _proof(key, "host", hello.nonce, nonce, name)))
     welcome = await _expect(connection, wire.Welcome, MOST_UNPROVEN)
     if not hmac.compare_digest(welcome.proof, _proof(key, "server", hello.nonce, nonce, name)):
         raise Rejected("the server does not know the key")
+    return hello.server
 
 
 def _proof(key: str, side: str, *parts: str) -> str:

@@ -1,12 +1,14 @@
-"""Runs an engine on this machine, joins a server with it, and joins again after a disconnect."""
+"""Runs an engine on this machine, joins servers with it, and joins again after a disconnect."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
+import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,22 +23,26 @@ from weftline_engine.transport.tcp.handshake import (
     check_key,
     respond,
 )
+from weftline_engine.transport.tcp.shared_engine import ServerSeat, SharedEngine
 
 log = logging.getLogger("weftline.host")
 
 PAUSES_S = (0.2, 1.0, 3.0)  # seconds between attempts to join; the last one repeats
+LOOK_UP_S = 5.0  # between two look-ups of a server's name, which may get more addresses
 DRAIN_S = 30.0  # seconds that ops may still run after `leave`
+
+Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostConfig:
-    """The server's address and key, the engine's name, and this machine's name.
+    """The servers and their key, the engine's name, and this machine's name.
 
-    `node` is shown in health reports and session graphs. Raises ValueError for a short key.
+    A name of `servers` may have several addresses: there is a server at each of them. `node` is
+    shown in health reports and session graphs. Raises ValueError for a short key.
     """
 
-    host: str
-    port: int
+    servers: tuple[Address, ...]
     key: str = field(repr=False)
     name: str = "engine"
     node: str = ""
@@ -46,68 +52,152 @@ class HostConfig:
 
 
 class EngineHost:
-    """Keeps one engine joined to one server until `leave`."""
+    """Keeps one engine joined to servers until `leave`."""
 
     def __init__(self, config: HostConfig, make: Callable[[], api.Engine]) -> None:
         self._config = config
         self._make = make
         self._process = secrets.token_hex(16)
         self._leave = asyncio.Event()
-        self._running: set[str] = set()  # ids of ops that have not ended
-        self._contexts: set[str] = set()  # ids of contexts that have not been freed
-        self._ended = asyncio.Event()  # an op may have ended
-        self.joined = False
+        self._names = config.servers
+        self._told = asyncio.Event()  # other names
+        self._followed: set[Address] = set()  # addresses of servers
+        self._joined: set[Address] = set()  # of these
+        self._refusing: set[Address] = set()  # of these
+        self._servers: dict[Address, str] = {}  # the names of those that are joined, or about to be
+
+    @property
+    def joined(self) -> int:
+        """How many servers use the engine."""
+        return len(self._joined)
 
     def leave(self) -> None:
         """Take no new ops, finish the running ones, and end `run`."""
         self._leave.set()
 
+    def follow(self, servers: Iterable[Address]) -> None:
+        """Join these servers from now on, and no others."""
+        names = tuple(servers)
+        if names != self._names:
+            self._names = names
+            self._told.set()
+
     async def run(self) -> None:
         """Serve until `leave`. A dead engine is replaced by a new one.
 
-        Raises EngineDied if the engine cannot start, and Rejected if the server refuses it.
+        Raises EngineDied if the engine cannot start, and Rejected if a server refuses it while no
+        other one has it.
         """
         while not self._leave.is_set():
             engine = self._make()
             description = replace(await engine.start(), node=self._config.node)
-            events = _Events(engine)
             try:
-                await self._stay_joined(engine, description, events)
+                await self._share(SharedEngine(engine, description))
             except api.EngineDied as error:
                 log.error("the engine died: %s", error)
             finally:
-                self._running.clear()
-                self._contexts.clear()
-                await events.close()
                 await engine.close()
 
-    async def _stay_joined(
-        self, engine: api.Engine, description: api.Description, events: _Events
-    ) -> None:
-        failures = 0
-        while not self._leave.is_set():
-            try:
-                async with asyncio.timeout(HANDSHAKE_S):
-                    connection = await self._join(description)
-            except (OSError, TimeoutError) as error:
-                log.warning("cannot reach the server: %s", error)
-                await self._pause(failures)
-                failures += 1
-                continue
-            failures = 0
-            try:
-                await self._serve(engine, connection, events)
-            finally:
-                self.joined = False
-                await connection.close()
-                self._drop_all(engine)
-
-    async def _join(self, description: api.Description) -> FrameConnection:
-        connection = FrameConnection(
-            *await asyncio.open_connection(self._config.host, self._config.port)
-        )
+    async def _share(self, engine: SharedEngine) -> None:
+        """Keep the engine joined until `leave`. Raises EngineDied and Rejected."""
+        tasks = [
+            asyncio.create_task(one)
+            for one in (
+                engine.pass_events(),
+                engine.report_forever(),
+                self._drained(engine),
+                self._follow(engine),
+            )
+        ]
         try:
-            await respond(connection, self._config.key, self._config.name)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _drained(self, engine: SharedEngine) -> None:
+        """Return once `leave` was called and the last op has ended, or after DRAIN_S."""
+        await self._leave.wait()
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                await engine.drained()
+        except TimeoutError:
+            log.warning("some ops still ran after %g s: they are dropped", DRAIN_S)
+
+    async def _follow(self, engine: SharedEngine) -> None:
+        """Stay joined to a server at each address of each name. Raises Rejected."""
+        known: set[Address] = set()
+        by_name: dict[Address, set[Address]] = {}
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    self._told.clear()
+                    names = self._names
+                    found = await asyncio.gather(*(_addresses(*name) for name in names))
+                    by_name |= {name: at for name, at in zip(names, found, strict=True) if at}
+                    now = {at for name in names for at in by_name.get(name, ())}
+                    known.intersection_update(now)
+                    known |= now
+                    for at in now - self._followed:
+                        self._followed.add(at)
+                        group.create_task(self._stay_joined(engine, at, known))
+                    are_found = all(name in by_name for name in names)
+                    await self._told_within(LOOK_UP_S if are_found else PAUSES_S[0])
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _told_within(self, seconds: float) -> None:
+        """Wait until there are other names, for so long at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._told.wait()
+
+    async def _stay_joined(self, engine: SharedEngine, at: Address, known: set[Address]) -> None:
+        """Join the server at this address again and again, while its name is `known` to have it."""
+        failures = 0
+        try:
+            while at in known:
+                try:
+                    async with asyncio.timeout(HANDSHAKE_S):
+                        connection = await self._join(engine.description, at)
+                    if connection is not None:
+                        failures = 0
+                        await self._serve(engine, connection, at)
+                        continue
+                except (OSError, TimeoutError) as error:
+                    level = logging.DEBUG if failures else logging.WARNING  # it tries for ever
+                    log.log(level, "cannot reach the server: %s", error)
+                except Rejected as error:
+                    self._refusing.add(at)
+                    if self._is_unwanted():
+                        raise
+                    log.error("the server at %s:%d refuses the engine: %s", *at, error)
+                    failures = len(PAUSES_S)
+                await asyncio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
+                failures += 1
+        finally:
+            self._followed.discard(at)
+            self._refusing.discard(at)
+
+    def _is_unwanted(self) -> bool:
+        """Whether every server refuses the engine."""
+        are_all_found = len(self._followed) >= len(set(self._names))
+        return not self._joined and are_all_found and self._refusing >= self._followed
+
+    async def _join(self, description: api.Description, at: Address) -> FrameConnection | None:
+        """A connection to the server, which takes the engine; None if it has it already, from
+        another one of its addresses. Raises OSError and Rejected.
+        """
+        connection = FrameConnection(*await asyncio.open_connection(*at))
+        try:
+            server = await respond(connection, self._config.key, self._config.name)
+            if server in self._servers.values():
+                await connection.close()
+                return None
+            self._servers[at] = server
             connection.send(
                 wire.Describe(
                     replace(description, tokenizer=None), _tokenizer(description), self._process
@@ -115,151 +205,67 @@ class EngineHost:
             )
             match await connection.receive():
                 case [wire.Admitted()]:
-                    self.joined = True
-                    log.warning(
-                        "engine %s joined %s:%d",
-                        self._config.name,
-                        self._config.host,
-                        self._config.port,
-                    )
+                    self._joined.add(at)
+                    self._refusing.discard(at)
+                    log.warning("engine %s joined %s:%d", self._config.name, *at)
                     connection.send(wire.Heartbeat(time.monotonic()))
                     return connection
                 case [wire.Refused(message)]:
                     raise Rejected(message)
         except BaseException:
+            self._servers.pop(at, None)
             await connection.close()
             raise
+        self._servers.pop(at, None)
         raise OSError("the server closed the connection")
 
-    async def _serve(
-        self, engine: api.Engine, connection: FrameConnection, events: _Events
-    ) -> None:
-        """Perform verbs and send events until the connection is lost or the last op has ended."""
-        tasks = [
-            asyncio.create_task(one)
-            for one in (
-                self._hear(engine, connection),
-                self._tell(connection, events),
-                self._beat(connection),
-                self._wait_to_leave(connection),
-            )
-        ]
+    async def _serve(self, engine: SharedEngine, connection: FrameConnection, at: Address) -> None:
+        """Perform verbs and send events until the connection is lost."""
+        seat = engine.enter(connection.send)
+        beating = asyncio.create_task(_beat(connection))
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()  # raises EngineDied, Rejected or WireError
+            await _hear(engine, seat, connection)
         except wire.WireError as error:
             log.error("the server sent an invalid frame: %s", error)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            self._joined.discard(at)
+            del self._servers[at]
+            engine.leave(seat)
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+            await connection.close()
 
-    async def _hear(self, engine: api.Engine, connection: FrameConnection) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(LOST_S):
-                    messages = await connection.receive()
-            except TimeoutError:
-                return
-            for message in messages:
-                self._perform(engine, connection, message)
-            if not messages:
-                return
 
-    def _perform(self, engine: api.Engine, connection: FrameConnection, verb: wire.Message) -> None:
-        match verb:
-            case wire.Submit(op):
-                self._running.add(op.id)
-                self._contexts.add(op.context)
-                engine.submit(op)
-            case wire.Feed():
-                engine.feed(verb.op, verb.offset, verb.part, verb.last)
-            case wire.Update(op, hints):
-                engine.update(op, hints)
-            case wire.Cancel(op):
-                engine.cancel(op)
-            case wire.Retain(context, retention):
-                engine.retain(context, retention)
-            case wire.Free(context):
-                self._contexts.discard(context)
-                engine.free(context)
-            case wire.Refused(message):
-                raise Rejected(message)
-
-    async def _tell(self, connection: FrameConnection, events: _Events) -> None:
-        while True:
-            batch = await events.next()
-            for event in batch:
-                if isinstance(event, (api.Finished, api.Failed)):
-                    self._running.discard(event.op)
-            connection.send(*batch)
-            self._ended.set()
-
-    async def _beat(self, connection: FrameConnection) -> None:
-        while True:
-            connection.send(wire.Heartbeat(time.monotonic()))
-            await asyncio.sleep(HEARTBEAT_S)
-
-    async def _wait_to_leave(self, connection: FrameConnection) -> None:
-        """Return once `leave` was called and the last op has ended, or after DRAIN_S."""
-        await self._leave.wait()
-        now = time.monotonic()
-        connection.send(
-            api.Availability(op="", attempt=0, sequence=0, time=now, available=False, leaving=True)
-        )
+async def _hear(engine: SharedEngine, seat: ServerSeat, connection: FrameConnection) -> None:
+    while True:
         try:
-            async with asyncio.timeout(DRAIN_S):
-                while self._running:
-                    self._ended.clear()
-                    await self._ended.wait()
+            async with asyncio.timeout(LOST_S):
+                messages = await connection.receive()
         except TimeoutError:
-            log.warning("some ops still ran after %g s: they are dropped", DRAIN_S)
-        await connection.writer.drain()
-
-    def _drop_all(self, engine: api.Engine) -> None:
-        """Cancel all ops and free all contexts. The server has retried the ops on other engines."""
-        for op in list(self._running):
-            engine.cancel(op)
-        for context in self._contexts:
-            engine.free(context)
-        self._running.clear()
-        self._contexts.clear()
-
-    async def _pause(self, failures: int) -> None:
-        pause = PAUSES_S[min(failures, len(PAUSES_S) - 1)]
-        try:
-            await asyncio.wait_for(self._leave.wait(), pause)
-        except TimeoutError:
+            return
+        for message in messages:
+            if isinstance(message, wire.Refused):
+                raise Rejected(message.message)
+            engine.perform(seat, message)
+        if not messages:
             return
 
 
-class _Events:
-    """Queues an engine's events, so that they outlive a connection."""
+async def _beat(connection: FrameConnection) -> None:
+    while True:
+        connection.send(wire.Heartbeat(time.monotonic()))
+        await asyncio.sleep(HEARTBEAT_S)
 
-    def __init__(self, engine: api.Engine) -> None:
-        self._queue: asyncio.Queue[list[api.Event] | api.EngineDied] = asyncio.Queue()
-        self._task = asyncio.create_task(self._read(engine.events()))
 
-    async def next(self) -> list[api.Event]:
-        """Return the events of the next step. Raises EngineDied."""
-        found = await self._queue.get()
-        if isinstance(found, api.EngineDied):
-            raise found
-        return found
-
-    async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _read(self, events: AsyncIterator[list[api.Event]]) -> None:
-        try:
-            async for batch in events:
-                self._queue.put_nowait(batch)
-        except api.EngineDied as error:
-            self._queue.put_nowait(error)
-        else:
-            self._queue.put_nowait(api.EngineDied("its events ended"))
+async def _addresses(host: str, port: int) -> set[Address]:
+    """Where the servers of this name are."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        log.warning("cannot find the server %s: %s", host, error)
+        return set()
+    return {(str(address[0]), port) for *_, address in found}
 
 
 def _tokenizer(description: api.Description) -> str | None:

@@ -61,7 +61,6 @@ class StreamedAnswer:
         self._logprobs["content"] += more.get("content") or []
 
     def completion(self) -> ChatCompletion:
-        """The whole answer."""
         message = self._message
         if self._calls:
             calls = [self._calls[index] for index in sorted(self._calls)]

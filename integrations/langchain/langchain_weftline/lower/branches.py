@@ -63,7 +63,6 @@ class Branches:
 
     @property
     def handlers(self) -> Mapping[type, Handler]:
-        """The handler of each class."""
         return {RunnableBranch: self._branch}
 
     def _branch(self, step: Step, value: Any) -> Steps:

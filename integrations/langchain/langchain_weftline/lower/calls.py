@@ -123,7 +123,6 @@ class Calls:
 
     @property
     def handlers(self) -> Mapping[type, Handler]:
-        """The handler of each class."""
         return {ChatWeftline: self.model, RunnableGenerator: self._generator}
 
     def _generator(self, step: Step, value: Any) -> Steps:
@@ -143,7 +142,6 @@ class Calls:
         self.asked[variable] = replace(asked, guards=(guard, *asked.guards))
 
     def state(self) -> CallsState:
-        """The state to `restore`."""
         drafts, names = list(self.drafts), set(self._names)
         return CallsState(drafts, self.server, len(self.models), self.unknown, names)
 
@@ -174,7 +172,6 @@ class Calls:
         return replace(data, make=make, shape=parsed_shape(parser, data.transforms))
 
     def template(self, step: Step, value: Any) -> Steps:
-        """A prompt template."""
         self.templates.append(step)
         template = step.runnable
         if not is_symbolic(value):
@@ -217,7 +214,6 @@ class Calls:
             self._seams[id(made)] = (made, prompt)
 
     def model(self, step: Step, value: Any) -> Steps:
-        """A call of a ChatWeftline."""
         model: ChatWeftline = step.runnable
         self.models.append(model)
         if isinstance(value, Local):

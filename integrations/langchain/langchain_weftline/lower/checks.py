@@ -57,7 +57,6 @@ class Checks:
         return claimed
 
     def state(self) -> set[_Key]:
-        """The state to `restore`."""
         return set(self._claimed)
 
     def restore(self, state: set[_Key]) -> None:

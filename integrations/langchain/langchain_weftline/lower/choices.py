@@ -36,7 +36,6 @@ class BranchDraft:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """The variables of its sides."""
         return (*(side for _, side in self.cases), self.default)
 
     @property
@@ -45,7 +44,6 @@ class BranchDraft:
         return (self.on, *self.sides)
 
     def steps(self) -> tuple[steps.Branch]:
-        """The step of the submit."""
         cases = tuple(steps.Case(when=dict(when), take=side) for when, side in self.cases)
         return (
             steps.Branch(
@@ -69,11 +67,9 @@ class TextDraft:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The variables in it."""
         return tuple(part.var for part in self.parts if part.var is not None)
 
     def steps(self) -> tuple[steps.Text]:
-        """The step of the submit."""
         return (steps.Text(parts=self.parts, out=self.var, name=self.name),)
 
 
@@ -168,7 +164,7 @@ class Choices:
         return Ref(self._branch(decision, names, path, branch))
 
     def _sources(self, value: Any) -> Iterator[str]:
-        """The variables in `value`. For branches and texts, those that they read."""
+        """The variables in `value`. Branches and texts count as the variables that they read."""
         if isinstance(value, dict):
             value = list(value.values())
         if isinstance(value, (list, tuple)):

@@ -212,7 +212,6 @@ def is_classic(chain: Any) -> bool:
 
 
 def _inputs(chain: Any, value: Any) -> Mapping[str, Any]:
-    """The chain's inputs by name."""
     if chain.memory is not None:
         raise CannotCompile(chain, "it has a memory")
     if isinstance(value, dict):

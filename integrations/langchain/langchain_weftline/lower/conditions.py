@@ -84,7 +84,6 @@ def checked(truth: Truth) -> Truth:
 
 
 def truth_of(value: Any, step: object) -> Truth:
-    """Whether a value is true."""
     if isinstance(value, Ref) and value.make is None:
         return _asked(value, {"op": "truthy"})
     if isinstance(value, (AnswerMessage, Said)):

@@ -25,7 +25,6 @@ class Control:
 
     @property
     def handlers(self) -> Mapping[type, Handler]:
-        """The handler of each class."""
         return {
             RouterRunnable: self._router,
             RunnableWithFallbacks: self._fallbacks,

@@ -41,7 +41,6 @@ class Flow:
 
     @property
     def handlers(self) -> Mapping[type, Handler]:
-        """The handler of each class."""
         return {
             RunnableSequence: self.sequence,
             RunnableParallel: self._parallel,
@@ -61,7 +60,6 @@ class Flow:
         return value
 
     def _parallel(self, step: Step, value: Any) -> Steps:
-        """A dict of steps on the same value."""
         steps = step.runnable.steps__
         lower = self._lowering.step
         parts = tuple(lower(step.of(part, key), value) for key, part in steps.items())

@@ -75,7 +75,6 @@ class Draft:
 
     @property
     def reads(self) -> set[str]:
-        """The variables in its prompt."""
         return {hole.ref.var for hole in Prompt(self.turns).holes()}
 
 

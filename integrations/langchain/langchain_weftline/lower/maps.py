@@ -56,7 +56,6 @@ class EachDraft:
         return tuple(dict.fromkeys((self.over.var, *outer)))
 
     def steps(self) -> tuple[steps.Each]:
-        """The step of the submit."""
         return (
             steps.Each(
                 over=steps.Source(var=self.over.var, transforms=self.over.transforms),
@@ -82,7 +81,6 @@ class Maps:
 
     @property
     def handlers(self) -> Mapping[type, Handler]:
-        """The handler of each class."""
         return {RunnableEach: self._each}
 
     def _each(self, step: Step, value: Any) -> Steps:

@@ -104,7 +104,6 @@ class Searches:
 
     @property
     def handlers(self) -> Mapping[type, Handler]:
-        """The handler of each class."""
         return {VectorStoreRetriever: self._retriever}
 
     def _retriever(self, step: Step, value: Any) -> Steps:
@@ -154,7 +153,6 @@ class Searches:
         return drafts
 
     def state(self) -> tuple[list[StepDraft], Server | None]:
-        """The state to `restore`."""
         return list(self.drafts), self.server
 
     def restore(self, state: tuple[list[StepDraft], Server | None]) -> None:
@@ -174,7 +172,8 @@ def name_at(path: tuple[str, ...]) -> str:
 
 
 def is_heard(step: Step) -> bool:
-    """Whether callbacks want to know of retrievers: LangChain tells them, so it runs this one."""
+    """Whether callbacks hear of retrievers. LangChain then runs the retriever, and tells the
+    callbacks."""
     handlers = get_callback_manager_for_config(step.config).handlers
     return hears_retrievers(handlers)
 

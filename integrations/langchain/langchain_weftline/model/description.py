@@ -69,8 +69,8 @@ class DescribedChat(BaseChatOpenAI):
     def get_num_tokens(self, text: str) -> int:
         """An estimate of one token for four bytes of UTF-8, unless `custom_get_token_ids` is set.
 
-        It needs neither the network nor a tokenizer package. For English text it is within about a
-        fifth of the true count.
+        The estimate needs neither the network nor a tokenizer package. For English text the
+        estimate is within about a fifth of the true count.
         """
         if self.custom_get_token_ids is not None:
             return len(self.custom_get_token_ids(text))

@@ -23,7 +23,6 @@ class WeftlineEmbeddings(Place, Embeddings):
     model: str | None = Field(default=None)
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """One vector for each text."""
         vectors: list[list[float]] = []
         for part in retrieval.portions(texts):
             value = self.server.ask(retrieval.embed(texts[part], self.model))
@@ -31,11 +30,9 @@ class WeftlineEmbeddings(Place, Embeddings):
         return vectors
 
     def embed_query(self, text: str) -> list[float]:
-        """The vector of a text."""
         return self.embed_documents([text])[0]
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
-        """One vector for each text."""
         vectors: list[list[float]] = []
         for part in retrieval.portions(texts):
             value = await self.server.aask(retrieval.embed(texts[part], self.model))
@@ -43,5 +40,4 @@ class WeftlineEmbeddings(Place, Embeddings):
         return vectors
 
     async def aembed_query(self, text: str) -> list[float]:
-        """The vector of a text."""
         return (await self.aembed_documents([text]))[0]

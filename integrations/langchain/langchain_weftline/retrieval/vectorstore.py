@@ -55,7 +55,6 @@ class WeftlineVectorStore(VectorStore):
 
     @property
     def embeddings(self) -> Embeddings:
-        """The embeddings that this store uses."""
         return self._embedding
 
     @property
@@ -129,14 +128,6 @@ class WeftlineVectorStore(VectorStore):
             asked = _without_vectors(items, self._store, self._embedding.model)
         return [id for one in asked for id in (await self._place.server.aask(one))["ids"]]
 
-    def add_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
-        """Add documents, or replace those with equal ids; return the ids."""
-        return self.add_texts(*_of_documents(documents), **_ids(documents, kwargs))
-
-    async def aadd_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
-        """Add documents, or replace those with equal ids; return the ids."""
-        return await self.aadd_texts(*_of_documents(documents), **_ids(documents, kwargs))
-
     def delete(
         self, ids: list[str] | None = None, *, filter: Filter | None = None, **kwargs: Any
     ) -> bool:
@@ -193,14 +184,12 @@ class WeftlineVectorStore(VectorStore):
     def similarity_search_by_vector(
         self, embedding: list[float], k: int = 4, *, filter: Filter | None = None, **kwargs: Any
     ) -> list[Document]:
-        """The `k` documents that are nearest to a vector."""
         asked = retrieval.find_near(embedding, self._store, k, filter)
         return [one for one, _ in _scored(self._place.server.ask(asked))]
 
     async def asimilarity_search_by_vector(
         self, embedding: list[float], k: int = 4, *, filter: Filter | None = None, **kwargs: Any
     ) -> list[Document]:
-        """The `k` documents that are nearest to a vector."""
         asked = retrieval.find_near(embedding, self._store, k, filter)
         return [one for one, _ in _scored(await self._place.server.aask(asked))]
 
@@ -212,15 +201,6 @@ class WeftlineVectorStore(VectorStore):
         if ids is None and not filter:
             raise ValueError("delete takes ids or a filter: name the documents")
         return retrieval.delete(ids or (), self._store, filter)
-
-
-def _of_documents(documents: Iterable[Document]) -> tuple[list[str], list[dict[str, Any]]]:
-    return [one.page_content for one in documents], [one.metadata for one in documents]
-
-
-def _ids(documents: Iterable[Document], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of add_texts: the documents' ids, unless the caller gives some."""
-    return {"ids": [one.id for one in documents], **kwargs}
 
 
 def _items(

@@ -17,8 +17,6 @@ from langchain_core.callbacks import (
 )
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
-from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import get_callback_manager_for_config
 
 from langchain_weftline.lower.calls import Asked, Guard
 from langchain_weftline.lower.graph import (
@@ -41,11 +39,6 @@ from weftline.predicates import holds
 from weftline.watching import Failed, Value
 
 Known = Mapping[str, Event]
-
-
-def is_heard(config: RunnableConfig | None) -> bool:
-    """Whether a run with this configuration has a handler that wants to know of model calls."""
-    return hears_models(get_callback_manager_for_config(config or {}).handlers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +116,6 @@ class Telling:
         except Exception as error:
             return End(name, error=error)
         return End(name, LLMResult(generations=[[*made.generations]], llm_output=made.llm_output))
-
-    def tell_due(self, known: Known) -> None:
-        """Tell callbacks what has happened, from a thread."""
-        for event in self.due(known):
-            self.tell(event)
-
-    async def atell_due(self, known: Known) -> None:
-        """Tell callbacks what has happened, from a coroutine."""
-        for event in self.due(known):
-            await self.atell(event)
 
     def tell(self, event: Start | End) -> None:
         """Tell callbacks, from a thread."""

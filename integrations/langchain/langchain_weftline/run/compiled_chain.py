@@ -141,7 +141,6 @@ class CompiledChain(Runnable[Input, Output]):
 
     @cached_property
     def _models(self) -> list[ChatWeftline]:
-        """The models that the chain may call."""
         lowering = Lowering(mode=Mode.EXPLAIN)
         plan(lowering, self.chain, UNKNOWN)
         return lowering.calls.models
@@ -149,9 +148,9 @@ class CompiledChain(Runnable[Input, Output]):
     def explain(self, input: Input = UNKNOWN, *, ask_server: bool = False) -> Explanation:
         """Which steps run in the server, which in the client, and why. Print the result.
 
-        It also says which variables of the prompts stand before constant text, which is computed
-        anew whenever they change. None of your code runs, and nothing is sent. With `ask_server`
-        one request asks the server where it has seen prompts of these calls part.
+        The explanation also says which variables of the prompts stand before constant text, which
+        is computed anew whenever they change. None of your code runs, and nothing is sent. With
+        `ask_server` one request asks the server where it has seen prompts of these calls part.
 
         Without an `input` the explanation is true for any input. With one, it also counts the items
         of lists and names the calls. With `ask_server` it may raise the errors of any request.
@@ -214,8 +213,8 @@ class CompiledChain(Runnable[Input, Output]):
     def _is_langchains(self, config: RunnableConfig | None) -> bool:
         """Whether LangChain runs the chain, with its calls sent ahead.
 
-        It does so for classic chains, and if callbacks want each token, as LangGraph's stream of
-        messages does.
+        LangChain does so for classic chains, and if callbacks want each token, as LangGraph's
+        stream of messages does.
         """
         if is_classic(self.chain):
             return True

@@ -22,7 +22,6 @@ class Compressed(Begun):
     """Begins the calls on the found documents. It is a callback handler of one retriever's run."""
 
     ignore_retriever = False
-    ignore_chain = True
     run_inline = True
 
     def __init__(self, chain: Any) -> None:

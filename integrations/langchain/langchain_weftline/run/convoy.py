@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from threading import RLock, get_ident
-from typing import Any, Self
+from typing import Any
 from uuid import UUID
 
 import openai
@@ -72,22 +72,20 @@ class Waiting:
 
     @property
     def characters(self) -> int:
-        """The length of its prompt."""
         return sum(len(text) for _, text, _ in self.key[0])
 
 
 class Convoys(Aside):
     """Knows the open runs of a program, and brings their calls together.
 
-    It is a callback handler of the program's runs. The runs of one root belong together. With
-    `across` all runs of all roots do: they are runs of one chain of one call. As these have no
-    edges, their submit is a session of its own.
+    A Convoys object is a callback handler of the program's runs. The runs of one root belong
+    together. With `across` all runs of all roots do: they are runs of one chain of one call. As
+    these have no edges, their submit is a session of its own.
     """
 
-    ignore_llm = True  # they would hear of each token
-    ignore_retriever = True
-    ignore_retry = True
-    ignore_custom_event = True
+    ignore_chain = False
+    ignore_agent = False  # tools
+    ignore_chat_model = False  # their starts, and not each token
     run_inline = True
 
     def __init__(self, graph: Any = None, *, across: bool = False) -> None:
@@ -98,9 +96,6 @@ class Convoys(Aside):
         self._all: Group[Waiting] | None = Group() if across else None
         # Reentrant: a garbage collection while it is held may end a run, which comes here, too.
         self._lock = RLock()
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
 
     def on_chain_start(
         self,

@@ -77,12 +77,10 @@ class Explanation:
 
     @property
     def in_server(self) -> tuple[Note, ...]:
-        """The steps that the server runs."""
         return tuple(step for step in self.steps if step.in_server)
 
     @property
     def in_client(self) -> tuple[Note, ...]:
-        """The steps that the client runs."""
         return tuple(step for step in self.steps if not step.in_server)
 
     def __str__(self) -> str:
@@ -220,7 +218,7 @@ def _requests(lowering: Lowering, planned: Planned) -> tuple[Requests, Requests]
 def _made(lowering: Lowering) -> tuple[int, bool]:
     """How many of the calls the plain chain makes at least, and whether it makes no others.
 
-    It makes the calls of one side of a branch only.
+    The plain chain makes the calls of one side of a branch only.
     """
     branches = branches_of(lowering.searches.drafts)
     asked = lowering.calls.asked

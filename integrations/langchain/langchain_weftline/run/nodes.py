@@ -39,6 +39,7 @@ class Start:
 class Parts(Begun):
     """Begins the calls of parts of a run when they start. It is a callback handler of the run."""
 
+    ignore_chain = False
     run_inline = True
 
     def __init__(self) -> None:

@@ -15,10 +15,9 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables.config import var_child_runnable_config
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -30,6 +29,7 @@ from langchain_weftline.model.answers import completion_of
 from langchain_weftline.model.failures import as_model
 from langchain_weftline.model.forms import Form
 from langchain_weftline.model.sampling import call_options
+from langchain_weftline.trace.audience import OwnHandler
 from langchain_weftline.trace.provenance import running
 from weftline.adapters import Claims, Feed, Piece, Planned, Result, RunSession, Server, awaited
 from weftline.adapters.openai import finish_reason, usage, whole_delta
@@ -47,18 +47,8 @@ Key = tuple[tuple[tuple[str, str, str | None], ...], CallOptions, Server]
 _STREAMING = frozenset({"stream", "stream_usage", "stream_options"})
 
 
-class Begun(BaseCallbackHandler, ABC):
+class Begun(OwnHandler, ABC):
     """A callback handler through which a model call finds the calls that were sent ahead."""
-
-    ignore_llm = True
-    ignore_chat_model = True
-    ignore_retriever = True
-    ignore_agent = True
-    ignore_retry = True
-    ignore_custom_event = True
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
 
     @abstractmethod
     def of(self, parent: UUID | None) -> Ahead | None:
@@ -68,10 +58,9 @@ class Begun(BaseCallbackHandler, ABC):
 class Ahead(Begun):
     """The calls that were sent ahead for one run. It is a callback handler, so that models find it.
 
-    It ignores all events. With `joins` the calls belong to that session of a surrounding run.
+    The handler ignores all events. With `joins` the calls belong to that session of a surrounding
+    run.
     """
-
-    ignore_chain = True
 
     def __init__(
         self,
@@ -198,7 +187,6 @@ class Taken:
     form: Form | None = None
 
     def answer(self) -> ChatCompletion | None:
-        """A chat completion."""
         try:
             value = self.result.value.result(self.timeout_s)
         except (WeftlineError, TimeoutError, CancelledError) as error:
@@ -207,7 +195,6 @@ class Taken:
         return self._read(value)
 
     async def aanswer(self) -> ChatCompletion | None:
-        """A chat completion."""
         try:
             value = await awaited(self.result.value, self.timeout_s)
         except (WeftlineError, TimeoutError) as error:

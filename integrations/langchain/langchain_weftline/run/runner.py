@@ -1,13 +1,11 @@
 """Runs a compiled chain, from a thread or from a coroutine.
 
-Both ways do the same: run the client's steps, submit the known calls when nothing else can
-continue, and wait for the next message.
+Thread and coroutine do the same: run the client's steps, submit the known calls when nothing else
+can continue, and wait for the next message.
 """
 
 from __future__ import annotations
 
-import asyncio
-import queue
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing, closing
 from types import MappingProxyType, TracebackType
@@ -24,8 +22,8 @@ from langchain_weftline.model.answers import chunk_fields
 from langchain_weftline.model.failures import own_failures
 from langchain_weftline.run.callbacks import Telling
 from langchain_weftline.run.submits import Message, OnMessage, Submits
-from langchain_weftline.run.workers import Tasks, Threads
-from weftline.adapters import Result, awaited
+from langchain_weftline.run.workers import Tasks, Threads, Workers, at_once
+from weftline.adapters import Result
 from weftline.sdk.http import OnGraph
 
 # Seconds for which known calls wait while steps of the client still run, so that one request can
@@ -77,100 +75,79 @@ class Execution:
             self._submits.feed.close()
 
     def run(self) -> Any:
-        """The chain's result."""
-        inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        return at_once(self._run(Threads(self._config)))
+
+    async def arun(self) -> Any:
+        return await self._run(Tasks(self._config))
+
+    async def _run(self, workers: Workers) -> Any:
         try:
-            with Threads(self._config, inbox.put) as threads:
-                return self._wait(self._drive(inbox, threads), inbox, threads)
+            with workers:
+                return await self._result(await self._drive(workers), workers)
         except BaseException as error:
             for end in self._telling.left(error):
-                self._telling.tell(end)
+                await workers.tell(self._telling, end)
             raise
 
     def stream(self) -> Generator[Any, None, None]:
         """The chain's result: as it is generated, if it is one text, and otherwise at once."""
-        inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        with Threads(self._config, inbox.put) as threads:
-            lowered = self._drive(inbox, threads)
-            result = self._submits.streamed(lowered, inbox.put)
+        with Threads(self._config) as threads:
+            lowered = at_once(self._drive(threads))
+            result = self._submits.streamed(lowered, threads.put)
             if result is None:
-                yield _whole(lowered, self._wait(lowered, inbox, threads, streamed=True))
+                yield _whole(lowered, at_once(self._result(lowered, threads, streamed=True)))
                 return
-            self._serve(inbox, threads, lambda: self._steps_over(lowered)).get()
+            at_once(self._serve(threads, lambda: self._steps_over(lowered))).get()
             with (
                 own_failures(lowered.result, lowered.calls, streamed=True),
                 closing(result.text.read()) as texts,
             ):
                 for text in texts:
                     yield _shown(lowered, text)
-            self._serve(inbox, threads, lambda: self._settled(lowered, True)).get()
+            at_once(self._serve(threads, lambda: self._settled(lowered, True))).get()
         if (end := _end(lowered, result)) is not None:
             yield end
-        self._show_graph()
-
-    async def arun(self) -> Any:
-        """The chain's result."""
-        inbox = _AsyncInbox()
-        try:
-            with Tasks(self._config, inbox.put) as tasks:
-                return await self._await(await self._adrive(inbox, tasks), inbox, tasks)
-        except BaseException as error:
-            for end in self._telling.left(error):
-                await self._telling.atell(end)
-            raise
+        at_once(self._show_graph(threads))
 
     async def astream(self) -> AsyncGenerator[Any, None]:
         """The chain's result: as it is generated, if it is one text, and otherwise at once."""
-        inbox = _AsyncInbox()
-        with Tasks(self._config, inbox.put) as tasks:
-            lowered = await self._adrive(inbox, tasks)
-            result = self._submits.streamed(lowered, inbox.put)
+        with Tasks(self._config) as tasks:
+            lowered = await self._drive(tasks)
+            result = self._submits.streamed(lowered, tasks.put)
             if result is None:
-                yield _whole(lowered, await self._await(lowered, inbox, tasks, streamed=True))
+                yield _whole(lowered, await self._result(lowered, tasks, streamed=True))
                 return
-            (await self._aserve(inbox, tasks, lambda: self._steps_over(lowered))).get()
+            (await self._serve(tasks, lambda: self._steps_over(lowered))).get()
             with own_failures(lowered.result, lowered.calls, streamed=True):
                 async with aclosing(result.text.aread()) as texts:
                     async for text in texts:
                         yield _shown(lowered, text)
-            (await self._aserve(inbox, tasks, lambda: self._settled(lowered, True))).get()
+            (await self._serve(tasks, lambda: self._settled(lowered, True))).get()
         if (end := _end(lowered, result)) is not None:
             yield end
-        await self._ashow_graph()
+        await self._show_graph(tasks)
 
-    def _drive(self, inbox: queue.SimpleQueue[Message], threads: Threads) -> Lowered:
+    async def _drive(self, workers: Workers) -> Lowered:
         """Run the client's steps, and submit the calls that they need. Returns the other calls."""
         program = self._program
         while True:
-            threads.start(program.advance(), program)
-            self._submits.keep(inbox.put)
+            await workers.start(program.advance(), program)
+            self._submits.keep(workers.put)
             if program.can_go_on:
                 continue
             if program.outcome is not None:
                 return self._submits.rest(program.outcome)
-            self._telling.tell_due(program.known)
+            await self._tell_due(workers)
             try:
-                self._take(inbox.get(timeout=self._patience(inbox.put)))
-            except queue.Empty:
-                self._gathered = True
-            self._telling.tell_due(program.known)
-
-    async def _adrive(self, inbox: _AsyncInbox, tasks: Tasks) -> Lowered:
-        """Run the client's steps, and submit the calls that they need. Returns the other calls."""
-        program = self._program
-        while True:
-            await tasks.start(program.advance(), program)
-            self._submits.keep(inbox.put)
-            if program.can_go_on:
-                continue
-            if program.outcome is not None:
-                return self._submits.rest(program.outcome)
-            await self._telling.atell_due(program.known)
-            try:
-                self._take(await inbox.get(self._patience(inbox.put)))
+                self._take(await workers.get(self._patience(workers.put)))
             except TimeoutError:
                 self._gathered = True
-            await self._telling.atell_due(program.known)
+            await self._tell_due(workers)
+
+    async def _tell_due(self, workers: Workers) -> None:
+        """Tell callbacks what has happened."""
+        for event in self._telling.due(self._program.known):
+            await workers.tell(self._telling, event)
 
     def _take(self, message: Message) -> None:
         if isinstance(message, tuple):
@@ -195,55 +172,24 @@ class Execution:
         self._submits.submit(tell)
         return None
 
-    def _wait(
-        self,
-        lowered: Lowered,
-        inbox: queue.SimpleQueue[Message],
-        threads: Threads,
-        *,
-        streamed: bool = False,
-    ) -> Any:
-        self._submits.last(lowered, inbox.put)
-        made = self._serve(inbox, threads, lambda: self._settled(lowered, streamed)).get()
-        self._show_graph()
+    async def _result(self, lowered: Lowered, workers: Workers, *, streamed: bool = False) -> Any:
+        self._submits.last(lowered, workers.put)
+        made = (await self._serve(workers, lambda: self._settled(lowered, streamed))).get()
+        await self._show_graph(workers)
         return made
 
-    def _serve(
-        self, inbox: queue.SimpleQueue[Message], threads: Threads, settled: Settled
-    ) -> Outcome:
+    async def _serve(self, workers: Workers, settled: Settled) -> Outcome:
         """Run the remaining steps, when their values arrive, until the run has an outcome."""
         program = self._program
         while True:
-            threads.start(program.advance(), program)
-            self._submits.keep(inbox.put)
-            self._telling.tell_due(program.known)
+            await workers.start(program.advance(), program)
+            self._submits.keep(workers.put)
+            await self._tell_due(workers)
             if program.can_go_on:
                 continue
             if (outcome := self._over(settled)) is not None:
                 return outcome
-            self._take(inbox.get())
-
-    async def _await(
-        self, lowered: Lowered, inbox: _AsyncInbox, tasks: Tasks, *, streamed: bool = False
-    ) -> Any:
-        self._submits.last(lowered, inbox.put)
-        outcome = await self._aserve(inbox, tasks, lambda: self._settled(lowered, streamed))
-        made = outcome.get()
-        await self._ashow_graph()
-        return made
-
-    async def _aserve(self, inbox: _AsyncInbox, tasks: Tasks, settled: Settled) -> Outcome:
-        """Run the remaining steps, when their values arrive, until the run has an outcome."""
-        program = self._program
-        while True:
-            await tasks.start(program.advance(), program)
-            self._submits.keep(inbox.put)
-            await self._telling.atell_due(program.known)
-            if program.can_go_on:
-                continue
-            if (outcome := self._over(settled)) is not None:
-                return outcome
-            self._take(await inbox.get(None))
+            self._take(await workers.get())
 
     def _over(self, settled: Settled) -> Outcome | None:
         """The run's outcome. The run fails if a step fails, also if nothing reads the step."""
@@ -265,33 +211,13 @@ class Execution:
             return Outcome(error=event.error)
         return Outcome() if self._program.is_served(but=name) else self._program.lost
 
-    def _show_graph(self) -> None:
+    async def _show_graph(self, workers: Workers) -> None:
         if self._on_graph is not None and self._submits.feed is not None:
-            self._on_graph(self._submits.feed.fetch_graph().result())
-
-    async def _ashow_graph(self) -> None:
-        if self._on_graph is not None and self._submits.feed is not None:
-            self._on_graph(await awaited(self._submits.feed.fetch_graph()))
+            self._on_graph(await workers.wait(self._submits.feed.fetch_graph()))
 
     def _settled(self, lowered: Lowered, streamed: bool) -> Outcome | None:
         known, readers = self._program.known, self._program.readers
         return settle(lowered.result, known, lowered.calls, streamed=streamed, readers=readers)
-
-
-class _AsyncInbox:
-    """Messages from any thread to one coroutine."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Message] = asyncio.Queue()
-
-    def put(self, message: Message) -> None:
-        if not self._loop.is_closed():  # a closed loop has no reader
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, message)
-
-    async def get(self, timeout: float | None) -> Message:
-        async with asyncio.timeout(timeout):
-            return await self._queue.get()
 
 
 def _shown(lowered: Lowered, text: str) -> Any:

@@ -22,10 +22,10 @@ from weftline.adapters.frames import current_frames
 class Limits:
     """How long a call may wait for calls that start beside it, in seconds.
 
-    It waits while a sibling has shown progress during the last `progress`, and at most `longest`.
-    From its start to its call a map of three takes 1.2 to 3 ms on two cores beside other load, and
-    the median wait is 3 ms (deciles of 40 runs). A thread that has been started takes less than
-    `look` until LangChain tells of its run.
+    A call waits while a sibling has shown progress during the last `progress`, and at most
+    `longest`. From its start to its call a map of three takes 1.2 to 3 ms on two cores beside other
+    load, and the median wait is 3 ms (deciles of 40 runs). A thread that has been started takes
+    less than `look` until LangChain tells of its run.
     """
 
     progress: float = 0.02

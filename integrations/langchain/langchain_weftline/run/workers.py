@@ -1,21 +1,40 @@
-"""Runs the client's steps of a compiled chain: on threads, or as tasks of an event loop."""
+"""Runs the client's steps of a compiled chain, on threads or as tasks of an event loop.
+
+Both also take the messages to the run, and tell callbacks. The methods of `Threads` are coroutines
+that block their thread and never wait for an event loop, so that a run is written once: `at_once`
+runs them.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+import queue
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Executor, Future
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_executor_for_config
 
 from langchain_weftline.lower.program import Job, Outcome, Program
+from langchain_weftline.run.callbacks import End, Start, Telling
 from langchain_weftline.run.compression import beginning
+from langchain_weftline.run.submits import Message
+from weftline.adapters import awaited
 
-Ended = Callable[[tuple[Job, Outcome]], None]
+T = TypeVar("T")
+
+
+def at_once(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that waits for no event loop."""
+    try:
+        work.send(None)
+    except StopIteration as ended:
+        result: T = ended.value
+        return result
+    raise AssertionError("it waits for an event loop")
 
 
 def _runs_here(job: Job, jobs: Sequence[Job], program: Program) -> bool:
@@ -26,9 +45,10 @@ def _runs_here(job: Job, jobs: Sequence[Job], program: Program) -> bool:
 class Threads:
     """Steps on LangChain's threads. Leaving the block waits for them."""
 
-    def __init__(self, config: RunnableConfig, ended: Ended) -> None:
+    def __init__(self, config: RunnableConfig) -> None:
         self._config = config
-        self._ended = ended
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.put = self._inbox.put
         self._stack = ExitStack()
         self._pool: Executor | None = None
 
@@ -43,7 +63,7 @@ class Threads:
     ) -> None:
         self._stack.close()
 
-    def start(self, jobs: Sequence[Job], program: Program) -> None:
+    async def start(self, jobs: Sequence[Job], program: Program) -> None:
         """Start the steps. A short step runs before this returns."""
         for job in jobs:
             if _runs_here(job, jobs, program):
@@ -54,14 +74,30 @@ class Threads:
             self._pool.submit(self._work, job)
 
     def _work(self, job: Job) -> None:
-        self._ended((job, _perform(job)))
+        self.put((job, _perform(job)))
+
+    async def get(self, timeout: float | None = None) -> Message:
+        """The next message to the run. Raises TimeoutError."""
+        try:
+            return self._inbox.get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError from None
+
+    async def tell(self, telling: Telling, event: Start | End) -> None:
+        """Tell callbacks."""
+        telling.tell(event)
+
+    async def wait(self, future: Future[T]) -> T:
+        """The result of work on another thread."""
+        return future.result()
 
 
 class Tasks:
     """Steps as tasks. Leaving the block cancels those that still run."""
 
-    def __init__(self, config: RunnableConfig, ended: Ended) -> None:
-        self._ended = ended
+    def __init__(self, config: RunnableConfig) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._room = asyncio.Semaphore(config.get("max_concurrency") or 2**31)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -89,7 +125,28 @@ class Tasks:
 
     async def _work(self, job: Job) -> None:
         async with self._room:
-            self._ended((job, await _aperform(job)))
+            self.put((job, await _aperform(job)))
+
+    def put(self, message: Message) -> None:
+        """Send a message to the run, from any thread."""
+        if not self._loop.is_closed():  # a closed loop has no reader
+            self._loop.call_soon_threadsafe(self._inbox.put_nowait, message)
+
+    async def get(self, timeout: float | None = None) -> Message:
+        """The next message to the run. Raises TimeoutError."""
+        async with asyncio.timeout(timeout):
+            return await self._inbox.get()
+
+    async def tell(self, telling: Telling, event: Start | End) -> None:
+        """Tell callbacks."""
+        await telling.atell(event)
+
+    async def wait(self, future: Future[T]) -> T:
+        """The result of work on another thread."""
+        return await awaited(future)
+
+
+Workers = Threads | Tasks
 
 
 def _perform(job: Job) -> Outcome:

@@ -6,12 +6,28 @@ Our own handlers hear of runs, too. A run that only they watch may take place in
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Self
 
 from langchain_core.callbacks import BaseCallbackHandler
 
 
-class Aside(BaseCallbackHandler):
-    """A handler of ours. It is no audience."""
+class OwnHandler(BaseCallbackHandler):
+    """A handler of ours, which hears only of what a subclass asks for."""
+
+    ignore_llm = True
+    ignore_chat_model = True
+    ignore_chain = True
+    ignore_agent = True
+    ignore_retriever = True
+    ignore_retry = True
+    ignore_custom_event = True
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+class Aside(OwnHandler):
+    """A handler of ours that is no audience."""
 
 
 def hears_models(handlers: Iterable[BaseCallbackHandler]) -> bool:

@@ -138,10 +138,9 @@ class Listener(Aside):
     has started.
     """
 
-    ignore_llm = True
-    ignore_chat_model = True
-    ignore_retry = True
-    ignore_custom_event = True
+    ignore_chain = False
+    ignore_agent = False  # tools
+    ignore_retriever = False
 
     def __init__(self) -> None:
         self.pieces = ByIdentity()
@@ -157,9 +156,6 @@ class Listener(Aside):
             setattr(self, f"on_{kind}_start", _Immediate(start))
             setattr(self, f"on_{kind}_end", _Immediate(self._on_chain_end))
             setattr(self, f"on_{kind}_error", _Immediate(self._on_chain_error))
-
-    def __deepcopy__(self, memo: object) -> Listener:
-        return self
 
     def expect(self, run_id: UUID, sessions: RunSessions[TracedSession]) -> None:
         """Let the run with this id use `sessions`. It has started, or it starts next."""

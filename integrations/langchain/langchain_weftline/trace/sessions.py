@@ -24,7 +24,8 @@ class TracedSession(RunSession):
     seen: dict[str, None] = field(default_factory=dict)  # values that are not answers of the run
 
     def see(self, values: Iterable[str]) -> None:
-        """Note values that were given to the run. Answers that repeat them are not their source."""
+        """Note values that were given to the run. Answers that repeat such values are not the
+        values' source."""
         with self.lock:
             for value in values:
                 if len(self.seen) < MAX_SEEN:

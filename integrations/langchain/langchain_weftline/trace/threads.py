@@ -6,11 +6,10 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
 from threading import RLock
-from typing import Any, Self
+from typing import Any
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
-
+from langchain_weftline.trace.audience import OwnHandler
 from langchain_weftline.trace.provenance import LISTENER
 from langchain_weftline.trace.sessions import TracedSession
 from weftline.adapters import RunSessions
@@ -31,18 +30,13 @@ class ThreadSessions(RunSessions[TracedSession]):
         super().finish()
 
 
-class Threads(BaseCallbackHandler):
+class Threads(OwnHandler):
     """Gives each run of a graph the sessions of its thread. It is a callback handler of the run.
 
     A run without a `thread_id`, and a graph inside another run, keep the sessions of their run.
     """
 
-    ignore_llm = True
-    ignore_chat_model = True
-    ignore_retriever = True
-    ignore_agent = True
-    ignore_retry = True
-    ignore_custom_event = True
+    ignore_chain = False
     run_inline = True
 
     def __init__(self) -> None:
@@ -50,9 +44,6 @@ class Threads(BaseCallbackHandler):
         # Reentrant: a garbage collection while it is held may end a run, which comes here, too.
         self._lock = RLock()
         weakref.finalize(self, _close, self._by_thread)
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
 
     def on_chain_start(
         self,

@@ -87,7 +87,7 @@ class ReplyChoice:
     def of(running: Running, index: int, task: Task) -> ReplyChoice:
         """ReplyChoice number `index`, which `node` generates."""
         call, [output] = call_of(task), outputs_of(task)
-        thinking = thinking_of(call, output, running.service.model(call.model).prompter)
+        thinking = thinking_of(call, output, running.service.engines.model(call.model).prompter)
         return ReplyChoice(running, index, task, bool(call.offered_tools), thinking)
 
     @property
@@ -98,7 +98,7 @@ class ReplyChoice:
     async def whole(self) -> dict[str, Any]:
         """The choice once it is complete. Raises the error of its call."""
         running = self.running
-        variable = await running.service.get(running.session, self.task.writes[0])
+        variable = await running.service.readers.get(running.session, self.task.writes[0])
         value = variable.value if self.calls_tools else variable.text
         if not self.calls_tools and self.thinking is not Thinking.NONE:
             value = message_of(AnswerParser(self.thinking, None), variable.text)
@@ -116,7 +116,7 @@ class ReplyChoice:
         calls = False
         if plain:
             service = self.running.service
-            async for chunk in service.stream(self.running.session, self.task.writes[0]):
+            async for chunk in service.readers.stream(self.running.session, self.task.writes[0]):
                 yield text_chunk(chunk.text)
         else:
             async for deltas in self.deltas():
@@ -136,7 +136,7 @@ class ReplyChoice:
                 yield deltas
         else:
             parser = AnswerParser(self.thinking, None)
-            async for chunk in service.stream(session, variable):
+            async for chunk in service.readers.stream(session, variable):
                 yield parser.feed(chunk.text)
             yield parser.end()
 

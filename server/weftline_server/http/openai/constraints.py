@@ -9,24 +9,22 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from weftline.contract.bodies import LooseBody, StrictBody
 from weftline.contract.constraints import check_constraint
 from weftline.contract.errors import InvalidRequest
 
-_LOOSE = {"extra": "ignore", "allow_inf_nan": False}
 _ANY_OBJECT = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonSchema:
+class JsonSchema(LooseBody):
     """The schema of a `response_format`."""
 
     schema: dict[str, Any]
 
-    __pydantic_config__ = _LOOSE
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseFormat:
+class ResponseFormat(LooseBody):
     """The form that the answer must have. A schema is enforced even if it is not strict.
 
     `pattern`, `regex` or `value` is the pattern of type regex. `grammar` or `value` is the text of
@@ -45,8 +43,6 @@ class ResponseFormat:
     structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
     at_least_one: bool = False
-
-    __pydantic_config__ = _LOOSE
 
     def __post_init__(self) -> None:
         if (made := self.constraint) is not None:
@@ -97,7 +93,7 @@ def _lacks(what: str) -> InvalidRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StructuredOutputs:
+class StructuredOutputs(StrictBody):
     """vLLM's object of constraints, of which one is given."""
 
     json: str | dict[str, Any] | None = None
@@ -109,8 +105,6 @@ class StructuredOutputs:
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
-
-    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}  # noqa: RUF012 - pydantic's
 
     def __post_init__(self) -> None:
         for name in ("disable_any_whitespace", "disable_additional_properties"):
@@ -164,7 +158,7 @@ def _object(value: str | dict[str, Any], param: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConstraintFields:
+class ConstraintFields(LooseBody):
     """All fields that constrain the answer. `constraint` is ours."""
 
     response_format: ResponseFormat | None = None
@@ -178,8 +172,6 @@ class ConstraintFields:
     ebnf: str | None = None
     grammar: str | None = None
     constraint: dict[str, Any] | None = None
-
-    __pydantic_config__ = _LOOSE
 
     def constraint_asked(self) -> tuple[str, dict[str, Any]] | None:
         """The field that constrains the answer, and the constraint; None for a free answer.

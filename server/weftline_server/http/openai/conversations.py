@@ -2,22 +2,24 @@
 
 An agent sends its whole conversation with each request. Where its requests are one session, the
 scheduler admits the agent as a whole and keeps its context through a pause. The first request of a
-conversation may be the only one. It gets a session where most conversations of its tenant went on.
+conversation may be the only one. It gets a session where most conversations of its tenant went on,
+and as long as this is not known: agents that all begin at once would otherwise evict each other.
 A session found here only advises the scheduler: prompts are never changed, so a wrong guess costs
 time and never text.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from weftline.contract.errors import Overloaded
 from weftline_server.http.openai.requests import ChatMessage, ChatRequest, CompletionRequest
-from weftline_server.runtime.service import Service
 from weftline_server.session.session import Session
 
 # Headers that name a session; the first one counts.
@@ -33,6 +35,10 @@ IDLE_S = 300.0
 LIKELY = 0.5
 FEWEST, MOST_COUNTED = 4, 64
 MOST_TENANTS = 1024
+# While it is not known whether a tenant's conversations go on, each has a session until this many
+# seconds after its first answer, and at most this many have one.
+UNDECIDED_S = 3.0
+MOST_UNDECIDED = 256
 
 
 @dataclass(eq=False)
@@ -40,29 +46,49 @@ class _Conversation:
     session: Session
     used: float
     chars: int = 0
+    answered: float | None = None  # when its first answer had come
     has_grown: bool = False  # a request with more messages than the first one came
 
 
 @dataclass
 class _Habit:
-    """How many conversations of a tenant began, and how many of them went on."""
+    """How many conversations of a tenant began, how many of them went on, and those of which this
+    is not known yet."""
 
     began: int = 0
     went_on: int = 0
+    undecided: dict[_Conversation, None] = field(default_factory=dict)
+    is_watched: bool = False  # somebody looks at the undecided ones again, soon
+
+    @property
+    def is_known(self) -> bool:
+        return self.began >= FEWEST or len(self.undecided) >= MOST_UNDECIDED
 
     def begin(self) -> bool:
         """Count another conversation. Return whether it is likely to go on."""
         likely = self.began >= FEWEST and self.went_on >= LIKELY * self.began
+        self.count()
+        return likely
+
+    def count(self) -> None:
+        """Count another conversation that has begun. Old ones fade."""
         self.began += 1
         if self.began >= 2 * MOST_COUNTED:
             self.began, self.went_on = self.began // 2, self.went_on // 2
-        return likely
+
+
+class Opener(Protocol):
+    """Opens and closes sessions, as the service does."""
+
+    def open(self, tenant: str) -> Session: ...
+
+    def close(self, session: Session) -> None: ...
 
 
 class Conversations:
     """Finds the session of a request among those of its tenant."""
 
-    def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, service: Opener, clock: Callable[[], float] = time.monotonic) -> None:
         self._service = service
         self._now = clock
         self._named: dict[tuple[str, str], _Conversation] = {}
@@ -75,7 +101,8 @@ class Conversations:
     def find(
         self, tenant: str, headers: Mapping[str, str], body: ChatRequest | CompletionRequest
     ) -> Session | None:
-        """Return the session in which the request runs; None if it is one of its own."""
+        """Return the session in which the request runs; None if the request gets a session of its
+        own."""
         self._close_idle()
         name = next((headers[key] for key in HEADERS if headers.get(key)), None)
         try:
@@ -86,6 +113,17 @@ class Conversations:
         except Overloaded:
             pass  # the tenant has too many sessions to keep another one for later requests
         return None
+
+    def abandon(self, session: Session) -> None:
+        """A request in this session got no answer. If the request was the first one of a guessed
+        conversation, the conversation has not begun, and its session is closed.
+        """
+        found = next((one for one in self._open if one.session is session), None)
+        if found is None or found.has_grown or not session.guessed:
+            return
+        for habit in self._habits.values():
+            habit.undecided.pop(found, None)
+        self._close(found)
 
     def _by_name(self, tenant: str, name: str, chars: int) -> Session:
         found = self._named[tenant, name] = self._current(tenant, self._named.get((tenant, name)))
@@ -104,20 +142,54 @@ class Conversations:
         if known is not None:
             del self._ends[before]
         if known is None or not known.has_grown:
-            self._habit(tenant).went_on += 1
-        found = self._current(tenant, known)
+            habit = self._habit(tenant)
+            habit.went_on += 1
+            if known is not None and known in habit.undecided:
+                del habit.undecided[known]
+                habit.count()
+        found = self._guessed(tenant, known)
         self._remember(keys[-1], found)
         found.has_grown = True
         return self._use(found, _chars(body))
 
     def _first(self, tenant: str, key: tuple[str, str, bytes], chars: int) -> Session | None:
         """The session of a conversation that begins; None if it may be the only request."""
-        if not self._habit(tenant).begin():
+        habit = self._habit(tenant)
+        self._decide(habit)
+        known = habit.is_known
+        if known and not habit.begin():
             self._remember(key, None)
             return None
-        found = self._current(tenant, None)
+        found = self._guessed(tenant, None)
+        if not known:
+            habit.undecided[found] = None
+            self._watch(habit)
         self._remember(key, found)
         return self._use(found, chars)
+
+    def _decide(self, habit: _Habit) -> None:
+        """Count the conversations that have not gone on for a while, and close their sessions."""
+        now = self._now()
+        for found in list(habit.undecided):
+            if found.session.ended is None and found.session.execution.work_left:
+                continue
+            if found.answered is None:
+                found.answered = now
+            if now - found.answered > UNDECIDED_S:
+                del habit.undecided[found]
+                habit.count()
+                self._close(found)
+
+    def _watch(self, habit: _Habit) -> None:
+        """Decide about a habit's conversations after a while, also if no request comes."""
+        if not habit.is_watched and habit.undecided:
+            habit.is_watched = True
+            asyncio.get_running_loop().call_later(UNDECIDED_S, self._look_again, habit)
+
+    def _look_again(self, habit: _Habit) -> None:
+        habit.is_watched = False
+        self._decide(habit)
+        self._watch(habit)
 
     def _habit(self, tenant: str) -> _Habit:
         found = self._habits[tenant] = self._habits.pop(tenant, _Habit())
@@ -138,6 +210,12 @@ class Conversations:
                 return known
             self._close(known)
         return _Conversation(self._service.open(tenant), self._now())
+
+    def _guessed(self, tenant: str, known: _Conversation | None) -> _Conversation:
+        """The same for a conversation that was found by its messages."""
+        found = self._current(tenant, known)
+        found.session.guessed = True
+        return found
 
     def _use(self, found: _Conversation, chars: int) -> Session:
         found.used = self._now()

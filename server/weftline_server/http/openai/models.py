@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from weftline.contract.bodies import LooseBody
 from weftline.contract.errors import InvalidRequest
 from weftline_server.http.openai.requests import ChatMessage
 from weftline_server.http.state import ServiceDep, Tenant
@@ -19,14 +20,12 @@ router = APIRouter(tags=["openai"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizeRequest:
+class TokenizeRequest(LooseBody):
     """A text or a chat to tokenise, as the server would before it generates."""
 
     model: str | None = None
     prompt: str | None = None
     messages: tuple[ChatMessage, ...] | None = None
-
-    __pydantic_config__ = {"extra": "ignore", "allow_inf_nan": False}  # noqa: RUF012 - pydantic's
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
@@ -59,14 +58,14 @@ async def models(service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
 @router.get("/v1/models/{model:path}")
 async def model(model: str, service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
     """One served model. A short name finds it too, if only one model fits."""
-    return _row(service.model(model))
+    return _row(service.engines.model(model))
 
 
 @router.post("/tokenize", openapi_extra=schema(TokenizeRequest))
 async def tokenize(request: Request, service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
     """The tokens of a text, or of a chat in the model's template."""
     body = await read(request, TokenizeRequest)
-    found = service.model(body.model)
+    found = service.engines.model(body.model)
     payload = await asyncio.get_running_loop().run_in_executor(None, found.payload, body.before)
     if payload.tokens is None:
         raise InvalidRequest(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from weftline.contract.bodies import StrictBody
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.protocol import (
     MAX_ITEMS,
@@ -23,12 +24,11 @@ from weftline_server.lowering.provenance import Sources
 from weftline_server.session.session import Session
 
 MAX_CLOSED = 64
-_STRICT = {"extra": "forbid"}
 UNNAMED = "text"  # the placeholder of a text that has a variable but no name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Piece(StrictBody):
     """A part of a message: constant text, with `name` an input of the template, with `from_var`
     text of that variable. A piece without text says that the tool calls of its message came from
     that variable."""
@@ -37,15 +37,13 @@ class Piece:
     name: str | None = None
     from_var: str | None = None
 
-    __pydantic_config__ = _STRICT
-
     def __post_init__(self) -> None:
         if self.from_var is not None:
             check_id(self.from_var, "from_var")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Provenance:
+class Provenance(StrictBody):
     """The `weftline` object of a request.
 
     `session_id` is a session of the server, or with `open` any id that the client chose for its
@@ -67,8 +65,6 @@ class Provenance:
     run_tools: bool = False
     client_tools: tuple[ClientTool, ...] = ()
     code_tool: str | None = None
-
-    __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
         check_run_name(self.run_name)
@@ -111,7 +107,6 @@ class PieceInputs:
         self._sources = Sources(self.session)
 
     def segments(self, pieces: Iterable[Piece]) -> tuple[Segment, ...]:
-        """The segments of `pieces` in the prompt."""
         return tuple(self._segment(piece) for piece in pieces)
 
     def _segment(self, piece: Piece) -> Segment:

@@ -164,8 +164,8 @@ def usage_body(usages: Sequence[Usage], choices: int) -> dict[str, Any]:
     """OpenAI's usage of the calls with `usages`, where each prompt has `choices` calls in a row.
 
     A prompt counts once, whatever its number of choices. Its `cached_tokens` are the fewest of its
-    calls, which are the first call's: the others also read what the first one computed. The
-    prediction tokens are the engine's drafts; without drafts there is no such field.
+    calls, which are the first call's: the other calls also read the tokens that the first call
+    computed. The prediction tokens are the engine's drafts; without drafts there is no such field.
     """
     prompts = [usages[at : at + choices] for at in range(0, len(usages), choices)]
     prompt = sum(same[0].prompt_tokens for same in prompts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from weftline.contract.bodies import LooseBody
 from weftline.contract.calls import TemplateWord
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.protocol import (
@@ -31,17 +32,13 @@ from weftline_server.session.session import Session
 OUTPUT = "out"
 MAX_CHOICES = 128  # of one request: `n` times the number of its prompts
 
-_LOOSE = {"extra": "ignore", "allow_inf_nan": False}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextPart:
+class TextPart(LooseBody):
     """One part of a message's content; text is the only type that is served."""
 
     type: Literal["text"]
     text: str
-
-    __pydantic_config__ = _LOOSE
 
     def __post_init__(self) -> None:
         """Nothing. While Python code runs, other threads can: pydantic alone holds its lock for
@@ -49,7 +46,7 @@ class TextPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatMessage:
+class ChatMessage(LooseBody):
     """One message of a chat."""
 
     role: str
@@ -57,8 +54,6 @@ class ChatMessage:
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
     tool_call_id: str | None = None
-
-    __pydantic_config__ = _LOOSE
 
     def __post_init__(self) -> None:
         if isinstance(self.content, tuple) and len(self.content) > MAX_ITEMS:
@@ -75,30 +70,24 @@ class ChatMessage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOptions:
+class StreamOptions(LooseBody):
     """The options of a stream besides the text."""
 
     include_usage: bool = False
 
-    __pydantic_config__ = _LOOSE
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentHints:
+class AgentHints(LooseBody):
     """What NVIDIA Dynamo's clients say of a request. A higher priority goes first."""
 
     priority: int = 0
 
-    __pydantic_config__ = _LOOSE
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DynamoFields:
+class DynamoFields(LooseBody):
     """The object `nvext`."""
 
     agent_hints: AgentHints | None = None
-
-    __pydantic_config__ = _LOOSE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,10 +104,9 @@ class SamplingFields(ConstraintFields):
     repetition_penalty: float | None = None
     seed: int | None = None
     stop: str | tuple[str, ...] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool = False
     logit_bias: dict[str, float] | None = None
-
-    __pydantic_config__ = _LOOSE
 
     def sampling_of(self, max_tokens: int | None) -> Sampling:
         """The sampling of an output of at most `max_tokens`. Raises InvalidRequest."""
@@ -135,6 +123,7 @@ class SamplingFields(ConstraintFields):
             repetition_penalty=self.repetition_penalty,
             seed=self.seed,
             stop=(self.stop,) if isinstance(self.stop, str) else self.stop or (),
+            stop_token_ids=self.stop_token_ids or (),
             ignore_eos=self.ignore_eos,
             logit_bias=self.logit_bias or None,
             constraint=None if asked is None else asked[1],
@@ -165,8 +154,6 @@ class SharedFields(SamplingFields):
     priority: int = 0
     nvext: DynamoFields | None = None
     criteria: Criterion | None = None
-
-    __pydantic_config__ = _LOOSE
 
     def check(self) -> None:
         """Raise InvalidRequest for a number of choices that is out of range."""
@@ -208,6 +195,7 @@ class ChatRequest(SharedFields):
     tool_choice: ChatChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, TemplateWord] | None = None
+    continue_final_message: bool | None = None
     weftline: Provenance | None = None  # ours: its run, and where its text comes from
 
     def __post_init__(self) -> None:
@@ -233,6 +221,16 @@ class ChatRequest(SharedFields):
             return choice != "required"
         return self.parallel_tool_calls
 
+    def _begun(self, last: Message) -> tuple[Segment, ...]:
+        """The text of the last message, which the answer continues. Raises InvalidRequest."""
+        if last.role != "assistant" or last.tool_calls or not self.messages[-1].text.strip():
+            raise InvalidRequest(
+                "continue_final_message needs a last message of the assistant that has text and no "
+                "tool calls",
+                param="continue_final_message",
+            )
+        return last.content
+
     def calls(self, session: Session) -> tuple[Call, ...]:
         """The request as calls of `session` with one output each, one call for each choice."""
         if not self.messages:
@@ -243,7 +241,7 @@ class ChatRequest(SharedFields):
         tools, choice = chosen(self.tool_choice, offered(self.tools or (), "tools"))
         said = self.weftline or Provenance()
         inputs = PieceInputs(session, {OUTPUT})
-        messages = tuple(
+        messages = [
             Message(
                 role=message.role,
                 content=inputs.segments(said.pieces(index, message.text)),
@@ -252,8 +250,12 @@ class ChatRequest(SharedFields):
                 tool_call_id=message.tool_call_id,
             )
             for index, message in enumerate(self.messages)
-        )
-        answer = Message(role="assistant", content=(Segment(output=OUTPUT),))
+        ]
+        begun: tuple[Segment, ...] = ()
+        if self.continue_final_message:
+            *messages, last = messages
+            begun = self._begun(last)
+        answer = Message(role="assistant", content=(*begun, Segment(output=OUTPUT)))
         call = Call(
             name=said.name,
             prompt=(*messages, answer),

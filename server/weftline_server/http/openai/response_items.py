@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
+from weftline.contract.bodies import LooseBody
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.tools import CalledFunction, Tool, ToolCall
 from weftline_server.http.openai.requests import ChatMessage
 from weftline_server.http.openai.tool_types import AnyResponseTool, offered, type_of
 
-_LOOSE = {"extra": "ignore", "allow_inf_nan": False}
 PASSED_OVER = frozenset({"reasoning", "mcp_list_tools"})
 _INSTEAD: Mapping[str, str] = MappingProxyType(
     {
@@ -34,23 +34,19 @@ _NO_TOOL = "send a call as function_call, and its result as function_call_output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContentPart:
+class ContentPart(LooseBody):
     """A part of text, which the client or the model wrote."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
 
-    __pydantic_config__ = _LOOSE
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RefusalPart:
+class RefusalPart(LooseBody):
     """A part in which the model says that it does not answer. It is text of the answer here."""
 
     type: Literal["refusal"]
     refusal: str
-
-    __pydantic_config__ = _LOOSE
 
     @property
     def text(self) -> str:
@@ -59,12 +55,10 @@ class RefusalPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OtherPart:
+class OtherPart(LooseBody):
     """A part of another type, such as an image. It is refused."""
 
     type: str
-
-    __pydantic_config__ = _LOOSE
 
 
 def _part_of(value: Any) -> str:
@@ -86,26 +80,22 @@ Content = str | tuple[PartOfAnyType, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputMessage:
+class InputMessage(LooseBody):
     """A message of the client, or an earlier answer of the model."""
 
     role: str
     content: Content
     type: Literal["message"] | None = "message"
 
-    __pydantic_config__ = _LOOSE
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputCall:
+class InputCall(LooseBody):
     """A call that the assistant made."""
 
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str = "{}"
-
-    __pydantic_config__ = _LOOSE
 
     def called(self) -> ToolCall:
         """The same call of a chat."""
@@ -114,34 +104,28 @@ class InputCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputResult:
+class InputResult(LooseBody):
     """The result of a call."""
 
     type: Literal["function_call_output"]
     output: Content
     call_id: str | None = None
 
-    __pydantic_config__ = _LOOSE
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AddedTools:
+class AddedTools(LooseBody):
     """Tools that are offered besides those of the request."""
 
     type: Literal["additional_tools"]
     tools: tuple[AnyResponseTool, ...]
 
-    __pydantic_config__ = _LOOSE
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OtherItem:
+class OtherItem(LooseBody):
     """An item of another type. It is passed over, or else refused. One with an id alone refers."""
 
     type: str | None = None
     id: str | None = None
-
-    __pydantic_config__ = _LOOSE
 
 
 def _item_of(value: Any) -> str:

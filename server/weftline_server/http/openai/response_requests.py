@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from weftline.contract.bodies import LooseBody
 from weftline.contract.errors import InvalidRequest
 from weftline_server.http.openai.constraints import JsonSchema, ResponseFormat
 from weftline_server.http.openai.provenance import Provenance
@@ -25,18 +26,14 @@ from weftline_server.http.openai.tool_types import (
     offered,
 )
 
-_LOOSE = {"extra": "ignore", "allow_inf_nan": False}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextFormat:
+class TextFormat(LooseBody):
     """The form of the text."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     schema: dict[str, Any] | None = None
-
-    __pydantic_config__ = _LOOSE
 
     def of_chat(self) -> ResponseFormat:
         """The same format of a chat. Raises InvalidRequest if its schema is wrong."""
@@ -48,12 +45,10 @@ class TextFormat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextConfig:
+class TextConfig(LooseBody):
     """How the text is written."""
 
     format: TextFormat | None = None
-
-    __pydantic_config__ = _LOOSE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +65,6 @@ class ResponsesRequest(SamplingFields):
     text: TextConfig | None = None
     stream: bool = False
     weftline: Provenance | None = None
-
-    __pydantic_config__ = _LOOSE
 
     def chat(self) -> ChatRequest:
         """The request as a chat request. Raises InvalidRequest for two forms of the text."""

@@ -6,8 +6,8 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
+from enum import Enum
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -25,7 +25,7 @@ from weftline_server.http.openai.surface import OpenAIRoute, check
 from weftline_server.http.state import asking
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.prompt.answer import deltas_of
-from weftline_server.prompt.tool_parser import Arguments, Called, Said
+from weftline_server.prompt.tool_parser import Arguments, Called, Said, Thought
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=Direct)
 
@@ -107,38 +107,46 @@ def _plain(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
+class _Form(Enum):
+    """What an item of the output is: its type, and the beginning of its id and of its events."""
+
+    MESSAGE = ("message", "msg", "response.output_text")
+    THOUGHTS = ("reasoning", "rs", "response.reasoning_text")
+    CALL = ("function_call", "fc", "response.function_call_arguments")
+
+
 @dataclass(slots=True)
 class _Item:
-    """One item of the output while it grows: the message, or a call of a tool."""
+    """One item of the output while it grows."""
 
+    form: _Form
     body: dict[str, Any]
     index: int
     text: str = ""
 
     @property
-    def is_call(self) -> bool:
-        return bool(self.body["type"] == "function_call")
-
-    @property
     def place(self) -> dict[str, Any]:
         """Where an event of this item belongs."""
         where = {"item_id": self.body["id"], "output_index": self.index}
-        return where if self.is_call else {**where, "content_index": 0}
+        return where if self.form is _Form.CALL else {**where, "content_index": 0}
 
     def part(self) -> dict[str, Any]:
+        if self.form is _Form.THOUGHTS:
+            return {"type": "reasoning_text", "text": self.text}
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
 
+    def beside(self) -> dict[str, Any]:
+        """What an event of text has besides."""
+        return {"logprobs": []} if self.form is _Form.MESSAGE else {}
+
+    def event(self, what: str, **body: Any) -> Event:
+        return {"type": f"{self.form.value[2]}.{what}", **self.place, **body}
+
     def whole(self, status: str) -> dict[str, Any]:
-        """The item as it stands."""
-        if self.is_call:
+        if self.form is _Form.CALL:
             return {**self.body, "arguments": self.text, "status": status}
         content = [self.part()] if self.text or status == "completed" else []
         return {**self.body, "content": content, "status": status}
-
-
-_MORE: Mapping[bool, str] = MappingProxyType(
-    {True: "response.function_call_arguments", False: "response.output_text"}
-)
 
 
 @dataclass(slots=True)
@@ -180,9 +188,9 @@ class Made:
         }
 
     def ended(self, reason: str, usage: Mapping[str, Any]) -> dict[str, Any]:
-        """The response at its end. One that was cut off says so."""
+        """The response at its end. A response that was cut off says so."""
         cut = reason == FinishReason.LENGTH.value
-        if not self.items:  # an empty text is a message too
+        if all(item.form is _Form.THOUGHTS for item in self.items):  # an empty text is a message
             list(self.read([Said("")]))
         details = {"reason": "max_output_tokens"} if cut else None
         return {
@@ -207,32 +215,36 @@ class Made:
         for delta in deltas:
             match delta:
                 case Said(text):
-                    if self.open is None or self.open.is_call:
-                        yield from self._begin("message", role="assistant", content=[])
-                    yield self._grow(text)
+                    yield from self._text(_Form.MESSAGE, text, role="assistant")
+                case Thought(text):
+                    yield from self._text(_Form.THOUGHTS, text, summary=[])
                 case Called(_, id, name):
-                    yield from self._begin("function_call", call_id=id, name=name, arguments="")
+                    yield from self._begin(_Form.CALL, call_id=id, name=name, arguments="")
                 case Arguments(_, text):
                     yield self._grow(text)
                 case _:
                     pass  # parts that only early tools read
 
+    def _text(self, form: _Form, text: str, **body: Any) -> Iterator[Event]:
+        if self.open is None or self.open.form is not form:
+            yield from self._begin(form, **body, content=[])
+        yield self._grow(text)
+
     def _grow(self, text: str) -> Event:
         item = self.open
         assert item is not None, "a delta has an item"
         item.text += text
-        event = {"type": f"{_MORE[item.is_call]}.delta", **item.place, "delta": text}
-        return event if item.is_call else {**event, "logprobs": []}
+        return item.event("delta", delta=text, **item.beside())
 
-    def _begin(self, kind: str, **body: Any) -> Iterator[Event]:
+    def _begin(self, form: _Form, **body: Any) -> Iterator[Event]:
         yield from self.close()
-        prefix = "fc" if kind == "function_call" else "msg"
-        body = {"type": kind, "id": f"{prefix}_{uuid.uuid4().hex}", **body}
-        self.open = item = _Item(body, len(self.items))
+        name, prefix, _ = form.value
+        body = {"type": name, "id": f"{prefix}_{uuid.uuid4().hex}", **body}
+        self.open = item = _Item(form, body, len(self.items))
         self.items.append(item)
         started = {"output_index": item.index, "item": item.whole("in_progress")}
         yield {"type": "response.output_item.added", **started}
-        if not item.is_call:
+        if form is not _Form.CALL:
             yield {"type": "response.content_part.added", **item.place, "part": item.part()}
 
     def close(self) -> Iterator[Event]:
@@ -240,11 +252,10 @@ class Made:
         item, self.open = self.open, None
         if item is None:
             return
-        if item.is_call:
-            said: dict[str, Any] = {"arguments": item.text, "name": item.body["name"]}
-            yield {"type": f"{_MORE[True]}.done", **item.place, **said}
+        if item.form is _Form.CALL:
+            yield item.event("done", arguments=item.text, name=item.body["name"])
         else:
-            yield {"type": f"{_MORE[False]}.done", **item.place, "text": item.text, "logprobs": []}
+            yield item.event("done", text=item.text, **item.beside())
             yield {"type": "response.content_part.done", **item.place, "part": item.part()}
         done = {"output_index": item.index, "item": item.whole("completed")}
         yield {"type": "response.output_item.done", **done}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from weftline.contract.errors import UnknownSession
-from weftline_server.runtime.service import Service
+from weftline_server.runtime.service import NotHere, Service
 from weftline_server.session.session import Session
 
 
@@ -36,7 +36,7 @@ class Runs:
         journal = self._service.registry.journal
         for (tenant, alias), id in () if journal is None else journal.aliases.items():
             with suppress(UnknownSession):  # it could not be restored
-                self._sessions[tenant, alias] = self._service.find(tenant, id)
+                self._sessions[tenant, alias] = self._service.registry.find(tenant, id)
 
     def enter(self, tenant: str, id: str, *, opens: bool) -> Session:
         """The session for one request, which must `leave` it. Opens one if the request may.
@@ -45,15 +45,24 @@ class Runs:
         """
         try:
             session = self.find(tenant, id)
-        except UnknownSession:
+        except UnknownSession as missed:
             if not opens:
+                raise
+            if isinstance(missed, NotHere) and not self._may_open(tenant, id):
+                missed.may_open = True
                 raise
             session = self._service.open(tenant, alias=id)
             self._sessions[tenant, id] = session
             self._guests[session] = _Guests()
         if (guests := self._guests.get(session)) is not None:
             guests.requests += 1
+        self._service.lifecycle.holds.add(session)
         return session
+
+    def _may_open(self, tenant: str, id: str) -> bool:
+        """Whether no other server has a session with this id of a client."""
+        member = self._service.lifecycle.member
+        return member is None or (not member.is_retired and (tenant, id) in member.chosen)
 
     def responded(self, session: Session) -> None:
         """Note that the client knows the session's id, so that it can close the session."""
@@ -62,6 +71,7 @@ class Runs:
 
     def leave(self, session: Session) -> None:
         """End one request. Its session is closed with the last one if no client knows its id."""
+        self._service.lifecycle.holds.remove(session)
         guests = self._guests.get(session)
         if guests is None:
             return
@@ -83,7 +93,14 @@ class Runs:
         session = self._sessions.get((tenant, id))
         if session is not None and session.ended is None:
             return session
-        return self._service.find(tenant, id)
+        return self._service.registry.find(tenant, self._adopted(tenant, id))
+
+    def _adopted(self, tenant: str, id: str) -> str:
+        """The own id of a session that came from another server while this one runs."""
+        journal = self._service.registry.journal
+        if journal is None or not journal.is_shared:
+            return id
+        return journal.aliases.get((tenant, id), id)
 
     def look(self, tenant: str, id: str) -> Session:
         """The session to show, open or closed a short time ago, by either of its ids.
@@ -91,4 +108,5 @@ class Runs:
         Raises UnknownSession or ServerRestarted.
         """
         chosen = self._sessions.get((tenant, id))
-        return self._service.registry.look(tenant, id if chosen is None else chosen.id)
+        own = self._adopted(tenant, id) if chosen is None else chosen.id
+        return self._service.registry.look(tenant, own)

@@ -10,6 +10,7 @@ from fastapi import Request
 
 from weftline.contract.protocol import Call, Submit
 from weftline_server.graph.primitive import Task
+from weftline_server.http.openai.conversations import Conversations
 from weftline_server.http.openai.provenance import Provenance
 from weftline_server.http.openai.replies import Reply, Shape, usage_body
 from weftline_server.http.openai.requests import ChatRequest, CompletionRequest
@@ -22,6 +23,7 @@ from weftline_server.observe.view import output_step
 from weftline_server.runtime.service import Service
 from weftline_server.session.origin import name_run
 from weftline_server.session.session import Session
+from weftline_server.session.task import RunState
 
 Body = ChatRequest | CompletionRequest
 
@@ -30,7 +32,8 @@ Body = ChatRequest | CompletionRequest
 class Running:
     """A submitted request: a call for each choice, and whether the session is its own.
 
-    A request that names a session leaves it open, and its calls in the session's graph.
+    A request that names a session leaves it open, and its calls in the session's graph. `guessed`
+    are the conversations among which the session was found, if the request names none.
     """
 
     service: Service
@@ -41,6 +44,7 @@ class Running:
     body: Body
     reply: Reply
     prices: Prices
+    guessed: Conversations | None = None
 
     def usage(self, tasks: Sequence[Task]) -> dict[str, Any]:
         """The usage of these calls, which have ended."""
@@ -56,10 +60,14 @@ class Running:
         if self.own:
             self.service.close(self.session)
             return
+        runs = [self.session.tasks[task.id] for task in self.tasks]
+        answered = all(run.state is RunState.DONE for run in runs)
         if self.session.ended is None:
             for id in (*(task.id for task in self.tasks), *more):
                 self.service.cancel(self.session, id)
         self.runs.leave(self.session)
+        if self.guessed is not None and not answered:
+            self.guessed.abandon(self.session)
 
 
 async def start(
@@ -75,9 +83,9 @@ async def start(
         said = replace(said, session_id=body.session_id)
     name_run(said.run_name)
     runs.close(tenant, said.close)
-    found = None
-    if said.session_id is None and body.weftline is None and state.conversations is not None:
-        found = state.conversations.find(tenant, request.headers, body)
+    found, guessed = None, state.conversations
+    if said.session_id is None and body.weftline is None and guessed is not None:
+        found = guessed.find(tenant, request.headers, body)
     own = said.session_id is None and found is None
     if found is not None:
         session = found
@@ -95,10 +103,13 @@ async def start(
             service.close(session)
         else:
             runs.leave(session)
+        if found is not None and guessed is not None:
+            guessed.abandon(found)
         raise
     ours = None if body.weftline is None or said.run_tools else _ids(session, tasks[0])
-    reply = Reply.new(shape, service.model(body.model).name, ours)
-    return Running(service, runs, session, tasks, own, body, reply, state.prices)
+    reply = Reply.new(shape, service.engines.model(body.model).name, ours)
+    guessed = None if found is None else guessed
+    return Running(service, runs, session, tasks, own, body, reply, state.prices, guessed)
 
 
 def _calls(
@@ -111,7 +122,7 @@ def _calls(
     if not said.run_tools:
         return calls, None
     [call] = calls
-    call, shaped = agent_of(call, said.client_tools, said.code_tool, service.tools(), KINDS)
+    call, shaped = agent_of(call, said.client_tools, said.code_tool, service.engines.tools, KINDS)
     return (call,), shaped
 
 

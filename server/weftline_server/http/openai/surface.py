@@ -64,11 +64,17 @@ _KEPT = "is not served, since no response is kept: send the whole input"
 _LACKS = "asks for what the answer does not have: leave it out"
 _CHAT, _TEXT, _RESPONSES = (OpenAIRoute.CHAT,), (OpenAIRoute.TEXT,), (OpenAIRoute.RESPONSES,)
 _BY_CHATS = "is served by chats: use chat/completions"
+_OPENS = "is the opposite of continue_final_message: leave it out"
 _LOGPROBS = "message.output_text.logprobs"
 
 
 def _is_n(value: Any, body: Mapping[str, Any]) -> bool:
     return bool(value == (body.get("n") or 1))
+
+
+def _opens(value: Any, body: Mapping[str, Any]) -> bool:
+    """A message that is continued needs no beginning, and any other answer has one."""
+    return isinstance(value, bool) and value is not bool(body.get("continue_final_message"))
 
 
 def _no_logprobs(value: Any, body: Mapping[str, Any]) -> bool:
@@ -98,8 +104,9 @@ REFUSED: tuple[NotServed, ...] = (
     NotServed("documents", ([],)),
     NotServed("chat_template"),
     NotServed("chat_template_kwargs", ({},), of=(OpenAIRoute.TEXT, OpenAIRoute.RESPONSES)),
-    NotServed("add_generation_prompt", (True,)),
-    NotServed("continue_final_message", _OFF),
+    NotServed("add_generation_prompt", (), _OPENS, _CHAT, _opens),
+    NotServed("add_generation_prompt", (True,), of=(OpenAIRoute.TEXT, OpenAIRoute.RESPONSES)),
+    NotServed("continue_final_message", _OFF, _BY_CHATS, (OpenAIRoute.TEXT, OpenAIRoute.RESPONSES)),
     NotServed("add_special_tokens", _OFF, of=(OpenAIRoute.CHAT, OpenAIRoute.RESPONSES)),
     NotServed("add_special_tokens", (True,), of=_TEXT),
     NotServed("truncate_prompt_tokens"),
@@ -121,7 +128,6 @@ REFUSED: tuple[NotServed, ...] = (
     NotServed("thinking_token_budget"),
     NotServed("guided_whitespace_pattern"),
     # Where the answer ends, and what of it is shown.
-    NotServed("stop_token_ids", ([],)),
     NotServed("stop_regex", ([], "")),
     NotServed("include_stop_str_in_output", _OFF),
     NotServed("no_stop_trim", _OFF),
@@ -219,7 +225,6 @@ ADVICE: Mapping[str, str] = {
 
 
 def served(endpoint: OpenAIRoute) -> frozenset[str]:
-    """The fields that a route serves."""
     return frozenset(one.name for one in fields(KINDS[endpoint]))
 
 

@@ -7,7 +7,7 @@ client of the calls that it computes itself.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,10 +25,20 @@ from weftline_server.http.openai.submission import Running, start
 from weftline_server.http.wire import or_disconnect
 from weftline_server.lowering.kinds.turn import Taken, turn_body, turns
 from weftline_server.observe.view import output_step
-from weftline_server.prompt.tool_parser import Delta, Said
+from weftline_server.prompt.tool_parser import Delta, Said, Thought
 from weftline_server.runtime.service import Service
 from weftline_server.session.session import Session
 from weftline_server.session.task import Step
+
+# What a stream shows of an answer, and the name of its delta.
+_SHOWN: Mapping[type[Said | Thought], str] = {Thought: "reasoning_content", Said: "content"}
+
+
+@dataclass(frozen=True, slots=True)
+class _ClientCall:
+    """A call that the client has to compute."""
+
+    body: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +53,6 @@ class ToolRun:
 
     @property
     def session(self) -> Session:
-        """The session that it runs in."""
         return self.running.session
 
     @property
@@ -65,11 +74,11 @@ class ToolRun:
             yield sse(None, self.reply.chunk(0, {"content": ""}, first=True))
             async with aclosing(self._parts(_is_said)) as parts:
                 async for part in parts:
-                    if isinstance(part, str):
-                        yield sse(None, self.reply.chunk(0, {"content": part}))
-                    else:
-                        ours = {"session_id": self.session.id, "tool_call": part}
+                    if isinstance(part, _ClientCall):
+                        ours = {"session_id": self.session.id, "tool_call": part.body}
                         yield sse(None, {**self.reply.chunk(0, {}), "weftline": ours})
+                    else:
+                        yield sse(None, self.reply.chunk(0, part))
             message = self._message(self.answers[-1])
             last = self.reply.choice(0, message, self._step(), None)
             calls = last["message"].get("tool_calls") or ()
@@ -97,8 +106,9 @@ class ToolRun:
 
     async def _parts(
         self, shows: Callable[[Sequence[Delta]], bool]
-    ) -> AsyncGenerator[str | dict[str, str], None]:
-        """What the model says, turn by turn, and the calls that the client has to compute.
+    ) -> AsyncGenerator[dict[str, str] | _ClientCall, None]:
+        """What the model thinks and says, turn by turn, and the calls that the client has to
+        compute.
 
         The client `shows` some parts of the answers: a turn of which it has one is not written
         again.
@@ -110,8 +120,9 @@ class ToolRun:
             try:
                 async with aclosing(readers.answer(session, turn.writes[0], shows)) as answer:
                     async for deltas in answer:
-                        if text := "".join(one.text for one in deltas if isinstance(one, Said)):
-                            yield text
+                        for kind, name in _SHOWN.items():
+                            if text := "".join(one.text for one in deltas if isinstance(one, kind)):
+                                yield {name: text}
                         for due in self._due(turn):
                             yield due
             except EngineFailed:
@@ -123,7 +134,7 @@ class ToolRun:
                 yield due
             id = turn_body(session.graph, turn.id).next
 
-    def _due(self, turn: Task) -> Iterator[dict[str, str]]:
+    def _due(self, turn: Task) -> Iterator[_ClientCall]:
         """The calls that the client computes, and that it was not told of."""
         graph = self.session.graph
         for one in turn_body(graph, turn.id).taken:
@@ -133,7 +144,7 @@ class ToolRun:
                 self.told.add(one.task)
                 self.running.service.readers.shown(self.session, turn.writes[0])
                 call = {"id": one.call.id, "name": one.call.name, "arguments": one.call.arguments}
-                yield {**call, "variable": one.result}
+                yield _ClientCall({**call, "variable": one.result})
 
     def _ours(self) -> dict[str, Any]:
         """What the response says of the run: its last call, and the messages before that."""
@@ -169,7 +180,7 @@ class ToolRun:
 
 def _is_said(deltas: Sequence[Delta]) -> bool:
     """Whether a part has text that a stream sends."""
-    return any(isinstance(one, Said) and one.text for one in deltas)
+    return any(isinstance(one, Said | Thought) and one.text for one in deltas)
 
 
 def check(body: ChatRequest) -> None:
@@ -180,6 +191,11 @@ def check(body: ChatRequest) -> None:
         raise InvalidRequest(
             "client_tools need a stream, which tells the client of their calls: set stream",
             param="weftline.client_tools",
+        )
+    if body.continue_final_message:
+        raise InvalidRequest(
+            "run_tools begins each answer: leave continue_final_message out",
+            param="continue_final_message",
         )
     if body.wants_logprobs:
         raise InvalidRequest("run_tools gives no logprobs: leave them out", param="logprobs")

@@ -11,16 +11,16 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import Discriminator, Tag
 
+from weftline.contract.bodies import LooseBody
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.tools import Function, NamedFunction, NamedTool, Tool, ToolChoice
 
-_LOOSE = {"extra": "ignore", "allow_inf_nan": False}
 Mode = Literal["auto", "none", "required"]
 AllowedMode = Literal["auto", "required"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseTool:
+class ResponseTool(LooseBody):
     """A function that the model may call, without the object around it that chats have."""
 
     type: Literal["function"]
@@ -28,8 +28,6 @@ class ResponseTool:
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-
-    __pydantic_config__ = _LOOSE
 
     def tool(self) -> Tool:
         """The same tool of a chat."""
@@ -43,22 +41,18 @@ class ResponseTool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OtherTool:
+class OtherTool(LooseBody):
     """A tool of another type, which is refused."""
 
     type: str
 
-    __pydantic_config__ = _LOOSE
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenTool:
+class ChosenTool(LooseBody):
     """The function that must be called."""
 
     type: Literal["function"]
     name: str
-
-    __pydantic_config__ = _LOOSE
 
 
 def type_of(value: Any) -> Any:
@@ -85,34 +79,28 @@ AnyNamed = Annotated[Annotated[NamedTool, Tag("Function")] | Other, Discriminato
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllowedTools:
+class AllowedTools(LooseBody):
     """The tools of which any may be called, or with mode `required` must be called."""
 
     type: Literal["allowed_tools"]
     tools: tuple[AnyChosen, ...]
     mode: AllowedMode = "auto"
 
-    __pydantic_config__ = _LOOSE
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllowedNames:
+class AllowedNames(LooseBody):
     """The tools of a chat of which any may be called, or with mode `required` must be called."""
 
     tools: tuple[AnyNamed, ...]
     mode: AllowedMode = "auto"
 
-    __pydantic_config__ = _LOOSE
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllowedInChat:
+class AllowedInChat(LooseBody):
     """The choice among some tools of a chat."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedNames
-
-    __pydantic_config__ = _LOOSE
 
 
 def _response_choice(value: Any) -> str:

@@ -36,7 +36,6 @@ def resource_of(step: StepBase) -> str:
 
 
 def inside(body: Body) -> Iterator[Body]:
-    """The bodies of its steps."""
     return filter(None, map(repeated_body, body.steps))
 
 

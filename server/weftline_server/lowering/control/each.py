@@ -94,7 +94,8 @@ class EachBody(ControlBody, TakesItems):
     """The list of an each. `watched` are the variables of an item that tell that it has ended.
 
     `taken` are the items whose tasks the graph has. `thrown` counts the times that such items were
-    not those of the list: their tasks keep their ids, so the next ones get others.
+    not those of the list: the tasks of thrown items keep their ids, so the next tasks get other
+    ids.
     """
 
     step: Each
@@ -110,12 +111,10 @@ class EachBody(ControlBody, TakesItems):
 
     @property
     def changes(self) -> bool:
-        """Whether its body does."""
         return not self.kinds.is_free(self.step.body)
 
     @property
     def generates(self) -> bool:
-        """Whether its body does."""
         return generates(self.step.body, self.kinds)
 
     def value(self, variables: Variables, answer: Any = None) -> object:

@@ -139,12 +139,10 @@ class LoopBegin(ControlBody, Growing):
 
     @property
     def changes(self) -> bool:
-        """Whether its body does."""
         return not self.rounds.kinds.is_free(self.rounds.step.body)
 
     @property
     def generates(self) -> bool:
-        """Whether its body does."""
         return generates(self.rounds.step.body, self.rounds.kinds)
 
     def value(self, variables: Variables, answer: Any = None) -> object:

@@ -89,7 +89,6 @@ class AgentBegin(ControlBody, Growing):
 
     @property
     def changes(self) -> bool:
-        """Whether one of its tools does."""
         return self.run.changes
 
     @property

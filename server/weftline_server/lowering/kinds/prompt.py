@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from weftline.contract import transforms
 from weftline.contract.errors import InvalidRequest, MissingInput
@@ -30,6 +31,7 @@ from weftline_server.session.budget import value_bytes
 CHARS_PER_TOKEN = 4  # of English, under the tokenizers in use
 TRAITS = Traits(has_prompt=True, has_order=False)
 GUESSED_OUTPUT = 128  # tokens of an output, where the client states no limit
+_VARIABLE = attrgetter("semantic_var_id")
 _PLAIN_TEXT = ItemFlow()  # of every output without transforms; making one takes 2 µs
 
 
@@ -55,7 +57,7 @@ class PromptBody(PrimitiveBody):
     @property
     def is_constant(self) -> bool:
         """Whether the prompt reads no variable, so that it can be tokenised at once."""
-        return all(holder.semantic_var_id is None for holder in self.holders)
+        return not any(map(_VARIABLE, self.holders))
 
     def boundaries(self) -> tuple[str, ...]:
         """16 hex digits for each segment up to the output's: the hash of the prompt to its end.
@@ -108,7 +110,7 @@ def lower_call(call: Call, model: str, id: str | None = None) -> Task:
     not valid.
     """
     prompt = _checked_prompt(call)
-    id = id or f"c_{secrets.token_hex(6)}"
+    id = id or f"c_{random.getrandbits(48):012x}"
     holders = tuple(_bound(id, call))
     return task_of(id, replace(call, model=model, prompt=prompt, placeholders=holders))
 
@@ -212,14 +214,18 @@ def _checked_prompt(call: Call) -> Prompt:
     prompt = parse(call.prompt) if isinstance(call.prompt, str) else call.prompt
     if not prompt:
         raise InvalidRequest(f"call {call.name!r} has an empty prompt", param="prompt")
-    chat = any(isinstance(item, Message) for item in prompt)
-    if chat and any(isinstance(item, Segment) and item.input is None for item in prompt):
+    bare = [item for item in prompt if isinstance(item, Segment)]
+    chat = len(bare) < len(prompt)
+    segments = tuple(bare)
+    if chat and any(item.input is None for item in bare):
         raise InvalidRequest(
             "a segment among messages must be an input of messages", param="prompt"
         )
     if call.tools and not chat:
         raise InvalidRequest("tools need a prompt of messages", param="tools")
-    segments = tuple(s for i in prompt for s in (i.content if isinstance(i, Message) else (i,)))
+    if chat:
+        parts = [i.content if isinstance(i, Message) else (i,) for i in prompt]
+        segments = tuple([segment for part in parts for segment in part])
     check_size(call, len(segments))
     check_placeholders(segments, call.placeholders)
     return prompt

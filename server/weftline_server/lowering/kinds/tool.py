@@ -53,7 +53,6 @@ class ToolBody(PrimitiveBody):
 
 
 def lower_tool(tool: RunTool, arguments: str, id: str, kinds: Kinds) -> Task:
-    """The task with this id of one call."""
     if isinstance(tool, ClientTool):
         step = ClientStep(name=tool.name, effects=tool.effects, lease_s=tool.lease_s)
         return kinds.lower_step(step, "", id)
@@ -64,7 +63,6 @@ def lower_tool(tool: RunTool, arguments: str, id: str, kinds: Kinds) -> Task:
 def task_of_tool(
     id: str, resource: str, body: ToolBody, effects: Effects, writes: tuple[str, ...]
 ) -> Task:
-    """The task with this id of one call."""
     primitive = Primitive(
         id=f"{id}/0",
         task=id,

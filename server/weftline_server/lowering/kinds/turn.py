@@ -37,10 +37,10 @@ MOST_AGAIN = 2
 class AgentRun:
     """The data that all turns of an agent share; plain data, which a journal keeps.
 
-    Its tasks' ids begin with `id`. The tools of `served` run in the server, those of `own` in the
-    client. With `code` the blocks of Python in an answer are calls of this tool, which takes them
-    as this argument. The tasks belong to the step `owner`, whose value is the last answer; "" if
-    the agent is no step.
+    The ids of an agent's tasks begin with `id`. The tools of `served` run in the server, those of
+    `own` in the client. With `code` the blocks of Python in an answer are calls of this tool, which
+    takes them as this argument. The tasks belong to the step `owner`, whose value is the last
+    answer; "" if the agent is no step.
     """
 
     id: str
@@ -337,7 +337,6 @@ def turn_of(
     again: int = MOST_AGAIN,
     spare: tuple[Taken, ...] = (),
 ) -> Task:
-    """The task of a turn."""
     task = as_turn(kinds.lower_call(call, call.model or "", id), run, kinds)
     [primitive] = task.primitives
     assert isinstance(primitive.body, TurnBody), "it was made a turn"
@@ -362,7 +361,6 @@ def first_run(task: Task) -> AgentRun | None:
 
 
 def turn_body(graph: Graph, task: str) -> TurnBody:
-    """The body of the turn in the graph."""
     body = graph.primitives[f"{task}/0"].body
     assert isinstance(body, TurnBody), f"{task} is no turn"
     return body

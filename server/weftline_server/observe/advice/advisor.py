@@ -1,6 +1,6 @@
 """The advisor: an observer that compares each call's prompt with the one that it follows.
 
-It keeps the last prompts in memory, and only advises: no prompt is ever changed.
+The advisor keeps the last prompts in memory, and only advises: no prompt is ever changed.
 """
 
 from __future__ import annotations

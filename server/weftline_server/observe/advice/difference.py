@@ -1,7 +1,8 @@
 """Where two prompts of one program part, and which equal text stands behind that place.
 
 A KV cache is shared up to the first difference. Equal text behind the difference is computed anew.
-It would be shared if it stood before what differs, so it is what the difference costs.
+That equal text would be shared if the difference stood behind the text. So the text is the cost of
+the difference.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Difference:
 Places = Callable[[], Sequence[Place]]
 
 
-def parting(before: Sequence[str], after: Sequence[str]) -> int:
-    """The number of leading texts that are equal in both."""
+def parting(before: Sequence[object], after: Sequence[object]) -> int:
+    """The number of leading texts, or tools, that are equal in both."""
     return next(compress(count(), map(ne, before, after)), min(len(before), len(after)))
 
 
@@ -97,8 +98,7 @@ def _of_tools(before: Prompt, after: Prompt) -> Difference:
     else:
         cause = Cause.TOOLS_ORDER
     same = parting(before.texts, after.texts)
-    first = next(at for at in range(len(after.tools) + 1) if before.tools[:at] != after.tools[:at])
-    behind = after.tools[first - 1 :]
+    behind = after.tools[parting(before.tools, after.tools) :]
     kept = tool_chars([tool for tool in behind if old.get(tool.function.name) == tool])
     return Difference(
         cause, same, (), kept + sum(map(len, after.texts[:same])), same - 1, tool=changed

@@ -106,8 +106,8 @@ def _moved(segments: Segments, finding: Finding) -> Segments:
 
 
 def _kept(recorded: Sequence[RecordedCall]) -> list[Length]:
-    """Each prompt as the one that it follows with what is new behind it, so that no earlier message
-    changes."""
+    """The lengths of prompts in which no earlier message changes: each is its predecessor, with the
+    new text behind."""
     orders: dict[int, Segments] = {}
     for one in recorded:
         before = orders.get(one.follows or 0, ())

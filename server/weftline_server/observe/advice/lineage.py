@@ -20,8 +20,9 @@ Key = tuple[Hashable, ...]
 class Lineage:
     """Prompts of one program that follow one another; the last of them is kept.
 
-    They are of one template, or turns of one conversation. `chars` are those of its texts. `tools`
-    has a hash of each of its tools, and its characters. `number` is that of its last call.
+    The prompts are of one template, or turns of one conversation. `chars` are those of the last
+    prompt's texts. `tools` has a hash of each of its tools, and its characters. `number` is that of
+    its last call.
     """
 
     program: Program

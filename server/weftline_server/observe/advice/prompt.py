@@ -39,7 +39,6 @@ class Prompt:
 
     @property
     def chars(self) -> int:
-        """The characters of the texts."""
         return sum(map(len, self.texts))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weftline_server.observe.advice.lengths import lengths_view
@@ -11,6 +11,7 @@ from weftline_server.observe.advice.sentence import sentence
 from weftline_server.runtime.service import EngineStatus
 
 MOST = 1000  # rows of a list
+_SUMS = ("calls", "times", "lost_tokens", "prompt_tokens", "cached_tokens")
 
 
 def advice_rows(
@@ -34,6 +35,22 @@ def advice_rows(
             row["lengths"] = {**lengths_view(program, finding), "engine": engine}
         rows.append(row)
     return rows
+
+
+def merged_advice(lists: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
+    """The advice of several servers as one. Each has seen other calls of a program: their counts
+    are added, and the rest is that of the server where the most was lost.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for row in sorted(
+        (row for one in lists for row in one["advice"]), key=lambda row: -row["lost_tokens"]
+    ):
+        first = found.setdefault(row["id"], row)
+        if first is not row:
+            found[row["id"]] = {**first, **{name: first[name] + row[name] for name in _SUMS}}
+    rows = sorted(found.values(), key=lambda row: -row["lost_tokens"])
+    repeated = sum(len(one["advice"]) for one in lists) - len(rows)
+    return {"advice": rows[:limit], "total": sum(one["total"] for one in lists) - repeated}
 
 
 def _row(program: Program, finding: Finding, *, values: bool) -> dict[str, Any]:

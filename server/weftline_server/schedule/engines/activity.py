@@ -35,7 +35,8 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class EngineActivity:
-    """One engine. Of a single tenant's view, `running` and `waiting` count its own calls.
+    """One engine. Of a single tenant's view, `running` and `waiting` count its own calls here. Of
+    the whole, `running` has those of other servers that use the engine.
 
     `tokens` and `pool` are made by all tenants, so they are None in such a view. `waiting` counts
     the queue of the engine's model, which all engines of the model share.
@@ -59,11 +60,12 @@ class EngineActivity:
         totals = member.ops.totals
         model = None if described is None else described.model
         whole = salt is None
+        elsewhere = member.elsewhere.running if whole and member.elsewhere is not None else 0
         return EngineActivity(
             name=member.name,
             state=member.state,
             model=model,
-            running=sum(salt in (None, work.op.salt) for work in works),
+            running=sum(salt in (None, work.op.salt) for work in works) + elsewhere,
             max_running=described.max_running if described is not None and whole else None,
             waiting=0 if model is None else queued_of(salt, model),
             tokens=Tokens(totals.computed, totals.cached, totals.output) if whole else None,

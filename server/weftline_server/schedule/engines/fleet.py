@@ -1,6 +1,6 @@
 """The engines under supervision: started, restarted, joined from elsewhere, and let go.
 
-Their events go to one watcher. It is also told when an engine comes and goes.
+One watcher gets the events of all engines, and learns when an engine comes and goes.
 """
 
 from __future__ import annotations

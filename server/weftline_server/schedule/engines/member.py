@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from operator import itemgetter
 from types import MappingProxyType
 
 from weftline_engine import api
+from weftline_engine.api.record import short_record
 from weftline_server.graph.engine_score import EngineScore
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.engines.capacity import latency_tokens, most_at_once
@@ -51,15 +52,16 @@ ALLOWED: Mapping[EngineState, frozenset[EngineState]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@short_record
 class Work:
     """A primitive on its way to an engine: whose it is, the op to send, and when it was queued.
 
     `tokens` bounds the KV cache that the op will hold. For an op without a prompt it estimates its
     work. `prefixes` and `meanings` are the hashes and lengths of the prompt's prefixes, by token
-    ids and by variables. `stays` says that its session may send more calls later. Work to do `once`
-    gets no second attempt. `deaths` counts the engines that died while they ran it. Lengths are
-    learned for its `template`, which tells how many tokens its output is `expected` to have.
+    ids and by variables. `stays` says that its session may send more calls later, and `guessed`
+    that nobody tells when the session ends. Work to do `once` gets no second attempt. `deaths`
+    counts the engines that died while they ran it. Lengths are learned for its `template`, which
+    tells how many tokens its output is `expected` to have.
     """
 
     primitive: PrimitiveId
@@ -70,6 +72,7 @@ class Work:
     prefixes: tuple[tuple[str, int], ...] = ()
     meanings: tuple[tuple[str, int], ...] = ()
     stays: bool = False
+    guessed: bool = False
     once: bool = False
     deaths: int = 0
     why: tuple[EngineScore, ...] = ()  # of an open op that was placed
@@ -150,6 +153,20 @@ class InHand:
         if work.op.id not in self.works:
             self._cached[work.op.id] = common(work.prefixes, known)
         self.works[work.op.id] = work
+
+    def footprint(self, work: Work) -> api.Footprint:
+        """What an op that is here adds to the load."""
+        item = work.item
+        has_prompt = item.has_prompt
+        return api.Footprint(
+            held=work.tokens if has_prompt else 0,
+            computed=max(0, work.tokens - self._cached[work.op.id]),
+            throughput=item.throughput,
+            grouped=item.grouped,
+            bounded=has_prompt and item.bounded,
+            strict=has_prompt and item.strict,
+            prefixes=work.prefixes,
+        )
 
     def release(self, op: str) -> Work | None:
         """Remove an op and return its work; None if the engine does not have it."""
@@ -266,6 +283,8 @@ class Member:
         self.kinds: frozenset[str] = frozenset()  # of op that it takes; set by `describe`
         self.prefixes: KnownPrefixes  # set by `describe`
         self.others = 0  # tokens of its KV cache that other clients of the engine hold
+        self.elsewhere: api.Elsewhere | None = None  # what other servers of ours have on it
+        self.claim: api.Claim | None = None  # what this server has said that it needs
         self._load: EngineLoad | None = None
         if isinstance(make, OnDemand):
             self.state, description = EngineState.ASLEEP, make.says
@@ -278,6 +297,7 @@ class Member:
         self.kinds = frozenset(map(str, description.kinds))
         self.prefixes = known_prefixes(description)
         self.others = 0
+        self.elsewhere = self.claim = None
         self._load = None
 
     def move_to(self, state: EngineState) -> None:
@@ -305,9 +325,14 @@ class Member:
         return not self.kinds.isdisjoint(PROMPT_KINDS)
 
     def op(self, work: Work, now: float) -> api.Op:
-        """The op as this engine gets it. References are sent only to engines that draft."""
-        op = work.op_beside(self.latency_tokens, now)
-        drafts = self.description is not None and self.description.drafts
+        """The op as this engine gets it. References are sent only to engines that draft, and its
+        footprint only to engines that other servers use.
+        """
+        op, described = work.op_beside(self.latency_tokens, now), self.description
+        if described is not None and described.is_shared:
+            footprint = self.ops.footprint(work)
+            op = replace(op, hints=replace(op.hints, footprint=footprint))
+        drafts = described is not None and described.drafts
         return op if drafts or not op.references else replace(op, references=())
 
     def hold(self, work: Work) -> None:
@@ -326,13 +351,35 @@ class Member:
     def occupied_by_others(self, tokens: int) -> bool:
         """Note how much of its KV cache others hold. Return whether that is less than before.
 
-        They count for half of the cache at most: the calls of this server never wait for them all.
+        The tokens of others count for half of the cache at most: the calls of this server never
+        wait for them all.
         """
         pool = self.description.kv_tokens if self.description else None
         before, self.others = self.others, min(tokens, (pool or 0) // 2)
         if self.others != before:
             self._load = None
         return self.others < before
+
+    def used_elsewhere(self, report: api.Elsewhere) -> None:
+        """Note what other servers have on the engine, and the prefixes of their calls."""
+        for context, prefixes in report.came:
+            self.prefixes.expect(_foreign(context), prefixes)
+        for context, residency, tokens in report.moved:
+            self.prefixes.moved(_foreign(context), residency, tokens)
+        self.elsewhere = report
+        self._load = None
+
+    def needs(self, used: int, wanted: int) -> api.Claim | None:
+        """What to tell the engine's ledger that this server's applications need; None where it
+        knows, or no other server uses the engine.
+        """
+        if self.elsewhere is None or self.elsewhere.servers < 2:
+            return None
+        claim = api.Claim(used=used, wanted=wanted, seen=self.elsewhere.grant)
+        if claim == self.claim:
+            return None
+        self.claim = claim
+        return claim
 
     def release(self, op: str) -> Work | None:
         """Note that the engine no longer has this op. Return its work; None if it never had it."""
@@ -347,18 +394,53 @@ class Member:
         return latency_tokens(self.description.step_profile) if self.description else None
 
     @property
+    def is_busy(self) -> bool:
+        """Whether it runs calls, of this server or of another one."""
+        return bool(self.ops.works) or (self.elsewhere is not None and self.elsewhere.running > 0)
+
+    @property
     def room(self) -> int | None:
-        """The tokens of its KV cache that this server may fill; None if its size is unknown."""
+        """The tokens of its KV cache that this server may fill; None if its size is unknown.
+
+        Where other servers use the engine, its own ledger has the say.
+        """
         pool = self.description.kv_tokens if self.description else None
-        return None if pool is None else pool - self.others
+        if pool is None:
+            return None
+        if self.elsewhere is not None and self.elsewhere.room is not None:
+            pool = self.elsewhere.room
+        return pool - self.others
 
     def load(self) -> EngineLoad:
         """Return the engine's load. It is kept, since of 256 engines few change between rounds."""
         if self._load is None:
             assert self.description is not None, "a ready engine has described itself"
             load = self.ops.load(self.name, self.description, self.prefixes.hashes)
-            self._load = replace(load, held=load.held + self.others) if self.others else load
+            load = replace(load, held=load.held + self.others) if self.others else load
+            self._load = load if self.elsewhere is None else with_others(load, self.elsewhere)
         return self._load
+
+
+def with_others(load: EngineLoad, others: api.Elsewhere) -> EngineLoad:
+    """The load of an engine with the ops of other servers, which are as good as calls of ours."""
+    if others.servers < 2:
+        return load
+    return replace(
+        load,
+        servers=others.servers,
+        running=load.running + others.running,
+        held=load.held + others.held,
+        latency=load.latency + others.latency,
+        grouped=load.grouped + others.grouped,
+        throughput=load.throughput + others.throughput,
+        bounded=load.bounded + others.bounded,
+        strict=load.strict + others.strict,
+    )
+
+
+def _foreign(context: str) -> str:
+    """The name of another server's context among those of an engine's prefixes."""
+    return f"other:{context}"
 
 
 def efficient_batch(members: Iterable[Member], kind: str, resource: str) -> int | None:

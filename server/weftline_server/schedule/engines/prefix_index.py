@@ -150,8 +150,8 @@ class PrefixIndex:
 class PrefixEstimate:
     """For an engine that does not report its contexts (vLLM, OpenAI endpoints): a guess.
 
-    It assumes an LRU cache of `room` tokens: a prefix is there from its submission until later
-    submissions have filled the cache. Failures and reports do not change the guess.
+    The guess assumes an LRU cache of `room` tokens: a prefix is there from its submission until
+    later submissions have filled the cache. Failures and reports do not change the guess.
     """
 
     def __init__(self, room: int) -> None:

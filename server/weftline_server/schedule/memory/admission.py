@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import log2
+from math import ceil, log2
 
 from weftline_server.schedule.memory.applications import Application
 
@@ -48,10 +48,13 @@ PROBATION_S = 1.0
 # Seconds after which a waiting application is admitted whatever it costs, one after the other.
 PATIENCE_S = 120.0
 FORCED_EVERY_S = 30.0
-# An application that is admitted for its age computes its context again, while others wait. So such
-# admissions are as far apart as RELOADS times what that takes: at most a tenth of the time is lost.
-# With 30 s alone, eight coding agents on half the cache that they need ended 0.7 sessions a minute
-# instead of 1.2, and the slowest took twice as long.
+# What an application waits for is in proportion to what its admission costs. Its context takes
+# seconds to compute. Its turn comes RELOADS times these seconds later than that of an application
+# without a context. An application that is admitted for its age also takes the room of others, that
+# compute their contexts again: it waits for RELOADS times the seconds of both, and such admissions
+# are as far apart, so that at most a tenth of the time is lost. Without this, a session with 13,221
+# tokens, which fills the cache, was computed in 88 s, and evicted for one with 496 tokens that had
+# waited for 120 s: 16 coding sessions on half of their cache ended 2.4 a minute instead of 3.9.
 RELOADS = 10.0
 
 
@@ -100,7 +103,7 @@ def admit(
     does not fit holds up all later ones.
     """
     inside = tuple(inside)
-    queue = _in_turn(sorted(waiting, key=_turn), inside)
+    queue = _in_turn(sorted(waiting, key=lambda one: _turn(one, pool.fill_s)), inside)
     inside = sorted(inside, key=_arrival)
     room = pool.tokens - max((one.habits.shared for one in (*inside, *queue)), default=0.0)
     cheap = pool.recomputed is not None and pool.recomputed < MOST_RECOMPUTED
@@ -112,8 +115,8 @@ def admit(
     queue = queue[len(enter) :]
     # Not the first in turn: where a tenant's short sessions keep coming, their turn may always be
     # before that of another tenant, which has more sessions inside.
-    oldest = min(queue, key=lambda one: one.since, default=None)
-    late = oldest is not None and _is_late(oldest, pool, now)
+    late = [one for one in queue if _is_late(one, inside, room, pool, now)]
+    oldest = min(late, key=lambda one: one.since, default=None)
     # Beyond the predicted peak, the first that fits beside what the others hold now.
     spare = pool.busy < IDLE or (cheap and pool.busy < SATURATED)
     held = sum(one.own for one in (*inside, *enter))
@@ -123,27 +126,37 @@ def admit(
     # applications stay, their contexts lose the excess in each of their turns. So all applications
     # stay until these losses have cost as much.
     out = _excess(inside, room) if 0.0 < excess < pool.again else []
-    if late and oldest is not None:
+    if oldest is not None:
         enter.append(oldest)
         if pool.recomputed is not None:  # it takes the place of others, or all would slow down
             out = _excess(inside, room - oldest.own)
     elif beyond and fits is not None:
         enter.append(fits)
     return Admission(
-        tuple(enter), tuple(out), beyond=beyond, forced=late, crowded=excess > 0.0 and not out
+        tuple(enter),
+        tuple(out),
+        beyond=beyond,
+        forced=oldest is not None,
+        crowded=excess > 0.0 and not out,
     )
 
 
-def _is_late(one: Application, pool: ModelPool, now: float) -> bool:
-    """Whether the application has waited long enough to be admitted without room."""
-    apart = max(FORCED_EVERY_S, RELOADS * pool.fill_s * one.own)
-    return now - one.since > PATIENCE_S and pool.forced > apart
+def _is_late(
+    one: Application, inside: Sequence[Application], room: float, pool: ModelPool, now: float
+) -> bool:
+    """Whether the application has waited long enough to be admitted in the place of others."""
+    waited = now - one.since
+    most = min(waited, pool.forced) / RELOADS  # the seconds that the admission may cost
+    if waited <= PATIENCE_S or pool.forced <= FORCED_EVERY_S or most <= pool.fill_s * one.own:
+        return False
+    leave = sum(other.own for other in _excess(inside, room - one.own))
+    return most > pool.fill_s * (one.own + leave)
 
 
 def _excess(inside: Sequence[Application], room: float) -> list[Application]:
     """Return the youngest applications whose removal makes the others fit at their current size.
 
-    Their running calls go on. The oldest application always stays.
+    The running calls of the removed applications go on. The oldest application always stays.
     """
     held = sum(one.own for one in inside)
     out: list[Application] = []
@@ -158,10 +171,10 @@ def _excess(inside: Sequence[Application], room: float) -> list[Application]:
 def peak(applications: Iterable[Application]) -> float:
     """Return the most tokens that these applications will hold at once.
 
-    This assumes that all grow at the same rate, and that each leaves at its predicted final size.
-    So applications that began together are large together. Applications that grow from call to call
-    count with a margin, as they may fill FILLED of the cache. The tokens that a call has not
-    generated yet are growth, too.
+    The sum assumes that all applications grow at the same rate, and that each leaves at its
+    predicted final size. So applications that began together are large together. Applications that
+    grow from call to call count with a margin, as they may fill FILLED of the cache. The tokens
+    that a call has not generated yet are growth, too.
     """
     most = held = count = 0.0
     sizes = (
@@ -173,6 +186,17 @@ def peak(applications: Iterable[Application]) -> float:
         count += margin
         most = max(most, held + count * growth)
     return most
+
+
+def needs(inside: Sequence[Application], waiting: Sequence[Application]) -> tuple[int, int]:
+    """The tokens that the applications inside will hold at most, and how many more with those that
+    wait.
+    """
+    used, whole = (
+        ceil(peak(some) + max((one.habits.shared for one in some), default=0.0))
+        for some in (inside, (*inside, *waiting))
+    )
+    return used, max(0, whole - used)
 
 
 def _in_turn(queue: list[Application], inside: Iterable[Application]) -> list[Application]:
@@ -191,8 +215,9 @@ def _arrival(one: Application) -> float:
     return one.arrival
 
 
-def _turn(one: Application) -> float:
+def _turn(one: Application, fill_s: float) -> float:
     """The least goes first: what waits longer, and what needs less room for less time."""
+    reached = one.since + RELOADS * fill_s * one.own
     if (need := one.newest.need) is not None:
-        return one.since + SOONER_S * log2(min(max(need, LEAST_NEED), MOST_NEED))
-    return one.since + SMALLER_S * log2(min(max(one.own, LEAST_OWN), MOST_OWN))
+        return reached + SOONER_S * log2(min(max(need, LEAST_NEED), MOST_NEED))
+    return reached + SMALLER_S * log2(min(max(one.own, LEAST_OWN), MOST_OWN))

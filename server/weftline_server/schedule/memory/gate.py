@@ -61,16 +61,15 @@ class Gate:
         self._waiting.setdefault(application.id, application)
         self._evicted.discard(application.id)
 
-    def is_waited_for(self, model: str) -> bool:
-        """Return whether an application waits for room in the model's KV cache."""
-        return any(one.model == model for one in self._waiting.values())
+    def waiting(self, model: str) -> list[Application]:
+        """Return the applications that wait for room in the model's KV cache."""
+        return [one for one in self._waiting.values() if one.model == model]
 
     def leave(self, application: str) -> None:
         """Give the room of an application to others."""
         self._inside.pop(application, None)
 
     def forget(self, application: str) -> None:
-        """Drop an application that has ended."""
         self._waiting.pop(application, None)
         self._inside.pop(application, None)
         self._evicted.discard(application)
@@ -106,9 +105,9 @@ class Gate:
                 if (one := self._inside.get(id)) is not None and one.newest.left:
                     one.newest.left = tokens
 
-    def held(self, model: str) -> float:
-        """Return the tokens of the model's KV cache that the applications inside hold."""
-        return sum(one.own for one in self._inside.values() if one.model == model)
+    def inside(self, model: str) -> list[Application]:
+        """Return the applications that are admitted to the model's KV cache."""
+        return [one for one in self._inside.values() if one.model == model]
 
     def admit(self, model: str, pool: int | None, now: float) -> Admission:
         """Admit applications while they fit into the `pool` tokens of the model's engines.
@@ -116,7 +115,7 @@ class Gate:
         Applications are also evicted, whether or not any waits, where those inside have grown until
         they evict each other. A `pool` of None is of unknown size, and admits everything.
         """
-        waiting = [one for one in self._waiting.values() if one.model == model]
+        waiting = self.waiting(model)
         use = self.use(model)
         if not waiting and not use.again:
             return Admission()
@@ -136,8 +135,7 @@ class Gate:
             changed=now - use.changed,
             forced=now - use.forced,
         )
-        inside = (one for one in self._inside.values() if one.model == model)
-        decided = admit(waiting, inside, state, now)
+        decided = admit(waiting, self.inside(model), state, now)
         for one in decided.enter:
             self._inside[one.id] = self._waiting.pop(one.id)
             self._entered.add(one.id)

@@ -30,7 +30,6 @@ class HostCopies:
         return gone
 
     def has(self, engine: str, context: str) -> bool:
-        """Whether there is a copy of the context."""
         return context in self._tokens.get(engine, {})
 
     def forget(self, engine: str, context: str) -> None:

@@ -176,17 +176,24 @@ class Memory:
                 self.paused_contexts.freed(engine, context)
 
     def queued(
-        self, op: Op, model: str, stays: bool, now: float, expected: int | None = None
+        self,
+        op: Op,
+        model: str,
+        stays: bool,
+        now: float,
+        expected: int | None = None,
+        guessed: bool = False,
     ) -> list[Verb]:
         """Take note of a call that waits. The context that the call continues is pinned until the
         call ends. The output has `expected` tokens; without a prediction the output counts with its
-        bound.
+        bound. Nobody tells when an application that is `guessed` ends.
         """
         if op.kind not in PROMPT_KINDS:
             return []
         output = op.sampling.max_tokens if op.sampling and expected is None else expected or 0
         tokens = len(op.tokens or ()) + output
         one = self._applications.enter(op.hints.application, model, op.salt, stays, now, tokens)
+        one.newest.untold = guessed
         if not one.busy:
             one.since = now
         one.queued(tokens, now, output)
@@ -211,7 +218,7 @@ class Memory:
         decided = self.gate.admit(model, pool, now)
         found = [verb for one in decided.out for verb in _read_last(one)]
         waited = model in self._pressed
-        waits = self.gate.is_waited_for(model)
+        waits = bool(self.gate.waiting(model))
         (self._pressed.add if waits else self._pressed.discard)(model)
         if (waits and not waited) or (decided.enter and self._takes_room(model, pool)):
             kept = [c for a in self._applications if a.model == model for c in a.kept]
@@ -228,7 +235,10 @@ class Memory:
             for context, kept in one.kept.items()
             if not self.paused_contexts.is_copied(kept.engine, context)
         )
-        return pool is not None and self.gate.held(model) + sum(outside) > pool
+        return (
+            pool is not None
+            and sum(one.own for one in self.gate.inside(model)) + sum(outside) > pool
+        )
 
     def _pin_for(self, one: Application, op: Op) -> list[Verb]:
         """Pin the contexts that `op` will continue, so that no context is evicted before `op`
@@ -309,7 +319,7 @@ class Memory:
         one.habits.learn_release(gives_up)
         if gives_up:
             self.gate.leave(one.id)
-        found += self.paused_contexts.begin(paused, self.gate.is_waited_for(one.model))
+        found += self.paused_contexts.begin(paused, bool(self.gate.waiting(one.model)))
         return found
 
     def continuing(self, engine: str, op: Op) -> Op:

@@ -42,7 +42,6 @@ class Histogram:
     tokens: dict[int, float] = field(default_factory=dict)
 
     def learn(self, length: int) -> None:
-        """Add an output."""
         self.count += 1
         if self.count > MEMORY:
             for bin in self.weight:

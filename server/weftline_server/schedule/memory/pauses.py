@@ -36,7 +36,6 @@ class LogNormal:
     squares: float = 0.0
 
     def learn(self, seconds: float) -> None:
-        """Add an observation."""
         seen = math.log(min(max(seconds, SHORTEST_S), LONGEST_S))
         self.count += 1
         apart = seen - self.mean

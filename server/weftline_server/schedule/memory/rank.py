@@ -32,7 +32,6 @@ class MemoryNeed:
 
 
 def token_seconds(need: MemoryNeed) -> float:
-    """The integral of a need."""
     context = need.held + need.tokens
     total = _growing(need.held, need.tokens, need.token_s)
     match need.strategy:

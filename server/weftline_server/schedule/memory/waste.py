@@ -1,6 +1,6 @@
 """The memory that a paused context wastes, in token-seconds, for each way to bridge the pause.
 
-These are InferCept's three equations, with costs that the engine has measured. One token-second is
+The three equations are InferCept's, with costs that the engine has measured. One token-second is
 the KV cache of one token, held or blocked for one second. The context may stay where it is, be
 discarded and computed again, or be copied to host memory and back.
 """
@@ -40,11 +40,9 @@ class Waste:
 
     @property
     def best(self) -> Strategy:
-        """The strategy with the least waste."""
         return min(Strategy, key=self.of)
 
     def of(self, strategy: Strategy) -> float:
-        """The waste of one strategy."""
         found: float = getattr(self, strategy.value)
         return found
 

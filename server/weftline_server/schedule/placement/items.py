@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weftline_engine.api import AGING_S, Hints, Kind
-from weftline_engine.api.record import record
+from weftline_engine.api.record import record, short_record
 from weftline_server.graph.engine_score import EngineScore
 
 __all__ = [
@@ -87,8 +87,8 @@ class Queued:
 def is_bounded(hints: Hints) -> bool:
     """Return whether a user waits for this very call, so that its steps must stay short.
 
-    This is False for throughput, where only the end of all results counts. It is False in a task
-    group too: the group is done when its last member is.
+    The answer is False for throughput, where only the end of all results counts. The answer is
+    False in a task group too: the group is done when its last member is.
     """
     return hints.criterion != "throughput" and not hints.group
 
@@ -106,7 +106,7 @@ class EngineLoad:
     several calls share counts once; the hashes of such prefixes are in `shared`. `latency`,
     `grouped` and `throughput` count the tokens that calls of each kind had to compute; `grouped`
     are those of task groups that a reader waits for. They leave out the tokens that the engine's
-    cache had when the call came.
+    cache had when the call came. `servers` use the engine, and the load has the calls of them all.
     """
 
     name: str
@@ -127,9 +127,10 @@ class EngineLoad:
     groups: Mapping[str, int] = field(default_factory=dict)  # group → members there
     prefixes: Collection[str] = frozenset()  # hashes of the prefixes that its cache should hold
     shared: Collection[str] = frozenset()  # hashes of the prefixes of its calls in flight
+    servers: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@short_record
 class Placement:
     """Start primitive `id` on `engine`, for the reasons in `why`: that engine's first."""
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from weftline_engine.api import PATIENCE_S
 from weftline_server.graph.engine_score import EngineScore
+from weftline_server.schedule.placement.home import home
 from weftline_server.schedule.placement.items import (
     Class,
     EngineLoad,
@@ -36,6 +37,7 @@ class _Replicas:
         self.engines: list[Candidate] = []
         self.free = 0  # places
         self.mixes = False  # calls with a step bound are beside throughput calls or groups
+        self.meets = False  # other servers place calls on these engines, too
         self.reserved = False  # an engine takes nothing more for a call that has waited too long
         self._fresh: set[str] = set()
         # By class and whether the call is late: the most room of an engine, and the room of each.
@@ -95,16 +97,31 @@ class _Replicas:
             return None
         costs.sort()
         least, _, best = costs[0]
+        if self.meets and (key := self.engines[best].first_missing(item)) is not None:
+            best = self._home(key, item)
+            least = cost(engines[best], item, batches)
         if not (waits and full and (item.prefixes or item.meanings)):
             return best
         missing = self.engines[best].missing(item)
         better = [one for one in full if cost(one, item, batches) < least]
         return None if any(one.missing(item) < missing for one in better) else best
 
+    def _home(self, key: str, item: Queued) -> int:
+        """The index of the engine where all servers compute this prefix, among those that were
+        seen. An engine that lacks more of the call's prompt than the cheapest one is no home.
+        """
+        costs, engines = self._seen[0], self.engines
+        missing = engines[costs[0][2]].missing(item)
+        places = [at for at, one in enumerate(costs) if engines[one[2]].missing(item) <= missing]
+        found = home(key, ((costs[at][0], engines[costs[at][2]].load.name) for at in places))
+        costs.insert(0, costs.pop(places[found]))
+        return costs[0][2]
+
     def why(self, item: Queued) -> tuple[EngineScore, ...]:
         """What decided for the engine that was `best` for `item` just now.
 
-        Its terms come first, then those of the next cheapest engines, then of engines without room.
+        The terms of `best` come first, then those of the next cheapest engines, then of engines
+        without room.
         """
         costs, full = self._seen
         engines = self.engines
@@ -161,7 +178,8 @@ def place(
     now: float,
     served: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Placement]:
-    """Place the calls that fit now, the most urgent first; one that does not fit blocks no other.
+    """Place the calls that fit now, the most urgent first; a call that does not fit blocks no other
+    call.
 
     `policy` is one of POLICIES; `now` is in seconds of the monotonic clock. Tenants take turns by
     what they were `served` so far.
@@ -174,10 +192,10 @@ def place(
         by_model[load.model].add(Candidate(load))
     ordered = sorted(queue, key=ORDER[policy])
     if policy == "app":
+        bounded = {item.model for item in ordered if item.of[2]}
         for model, served_by in by_model.items():
-            served_by.mixes = any(one.bounded for one in served_by.engines) or any(
-                item.of[2] and item.model == model for item in ordered
-            )
+            served_by.meets = any(one.load.servers > 1 for one in served_by.engines)
+            served_by.mixes = model in bounded or any(one.bounded for one in served_by.engines)
             if served_by.mixes:
                 served_by.keep_free()
     placements = []

@@ -90,7 +90,7 @@ class Candidate:
         # sort count twice: as load, and for the cost of mixing to both.
         batch = load.throughput + load.grouped
         self._loads = [load.latency + 2 * batch, 2 * load.latency + batch]
-        # These belong to the load until something is added: most of many engines get nothing.
+        # Both belong to the load until something is added: most of many engines get nothing.
         self.groups: Mapping[str, int] = load.groups
         self.fresh: Collection[str] = load.shared  # hashes of the prefixes in flight
 
@@ -187,7 +187,7 @@ class Candidate:
         The result is negative where an early fill, of which few tokens are known yet, will share
         more.
         """
-        # This runs for every call and engine, so it calls nothing.
+        # The loop runs for every call and engine, so the loop calls nothing.
         fresh, there = self.fresh, self.load.prefixes
         shared = 0
         for hash, tokens in item.prefixes:
@@ -202,6 +202,12 @@ class Candidate:
             if tokens > shared:
                 shared = tokens
         return item.tokens - shared
+
+    def first_missing(self, item: Queued) -> str | None:
+        """The shortest of the call's prefixes that is not there, and will not be."""
+        fresh, there = self.fresh, self.load.prefixes
+        missing = (hash for hash, _ in item.prefixes if hash not in fresh and hash not in there)
+        return next(missing, None)
 
     def cost(self, item: Queued, batches: bool) -> float:
         """Return the tokens computed here before the call ends, plus those it puts before others.

@@ -39,9 +39,11 @@ def _merged(
 
 
 class Served:
-    """The work that each tenant has got, in tokens."""
+    """The work that each tenant has got, in tokens, from this server and from others."""
 
     def __init__(self) -> None:
+        self.given: dict[str, int] = {}  # what this server has placed
+        self._elsewhere: Mapping[str, int] | None = None  # what the others have, as last heard
         self._got: dict[str, float] = {}
         self._waited: set[str] = set()  # in the last round
 
@@ -62,8 +64,16 @@ class Served:
         return self._got
 
     def got(self, tenant: str, tokens: int) -> None:
-        """A call of the tenant was placed."""
         self._got[tenant] = self._got.get(tenant, 0.0) + tokens
+        self.given[tenant] = self.given.get(tenant, 0) + tokens
+
+    def hear(self, elsewhere: Mapping[str, int]) -> None:
+        """What the other servers have placed so far. A sum falls where a server has ended."""
+        if (before := self._elsewhere) is not None:
+            for tenant, tokens in elsewhere.items():
+                more = max(0, tokens - before.get(tenant, 0))
+                self._got[tenant] = self._got.get(tenant, 0.0) + more
+        self._elsewhere = dict(elsewhere)
 
 
 MOST_KNOWN = 10_000  # tenants whose counts are kept

@@ -38,7 +38,6 @@ class WeftlineEmbedding(BaseEmbedding, ServerFields):
 
     @classmethod
     def class_name(cls) -> str:
-        """The name of this class in saved settings."""
         return "WeftlineEmbedding"
 
     @_dispatcher.span

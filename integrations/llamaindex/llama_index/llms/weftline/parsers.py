@@ -48,7 +48,7 @@ def transforms_of(parser: object) -> tuple[Spec, ...]:
 def text_of(parser: object) -> tuple[Spec, ...] | None:
     """The transforms that give str(parser.parse(answer)), which is what LLM.predict returns.
 
-    It is None if that is Python's representation of an object. Raises NoTransform.
+    The result is None if that text is Python's representation of an object. Raises NoTransform.
     """
     specs = transforms_of(parser)
     if type(parser) in _OF_OBJECTS:

@@ -25,7 +25,6 @@ class WeftlineRerank(BaseNodePostprocessor, ServerFields):
 
     @classmethod
     def class_name(cls) -> str:
-        """The name in saved settings."""
         return "WeftlineRerank"
 
     def _postprocess_nodes(

@@ -39,7 +39,6 @@ class WeftlineVectorStore(BasePydanticVectorStore, ServerFields):
 
     @classmethod
     def class_name(cls) -> str:
-        """The name in saved settings."""
         return "WeftlineVectorStore"
 
     @property
@@ -66,11 +65,9 @@ class WeftlineVectorStore(BasePydanticVectorStore, ServerFields):
         return [id for answer in answers for id in answer["ids"]]
 
     def delete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
-        """Delete the nodes of a document."""
         self.client.ask(retrieval.delete((), self.store, {"ref_doc_id": ref_doc_id}))
 
     async def adelete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
-        """Delete the nodes of a document."""
         await self.client.aask(retrieval.delete((), self.store, {"ref_doc_id": ref_doc_id}))
 
     def delete_nodes(

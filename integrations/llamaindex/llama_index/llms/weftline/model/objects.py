@@ -17,7 +17,7 @@ _BEFORE, _AFTER = PYDANTIC_FORMAT_TMPL.split("{schema}")
 def are_asked_in_text(llm: Any) -> bool:
     """Whether `llm` gets an object as JSON in the answer's text, and not as the call of a tool.
 
-    This is how LlamaIndex's get_program_for_llm chooses.
+    LlamaIndex's get_program_for_llm chooses in the same way.
     """
     mode = llm.pydantic_program_mode
     if mode is PydanticProgramMode.DEFAULT:

@@ -198,7 +198,7 @@ class Asking:
 def _telling(asked: Asked) -> Iterator[Request | None]:
     """Send a request inside this block.
 
-    Its answer is noted at the end, even if it is incomplete.
+    The answer is noted at the end, even an incomplete one.
     """
     if asked.request is None:
         yield None

@@ -1,8 +1,8 @@
 """Plans the calls of a BatchEvalRunner. What it evaluates is known at the start.
 
-Its `workers` bound how many calls the client has in flight, so that they do not overload a server.
-Calls that are sent ahead are one request, and the server schedules them. So `workers` bounds only
-how many evaluations read their results at once.
+The runner's `workers` bound how many calls the client has in flight, so that they do not overload a
+server. Calls that are sent ahead are one request, and the server schedules them. So `workers`
+bounds only how many evaluations read their results at once.
 """
 
 from __future__ import annotations

@@ -284,7 +284,7 @@ def packs(synthesizer: object) -> bool:
     return type(synthesizer) in _PACKING
 
 
-# These pack all chunks into as few prompts as they can.
+# The modes below pack all chunks into as few prompts as they can.
 _PACKING = (TreeSummarize, CompactAndRefine, CompactAndAccumulate)
 _SEPARATOR_TOKENS = 2
 
@@ -347,8 +347,8 @@ def _repack(
 def split(splitter: Any, text: str) -> list[str]:
     """The parts of `text` that `splitter.split_text` gives.
 
-    It calls only methods that LlamaIndex does not report, so that no callback or event tells of a
-    splitting that LlamaIndex has not done yet.
+    The function calls only methods that LlamaIndex does not report, so that no callback or event
+    tells of a splitting that LlamaIndex has not done yet.
     """
     if text == "":
         return [text]

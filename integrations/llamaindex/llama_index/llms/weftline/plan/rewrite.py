@@ -200,7 +200,7 @@ class Rewritten(Composed):
         return self._last
 
     def reads_of_last(self) -> dict[Index, Result]:
-        """Its result, the answer and the reply."""
+        """The rewriter's result, the answer and the reply."""
         return {index: self.results[name] for index, name in self._names_of_last.items()}
 
     def rest(self) -> Rest:

@@ -101,7 +101,7 @@ class Routed(Composed):
 
 
 def _like(options: Sequence[Option]) -> list[Option]:
-    """Those options whose embedding model is that of the first one."""
+    """The options whose embedding model is that of the first one."""
     first = options[0].finding
     engine = first.embedding(first.query)
     return [one for one in options if one.finding.embedding(first.query) == engine]
@@ -167,7 +167,7 @@ class Divided(Composed):
         return self._last
 
     def reads_of_last(self) -> dict[Index, Result]:
-        """Its result, and the texts of the parts with their answers."""
+        """The router's result, and the texts of the parts with their answers."""
         pairs = self.results[self._names["pair"]]
         return {0: self.results[self._combined], Given.PAIRS: pairs}
 

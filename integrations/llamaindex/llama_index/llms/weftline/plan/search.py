@@ -1,7 +1,7 @@
 """The requests that a retriever is about to make: the embedding of its query, and the search.
 
-Both are sent ahead as steps of one graph, where the embedding model and the store are ours and at
-one server. A retriever that asks for exactly that gets their results.
+The two requests are sent ahead as steps of one graph, where the embedding model and the store are
+ours and at one server. A retriever that asks for exactly that gets their results.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def embedded_in(number: int, texts: Sequence[str]) -> list[str]:
 class Finding:
     """The requests of a retriever that finds nodes by their embedding.
 
-    It embeds each of `texts`, which are the query alone or, for HyDE, a passage and the query. It
-    searches with the mean of their vectors. `k` and `node_tokens` bound what it finds, if the
-    index's splitter made the nodes.
+    The finding embeds each of `texts`, which are the query alone or, for HyDE, a passage and the
+    query. The search takes the mean of their vectors. `k` and `node_tokens` bound what the search
+    finds, if the index's splitter made the nodes.
     """
 
     retriever: Any  # a VectorIndexRetriever
@@ -58,7 +58,6 @@ class Finding:
         return int(self.retriever.similarity_top_k)
 
     def embedding(self, text: str) -> Asked:
-        """The request for the embedding of one of the texts."""
         asked: Asked = self.retriever._embed_model.asked([text])
         return asked
 
@@ -169,7 +168,8 @@ class Found:
 class Lookup:
     """A finding that was sent ahead without a call after it.
 
-    It joins the session of `run`. Without a run it has a session of its own, which ends with it.
+    The finding joins the session of `run`. Without a run the finding has a session of its own,
+    which ends with the finding.
     """
 
     complete = has_left = False

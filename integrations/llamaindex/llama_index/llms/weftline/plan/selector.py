@@ -1,6 +1,6 @@
 """Plans the call with which a program decides where its query goes.
 
-It is the call of a selector, which chooses one of several engines, or that of a generator of
+The call is that of a selector, which chooses one of several engines, or that of a generator of
 sub-questions.
 """
 

@@ -51,7 +51,7 @@ class PlannedAnswer:
         return any(step["op"] in _DICTS for step in self.steps) and self.steps[-1]["op"] == "str"
 
     def of(self, answers: Mapping[Index, Any]) -> str:
-        """Its text, given the known answers. Raises TransformFailed."""
+        """The text of the answer, given the known answers. Raises TransformFailed."""
         text: str = transforms.run(self.steps, answers[self.index])
         return text
 

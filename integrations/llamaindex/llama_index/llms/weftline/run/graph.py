@@ -61,9 +61,9 @@ class Sent(Protocol):
 class Ahead:
     """One graph. Its calls are submitted together, and their values arrive as they become ready.
 
-    They join the session of `run`, in which the graph's prompts may hold earlier answers.
-    With a `finding` its steps stand before the calls, which may read the hits. `parts` asks for
-    texts as they are generated. `on_graph` gets the session's graph when the last value is there.
+    The calls join the session of `run`, in which the graph's prompts may hold earlier answers. With
+    a `finding` its steps stand before the calls, which may read the hits. `parts` asks for texts as
+    they are generated. `on_graph` gets the session's graph when the last value is there.
     """
 
     def __init__(

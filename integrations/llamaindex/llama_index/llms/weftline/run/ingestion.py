@@ -1,8 +1,8 @@
 """The requests that an IngestionPipeline or a VectorStoreIndex is about to make: the embedding of
 its nodes, and adding them to a store.
 
-Both are sent ahead as steps of one graph, where the embedding model and the store are ours and at
-one server. Nothing is stored before all nodes are embedded, as in the plain program.
+The two requests are sent ahead as steps of one graph, where the embedding model and the store are
+ours and at one server. Nothing is stored before all nodes are embedded, as in the plain program.
 """
 
 from __future__ import annotations
@@ -118,7 +118,6 @@ def _ingestion(model: object, vector_store: object, nodes: Any, end: int = 0) ->
 
 
 def _embedded_text(node: BaseNode) -> str:
-    """The text of a node that is embedded."""
     return node.get_content(metadata_mode=MetadataMode.EMBED)
 
 
@@ -152,7 +151,7 @@ class Ingesting:
 
     @property
     def found(self) -> Ingesting:
-        """It gives results of the embedding model."""
+        """This object itself, which gives results of the embedding model."""
         return self
 
     def start(self) -> None:

@@ -20,20 +20,15 @@ log = logging.getLogger(__name__)
 
 def ask(server: Retrieval, asked: Asked) -> Any:
     """The answer, from a graph that the running code has sent ahead, or from a request."""
-    found = SPANS.found(server.server, asked)
-    if found is not None:
-        try:
-            return BACKGROUND.run(_value(found, server.server.timeout_s))
-        except Timeout:
-            raise
-        except WeftlineError as error:
-            _note("a retrieval", error)
-    return server.ask(asked)
+    return BACKGROUND.run(_answer(server, asked, SPANS.found(server.server, asked)))
 
 
 async def aask(server: Retrieval, asked: Asked) -> Any:
     """Like `ask`, for a coroutine."""
-    found = SPANS.found(server.server, asked)
+    return await _answer(server, asked, SPANS.found(server.server, asked))
+
+
+async def _answer(server: Retrieval, asked: Asked, found: Result | None) -> Any:
     if found is not None:
         try:
             return await _value(found, server.server.timeout_s)
@@ -47,15 +42,7 @@ async def aask(server: Retrieval, asked: Asked) -> Any:
 def stored(server: Retrieval, store: str, items: Items, vectors: Vectors) -> list[str] | None:
     """The ids of items that the running code has sent ahead to be stored; None if it has not."""
     found = SPANS.stored(server.server, store, items, vectors)
-    if found is None:
-        return None
-    try:
-        return BACKGROUND.run(_ids(found, server.server.timeout_s))
-    except Timeout:
-        raise
-    except WeftlineError as error:
-        _note("an ingestion", error)
-        return None
+    return None if found is None else BACKGROUND.run(_ids(found, server.server.timeout_s))
 
 
 async def astored(
@@ -63,15 +50,7 @@ async def astored(
 ) -> list[str] | None:
     """Like `stored`, for a coroutine."""
     found = SPANS.stored(server.server, store, items, vectors)
-    if found is None:
-        return None
-    try:
-        return await _ids(found, server.server.timeout_s)
-    except Timeout:
-        raise
-    except WeftlineError as error:
-        _note("an ingestion", error)
-        return None
+    return None if found is None else await _ids(found, server.server.timeout_s)
 
 
 def _note(what: str, error: WeftlineError) -> None:
@@ -81,8 +60,14 @@ def _note(what: str, error: WeftlineError) -> None:
     log.log(level, "%s sent ahead has failed: %s", what, error, exc_info=trace)
 
 
-async def _ids(results: list[Result], timeout_s: float | None) -> list[str]:
-    values = [await _value(result, timeout_s) for result in results]
+async def _ids(results: list[Result], timeout_s: float | None) -> list[str] | None:
+    try:
+        values = [await _value(result, timeout_s) for result in results]
+    except Timeout:
+        raise
+    except WeftlineError as error:
+        _note("an ingestion", error)
+        return None
     return [id for value in values for id in value["ids"]]
 
 

@@ -136,7 +136,8 @@ class SessionRun(RunSession):
     def _origin(self, value: str, answers: Sequence[tuple[str, str]]) -> str | None:
         """The variable whose answer contains `value`, such as one of several sub-questions.
 
-        It is None for a value that an earlier prompt had too, such as the user's question.
+        The variable is None for a value that an earlier prompt had too, such as the user's
+        question.
         """
         with self.lock:
             if value in self.origins:

@@ -1,0 +1,105 @@
+"""The sizes of models that people run, and random weights of each type for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from weftline_engine.embedded.model.checkpoint import RandomWeights
+from weftline_engine.embedded.model.config import (
+    Experts,
+    HeadNorm,
+    LayerKind,
+    LlamaConfig,
+    Norms,
+    Rope,
+)
+from weftline_engine.embedded.model.matrix import Blocks
+from weftline_kernels.cpu.blocks import SIZES, WeightType, row_bytes
+
+_QWEN3 = LlamaConfig(
+    architecture="Qwen3ForCausalLM",
+    vocabulary=151_936,
+    hidden=1024,
+    layers=28,
+    heads=16,
+    kv_heads=8,
+    head_size=128,
+    mlp=3072,
+    context_limit=40_960,
+    tied=True,
+    eos=(151_645,),
+    kinds=(LayerKind(Rope(1_000_000.0)),),
+    norm_eps=1e-6,
+    norms=Norms(heads=HeadNorm.HEAD),
+)
+SHAPES = {
+    "qwen3-0.6b": _QWEN3,
+    "llama3.2-1b": replace(
+        _QWEN3,
+        architecture="LlamaForCausalLM",
+        vocabulary=128_256,
+        hidden=2048,
+        layers=16,
+        heads=32,
+        head_size=64,
+        mlp=8192,
+        norms=Norms(),
+    ),
+    "qwen3-1.7b": replace(_QWEN3, hidden=2048, mlp=6144),
+    "qwen3-4b": replace(_QWEN3, hidden=2560, layers=36, heads=32, mlp=9728),
+    "llama3-8b": replace(
+        _QWEN3,
+        architecture="LlamaForCausalLM",
+        vocabulary=128_256,
+        hidden=4096,
+        layers=32,
+        heads=32,
+        mlp=14_336,
+        tied=False,
+        norms=Norms(),
+    ),
+    "qwen3-30b-a3b": replace(
+        _QWEN3,
+        architecture="Qwen3MoeForCausalLM",
+        hidden=2048,
+        layers=48,
+        heads=32,
+        kv_heads=4,
+        tied=False,
+        kinds=(LayerKind(Rope(1_000_000.0), experts=True),),
+        experts=Experts(count=128, used=8, mlp=768, normalised=True),
+    ),
+}
+TYPES = ("bfloat16", "int8", "q8_0", "q4_0", "q4_k", "q4_k_m")
+
+
+class RandomBlocks(RandomWeights):
+    """Random blocks of a type for every matrix. With q4_k_m a matrix has the type that llama.cpp
+    gives it in a file of that name."""
+
+    def __init__(self, kind: str, layers: int) -> None:
+        super().__init__()
+        self._kind, self._layers = kind, layers
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Blocks:
+        kind = self._type_of(name)
+        rows = min(shape[0], 64)
+        draw = np.random.default_rng(0)
+        data = draw.integers(0, 256, (rows, row_bytes(kind, shape[1])), dtype=np.uint8)
+        weights, size = SIZES[kind]
+        blocks = data.reshape(rows, -1, size)
+        scale = np.array([1e-3 if weights == 32 else 1e-5], np.float16).view(np.uint8)
+        for at in (208,) if kind == WeightType.Q6_K else (0, 2) if weights == 256 else (0,):
+            blocks[..., at : at + 2] = scale
+        return Blocks(kind, np.tile(data, (-(-shape[0] // rows), 1))[: shape[0]], shape[1])
+
+    def _type_of(self, name: str) -> WeightType:
+        if self._kind != "q4_k_m":
+            return WeightType[self._kind.upper()]
+        fine = "embed" in name or "lm_head" in name
+        if name.endswith(("v_proj.weight", "down_proj.weight")):
+            layer, eighth = int(name.split(".")[2]), self._layers // 8
+            fine = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
+        return WeightType.Q6_K if fine else WeightType.Q4_K

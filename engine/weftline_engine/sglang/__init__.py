@@ -1,0 +1,3 @@
+"""The sglang engine: connects to an SGLang server that runs, by its native interface."""
+
+from __future__ import annotations

@@ -1,0 +1,59 @@
+"""What `weftline serve` says where no model is given: what it takes, and a better one for this
+machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from weftline_engine.memory import available_bytes
+from weftline_engine.models.short_names import suggestion
+
+_PATIENCE_S = 10.0  # for NVIDIA's tool, which waits for its driver
+TAKEN = (
+    "no MODEL is given, so this serves SmolLM2-135M-Instruct, which is small enough for every "
+    "machine and shows what the server does, but answers poorly"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What decides which model a machine can serve. Without a GPU, `gpu_bytes` is 0."""
+
+    cores: int
+    free_bytes: int
+    gpu_bytes: int = 0
+
+
+def this_machine() -> Machine:
+    """The cores that this process may use, the memory that is free, and the largest GPU's."""
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    free = available_bytes() or page_bytes * os.sysconf("SC_AVPHYS_PAGES")
+    return Machine(len(os.sched_getaffinity(0)), free, _gpu_bytes())
+
+
+def advice(machine: Machine) -> list[str]:
+    gpu = f"a GPU of {machine.gpu_bytes / 1e9:.0f} GB" if machine.gpu_bytes else "no GPU"
+    cores = f"{machine.cores} core{'s' if machine.cores > 1 else ''}"
+    here = f"this machine has {cores}, {machine.free_bytes / 1e9:.1f} GB of free memory and {gpu}"
+    better = suggestion(machine.cores, machine.free_bytes, machine.gpu_bytes)
+    if better is None:
+        return [TAKEN, f"{here}, too little for a larger model"]
+    size = f"{better.gigabytes:.1f} GB to download"
+    return [TAKEN, f"{here}. For real answers ({size}): weftline serve {better.name}"]
+
+
+def _gpu_bytes() -> int:
+    """The memory of the largest NVIDIA GPU. Asking torch would take two seconds."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return 0
+    command = [tool, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    sizes = [int(line) for line in done.stdout.split() if line.isdigit()]
+    return max(sizes, default=0) << 20

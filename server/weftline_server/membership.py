@@ -1,0 +1,43 @@
+"""The wiring of a server that shares its store with others; it needs the extra `postgres`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import socket
+
+from weftline_server.cluster.card import Card, digest_of
+from weftline_server.cluster.database import ClusterDatabase
+from weftline_server.cluster.departure import Departure
+from weftline_server.cluster.member import ClusterMember
+from weftline_server.config import ServerConfig
+from weftline_server.journal.shared_journal import SharedJournal
+
+_EVERYWHERE = ("0.0.0.0", "::", "")
+
+
+def member_of(config: ServerConfig, journal: SharedJournal) -> tuple[ClusterMember, Departure]:
+    """The membership of a server with this journal, and how it ends."""
+    secret = journal.secret
+    card = Card(
+        config.cluster.address or _url(config.host, config.port),
+        socket.gethostname(),
+        _version(),
+        "",
+        digest_of(config.keys, secret),
+    )
+    database = ClusterDatabase(config.sessions.path)
+    member = ClusterMember(config.cluster, database, journal, card, secret)
+    return member, Departure(member, database, journal)
+
+
+def _url(host: str, port: int) -> str:
+    """Where other machines reach a server that listens there."""
+    host = socket.gethostname() if host in _EVERYWHERE else host
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("weftline")
+    except importlib.metadata.PackageNotFoundError:
+        return "0.0"  # it is on PYTHONPATH, but not installed

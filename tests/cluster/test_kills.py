@@ -1,0 +1,117 @@
+"""Three servers are killed and stopped, again and again, under a workload of graphs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import uuid
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.cluster.database import Databases
+from tests.cluster.servers import LEASE_S, ClusterServer
+from tests.cluster.test_servers import running
+from tests.faults.test_kill_nine import Application
+
+FULL = os.environ.get("FAULTS") == "full"
+KILLS = 50 if FULL else 4
+STOPS = 20 if FULL else 2
+CLIENTS = 6
+
+
+class Roaming:
+    """An HTTP client that sends each request to another server, as a balancer without memory does.
+
+    It stands for httpx's client in `Application`, which repeats what fails.
+    """
+
+    def __init__(self, servers: list[ClusterServer], chance: random.Random) -> None:
+        self._servers = servers
+        self._chance = chance
+
+    async def post(self, path: str, **more: Any) -> httpx.Response:
+        return await self._chance.choice(self._servers).http.post(path, **more)
+
+    async def put(self, path: str, **more: Any) -> httpx.Response:
+        answer = await self._chance.choice(self._servers).http.put(path, **more)
+        if answer.status_code == 503:
+            raise httpx.ConnectError("not now")  # Application repeats it then
+        return answer
+
+
+async def workload(
+    servers: list[ClusterServer], chance: random.Random, harm: list[Any]
+) -> list[Application]:
+    """What clients have done while the `harm` came over the servers, one after the other."""
+    done: list[Application] = []
+    goes_on = True
+
+    async def client(number: int) -> None:
+        run = 0
+        while goes_on:
+            http: Any = Roaming(servers, chance)
+            application = Application(http, f"client {number} run {run} {uuid.uuid4().hex}")
+            await application.run()
+            done.append(application)
+            run += 1
+
+    clients = [asyncio.create_task(client(number)) for number in range(CLIENTS)]
+    try:
+        for one in harm:
+            await asyncio.sleep(chance.uniform(0.2, 1.0))
+            broken = [one for one in clients if one.done()]
+            assert not broken, broken
+            await one()
+        goes_on = False
+        async with asyncio.timeout(120):
+            await asyncio.gather(*clients)
+    finally:
+        for task in clients:
+            task.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+    return done
+
+
+def check(stores: Databases, done: list[Application]) -> None:
+    """Every application that was acknowledged has the values of its echoes, no client saw another
+    one, and no submit was taken twice.
+    """
+    assert len(done) >= CLIENTS
+    for application in done:
+        assert application.values == application.expected, application.name
+    found = stores.run("SELECT count(*), count(DISTINCT id) FROM weftline.sessions")
+    sessions = len({one.session for one in done})
+    assert sessions == len(done) and found == [(sessions, sessions)]
+
+
+async def test_kills_lose_nothing_that_was_acknowledged(stores: Databases, tmp_path: Path) -> None:
+    """One of three servers is killed, and comes back a moment later."""
+    chance = random.Random(0)
+    async with running(stores, tmp_path, "--null-step-s", "0.002") as servers:
+
+        async def harm() -> None:
+            one = chance.choice(servers)
+            await one.kill()
+            await asyncio.sleep(chance.uniform(0.0, 2 * LEASE_S))
+            await one.start()
+
+        check(stores, await workload(servers, chance, [harm] * KILLS))
+
+
+async def test_what_a_stopped_server_had_is_taken_over_once(
+    stores: Databases, tmp_path: Path
+) -> None:
+    """One of three servers is stopped for longer than its lease, and goes on."""
+    chance = random.Random(1)
+    async with running(stores, tmp_path, "--null-step-s", "0.002") as servers:
+
+        async def harm() -> None:
+            one = chance.choice(servers)
+            one.freeze()
+            await asyncio.sleep(LEASE_S * chance.uniform(1.2, 2.0))
+            one.thaw()
+
+        check(stores, await workload(servers, chance, [harm] * STOPS))

@@ -1,0 +1,190 @@
+"""A program for vLLM's interpreter: what our scheduler plans where a GPU's vLLM differs.
+
+`python gpu_paths.py MODEL` prints JSON: the CUDA graphs of its steps and of vLLM's own, what a
+worker process would get, and the steps of requests whose keys and values come from host memory.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from collections import deque
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.config import CUDAGraphMode, KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import Request
+
+from tests.vllm.asynchronous_plan import BLOCK, computed, created, request
+from weftline_engine.api import Retention
+from weftline_engine.vllm.reloads import ReloadCosts
+from weftline_engine.vllm.scheduler import WeftlineScheduler
+from weftline_engine.vllm.versions import SCHEDULER
+
+ANSWERS = (2, 3, 4, 5, 6)  # tokens of five requests: batches of five, four, three, two and one
+FILE_TOKENS = 4 * BLOCK
+MOST_STEPS = 12
+
+
+def planned(scheduler: Scheduler) -> list[SchedulerOutput]:
+    """Plan all steps, each before the last one's tokens are there."""
+    steps: list[SchedulerOutput] = []
+    pending: deque[SchedulerOutput] = deque()
+    while scheduler.has_unfinished_requests():
+        steps.append(scheduler.schedule())
+        pending.append(steps[-1])
+        if len(pending) == 2:
+            first = pending.popleft()
+            scheduler.update_from_output(first, computed(first))
+    return steps
+
+
+def graphs(model: str, scheduler_cls: str | None) -> list[tuple[int, str, int]]:
+    """For each step its tokens, the kind of its CUDA graph, and the tokens of that graph."""
+    scheduler = created(model, places=len(ANSWERS), scheduler_cls=scheduler_cls)
+    config = scheduler.vllm_config
+    config.model_config.enforce_eager = False
+    config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+    config.compilation_config.cudagraph_capture_sizes = None
+    config.compilation_config.max_cudagraph_capture_size = None
+    config._set_cudagraph_sizes()  # as on a GPU; on a CPU vLLM has no sizes
+    dispatcher = CudagraphDispatcher(config)
+    dispatcher.initialize_cudagraph_keys(CUDAGraphMode.FULL_DECODE_ONLY)
+    for number, answer in enumerate(ANSWERS):
+        scheduler.add_request(request(f"r{number}", 0, answer))
+    found = []
+    for step in planned(scheduler):
+        counts = step.num_scheduled_tokens.values()
+        if counts:
+            tokens = sum(counts)
+            mode, graph = dispatcher.dispatch(tokens, uniform_decode=max(counts) == 1)
+            found.append((tokens, mode.name, graph.num_tokens))
+    return found
+
+
+def crossing(model: str) -> dict[str, Any]:
+    """Whether a planned step crosses to a worker process, and names nothing of ours there."""
+    scheduler = created(model)
+    scheduler.add_request(request("one", 0))
+    step = scheduler.schedule()
+    frame = pickle.dumps(step)
+    again = pickle.loads(frame)  # noqa: S301 - what this process has pickled, as vLLM does
+    same = again.num_scheduled_tokens == step.num_scheduled_tokens
+    return {"same": same, "ours": b"weftline" in frame}
+
+
+class Offloading:
+    """Our scheduler with vLLM's connector to host memory, and a worker that copies at once."""
+
+    def __init__(self, model: str, blocks: int) -> None:
+        transfer = KVTransferConfig(
+            kv_connector="OffloadingConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config={"cpu_bytes_to_use": 1 << 24},
+        )
+        scheduler = created(model, blocks=blocks, transfer=transfer)
+        assert isinstance(scheduler, WeftlineScheduler)
+        self.scheduler = scheduler
+        init_none_hash(sha256)
+        self.stored = 0  # jobs that copy blocks to host memory
+        self._hasher = get_request_block_hasher(BLOCK, sha256)
+
+    def add(self, name: str, tokens: list[int]) -> None:
+        """Add a request for two tokens, whose context has its name."""
+        extra = {"weftline_context": name, "weftline_application": name, "weftline_op": name}
+        sampling = SamplingParams(max_tokens=2, ignore_eos=True, extra_args=extra)
+        self.scheduler.add_request(Request(name, tokens, sampling, None, block_hasher=self._hasher))
+
+    def run(self) -> list[tuple[dict[str, int], int]]:
+        """Plan and compute until nothing is left: the tokens of each step, and its loads."""
+        steps = []
+        while self.scheduler.has_unfinished_requests() and len(steps) < MOST_STEPS:
+            steps.append(self._step())
+        self._step()  # what has ended is stored in the step after
+        return steps
+
+    def _step(self) -> tuple[dict[str, int], int]:
+        step = self.scheduler.schedule()
+        jobs = step.kv_connector_metadata
+        done = OffloadingWorkerMetadata()
+        for number in (*jobs.load_jobs, *jobs.store_jobs):
+            done.mark_completed(number)
+        loaded = {job.req_id for job in jobs.load_jobs.values()}
+        self.stored += len(jobs.store_jobs)
+        output = KVConnectorOutput(finished_recving=loaded, kv_connector_worker_meta=done)
+        self.scheduler.update_from_output(step, computed(step, output))
+        return dict(step.num_scheduled_tokens), len(loaded)
+
+
+def reloaded(model: str) -> list[tuple[dict[str, int], int]]:
+    """A file was read, and its blocks are gone from the device. The next request begins with it."""
+    story = Offloading(model, 40)
+    file = list(range(100, 100 + FILE_TOKENS))
+    story.add("first", file)
+    story.run()
+    assert story.scheduler.reset_prefix_cache()
+    story.add("second", [*file, *range(8)])
+    return story.run()
+
+
+def crowded(model: str) -> tuple[list[tuple[dict[str, int], int]], int]:
+    """The same where contexts that are kept have all blocks but those that the load takes."""
+    story = Offloading(model, 14)  # vLLM keeps one for itself
+    file = list(range(100, 100 + FILE_TOKENS))
+    story.add("first", file)
+    story.run()
+    assert story.scheduler.reset_prefix_cache()
+    contexts = story.scheduler._contexts
+    for name, begin in (("kept", 1000), ("kept too", 2000)):
+        contexts.retain(name, Retention.KEEP)
+        story.add(name, list(range(begin, begin + FILE_TOKENS)))
+        story.run()
+    assert contexts.pinned == 2
+    story.add("second", [*file, *range(3 * BLOCK)])
+    return story.run(), contexts.pinned
+
+
+def weighed(model: str, load_s: float) -> tuple[list[tuple[dict[str, int], int]], int, int]:
+    """The same where 64 tokens were computed in a second, and loaded in so many seconds.
+
+    The result has the steps, and the jobs that store before and after this was known.
+    """
+    story = Offloading(model, 40)
+    file = list(range(100, 100 + FILE_TOKENS))
+    story.add("first", file)
+    story.run()
+    assert story.scheduler.reset_prefix_cache()
+    stored = story.stored
+    story.scheduler._reloads = costs = ReloadCosts()
+    costs.planned(FILE_TOKENS, FILE_TOKENS, 0.0)
+    costs.computed(1.0)
+    costs.begun("first", FILE_TOKENS, 0.0)
+    costs.loaded("first", load_s)
+    story.add("second", [*file, *range(2 * BLOCK)])
+    return story.run(), stored, story.stored - stored
+
+
+def main(model: str) -> None:
+    """Print all stories."""
+    found = {
+        "graphs": graphs(model, SCHEDULER),
+        "vllm's": graphs(model, None),
+        "crossing": crossing(model),
+        "reloaded": reloaded(model),
+        "crowded": crowded(model),
+        "fast": weighed(model, 0.1),
+        "slow": weighed(model, 9.0),
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
