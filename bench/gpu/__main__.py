@@ -28,7 +28,7 @@ if "--dry-run" in sys.argv:
 import torch
 import triton
 
-from bench.gpu import attention, checks, prefix, steps
+from bench.gpu import attention, checks, libraries, prefix, steps
 from bench.gpu.results import RESULTS, kernel_hashes, write
 
 Row = dict[str, object]
@@ -58,6 +58,7 @@ PARTS = {
     "attention": Part(attention.rows, 60),
     "prefix": Part(prefix.rows, 60),
     "swaps": Part(steps.swaps, 60),
+    "libraries": Part(libraries.rows, 90),
 }
 
 

@@ -9,7 +9,6 @@ and values are shared as in figures 15 and 16: "tree", "blocks" or "off".
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import random
 import re
@@ -273,7 +272,5 @@ def rows(figure: int, device: torch.device, deadline: float, dry: bool) -> Itera
                 else:
                     row |= measure(network, point, sharing, policy, blocks=blocks, dry=dry)
                     longest = max(longest, time.monotonic() - began)
-                if device.type == "cuda":
-                    gc.collect()  # the engine that has ended is in cycles, and holds its KV cache
-                    torch.cuda.empty_cache()
+                llama.release(device)
                 yield row

@@ -148,8 +148,7 @@ def decoding(
         row: dict[str, object] = {"batch": batch, "most_output": max(o for _, o in lengths)}
         for mode in llama.MODES:
             row[mode] = replay(model, config, prefix, lengths, mode, roof, deadline)
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
+            llama.release(device)
         base = row["blocks_shared"]
         row["counts"] = isinstance(base, dict) and base["part_of_roof"] >= COUNTED_FROM
         yield row

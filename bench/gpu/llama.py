@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from weftline_engine.embedded.model.device_model import (
     CapturedStep,
     CudaGraphs,
     DeviceModel,
+    Libraries,
 )
 from weftline_kernels.operations import TRITON
 from weftline_kernels.work_list import Rows, build
@@ -121,18 +123,27 @@ class Silent:
 
 
 def engine_seconds(
-    network: TorchModel, batch: int, prefix: int, suffix: int, repeat: int, *, overlap: bool = True
+    network: TorchModel,
+    batch: int,
+    prefix: int,
+    suffix: int,
+    repeat: int,
+    *,
+    overlap: bool = True,
+    libraries: Libraries | None = None,
 ) -> tuple[float, float]:
     """The median seconds of the whole engine's decode step, and its prompt tokens a second.
 
     There are `batch` greedy requests with a common prefix; prompts are computed in chunks of 2,048.
     Without `overlap` the engine reads each step's tokens before it plans the next one.
     """
+    release(network.device)  # an engine that ran before has its KV cache until then
     # The first request decodes while the prompts of the others are computed.
     prompts = -(-(prefix + batch * suffix) // 2048) + batch // 64
     tokens = repeat + 2 * prompts
     blocks = (prefix + batch * (suffix + tokens + 2)) // BLOCK + 2 * batch + 1
-    model = DeviceModel(network, max_running=batch, capture=captures(network.device))
+    capture = captures(network.device)
+    model = DeviceModel(network, max_running=batch, capture=capture, libraries=libraries)
     config = SchedulerConfig(
         blocks=blocks, block_size=BLOCK, max_running=batch, step_tokens=max(2048, batch + 1)
     )
@@ -192,6 +203,14 @@ def fits(config: LlamaConfig, blocks: int, device: torch.device) -> bool:
     if device.type != "cuda":
         return True
     return token_bytes(config) * BLOCK * blocks < torch.cuda.mem_get_info(device)[0] - 4 * 2**30
+
+
+def release(device: torch.device) -> None:
+    """Free the device's memory of engines that have ended: they are in cycles, and hold their KV
+    cache until the next collection."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def synchronize(device: torch.device) -> None:

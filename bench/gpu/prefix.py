@@ -35,7 +35,7 @@ def rows(device: torch.device, dry: bool) -> Iterator[dict[str, object]]:
             must = llama.weight_bytes(config) + tokens * llama.token_bytes(config)
             row[f"{name}_floor_ms"] = must / roof * 1e3
             del decode
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
+            llama.release(device)
         seconds, prompt_tokens = llama.engine_seconds(model, batch, prefix, suffix, repeats + 1)
         yield row | {"engine_ms": seconds * 1e3, "engine_prompt_tokens_per_s": prompt_tokens}
+        llama.release(device)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from typing import Any
+
 import pytest
 import torch
 
 from bench.gpu import apps
+from weftline_engine.embedded.engine import Core
 from weftline_server.prompt import prompter
 
 WAYS = {  # fewer than on a GPU, as each takes seconds here
@@ -34,3 +39,26 @@ def test_applications_run_with_every_way_of_sharing(
         assert rows[0]["cached"] > 0.2 and rows[1]["cached"] == 0
     late = apps.rows(figure, torch.device("cpu"), 0.0, dry=True)
     assert {row["left_out"] for row in late} == {"for time"}
+
+
+def test_an_engine_is_gone_before_the_next_one_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes all memory of the GPU for its KV cache. It is in cycles, so that it needs a
+    collection to end."""
+    made: list[weakref.ref[Core]] = []
+
+    def watched(*arguments: Any, **options: Any) -> Core:
+        core = Core(*arguments, **options)
+        made.append(weakref.ref(core))
+        return core
+
+    monkeypatch.setattr(prompter, "_load_tokenizer", prompter._load_tokenizer)
+    monkeypatch.setattr(apps, "Core", watched)
+    monkeypatch.setattr(apps, "SHARING", ("tree",))
+    alive = []
+    gc.disable()
+    try:
+        for _ in apps.rows(14, torch.device("cpu"), float("inf"), dry=True):
+            alive.append([core() is not None for core in made])
+    finally:
+        gc.enable()
+    assert alive == [[False], [False, False]]
