@@ -13,10 +13,12 @@ import argparse
 import asyncio
 import math
 import os
+import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench.harness import machine, probe, runner
@@ -37,7 +39,7 @@ NEXT_S = 60.0  # the least time that another workload takes, with its warm-up
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0 when done, 1 after an error, 3 if the time of --within was too short for all
     turns, 130 if interrupted."""
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     # A shell starts background processes with SIGINT ignored; SIGTERM must still end this one.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _end)
@@ -74,13 +76,14 @@ def _end(number: int, frame: object) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The options."""
     known = ("all", NAME, "summarise", "table", *names())
-    parser = argparse.ArgumentParser(prog="weftline bench", description=__doc__)
-    parser.add_argument("name", choices=known, metavar="NAME", help=", ".join(known))
-    _declare_what(parser.add_argument_group("what to run").add_argument)
-    _declare_how(parser.add_argument_group("how to run it").add_argument)
-    return parser
+    made = argparse.ArgumentParser(prog="weftline bench", description=__doc__)
+    made.add_argument("name", choices=known, metavar="NAME", help=", ".join(known))
+    _declare_what(made.add_argument_group("what to run").add_argument)
+    _declare_how(made.add_argument_group("how to run it").add_argument)
+    return made
 
 
 def _declare_what(add: Callable[..., object]) -> None:
@@ -109,6 +112,10 @@ def _declare_how(add: Callable[..., object]) -> None:
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     dtype = "vLLM's type; auto: the one that multiplies faster here, by a probe of six seconds"
     add("--vllm-dtype", choices=("auto", *probe.DTYPES), default="auto", help=dtype)
+    words = "words to add to every vLLM's command line, such as --vllm-arguments=--enforce-eager"
+    add("--vllm-arguments", metavar="WORDS", default="", help=words)
+    pool = "one KV pool of this size for all workloads; agents overflow it with longer roles"
+    add("--kv-tokens", type=int, metavar="N", help=pool)
     add("--null", action="store_true", help="run the null engine, which checks only the harness")
     resume = "keep complete turns that were measured with the same code, machine and settings"
     add("--resume", action="store_true", help=resume)
@@ -130,7 +137,7 @@ async def _run(args: argparse.Namespace) -> tuple[int, Path]:
         from bench.harness.shape import random_model  # it needs torch
 
         model = random_model(args.shape, model)
-    scale = _scale(args)
+    scale = scale_of(args)
     began = time.monotonic()
     until = began + (args.within or math.inf)
     cores = _cores(args.cores, "cores")
@@ -146,7 +153,7 @@ async def _run(args: argparse.Namespace) -> tuple[int, Path]:
     def say(line: str) -> None:
         print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
 
-    chosen = {name: _systems(args, name, scale) for name in _workloads(args)}
+    chosen = {name: systems_of(args, name, scale) for name in _workloads(args)}
     probed = _probe(args, model, chosen)
     if probed:
         say(f"vLLM in {probe.fastest(probed)}: {probed}")
@@ -199,6 +206,7 @@ def _setup(
         kv_tokens=scale.kv_tokens,
         cores=cores,
         random_weights=args.shape is not None,
+        vllm_arguments=tuple(shlex.split(args.vllm_arguments)),
     )
 
 
@@ -238,21 +246,31 @@ def _workloads(args: argparse.Namespace) -> list[str]:
     return chosen
 
 
-def _scale(args: argparse.Namespace) -> Scale:
-    if args.scale:
-        return SCALES[args.scale]
+def scale_of(args: argparse.Namespace) -> Scale:
+    """The sizes of the options."""
+    scale = SCALES[args.scale] if args.scale else _usual_scale(args)
+    if args.kv_tokens is None:
+        return scale
+    return replace(scale, kv_tokens=args.kv_tokens, one_pool=True)
+
+
+def _usual_scale(args: argparse.Namespace) -> Scale:
     if args.null:
         return TINY
     return QUICK if args.quick else FULL
 
 
-def _systems(args: argparse.Namespace, name: str, scale: Scale) -> tuple[str, ...]:
+def systems_of(args: argparse.Namespace, name: str, scale: Scale) -> tuple[str, ...]:
+    """The systems of the options for the workload `name`. A client that limits how many
+    applications run at once is left out of `on-vllm` where the column has no such client."""
     workload = load(name)
     if args.systems:
         chosen = tuple(args.systems.split(","))
         for one in chosen:
             if one not in SYSTEMS:
                 raise WeftlineError(f"there is no system {one!r}: there are {', '.join(SYSTEMS)}")
+        if args.name == NAME and not COLUMN[name].semaphores:
+            return tuple(one for one in chosen if SYSTEMS[one].at_once is None)
         return _with_program(chosen, workload) if args.name == "all" else chosen
     if args.name == NAME:
         return COLUMN[name].systems

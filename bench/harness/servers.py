@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -68,6 +69,7 @@ class Setup:
     vllm_dtype: str | None = None
     kv_tokens: int = 65_536  # the embedded engine's own default
     random_weights: bool = False  # the model has only a config.json and a tokenizer
+    vllm_arguments: tuple[str, ...] = ()  # added to every vLLM's command line
     cores: tuple[int, ...] = ()
     logs: Path = Path("out/bench-logs")
 
@@ -124,6 +126,7 @@ def command(
         *TOOL_CALLS,
         *_load_format(setup),
         *_pool(model, setup),
+        *setup.vllm_arguments,
         *spec.arguments,
     )
 
@@ -142,7 +145,7 @@ def _starting_vllm(setup: Setup) -> tuple[str, ...]:
         *_load_format(setup),
         "--vllm-scheduler",
         "weftline",
-        "--vllm-arguments=" + " ".join(_pool(model, setup)),
+        "--vllm-arguments=" + shlex.join((*_pool(model, setup), *setup.vllm_arguments)),
     )
 
 

@@ -30,6 +30,7 @@ class Scale:
     repeats: int
     quick: bool = False  # whether to leave out the points that are not quick
     kv_tokens: int = 65_536  # of every engine's KV pool; the embedded engine's default
+    one_pool: bool = False  # whether workloads with a pool of their own take `kv_tokens`, too
 
     def tokens(self, paper: float) -> int:
         """`paper` tokens at this scale, at least two."""
@@ -45,9 +46,11 @@ FULL = Scale("full", length=0.5, count=0.4, repeats=3)
 HALF = Scale("half", length=0.25, count=0.25, repeats=2)
 # All workloads share one pool size, so that each server starts once. It holds all that a workload
 # has in flight, except for the agents, which are there to overflow it.
-QUICK = Scale("quick", length=0.125, count=0.2, repeats=1, quick=True, kv_tokens=4096)
+QUICK = Scale(
+    "quick", length=0.125, count=0.2, repeats=1, quick=True, kv_tokens=4096, one_pool=True
+)
 # For the null engine, and to warm up.
-TINY = Scale("tiny", length=0.05, count=0.1, repeats=1, quick=True, kv_tokens=512)
+TINY = Scale("tiny", length=0.05, count=0.1, repeats=1, quick=True, kv_tokens=512, one_pool=True)
 PAPER = Scale("paper", length=1.0, count=1.0, repeats=3)  # for a GPU
 SCALES = {scale.name: scale for scale in (FULL, HALF, QUICK, TINY, PAPER)}
 

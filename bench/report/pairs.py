@@ -61,7 +61,7 @@ def _rows(report: Report) -> Iterator[dict[str, Any]]:
             label = f"{workload.title}, {there[0].point}"
             if column.metrics:
                 label += f", {chosen}"
-            for baseline in _baselines(metric, there, column.semaphores):
+            for baseline in _baselines(metric, there):
                 yield _row(name, label, metric, there, baseline)
             if column.unchanged is not None:
                 ways = {SERVER_ONLY[1]: column.unchanged}
@@ -93,9 +93,10 @@ def _of(runs: Sequence[Run], system: str) -> list[Run]:
     return [run for run in runs if run.system == system]
 
 
-def _baselines(metric: Metric, runs: Sequence[Run], semaphores: Sequence[str]) -> Iterator[str]:
-    """The plain client, and the semaphore with the best median."""
+def _baselines(metric: Metric, runs: Sequence[Run]) -> Iterator[str]:
+    """The plain client, and the measured semaphore with the best median."""
     yield BASELINE
+    semaphores = dict.fromkeys(r.system for r in runs if SYSTEMS[r.system].at_once is not None)
     found = {name: list(values(metric, _of(runs, name)).values()) for name in semaphores}
     medians = {name: median(of) for name, of in found.items() if of}
     if medians:

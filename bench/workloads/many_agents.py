@@ -65,9 +65,9 @@ def turn_tokens(scale: Scale) -> int:
 def kv_tokens(scale: Scale) -> int:
     """The tokens of the pool on both sides: a third of what all agents need in their last turn.
 
-    A quick run has one pool for all workloads; there the agents get longer roles instead.
+    Where one pool is for all workloads, the agents get longer roles instead.
     """
-    if scale.quick:
+    if scale.one_pool:
         return scale.kv_tokens
     return round(POOL * scale.items(AGENTS) * (scale.tokens(SYSTEM) + turn_tokens(scale)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from llama_index.core.utils import get_tokenizer
 
+from bench.harness import __main__ as options
 from bench.harness import fleet as fleets
 from bench.harness import machine, probe, results, resume, servers, systems
 from bench.harness.__main__ import main as harness
@@ -345,6 +347,26 @@ def test_agents_overflow_their_pool_at_every_scale() -> None:
     assert (turns, agents, longest, many_agents.kv_tokens(FULL)) == (8, 32, 1200, 12_800)
 
 
+def test_one_pool_for_all_workloads_is_filled_by_the_roles_of_agents() -> None:
+    """With --kv-tokens no workload restarts the servers for a pool of its own, and agents still
+    overflow it: 32 contexts of 3,072 tokens are three times 32,768."""
+    asked = options.parser().parse_args(["on-vllm", "--kv-tokens", "32768"])
+    scale = options.scale_of(asked)
+    assert (scale.name, scale.kv_tokens, many_agents.kv_tokens(scale)) == ("full", 32_768, 32_768)
+    longest = many_agents.role_tokens(scale) + many_agents.turn_tokens(scale)
+    assert (many_agents.turns_of(scale), longest, longest * 32) == (8, 3072, 3 * 32_768)
+
+
+def test_only_many_agents_are_run_with_semaphores() -> None:
+    """The systems that are asked for are those of every workload of the column, but for clients
+    that limit how many applications run at once, where there is only one."""
+    few = "langchain-vllm,langchain-vllm-12,weftline-vllm"
+    asked = options.parser().parse_args(["on-vllm", "--systems", few])
+    chosen = {name: options.systems_of(asked, name, FULL) for name in ("many_agents", "rag")}
+    assert chosen["many_agents"] == tuple(few.split(","))
+    assert chosen["rag"] == ("langchain-vllm", "weftline-vllm")
+
+
 def test_the_tools_of_an_agent_are_given() -> None:
     """Each has its own texts and calls. Its tools never change, so that each of its prompts begins
     with the one before. The last call is the answer."""
@@ -552,6 +574,11 @@ def test_a_weftline_may_start_vllm_itself(tmp_path: Path, monkeypatch: pytest.Mo
     theirs = command(ServerSpec(Kind.VLLM), setup, 1)
     pool = theirs[theirs.index("--kv-cache-memory-bytes") + 1]
     assert f"--vllm-arguments=--kv-cache-memory-bytes {pool} " in words[-1]
+    graphs = json.dumps({"mode": 0})
+    more = replace(setup, vllm_arguments=("--compilation-config", graphs))
+    assert command(ServerSpec(Kind.VLLM), more, 1)[-2:] == ("--compilation-config", graphs)
+    given = shlex.split(words_of(more)[-1].removeprefix("--vllm-arguments="))
+    assert given[-2:] == ["--compilation-config", graphs]
     random = replace(setup, random_weights=True)
     in_front = command(SYSTEMS["weftline-vllm"].server, random, 1, "http://v")
     ours = command(SYSTEMS["weftline"].server, random, 1)
