@@ -1,11 +1,15 @@
 """Measures several servers beside one: calls a second, a hop, and a rolling replacement.
 
-    weftline bench servers [--pairs 5] [--requests 384] [--only pairs,hop,rolling]
+    weftline bench servers [--pairs 5] [--rounds 3] [--only pairs,hop,rolling]
 
 All of it runs on this machine, with a PostgreSQL of its own, or that of `--store`, which the
 program fills with sessions. The first part takes turns: one server, two servers, one server and so
 on, so a machine that is busy slows both. Two servers need two idle cores to make more calls than
 one. The CPU time of a call depends less on what else runs, so it is written, too.
+
+The load is closed: each client sends its next request when the last one is answered. So many
+clients as `AT_ONCE` ask for more than one server can do. With few clients the calls a second are
+those clients over the time of a call, and a second server has nothing to add.
 """
 
 from __future__ import annotations
@@ -16,8 +20,9 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
@@ -36,7 +41,9 @@ from weftline.local import local_server
 
 CALL_S = 0.02  # of the null engine for a word; each call writes one
 CHAIN = 20  # calls of a request, each of which reads the one before
-AT_ONCE = 64
+# Clients. A call takes 20 ms on the engine and 0.5 ms of a server's core, so 41 clients would keep
+# the core busy if they never waited for each other. They do: with 64 a server had 0.81 of it.
+AT_ONCE = 256
 SHOWN = 8  # of so many requests one asks for its graph, which costs as much as its calls
 HOPS = 300
 CLIENTS, SHORT = 8, 3  # during the replacement: clients, and calls of each request
@@ -46,14 +53,30 @@ NULL = ("--engine", "null", "--null-step-s", str(CALL_S), "--no-ui")
 MOST = httpx.Limits(max_connections=AT_ONCE, max_keepalive_connections=AT_ONCE)
 
 
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A PostgreSQL, and its first process if it runs for this program only."""
+
+    address: str
+    process: psutil.Process | None = None
+
+    @property
+    def family(self) -> list[psutil.Process]:
+        """Those that will be there at the end, too."""
+        if self.process is None:
+            return []
+        stay = [one for one in self.process.children() if "worker" not in one.cmdline()[0]]
+        return [self.process, *stay]
+
+
 @contextmanager
-def postgres() -> Iterator[str]:
-    """The address of a PostgreSQL that is empty."""
+def postgres() -> Iterator[Store]:
+    """A PostgreSQL that is empty."""
     with (
         TemporaryDirectory(prefix="weftline-pg-") as folder,
         get_server(folder, cleanup_mode="stop") as server,
     ):
-        yield server.get_uri()
+        yield Store(server.get_uri(), psutil.Process(server.get_pid()))
 
 
 def chain(number: int, calls: int, *, graph: bool = False) -> dict[str, Any]:
@@ -74,54 +97,95 @@ def chain(number: int, calls: int, *, graph: bool = False) -> dict[str, Any]:
     return body
 
 
-def turn(store: str, servers: int, requests: int) -> dict[str, float]:
+class Meter:
+    """The time and the CPU time from the end of everybody's first request to the end of `counted`
+    more.
+
+    Until then all clients are at work, and after it, too: those that wait for the last of the
+    others would make the calls a second of a short run few.
+    """
+
+    def __init__(self, counted: int, groups: Mapping[str, Sequence[psutil.Process]]) -> None:
+        self._groups = groups
+        self._counted = counted
+        self._ended = 0
+        self._marks: list[tuple[float, dict[str, float]]] = []
+
+    @property
+    def runs(self) -> bool:
+        return len(self._marks) == 1
+
+    def end(self) -> None:
+        """One more request has ended."""
+        self._ended += 1
+        if self._ended in (AT_ONCE, AT_ONCE + self._counted):
+            cpu = {name: _cpu_s(group) for name, group in self._groups.items()}
+            self._marks.append((time.perf_counter(), cpu))
+
+    def found(self) -> tuple[float, dict[str, float]]:
+        """The seconds, and the CPU seconds of each group."""
+        (began, before), (ended, after) = self._marks
+        return ended - began, {name: after[name] - before[name] for name in after}
+
+
+def turn(store: Store, servers: int, rounds: int) -> dict[str, float]:
     """Calls a second of so many servers, the gap between two calls of a chain, and CPU time."""
     more = ("--servers", str(servers)) if servers > 1 else ()
-    with local_server(*NULL, "--store", store, *more) as url:
-        processes = _processes()
-        return asyncio.run(_turn(url, requests, processes))
+    with local_server(*NULL, "--store", store.address, *more) as url:
+        # Those that serve one connection each are there once the servers are.
+        groups = {"servers": _processes(), "store": store.family, "load": [psutil.Process()]}
+        return asyncio.run(_turn(url, rounds, Meter(rounds * AT_ONCE, groups)))
 
 
-async def _turn(url: str, requests: int, processes: Sequence[psutil.Process]) -> dict[str, float]:
+async def _turn(url: str, rounds: int, meter: Meter) -> dict[str, float]:
     gaps: list[float] = []
-    async with httpx.AsyncClient(base_url=url, timeout=120.0, limits=MOST) as http:
-        room = asyncio.Semaphore(AT_ONCE)
+    took: list[float] = []
+    # Written before the time counts: the load would take half a core with it. The first requests
+    # have fewer calls, each one another number, so that the clients do not go in step.
+    numbers = range((rounds + 2) * AT_ONCE)
+    lengths = [1 + at * CHAIN // AT_ONCE if at < AT_ONCE else CHAIN for at in numbers]
+    bodies = [
+        json.dumps(chain(number, calls, graph=number % SHOWN == 0))
+        for number, calls in zip(numbers, lengths, strict=True)
+    ]
 
-        # Written before the time counts: the load would take half a core with it.
-        bodies = [
-            json.dumps(chain(number, CHAIN, graph=number % SHOWN == 0))
-            for number in range(requests)
-        ]
-
-        async def one(number: int) -> None:
-            shown = number % SHOWN == 0
-            async with room:
-                sent = await http.post("/v1/submit", content=bodies[number], headers=JSON)
-            answer = sent.json()
-            assert answer["values"] == {f"v{CHAIN - 1}": f"{number}w"}, answer["values"]
+    async def one(number: int) -> None:
+        began, shown = time.perf_counter(), number % SHOWN == 0
+        sent = await http.post("/v1/submit", content=bodies[number], headers=JSON)
+        answer = sent.json()
+        assert answer["values"] == {f"v{lengths[number] - 1}": f"{number}w"}, answer["values"]
+        if meter.runs:
+            took.append(1e3 * (time.perf_counter() - began))
             steps = [call["steps"][0] for call in answer["graph"]["calls"]] if shown else []
             gaps.extend(
                 1e3 * (after["started_s"] - before["finished_s"])
                 for before, after in pairwise(steps)
             )
+        meter.end()
 
-        await asyncio.gather(*map(one, range(min(AT_ONCE, requests))))  # warms the servers up
-        gaps.clear()
-        cpu, wall = _cpu_s(processes), time.perf_counter()
-        await asyncio.gather(*map(one, range(requests)))
-        wall, cpu = time.perf_counter() - wall, _cpu_s(processes) - cpu
-    calls = requests * CHAIN
+    async def client(at: int) -> None:
+        for number in numbers[at::AT_ONCE]:
+            await one(number)
+
+    async with httpx.AsyncClient(base_url=url, timeout=120.0, limits=MOST) as http:
+        await asyncio.gather(*map(client, range(AT_ONCE)))
+    wall, cpu = meter.found()
+    calls = rounds * AT_ONCE * CHAIN
     return {
         "calls_per_s": round(calls / wall, 1),
+        "request_median_ms": round(median(took), 1),
         "gap_p99_ms": round(_p99(gaps), 2),
-        "cpu_ms_per_call": round(1e3 * cpu / calls, 3),
-        "cores": round(cpu / wall, 2),
+        "cpu_ms_per_call": round(1e3 * cpu["servers"] / calls, 3),
+        "store_ms_per_call": round(1e3 * cpu["store"] / calls, 3),
+        "cores": round(cpu["servers"] / wall, 2),
+        "store_cores": round(cpu["store"] / wall, 2),
+        "load_cores": round(cpu["load"] / wall, 2),
     }
 
 
-def pairs(store: str, count: int, requests: int) -> dict[str, Any]:
+def pairs(store: Store, count: int, rounds: int) -> dict[str, Any]:
     """One server and two, in turns. The ratios are those of each pair."""
-    found = [(turn(store, 1, requests), turn(store, 2, requests)) for _ in range(count)]
+    found = [(turn(store, 1, rounds), turn(store, 2, rounds)) for _ in range(count)]
     ratios = {
         name: [round(two[name] / one[name], 3) for one, two in found]
         for name in ("calls_per_s", "gap_p99_ms", "cpu_ms_per_call")
@@ -235,10 +299,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument(
-        "--requests",
+        "--rounds",
         type=int,
-        default=6 * AT_ONCE,
-        help=f"of each turn of a pair; {AT_ONCE} run at once (default: %(default)s)",
+        default=3,
+        help=f"requests of each of {AT_ONCE} clients in each turn of a pair (default: %(default)s)",
     )
     parser.add_argument("--only", default="pairs,hop,rolling", help="parts (default: all)")
     parser.add_argument("--store", metavar="postgresql://...", help="(default: one of its own)")
@@ -247,18 +311,18 @@ def main() -> None:
     args = parser.parse_args()
     found: dict[str, Any] = stamp(about)
 
-    def measure(store: str) -> None:
+    def measure(store: Store) -> None:
         parts = {
-            "pairs": lambda: pairs(store, args.pairs, args.requests),
-            "hop": lambda: hop(store),
-            "rolling": lambda: rolling(store),
+            "pairs": lambda: pairs(store, args.pairs, args.rounds),
+            "hop": lambda: hop(store.address),
+            "rolling": lambda: rolling(store.address),
         }
         for name in args.only.split(","):
             found[name] = parts[name]()
             print(f"{name}: {dumps(found[name])}", flush=True)
 
     if args.store:
-        measure(args.store)
+        measure(Store(args.store))
     else:
         with postgres() as store:
             measure(store)

@@ -16,7 +16,7 @@ from weftline_server.config import ServerConfig
 
 async def test_collections_leave_out_what_was_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     """The garbage collector looks only at objects that were made after the start, at new ones after
-    2,000 of them, and at all of them a tenth as often as by default."""
+    50,000 of them, and at all of them a tenth as often as by default."""
     app = create_app(ServerConfig(), {})
     config = uvicorn.Config(app, log_config=None, lifespan="on", ws="none")
     config.load()
@@ -29,7 +29,7 @@ async def test_collections_leave_out_what_was_loaded(capsys: pytest.CaptureFixtu
         await server.startup(sockets=[listener])
         assert gc.get_freeze_count() > len(gc.get_objects())
         young, middle, full = gc.get_threshold()
-        assert (young, young * middle * full) == (2000, 10 * prod(before))
+        assert (young, young * middle * full) == (50_000, 10 * prod(before))
     finally:
         gc.set_threshold(*before)
         gc.unfreeze()

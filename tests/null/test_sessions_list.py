@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import re
 import time
 from functools import partial
@@ -26,6 +28,7 @@ from weftline_server.runtime.closed_sessions import (
 from weftline_server.runtime.registry import RegistryConfig
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
+from weftline_server.session.task import TaskRun
 from weftline_server.session.variable import Variable
 
 
@@ -310,3 +313,33 @@ def test_trace_shows_the_last_session(
     answering(monkeypatch, [])
     assert main(["trace", "--last"]) == 1
     assert "the server has no session: run a program first" in capsys.readouterr().err
+
+
+async def test_a_forgotten_session_needs_no_garbage_collector(serve: Serve) -> None:
+    """Its last reference frees it with all its calls, since its parts name each other in no circle.
+    A full collection would look at every session that is kept.
+    """
+    closed = ClosedConfig(keep_s=0.0)
+    server = await serve(config=ServerConfig(registry=RegistryConfig(closed=closed)))
+    calls = [
+        call("draft", "two {{output:x}}", x="x"),
+        call("polish", "more {{input:x}} {{output:y}}", x="x", y="y"),
+    ]
+    gc.collect()
+    gc.disable()
+    try:
+        before = runs()
+        id = await server.session()
+        await server.submit(id, *calls)
+        assert (await server.get(id, "y")).status_code == 200
+        assert runs() == before + 2
+        await server.http.delete(f"/v1/session/{id}")
+        await asyncio.sleep(0)
+        assert runs() == before
+    finally:
+        gc.enable()
+
+
+def runs() -> int:
+    """How many tasks under way or ended are in memory."""
+    return sum(isinstance(one, TaskRun) for one in gc.get_objects())

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,7 @@ from tests.cluster.database import Databases
 from tests.cluster.servers import free_port
 from tests.null.asgi import call
 from tests.ray.conftest import Nodes
-from tests.ray.test_cluster import NULL, REPLICA, until
+from tests.ray.test_cluster import NULL, REPLICA, health, until
 from weftline.contract.errors import InvalidRequest
 from weftline_server.commands.cluster import ClusterConfig
 from weftline_server.commands.engine_spec import EngineSpec
@@ -119,12 +120,78 @@ def test_servers_and_engines_are_placed_on_nodes(nodes: Nodes, postgres: Postgre
             httpx.get(f"{first.url}/health/live")
 
 
+def test_sighup_replaces_the_servers(nodes: Nodes, postgres: PostgresServer) -> None:
+    """Under load each server makes place for another one, and the engines stay. Every request is
+    answered with its value, at the first try or, where its connection was cut, at a later one with
+    the same key. A session from before is kept, and a call that ran then has its value.
+    """
+    stores, port = Databases(postgres, "rolling"), free_port()
+    with command(nodes, stores.address(), port) as found:
+        until(found.url, ["n0", "n0"])
+        before, engines = alive(stores), sorted(health(found.url)["engines"])
+        assert len(before) == 2
+        ids = [opened(found.url) for _ in range(6)]
+        clients = Clients(found.url)
+        with ThreadPoolExecutor() as pool:
+            running = [pool.submit(clients.run) for _ in range(4)]
+            try:
+                found.process.send_signal(signal.SIGHUP)
+                until_replaced(stores, before)
+            finally:
+                clients.goes_on = False
+            done = [one.result() for one in running]
+        assert min(done) > 0
+        assert [value(found.url, id) for id in ids] == [f"{TEXT} "] * 6
+        assert sorted(health(found.url)["engines"]) == engines
+        found.process.send_signal(signal.SIGTERM)
+        assert found.process.wait(120) == 0
+
+
+@dataclass
+class Clients:
+    """Programs that send one request after the other, each on a connection of its own."""
+
+    url: str
+    goes_on: bool = True
+
+    def run(self) -> int:
+        """Return how many requests were answered."""
+        done = 0
+        while self.goes_on:
+            assert value(self.url, opened(self.url)) == f"{TEXT} "
+            done += 1
+        return done
+
+
+def alive(stores: Databases) -> set[int]:
+    """The numbers of the servers that have not ended."""
+    rows = stores.run("SELECT number FROM weftline.servers WHERE NOT fenced AND number > 0")
+    return {number for (number,) in rows}
+
+
+def until_replaced(stores: Databases, before: set[int]) -> None:
+    """Wait until there are as many servers as before, and none of those."""
+    deadline = time.monotonic() + 300
+    while len(now := alive(stores)) != len(before) or now & before:
+        assert time.monotonic() < deadline, (before, now)
+        time.sleep(0.2)
+
+
 def opened(url: str) -> str:
-    """A session in which a call of a second runs, on a connection of its own."""
+    """A session in which a call of a second runs, on a connection of its own. A request whose
+    connection is cut, or whose server ends, is sent again with its key.
+    """
     body = {"calls": [call("one", f"{TEXT} {{{{output:x}}}}", x="a")]}
-    answer = httpx.post(f"{url}/v1/submit", json=body, headers=HEADERS, timeout=30)
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["session_id"])
+    headers = {**HEADERS, "Idempotency-Key": secrets.token_hex(8)}
+    deadline = time.monotonic() + 90
+    while True:
+        with suppress(httpx.TransportError):
+            answer = httpx.post(f"{url}/v1/submit", json=body, headers=headers, timeout=30)
+            if answer.status_code == 200:
+                return str(answer.json()["session_id"])
+            assert answer.status_code == 503, answer.text
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 def value(url: str, id: str) -> str:

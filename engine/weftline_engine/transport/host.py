@@ -46,7 +46,7 @@ def main() -> None:
         sys.exit(1)
     cores, seconds = len(os.sched_getaffinity(0)), time.monotonic() - began
     print(announced(description, cores, seconds), file=sys.stderr, flush=True)
-    garbage.after_the_start()
+    garbage.after_the_start(garbage.ENGINE)
     connection.prepare = core.prepare
     connection.sendall(wire.encode([description]))
     serve(core, connection, verbs)

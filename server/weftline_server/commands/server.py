@@ -59,7 +59,7 @@ class DrainingServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
-            garbage.after_the_start()
+            garbage.after_the_start(garbage.SERVER)
             state = state_of(self._app)
             tenants = len(set(state.config.keys.values()))
             lines = [*lacking(state.service.engines.statuses, several_tenants=tenants > 1)]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+from weakref import ref
 
 from weftline.contract.errors import WeftlineError
 from weftline_engine.api import FinishReason, Usage
@@ -117,7 +118,9 @@ class PrimitiveRun:
 
     id: str
     work: int
-    task: TaskRun = field(repr=False)
+    # Weak, since the task has its primitives, and the session has the task. Of a session of five
+    # calls 142 objects hung on these circles, which only the garbage collector frees.
+    of_task: ref[TaskRun] = field(repr=False)
     state: RunState = RunState.WAITING
     filling: bool = False  # a part of its prompt may have gone to an engine early
     step: Step | None = None
@@ -130,8 +133,14 @@ class PrimitiveRun:
     def live(self) -> bool:
         return self.state in LIVE
 
+    @property
+    def task(self) -> TaskRun:
+        found = self.of_task()
+        assert found is not None, f"primitive {self.id} is used after its session is gone"
+        return found
 
-@dataclass(slots=True, eq=False)
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class TaskRun:
     """A task of a session and its primitives, in order."""
 
@@ -144,7 +153,8 @@ class TaskRun:
     primitives: tuple[PrimitiveRun, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        runs = [PrimitiveRun(one.id, one.work, self) for one in self.task.primitives]
+        own = ref(self)
+        runs = [PrimitiveRun(one.id, one.work, own) for one in self.task.primitives]
         self.primitives = tuple(runs)
 
     @property
