@@ -82,6 +82,28 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+_LIMIT = pytest.StashKey[Any]()
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
+    """Note the time limit of a test, for its second try."""
+    item.stash[_LIMIT] = settings
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Give a second try the whole time limit again.
+
+    pytest-timeout sets its timer once for all tries of a test. After a hang it has gone off, and a
+    second hang would last until CI stops the whole stage.
+    """
+    if getattr(item, "execution_count", 1) > 1 and _LIMIT in item.stash:
+        hooks = item.config.pluginmanager.hook
+        hooks.pytest_timeout_cancel_timer(item=item)
+        hooks.pytest_timeout_set_timer(item=item, settings=item.stash[_LIMIT])
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _garbage_of_a_file() -> Iterator[None]:
     """Collect a file's garbage at its end: a connection that it left open fails its last test, and

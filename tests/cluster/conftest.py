@@ -23,7 +23,9 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def stores(postgres: PostgresServer, request: pytest.FixtureRequest) -> Iterator[Databases]:
-    """Empty stores."""
+    """Empty stores, also for a test that runs again because it failed while the server was away."""
+    postgres.ensure_postgres_running()
     made = Databases(postgres, request.node.name)
     yield made
+    postgres.ensure_postgres_running()
     made.drop()

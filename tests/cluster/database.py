@@ -31,7 +31,10 @@ class Databases:
             address = self._made[name] = self.server.get_uri(database)
             if name != "none":
                 with psycopg.connect(self.server.get_uri(), autocommit=True) as db:
-                    db.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database)))
+                    named = sql.Identifier(database)
+                    # A first try of the test may have left it.
+                    db.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(named))
+                    db.execute(sql.SQL("CREATE DATABASE {}").format(named))
             return address
         return self._made[name]
 

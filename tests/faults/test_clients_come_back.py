@@ -7,12 +7,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 
 from langchain_weftline import ChatWeftline, compile_chain
 from tests.faults.killed import Killed
+from tests.waits import until
 from weftline import AsyncClient, Client
 from weftline.contract.protocol import Call, InOut, Placeholder, Segment, Submit
 from weftline.errors import ConnectionFailed
@@ -118,10 +120,11 @@ async def test_a_stream_after_a_restart_says_that_its_text_is_new(server: Killed
         session = await client.session().open()
         await session.submit(CHAIN)
         await session.get("a")
-        await asyncio.sleep(0.1)
-        await server.kill()
-        await server.start()
         http, body = client.connection._http, {"session_id": session.id, "stream": True}
+        async with http.stream("POST", "/v1/get", json={**body, "semantic_var_id": "b"}) as parts:
+            await anext(parts.aiter_text())  # of twenty words the first has come
+            await server.kill()
+        await server.start()
         ended = await http.post(
             "/v1/get", json={**body, "semantic_var_id": "a"}, headers={"Last-Event-ID": "3"}
         )
@@ -146,7 +149,8 @@ async def test_a_langchain_run_in_flight_finishes(server: Killed) -> None:
     )  # fmt: skip
     expected = await chain.ainvoke({"topic": "one"})
     running = asyncio.create_task(chain.ainvoke({"topic": "one"}))
-    await asyncio.sleep(0.3)
+    count = 'weftline_running_calls{engine="null"} 1.0'
+    await until(lambda: count in httpx.get(f"{server.url}/metrics").text)
     assert not running.done()
     await server.kill()
     await server.start()

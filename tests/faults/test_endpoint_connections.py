@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.waits import WAIT_S
 from weftline_engine.openai.endpoint import Endpoint, EndpointConfig
 
 
@@ -39,5 +40,5 @@ async def test_connections_of_requests_in_turns(keeps: bool, connections: int) -
     await endpoint.close()
     server.close()
     for _ in range(connections):
-        await asyncio.wait_for(closed.acquire(), timeout=5)
+        await asyncio.wait_for(closed.acquire(), timeout=WAIT_S)
     assert accepted == connections

@@ -8,8 +8,7 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from tests.faults.sizes import APPLICATIONS, KILLS
 from tests.null.asgi import Serve, Server, call
 from tests.null.test_fleet import Bench, Puppet, finished, settle, started
 from tests.null.test_fleet import benches as benches
+from tests.waits import until, wait_until
 from weftline_engine import api
 from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
 from weftline_engine.retrieval.config import StoreConfig
@@ -31,23 +31,12 @@ from weftline_server.schedule.delivery import MAX_DEATHS
 from weftline_server.schedule.engines import fleet
 from weftline_server.schedule.engines.member import EngineState, Member
 
-NOTICED_S = 5.0
-
-
-async def until(holds: Callable[[], bool], within_s: float) -> float:
-    """Wait until `holds`, and return the seconds that it took."""
-    began = time.monotonic()
-    while not holds():
-        assert time.monotonic() - began < within_s, "it did not happen in time"
-        await asyncio.sleep(0.02)
-    return time.monotonic() - began
-
 
 async def test_a_stopped_engine_is_noticed_killed_and_started_again(
     benches: list[Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGSTOP: the process is there, its socket is open, and nothing comes. 45 s went by, and ready
-    said 200. Now it is killed within 5 s, and its successor works.
+    said 200. Now it is killed after 4 s, and its successor works.
     """
     monkeypatch.setattr(fleet, "RESTART_PAUSES_S", (0.0,))
     made: list[ProcessEngine] = []
@@ -62,13 +51,13 @@ async def test_a_stopped_engine_is_noticed_killed_and_started_again(
     await bench.dispatcher.start(bench)
     assert made[0].pid is not None
     stopped = made[0].pid
-    await asyncio.sleep(0.7)  # the first sign of life
+    await until(lambda: made[0]._life._beats)  # the first sign of life
     os.kill(stopped, signal.SIGSTOP)
-    took = await until(lambda: bench.states["store"] is EngineState.DOWN, 3 * NOTICED_S)
-    assert took < NOTICED_S or os.getloadavg()[0] > 4
+    # The seconds are counted in ticks of this process, so on a busy machine they take longer.
+    await until(lambda: bench.states["store"] is EngineState.DOWN, within_s=30)
     slot = bench.dispatcher.members[0]
     assert slot.last_error == "the engine process gave no sign of life for 4 s"
-    await until(lambda: bench.states["store"] is EngineState.READY, 30)
+    await until(lambda: bench.states["store"] is EngineState.READY)
     assert len(made) == 2 and made[1].pid != stopped
     with pytest.raises(ProcessLookupError):
         os.kill(stopped, 0)
@@ -95,7 +84,7 @@ async def test_any_error_of_a_supervisor_leads_to_another_start(
     bench.dispatcher._fleet.members["one"] = Member("one", Unlucky)
     await bench.dispatcher.start(bench)
     await starts[0].die("signal 9")
-    await until(lambda: bench.states["one"] is EngineState.READY, 5)
+    await until(lambda: bench.states["one"] is EngineState.READY)
     assert len(starts) == 4 and [one.closed for one in starts] == [True, True, True, False]
 
 
@@ -112,7 +101,7 @@ async def test_a_sweeper_outlives_its_errors(serve: Serve, monkeypatch: pytest.M
             raise RuntimeError("a bug")
 
     monkeypatch.setattr(server.driver, "sweep", sweep)
-    await until(lambda: swept > 2, 5)
+    await until(lambda: swept > 2)
 
 
 PARENT = """
@@ -137,13 +126,13 @@ def test_a_stopped_child_dies_with_its_server() -> None:
     try:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
-        awaits(lambda: state_of(child) == "T")
+        wait_until(lambda: state_of(child) == "T")
     finally:
         parent.kill()
         parent.wait()
         assert parent.stdout is not None
         parent.stdout.close()
-    awaits(lambda: state_of(child) in ("gone", "Z"))
+    wait_until(lambda: state_of(child) in ("gone", "Z"))
 
 
 def state_of(pid: int) -> str:
@@ -152,14 +141,6 @@ def state_of(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return "gone"
-
-
-def awaits(holds: Callable[[], bool]) -> None:
-    """Wait until `holds`, for at most 20 s."""
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 async def test_a_call_that_saw_two_deaths_runs_alone(benches: list[Bench]) -> None:

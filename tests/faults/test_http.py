@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from tests.null.asgi import call
+from tests.waits import WAIT_S, wait_until
 
 # A server whose limits of time are short, so that the tests are.
 PROGRAM = """
@@ -119,10 +120,7 @@ def test_an_answer_that_nobody_reads_is_dropped(
             for one in stuck:
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 one.sendall(request)
-            deadline = time.monotonic() + 20
-            while _open(process.pid, port) > 1:  # the client's own
-                assert time.monotonic() < deadline, "the server still holds its answers"
-                time.sleep(0.1)
+            wait_until(lambda: _open(process.pid, port) <= 1)  # the client's own
         finally:
             for one in stuck:
                 one.close()
@@ -188,16 +186,15 @@ def test_a_second_signal_answers_what_waits(server: tuple[subprocess.Popen[str],
         ThreadPoolExecutor(4) as threads,
     ):
         waiting = [threads.submit(client.post, "/v1/submit", json=body) for _ in range(4)]
-        time.sleep(0.5)
+        count = 'weftline_running_calls{engine="null"} 4.0'
+        wait_until(lambda: count in client.get("/metrics").text)
         process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + 10
-        while (ready := client.get("/health/ready")).status_code != 503:
-            assert time.monotonic() < deadline
-        assert ready.headers["connection"] == "close"
+        wait_until(lambda: client.get("/health/ready").status_code == 503)
+        assert client.get("/health/ready").headers["connection"] == "close"
         refused = client.post("/v1/session")
         assert (refused.status_code, refused.headers["connection"]) == (503, "close")
         process.send_signal(signal.SIGTERM)
         answers = [one.result() for one in waiting]
     assert [one.status_code for one in answers] == [409] * 4
     assert {json.loads(one.text)["error"]["type"] for one in answers} == {"Cancelled"}
-    assert process.wait(10) == 0
+    assert process.wait(WAIT_S) == 0

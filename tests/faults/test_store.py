@@ -14,19 +14,13 @@ import pytest
 
 from tests.null.asgi import Server, call
 from tests.null.journal.test_restart import running
+from tests.waits import until
 from weftline.errors import InvalidRequest
 from weftline_engine.null import LatencyProfile, NullConfig
 from weftline_server.journal import writer
 from weftline_server.journal.store import JournalStore, JournalStoreConfig
 
 SLOW = NullConfig(latency=LatencyProfile(step_s=0.05))
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait until `holds`, for at most 20 s."""
-    async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110 - a thread changes it
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.null.asgi import Serve, call
+from tests.waits import until
 from weftline_engine.api import Hints
 from weftline_engine.null import LatencyProfile, NullConfig, NullMode
 from weftline_server.config import ServerConfig
@@ -110,7 +111,7 @@ async def test_limits_are_each_tenants_own(serve: Serve) -> None:
 
     for _ in range(4):  # one runs, and three wait
         assert (await submit(A, "x")).status_code == 200
-    await asyncio.sleep(0.01)
+    await until(lambda: server.service.engines.status().queued == 3)
     full = await submit(A, "x")
     assert full.status_code == 429 and full.headers["retry-after"] == "1"
     assert full.json()["error"]["message"] == (
@@ -133,7 +134,7 @@ async def test_requests_under_way_are_counted_by_tenant(serve: Serve) -> None:
     gets = [
         asyncio.create_task(server.http.post("/v1/get", json=wait, headers=A)) for _ in range(2)
     ]
-    await asyncio.sleep(0.05)
+    await until(lambda: sum(map(len, server.driver.readers._signals.values())) == 2)
     refused = await server.http.post("/v1/session", headers=A)
     assert refused.status_code == 429 and refused.json()["error"]["type"] == "Overloaded"
     assert (await server.http.post("/v1/session", headers=B)).status_code == 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from functools import reduce
 from operator import add, itemgetter
@@ -29,6 +28,7 @@ from tests.integrations import test_compile_chain, test_compile_client_steps
 from tests.integrations.conftest import StartServer, served
 from tests.integrations.provenance import CHAT, plain
 from tests.integrations.recording import Recording, recorded
+from tests.waits import until
 
 Chain = Runnable[Any, Any]
 SUBMIT = "/v1/submit"
@@ -366,22 +366,13 @@ async def test_unused_calls_are_cancelled(way: str) -> None:
                 async with asyncio.timeout(1):
                     await anext(parts)
             await parts.aclose()
-        assert await idle(url)
+        await idle(url)
     assert graphs == []
 
 
-async def idle(url: str) -> bool:
-    """Whether the server becomes idle."""
-    deadline = time.monotonic() + WAIT_S
-    async with httpx.AsyncClient() as http:
-        while time.monotonic() < deadline:
-            text = (await http.get(f"{url}/metrics")).text
-            name = "weftline_sessions_open "
-            lines = [line for line in text.splitlines() if line.startswith(name)]
-            if lines and float(lines[0].split()[-1]) == 0:
-                return True
-            await asyncio.sleep(0.05)
-    return False
+async def idle(url: str) -> None:
+    """Wait until the server has no session."""
+    await until(lambda: "weftline_sessions_open 0.0" in httpx.get(f"{url}/metrics").text)
 
 
 def test_a_slow_answer_meets_the_models_timeout(echo_url: str) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ast
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread, current_thread
-from time import sleep
 from typing import Any, ClassVar
 
 import pytest
 
 import weftline.adapters
 from tests.integrations.conftest import served
+from tests.waits import wait_until
 from weftline.adapters import (
     BACKGROUND,
     Background,
@@ -236,15 +235,6 @@ def test_ended_sessions_are_closed_from_a_thread() -> None:
     go.set()
     wait_until(lambda: closer._thread is None)
     assert done == [("a", "weftline-closer"), ("b", "weftline-closer")]
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait for what another thread does."""
-    for _ in range(1000):
-        if holds():
-            return
-        sleep(0.02)
-    raise AssertionError("it did not happen")
 
 
 class Session(RunSession):

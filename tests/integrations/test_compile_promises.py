@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from threading import Event
 from typing import Any
 
@@ -21,6 +19,7 @@ from langchain_core.runnables import (
 
 from langchain_weftline import ChatWeftline, compile_chain
 from tests.integrations.recording import Recording, recorded
+from tests.waits import until, wait_until
 
 Chain = Runnable[Any, Any]
 WAIT_S = 20  # for what happens at once, on a slow machine
@@ -40,13 +39,6 @@ def model(url: str) -> ChatWeftline:
 
 def sets(proxy: Recording) -> list[Any]:
     return [body for verb, _, body in proxy.requests if verb == "PUT"]
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_what_is_sent(echo_url: str) -> None:
@@ -108,7 +100,7 @@ def test_the_exception_is_the_users_own(echo_url: str) -> None:
         with pytest.raises(LookupError) as caught:
             compile_chain(ask(llm) | refuse | ask(llm, "Again: {y}")).invoke("soup")
         assert caught.value is raised
-        until(lambda: len(proxy.requests) > 1)
+        wait_until(lambda: len(proxy.requests) > 1)
 
 
 def test_a_text_that_no_request_can_carry(echo_url: str) -> None:
@@ -266,6 +258,4 @@ async def test_a_cancel_ends_the_step_and_the_session(echo_url: str) -> None:
         with pytest.raises(asyncio.CancelledError):
             await run
         await asyncio.wait_for(ended.wait(), WAIT_S)
-        await asyncio.to_thread(
-            until, lambda: any(verb == "DELETE" for verb, _, _ in proxy.requests)
-        )
+        await until(lambda: any(verb == "DELETE" for verb, _, _ in proxy.requests))

@@ -204,10 +204,15 @@ def test_the_server_is_asked_only_where_the_user_wants_it(
         for chain in (ours, other):
             chain.invoke(given_at(minute))
     recording.requests.clear()
+
+    def asked() -> list[Any]:
+        """The requests but for the end of the last run's session, which comes up to 0.5 s later."""
+        return [request for request in recording.requests if request[0] != "DELETE"]
+
     (expected,) = ours.explain(given_at(0)).advice
-    assert recording.requests == []
+    assert asked() == []
     explained = ours.explain(given_at(0), ask_server=True)
-    assert recording.requests == [("GET", "/v1/advice?limit=1000", None)]
+    assert asked() == [("GET", "/v1/advice?limit=1000", None)]
     without, counted = explained.advice
     assert (without, counted.calls) == (expected, 3)
     assert counted.lost_tokens > 3 * 150

@@ -143,7 +143,8 @@ def test_an_accelerated_chain_answers_and_logs(
     assert (made if isinstance(made, str) else "".join(made)) == (
         plain if isinstance(plain, str) else "".join(plain)
     )
-    [record] = caplog.records
+    # A session of an earlier test may be left to expire meanwhile, which another logger says.
+    [record] = [one for one in caplog.records if one.name.startswith("langchain_weftline")]
     assert record.exc_info is not None and record.exc_info[1] is not None
     assert type(the_cause(record.exc_info[1])) is TypeError
 

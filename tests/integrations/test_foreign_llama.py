@@ -19,7 +19,6 @@ from llama_index.llms.weftline.trace.provenance import begin_run
 from llama_index.llms.weftline.trace.spans import SPANS
 from llama_index.response_synthesizers.weftline import WeftlineSynthesizer
 
-from tests.integrations.test_adapter_kit import wait_until
 from tests.integrations.test_foreign_exceptions import (
     TEXT_OF_CAUSE,
     abroken_hook,
@@ -27,6 +26,7 @@ from tests.integrations.test_foreign_exceptions import (
     the_cause,
 )
 from tests.integrations.test_llama_ahead import bounded, nodes, synthesizer
+from tests.waits import wait_until
 from weftline.adapters import Result, Server
 from weftline.errors import ClientFailed, EngineFailed
 from weftline.watching import Failed

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import sys
-import time
 from typing import Any
 
 import httpx
@@ -22,6 +21,7 @@ from llama_index.llms.weftline.trace.spans import SPANS
 
 from tests.integrations.conftest import StartServer
 from tests.integrations.recording import Recording, recorded
+from tests.waits import wait_until
 from weftline.errors import ConnectionFailed, EngineFailed
 
 # Each step's answer names the step and the answers that its prompt held.
@@ -261,17 +261,18 @@ def test_the_graph_is_shown(rules_url: str) -> None:
 
 
 def wait_for(found: list[Any], *, collects: bool = False) -> list[Any]:
-    """Wait for the graph. It is the last event and may come just after the answer.
+    """Wait for the graph. It is the last event and comes just after the answer.
 
     With `collects` the collector ends what nobody holds any more. The thread that looks for ended
     methods may hold a frame for a moment, so one collection is not enough.
     """
-    for _ in range(200):
+
+    def is_there() -> bool:
         if collects:
             gc.collect()
-        if found:
-            break
-        time.sleep(0.02)
+        return bool(found)
+
+    wait_until(is_there)
     return found
 
 
@@ -378,11 +379,8 @@ def test_nothing_is_left_behind(start_script: StartServer) -> None:
         synthesizer("tree_summarize", llm).synthesize("What?", nodes(1))
     gc.collect()
     assert llm.asking.graphs == []
-    for _ in range(100):  # an index that the test before has built is forgotten within 0.3 s
-        if len(SPANS) == 0 and "weftline_sessions_open 0.0" in httpx.get(f"{url}/metrics").text:
-            return
-        time.sleep(0.05)
-    raise AssertionError("a session or a span was left open")
+    wait_until(lambda: len(SPANS) == 0)  # an index that the test before has built is forgotten soon
+    wait_until(lambda: "weftline_sessions_open 0.0" in httpx.get(f"{url}/metrics").text)
 
 
 def test_two_queries_at_once(rules_url: str) -> None:

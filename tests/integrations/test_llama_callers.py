@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import wraps
@@ -25,6 +24,7 @@ from llama_index.llms.weftline.trace.spans import SPANS
 from tests.integrations.conftest import StartServer
 from tests.integrations.recording import Recording
 from tests.integrations.test_llama_ahead import CHAT, SUBMIT, counts
+from tests.waits import until, wait_until
 from weftline.errors import EngineFailed
 
 # LlamaIndex's own, of its runner.
@@ -44,14 +44,6 @@ def leaves(name: str = "fox", count: int = 3) -> list[TextNode]:
 
 def build(llm: Any, name: str = "fox") -> list[str]:
     return sorted(KeywordTableIndex(leaves(name), llm=llm).index_struct.table)
-
-
-def wait_until(holds: Callable[[], bool]) -> bool:
-    for _ in range(400):
-        if holds():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def thread_names() -> set[str]:
@@ -212,10 +204,10 @@ def test_a_build_that_fails_ends(start_script: StartServer) -> None:
     llm = model(url)
     with pytest.raises(EngineFailed, match="no rule of the null engine's script"):
         build(llm)
-    assert wait_until(lambda: len(SPANS) == 0 and "weftline-callers" not in thread_names())
+    wait_until(lambda: len(SPANS) == 0 and "weftline-callers" not in thread_names())
     assert llm.asking.graphs == []
     is_closed = "weftline_sessions_open 0.0"
-    assert wait_until(lambda: is_closed in httpx.get(f"{url}/metrics").text)
+    wait_until(lambda: is_closed in httpx.get(f"{url}/metrics").text)
 
 
 def test_an_evaluation_in_a_long_task_ends(proxy: Recording) -> None:
@@ -223,13 +215,10 @@ def test_an_evaluation_in_a_long_task_ends(proxy: Recording) -> None:
     as long as it runs, and is forgotten soon after, although the task goes on."""
     llm = model(proxy.url)
 
-    async def run() -> tuple[Any, bool]:
+    async def run() -> Any:
         found = await evaluation(llm, "fox")
-        for _ in range(400):
-            if len(SPANS) == 0:
-                return found, True
-            await asyncio.sleep(0.02)
-        return found, False
+        await until(lambda: len(SPANS) == 0)
+        return found
 
-    found, forgotten = asyncio.run(run())
-    assert len(found["right"]) == 3 and forgotten and counts(proxy) == (1, 0)
+    found = asyncio.run(run())
+    assert len(found["right"]) == 3 and counts(proxy) == (1, 0)

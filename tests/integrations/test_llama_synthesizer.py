@@ -24,8 +24,8 @@ from llama_index.response_synthesizers.weftline import (
 from tests.integrations import test_llama_ahead
 from tests.integrations.conftest import StartServer, served
 from tests.integrations.recording import Recording, recorded
-from tests.integrations.test_adapter_kit import wait_until
 from tests.integrations.test_llama_ahead import CASES, CHAT, bounded, counts, nodes
+from tests.waits import wait_until
 from weftline.errors import ConnectionFailed
 
 RULES = test_llama_ahead.RULES

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import openai
@@ -13,14 +12,12 @@ from pydantic import BaseModel, ValidationError
 
 from langchain_weftline import ChatWeftline, compile_chain
 from tests.integrations.conftest import served
+from tests.waits import wait_until
 from weftline import Client
 
 
 class Answer(BaseModel):
     text: str
-
-
-CLOSED_S = 10.0  # the longest that closing in the background may take
 
 
 @pytest.mark.parametrize(
@@ -38,10 +35,7 @@ def test_no_session_stays_open(reply: str, error: type[Exception], tmp_path: Pat
         for _ in range(9):
             with pytest.raises(error):
                 chain.invoke("hi")
-        deadline = time.monotonic() + CLOSED_S
-        while {row["state"] for row in client.sessions()} != {"closed"}:
-            assert time.monotonic() < deadline, "a session stayed open"
-            time.sleep(0.05)
+        wait_until(lambda: {row["state"] for row in client.sessions()} == {"closed"})
         assert len(client.sessions()) == 9
 
 

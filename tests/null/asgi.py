@@ -33,6 +33,11 @@ class Server:
         """The driver behind the service, for tests that look inside."""
         return self.service._driver
 
+    @property
+    def waiting(self) -> int:
+        """How many variables have readers that wait."""
+        return len(self.driver.readers._signals)
+
     async def session(self) -> str:
         answer = await self.http.post("/v1/session")
         return str(answer.json()["session_id"])

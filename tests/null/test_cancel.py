@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 
 from tests.null.asgi import Serve, Server, call, running
+from tests.waits import until
 from weftline_engine.null import LatencyProfile, NullConfig
 
 SLOW = NullConfig(latency=LatencyProfile(step_s=0.02))
@@ -28,7 +29,7 @@ async def test_cancelling_a_call_cancels_its_descendants(serve: Serve) -> None:
     )
     top = answer.json()["calls"][0]["call_id"]
     waiting = asyncio.create_task(server.get(session, "b"))
-    await asyncio.sleep(0.01)
+    await until(lambda: server.waiting)
     path = f"/v1/session/{session}/call/{top}"
     for _ in range(2):  # It had already ended before the second cancel.
         gone = await server.http.delete(path)

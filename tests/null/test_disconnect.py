@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.null.asgi import Serve, Server, call, running
+from tests.waits import WAIT_S, until
 from weftline_engine.null import LatencyProfile, NullConfig
 from weftline_server.http import calls
 
@@ -35,12 +36,21 @@ def posting(path: str, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
 
 async def leave_after(server: Server, path: str, body: Any, parts: int) -> list[bytes]:
     """POST `body`, read `parts` parts of the response and disconnect. Return the parts sent until
-    then.
+    then. Without parts, it disconnects when it waits for a value.
     """
-    sent: list[bytes] = []
     gone = asyncio.Event()
+    posted = asyncio.create_task(post_until(gone, server, path, body, parts))
     if parts == 0:
-        asyncio.get_running_loop().call_later(0.05, gone.set)
+        await until(lambda: server.waiting)
+        gone.set()
+    return await posted
+
+
+async def post_until(
+    gone: asyncio.Event, server: Server, path: str, body: Any, parts: int = 0
+) -> list[bytes]:
+    """POST `body` and disconnect when `gone` is set. A number of parts sets it."""
+    sent: list[bytes] = []
     asked = False
 
     async def receive() -> dict[str, Any]:
@@ -57,7 +67,7 @@ async def leave_after(server: Server, path: str, body: Any, parts: int) -> list[
             if len(sent) == parts:
                 gone.set()
 
-    await asyncio.wait_for(server.app(posting(path), receive, send), timeout=10)
+    await asyncio.wait_for(server.app(posting(path), receive, send), timeout=WAIT_S)
     return sent
 
 
@@ -95,8 +105,7 @@ async def test_a_stream_that_is_not_resumed_cancels_its_call(
     await server.submit(session, call("slow", WORDS + "{{output:x}}", x="x"))
     body = {"session_id": session, "semantic_var_id": "x", "stream": True}
     await leave_after(server, "/v1/get", body, 3)
-    while server.driver.registry.busy():  # noqa: ASYNC110 - a get would be a reader
-        await asyncio.sleep(0.005)
+    await until(lambda: not server.driver.registry.busy())  # a get would be a reader
     assert (await server.graph(session))["calls"][0]["state"] == "cancelled"
 
 
@@ -140,14 +149,14 @@ async def test_only_a_session_that_stays_open_may_come_back(serve: Serve) -> Non
     await server.session()
     run = {"calls": [call("slow", "one{{output:x}}", x="x")], "get": ["x"], "close": True}
     chat = {"messages": [{"role": "user", "content": "one"}]}
+    gone, driver = asyncio.Event(), server.driver
     left = [
-        asyncio.create_task(leave_after(server, "/v1/submit", run, 0)),
-        asyncio.create_task(leave_after(server, "/v1/chat/completions", chat, 0)),
+        asyncio.create_task(post_until(gone, server, "/v1/submit", run)),
+        asyncio.create_task(post_until(gone, server, "/v1/chat/completions", chat)),
     ]
-    driver = server.driver
-    while len(driver.registry) < 3:  # noqa: ASYNC110 - no event
-        await asyncio.sleep(0.001)
+    await until(lambda: len(driver.registry) == 3)
     assert sorted(session.stays for session in driver.registry) == [False, True, True]
+    gone.set()
     await asyncio.gather(*left)
 
 
@@ -172,7 +181,7 @@ async def test_leaving_in_the_middle_of_the_body_is_no_bug(
             statuses.append(message["status"])
 
     app = server.app(posting(path, *headers), receive, send)
-    await asyncio.wait_for(app, timeout=10)
+    await asyncio.wait_for(app, timeout=WAIT_S)
     assert statuses == [409]
     assert [record.message for record in caplog.records] == []
     whole = {"calls": [call("say", "one{{output:x}}", x="x")], "get": ["x"], "close": True}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.null.asgi import running
+from tests.waits import until
 from weftline.errors import EngineUnavailable, InvalidRequest, UnknownModel
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
@@ -332,7 +333,7 @@ async def test_a_call_without_an_engine_fails_in_bounded_time(
     await asyncio.sleep(0.01)
     assert bench.outcomes("c") == []
     bench.now += 1
-    await asyncio.sleep(0.05)
+    await until(lambda: bench.outcomes("c"))
     (failed,) = bench.outcomes("c")
     assert isinstance(failed, api.Failed) and failed.error == "EngineUnavailable"
     assert "one: the node is gone" in failed.message and bench.dispatcher.queued == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.null.asgi import Serve, Server, call
+from tests.waits import until
 from weftline_engine.api import Usage
 from weftline_engine.null import LatencyProfile, NullConfig
 from weftline_server.config import ServerConfig
@@ -83,8 +84,9 @@ async def test_running_and_waiting_calls_are_gauges(serve: Serve) -> None:
     session = await server.session()
     await server.submit(session, *(call(f"c{i}", f"w{i}{{{{output:x}}}}", x=f"x{i}")
                                    for i in range(3)))  # fmt: skip
-    for _ in range(10):  # the calls are on their way when the submit is answered
-        await asyncio.sleep(0)
+    # The calls are on their way when the submit is answered.
+    status = server.service.engines.status
+    await until(lambda: (status().queued, status().engines[0].running) == (1, 2))
     samples = await scrape(server)
     assert value(samples, "queue_length") == 1
     assert value(samples, "running_calls", engine="null") == 2

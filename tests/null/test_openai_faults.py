@@ -15,6 +15,7 @@ import pytest
 
 from tests.null.asgi import call
 from tests.null.endpoints import Behaviour, Endpoint, refuses, streams
+from tests.waits import WAIT_S
 from weftline_engine import api
 from weftline_engine.openai.breaker import Breaker, BreakerConfig, BreakerState
 from weftline_engine.openai.endpoint import MOST_EVENT, EndpointConfig
@@ -188,7 +189,7 @@ async def test_cancel_closes_the_request(tmp_path: Path) -> None:
         events = engine.events()
         await anext(events)
         engine.cancel("op")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             await gone.wait()
         said = await anext(events)
         while isinstance(said[0], api.Part):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.null.asgi import Serve, call
+from tests.waits import until
 from weftline_engine.null import LatencyProfile, NullConfig, NullMode
 from weftline_server.config import ServerConfig
 from weftline_server.http.direct import Direct
@@ -189,7 +190,7 @@ async def test_closing_a_session_ends_its_gets(serve: Serve) -> None:
     session = await server.session()
     await server.submit(session, call("slow", "one{{output:x}}", x="x"))
     waiting = asyncio.create_task(server.get(session, "x"))
-    await asyncio.sleep(0.01)
+    await until(lambda: server.waiting)
     assert (await server.http.delete(f"/v1/session/{session}")).status_code == 200
     error = (await waiting).json()["error"]
     assert (error["type"], error["message"]) == ("Cancelled", "the session was closed")

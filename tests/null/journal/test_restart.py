@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.null.asgi import Server, call
+from tests.waits import until
 from weftline_engine.api import Engine
 from weftline_engine.null import LatencyProfile, NullConfig, NullEngine
 from weftline_server.app import create_app
@@ -240,7 +241,7 @@ async def test_a_request_that_waits_at_the_end_is_told_to_come_back(tmp_path: Pa
         id = await server.session()
         await server.submit(id, call("one", "a long text {{output:x}}", x="a"))
         waiting = asyncio.create_task(server.get(id, "a"))
-        await asyncio.sleep(0.05)
+        await until(lambda: server.waiting)
         await server.service.lifecycle.drain(0.0)
         answer = await waiting
         assert answer.status_code == 503 and answer.headers["retry-after"] == "1"

@@ -11,6 +11,7 @@ import pytest
 
 from tests.null.asgi import Serve, Server, call
 from tests.null.retrieval.test_steps import TEXTS, filled, run, step, text
+from tests.waits import WAIT_S
 from weftline.contract.transforms.regexes import Regex
 from weftline_engine import api
 from weftline_engine.null import LatencyProfile, NullConfig, NullMode
@@ -253,7 +254,7 @@ async def test_items_of_a_dead_engine_are_kept(serve: Serve) -> None:
     Dies.died = False
     server = await serve(also={"embedder": lambda: Dies(backend, most_items=2, kept=0)})
     words = ["one", "two", "three", "four", "five", "six"]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         answer = await run(server, step("embed", words, "vecs"), get=["vecs"])
     value: Mapping[str, Any] = answer.json()["values"]["vecs"]
     assert [item["text"] for item in value["items"]] == words and value["dimensions"] == 32

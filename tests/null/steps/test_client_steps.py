@@ -11,6 +11,7 @@ import pytest
 
 from tests.null.asgi import Serve, Server, call
 from tests.null.steps.conftest import Listen
+from tests.waits import until
 from weftline import Output, client_step, semantic_function
 from weftline.errors import ClientGone, ClientStepFailed, ConnectionFailed, InvalidRequest
 from weftline.sdk.client_steps import SentSteps
@@ -172,9 +173,7 @@ async def test_an_open_get_keeps_the_lease(serve: Serve) -> None:
     server = await serve()
     session = await server.session()
     waiting = asyncio.create_task(server.get(session, "said", wait=True))
-    driver = server.driver
-    while not driver.readers._signals:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    await until(lambda: server.waiting)
     step = client("format", [], "context", lease_s=0.05)
     assert (await server.submit(session, READ, steps=[step])).status_code == 200
     await asyncio.sleep(0.2)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.null.asgi import Serve, Server, call
 from tests.null.steps.wire import each, run
+from tests.waits import WAIT_S
 from weftline.errors import InvalidRequest
 from weftline_engine import api
 from weftline_engine.functions.config import FunctionConfig
@@ -126,7 +127,7 @@ async def test_a_cancelled_run_ends_its_process(tmp_path: Path) -> None:
     while not (tmp_path / "pid").exists():  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     engine.cancel("o")
-    assert await asyncio.wait_for(worker.wait(), 5) < 0
+    assert await asyncio.wait_for(worker.wait(), WAIT_S) < 0
     await engine.close()
     assert [events async for events in engine.events()] == []
 

@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 from unittest import mock
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
@@ -525,6 +526,8 @@ def check_records(session: Session, records: list[bytes], without: frozenset[str
         cut.validate()
 
 
+# 300 graphs take a minute or two of a slow core. Beside much other work they took 309 s.
+@pytest.mark.timeout(900)
 @settings(max_examples=GRAPHS, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(
     random=st.randoms(use_true_random=False),

@@ -8,7 +8,7 @@ import io
 from weftline.toolkit import tool
 
 
-@tool(effects="none", timeout_s=60)
+@tool(effects="none", timeout_s=240)
 def python(code: str) -> str:
     """Run Python, and return what it prints."""
     printed = io.StringIO()

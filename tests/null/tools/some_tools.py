@@ -89,8 +89,8 @@ def die() -> None:
 @tool(effects="none")
 def flood() -> str:
     """Return and print 100 MB."""
-    print("x" * 100_000_000)
-    return "x" * 100_000_000
+    print("x" * 20_000_000)
+    return "x" * 20_000_000
 
 
 @tool(effects="none")
@@ -133,8 +133,8 @@ def multiply(path: str) -> None:
             time.sleep(60)
             os._exit(0)
         forks += 1
+        Path(path).write_text(str(forks))  # at once: the call may be stopped before the last one
         if forks >= 500:
-            Path(path).write_text(str(forks))
             time.sleep(60)
 
 

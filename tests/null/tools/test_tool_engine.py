@@ -163,7 +163,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         "the tool's process ended without a result (signal 9). It may have run: check before you"
         " call it again.",
     ),
-    ("flood", {}, f"the tool's result cannot be sent: it has 100,000,014 bytes, and {TOO_LONG}"),
+    ("flood", {}, f"the tool's result cannot be sent: it has 20,000,014 bytes, and {TOO_LONG}"),
     ("fill_memory", {}, "MemoryError: "),
     (
         "strange",
