@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from weftline_engine.embedded.model.base import Model, StepInput
-from weftline_kernels.cpu import FLAGS, runnable, this_machine
 from weftline_kernels.cpu.compiler import flags_of
+from weftline_kernels.cpu.loader import FLAGS
+from weftline_kernels.cpu.variants import runnable, this_machine
 from weftline_kernels.work_list import Rows, build
 
 # Every variant that this machine runs, and products of pairs with their instruction written out.

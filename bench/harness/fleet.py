@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from types import TracebackType
 from typing import Self
 
 from bench.harness.servers import Server, ServerSpec, Setup, phases, running
@@ -34,12 +33,7 @@ class Fleet:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._stop()
 
     async def need(self, setup: Setup, specs: dict[str, ServerSpec]) -> None:

@@ -42,7 +42,8 @@ from weftline.contract.protocol import Call, InOut, Placeholder, Segment, Submit
 from weftline.local import local_server
 from weftline_engine.api import FinishReason, Hints, Usage
 from weftline_server.lowering.kinds.prompt import task_of
-from weftline_server.schedule.placement import EngineLoad, Queued, place
+from weftline_server.schedule.placement.items import EngineLoad, Queued
+from weftline_server.schedule.placement.round import place
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
 

@@ -48,7 +48,7 @@ from weftline_engine.embedded.model.base import StepInput
 from weftline_engine.embedded.model.checkpoint import RandomWeights
 from weftline_engine.embedded.model.config import LlamaConfig
 from weftline_engine.embedded.model.native import NativeDecoder
-from weftline_kernels.cpu import Search, load
+from weftline_kernels.cpu.loader import Search, load
 from weftline_kernels.cpu.memory import WeightMemory
 from weftline_kernels.work_list import Rows, build
 

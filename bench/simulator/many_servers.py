@@ -22,7 +22,7 @@ from weftline_engine.transport.tcp.shared_engine import REPORT_S
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.runtime.prompt_runner import PREFIX_TOKENS
 from weftline_server.schedule.engines.member import Member, Work
-from weftline_server.schedule.placement import place
+from weftline_server.schedule.placement.round import place
 
 FILL_S = 0.0001  # seconds of a computed prompt token
 STEP_S = 0.02  # seconds of a token of an output

@@ -12,7 +12,7 @@ from weftline_server.journal.store import JournalStoreConfig
 from weftline_server.observe.cost import Price
 from weftline_server.passes import PASSES
 from weftline_server.runtime.registry import RegistryConfig
-from weftline_server.schedule.placement import POLICIES
+from weftline_server.schedule.placement.scores import POLICIES
 
 # The names that `without` takes. The embedded engine has drafting and tree_attention, the embedders
 # and rerankers have dedupe, and the server has the others.

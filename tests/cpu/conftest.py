@@ -30,7 +30,7 @@ from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model.base import TorchModel
 from weftline_engine.embedded.model.decoders import load_model
-from weftline_kernels.cpu import library
+from weftline_kernels.cpu.loader import library
 
 keep_to_own_cores()
 

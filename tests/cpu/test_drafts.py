@@ -18,8 +18,8 @@ from torch import Tensor
 
 from tests.cpu.conftest import Bench, ByteDetokenizerOfTest, Outcome
 from weftline_engine.api import Op, Part
-from weftline_engine.bookkeeping import SchedulerConfig
-from weftline_engine.bookkeeping.drafting import MOST_ROWS, StepCosts
+from weftline_engine.bookkeeping.drafting.gate import MOST_ROWS, StepCosts
+from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.detokenizer import ByteDetokenizer
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model.base import StepInput

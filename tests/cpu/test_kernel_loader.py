@@ -14,19 +14,17 @@ import torch
 from weftline_engine.embedded.model.base import TorchModel
 from weftline_engine.embedded.model.decoders import load_decoder
 from weftline_engine.embedded.model.native import NativeDecoder
-from weftline_kernels.cpu import (
+from weftline_kernels.cpu.compiler import compile_library, flags_of, library_for, seal, variant_key
+from weftline_kernels.cpu.loader import NoKernels, Origin, Search, VariantChoice, expect, load
+from weftline_kernels.cpu.variants import (
+    VARIANTS,
     Machine,
-    NoKernels,
-    Origin,
-    Search,
-    VariantChoice,
-    expect,
-    load,
+    cost,
+    emulates_bfloat16,
+    order,
     runnable,
     this_machine,
 )
-from weftline_kernels.cpu.compiler import compile_library, flags_of, library_for, seal, variant_key
-from weftline_kernels.cpu.variants import VARIANTS, cost, emulates_bfloat16, order
 
 X86 = {one.name: Machine("x86_64", one.needs) for one in VARIANTS if one.architecture == "x86_64"}
 OLD = Machine("x86_64", frozenset({"sse2", "avx"}))

@@ -29,8 +29,9 @@ from weftline_engine.embedded.model.families import read_config
 from weftline_engine.embedded.model.llama import LlamaDecoder
 from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_kernels.attention import TorchAttention
-from weftline_kernels.cpu import SOURCE, runnable, this_machine
+from weftline_kernels.cpu.compiler import SOURCE
 from weftline_kernels.cpu.items import flatten, queries_of_task
+from weftline_kernels.cpu.variants import runnable, this_machine
 from weftline_kernels.operations import TORCH
 from weftline_kernels.rope_store import rope_store
 from weftline_kernels.work_list import Rows, build

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weftline_engine.api import Kind, Op, Residency
-from weftline_engine.bookkeeping import Backend
+from weftline_engine.bookkeeping.ops import Backend
 from weftline_engine.bookkeeping.schedule.scheduler import Scheduler, SchedulerConfig, StepPlan
 from weftline_engine.bookkeeping.schedule.sequence import Sequence
 

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weftline_engine.api import Hints, Kind, Op, Retention
-from weftline_engine.bookkeeping import Backend
 from weftline_engine.bookkeeping.kv.contexts import Context
+from weftline_engine.bookkeeping.ops import Backend
 from weftline_engine.bookkeeping.schedule.scheduler import Scheduler, SchedulerConfig, StepPlan
 from weftline_engine.bookkeeping.schedule.sequence import Phase, Sequence
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.sizes import sized
 from weftline_engine.api import Finished, Kind, Op, Part, SamplingParams
-from weftline_engine.bookkeeping import Backend
+from weftline_engine.bookkeeping.ops import Backend
 from weftline_engine.bookkeeping.schedule.scheduler import Scheduler, SchedulerConfig
 from weftline_engine.bookkeeping.schedule.sequence import Sequence as Planned
 from weftline_engine.detokenizer import ByteDetokenizer
@@ -28,7 +28,7 @@ from weftline_engine.embedded.model.decoders import load_decoder, load_model
 from weftline_engine.embedded.model.families import read_config
 from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_engine.embedded.step import step_input
-from weftline_kernels.cpu import FLAGS, library
+from weftline_kernels.cpu.loader import FLAGS, library
 
 SYSTEM = (
     "<|im_start|>system\nYou are a careful assistant. You answer every question briefly and "

@@ -16,7 +16,9 @@ from weftline_server.config import ServerConfig
 from weftline_server.runtime.registry import RegistryConfig
 from weftline_server.schedule.memory.admission import ModelPool, admit
 from weftline_server.schedule.memory.applications import Application, Habits
-from weftline_server.schedule.placement import EngineLoad, Queued, Served, place
+from weftline_server.schedule.placement.items import EngineLoad, Queued
+from weftline_server.schedule.placement.round import place
+from weftline_server.schedule.placement.shares import Served
 
 KEYS = {"key a": "a", "key b": "b"}
 A, B = ({"Authorization": f"Bearer key {name}"} for name in "ab")

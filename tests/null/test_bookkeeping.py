@@ -11,9 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weftline_engine import api
-from weftline_engine.bookkeeping import Backend, Book, EngineLimits, Sampled, SchedulerConfig
+from weftline_engine.bookkeeping.admission import EngineLimits
+from weftline_engine.bookkeeping.book import Book
 from weftline_engine.bookkeeping.kv import contexts as kv_contexts
 from weftline_engine.bookkeeping.kv import extents
+from weftline_engine.bookkeeping.ops import Backend
+from weftline_engine.bookkeeping.output import Sampled
+from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.simulation import Words
 
 SIZE = 4

@@ -15,10 +15,10 @@ from weftline.contract.protocol import (
     Segment,
     Submit,
 )
+from weftline_engine.api import PATIENCE_S
 from weftline_engine.simulation import SimulatedConfig, StepCost
 from weftline_engine.virtual_time import VirtualLoop, run
 from weftline_server.schedule.engines.capacity import TOKEN_S
-from weftline_server.schedule.placement import PATIENCE_S
 
 # A step takes 10 ms, and 1 ms more for each 100 tokens in flight. 3,000 tokens reach 40 ms.
 COST = StepCost(step_s=0.010, fill_s=0.0, sequence_s=0.0, token_s=0.00001)

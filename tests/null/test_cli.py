@@ -18,9 +18,9 @@ import pytest
 import weftline
 from weftline.errors import InvalidRequest
 from weftline_engine.embedded.config import NO_DRAFTS_ON_A_GPU
-from weftline_kernels.cpu import Machine, Search, runnable
 from weftline_kernels.cpu.compiler import seal, variant_key
-from weftline_kernels.cpu.variants import VARIANTS
+from weftline_kernels.cpu.loader import Search
+from weftline_kernels.cpu.variants import VARIANTS, Machine, runnable
 from weftline_kernels.libraries import AttentionLibrary
 from weftline_server.cli import main
 from weftline_server.commands import bench, doctor

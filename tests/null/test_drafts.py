@@ -13,27 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weftline_engine import api
-from weftline_engine.bookkeeping import (
-    Backend,
-    Book,
-    EngineLimits,
-    Sampled,
-    SchedulerConfig,
-    StepPlan,
-)
-from weftline_engine.bookkeeping.drafting import (
+from weftline_engine.bookkeeping.admission import EngineLimits
+from weftline_engine.bookkeeping.book import Book
+from weftline_engine.bookkeeping.drafting.drafting import Drafting
+from weftline_engine.bookkeeping.drafting.gate import (
+    LEAST_GAIN,
     MOST_DRAFTS,
     MOST_ROWS,
-    Guess,
-    GuessRates,
-    GuessSource,
-    Lookup,
     StepCosts,
+    counts,
 )
-from weftline_engine.bookkeeping.drafting.drafting import Drafting
-from weftline_engine.bookkeeping.drafting.gate import LEAST_GAIN, counts
-from weftline_engine.bookkeeping.drafting.lookup import MOST_MATCHED
-from weftline_engine.bookkeeping.drafting.rates import OutputRate
+from weftline_engine.bookkeeping.drafting.lookup import MOST_MATCHED, Lookup
+from weftline_engine.bookkeeping.drafting.rates import Guess, GuessRates, GuessSource, OutputRate
+from weftline_engine.bookkeeping.ops import Backend
+from weftline_engine.bookkeeping.output import Sampled
+from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig, StepPlan
 from weftline_engine.simulation import Words
 from weftline_server.http.openai.replies import usage_body
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weftline_engine.api import Hints
-from weftline_server.schedule.placement import EngineLoad, Queued, place
 from weftline_server.schedule.placement.home import HOME_TOKENS, home
+from weftline_server.schedule.placement.items import EngineLoad, Queued
+from weftline_server.schedule.placement.round import place
 
 NAMES = [f"e{n}" for n in range(8)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
@@ -237,7 +238,8 @@ def test_a_graph_grown_step_by_step_has_the_plan_of_the_whole(data: st.DataObjec
 
 def _by_definition(made: Graph) -> dict[str, int]:
     found: dict[str, int] = {}
-    for id in reversed(made.topological()):
+    below = {id: made.downstream(id) for id in made.primitives}
+    for id in graphlib.TopologicalSorter(below).static_order():
         found[id] = max((found[child] + 1 for child in made.downstream(id)), default=0)
     return found
 

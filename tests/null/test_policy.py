@@ -12,17 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weftline_engine.api import GROUP_WEIGHT, LEAST_WORK, MOST_OVERTAKEN_S, MOST_WORK, Hints
-from weftline_server.schedule.engines.capacity import latency_tokens
-from weftline_server.schedule.placement import (
-    AGING_S,
+from weftline_engine.api import (
+    GROUP_WEIGHT,
+    LEAST_WORK,
+    MOST_OVERTAKEN_S,
+    MOST_WORK,
     PATIENCE_S,
-    EngineLoad,
-    Placement,
-    Queued,
-    place,
+    Hints,
 )
+from weftline_server.schedule.engines.capacity import latency_tokens
 from weftline_server.schedule.placement import round as placement_round
+from weftline_server.schedule.placement.items import AGING_S, EngineLoad, Placement, Queued
+from weftline_server.schedule.placement.round import place
 
 
 def queued(id: str, at: float = 0.0, tokens: int = 100, **more: Any) -> Queued:

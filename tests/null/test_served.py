@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weftline_engine.api import Hints
-from weftline_server.schedule.placement import EngineLoad, Queued, Served, place
+from weftline_server.schedule.placement.items import EngineLoad, Queued
+from weftline_server.schedule.placement.round import place
+from weftline_server.schedule.placement.shares import Served
 
 SIZE = 100
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -248,12 +247,7 @@ class AsyncSession(SessionBase[AsyncVariable]):
         self._enter()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._exit()
         await self.close()
 

@@ -6,7 +6,6 @@ Made by `.ci/sync_client.py`; change `weftline.sdk.aclient`.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -182,12 +181,7 @@ class Session(SessionBase[Variable]):
         self._enter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._exit()
         self.close()
 

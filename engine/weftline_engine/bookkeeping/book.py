@@ -26,7 +26,8 @@ from weftline_engine.api import (
     Retention,
 )
 from weftline_engine.bookkeeping.admission import EngineLimits
-from weftline_engine.bookkeeping.drafting import Drafting, StepCosts
+from weftline_engine.bookkeeping.drafting.drafting import Drafting
+from weftline_engine.bookkeeping.drafting.gate import StepCosts
 from weftline_engine.bookkeeping.events import EventLog
 from weftline_engine.bookkeeping.ops import Backend, Live, Ops
 from weftline_engine.bookkeeping.output import Detokenizer, OpOutput, Sampled

@@ -14,7 +14,7 @@ from weftline_engine.bookkeeping.admission import (
     check_prompt,
     check_tokens,
 )
-from weftline_engine.bookkeeping.drafting import Drafter
+from weftline_engine.bookkeeping.drafting.drafting import Drafter
 from weftline_engine.bookkeeping.events import EventLog
 from weftline_engine.bookkeeping.kv.contexts import Context
 from weftline_engine.bookkeeping.output import OpOutput

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weftline_engine.api import Kind, Op
-from weftline_engine.bookkeeping.drafting import MOST_ROWS, StepCosts
+from weftline_engine.bookkeeping.drafting.gate import MOST_ROWS, StepCosts
 from weftline_engine.bookkeeping.schedule.scheduler import Chunk, SchedulerConfig, StepPlan
 from weftline_engine.bookkeeping.schedule.sequence import UNREAD, Sequence
 from weftline_engine.embedded.budget import RowCost, cost_of

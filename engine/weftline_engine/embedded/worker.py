@@ -16,15 +16,10 @@ from typing import cast
 from torch import Tensor
 
 from weftline_engine.api import Op
-from weftline_engine.bookkeeping import (
-    Backend,
-    Live,
-    Logprobs,
-    OpRefused,
-    Sampled,
-    SchedulerConfig,
-    StepPlan,
-)
+from weftline_engine.bookkeeping.admission import OpRefused
+from weftline_engine.bookkeeping.ops import Backend, Live
+from weftline_engine.bookkeeping.output import Logprobs, Sampled
+from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig, StepPlan
 from weftline_engine.embedded.memory import (
     copy_blocks,
     put,

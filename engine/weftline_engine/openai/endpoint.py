@@ -88,7 +88,7 @@ class Endpoint:
     """
 
     def __init__(self, config: EndpointConfig) -> None:
-        self._config = config
+        self.config = config
         self._url = config.url.rstrip("/")
         kept: dict[str, Any] = (
             {"keepalive_timeout": KEEP_S} if config.keeps else {"force_close": True}
@@ -108,11 +108,6 @@ class Endpoint:
         self._proxy = proxy_of(config.url) if config.socket is None else None
         self._ending: set[asyncio.Task[None]] = set()  # tasks that read the ends of streams
 
-    @property
-    def config(self) -> EndpointConfig:
-        """Where it is, and how long to wait for it."""
-        return self._config
-
     async def close(self) -> None:
         for task in self._ending:
             task.cancel()
@@ -131,7 +126,7 @@ class Endpoint:
             response = await held.enter_async_context(self._request("POST", path, body, headers))
             if response.status != 200:
                 raise await _refusal(response)
-            with _Patience(response.content, self._config.first_s) as patience:
+            with _Patience(response.content, self.config.first_s) as patience:
                 rest = b""
                 while chunk := await response.content.readany():
                     lines = (rest + chunk).split(b"\n")
@@ -150,7 +145,7 @@ class Endpoint:
                         if ends(event):
                             self._read_to_the_end(response, held.pop_all())
                             return
-                        patience.begin(self._config.idle_s)
+                        patience.begin(self.config.idle_s)
             raise _broken("ended its stream before the answer was complete")
 
     async def post(
@@ -178,7 +173,7 @@ class Endpoint:
         headers: Mapping[str, str] = MappingProxyType({}),
         within_s: float | None = None,
     ) -> bytes:
-        within_s = within_s or self._config.first_s
+        within_s = within_s or self.config.first_s
         async with (
             self._failing(),
             asyncio.timeout(within_s),
@@ -192,7 +187,7 @@ class Endpoint:
         """Send a GET and return status and body, within `connect_s`. Raises EndpointError."""
         async with (
             self._failing(),
-            asyncio.timeout(self._config.connect_s),
+            asyncio.timeout(self.config.connect_s),
             self._request("GET", path) as response,
         ):
             return response.status, await _body(response, MOST_BODY)
@@ -220,7 +215,7 @@ class Endpoint:
             if len(sent) > LARGE_BODY:
                 sent = io.BytesIO(sent)  # aiohttp then sends it in pieces
         patience = aiohttp.ClientTimeout(
-            sock_connect=self._config.connect_s, sock_read=silent_s or self._config.first_s
+            sock_connect=self.config.connect_s, sock_read=silent_s or self.config.first_s
         )
         return self._http.request(
             method,

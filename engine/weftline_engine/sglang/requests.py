@@ -91,15 +91,8 @@ class AnswerReader:
         self._tops = sampling.logprobs
         self._increments = increments
         self._text = ""
-        self._ids: list[int] = []
+        self.tokens: list[int] = []  # of the whole answer so far
         self._told = 0  # characters
-        self._probabilities: list[Any] = []
-        self._likeliest: list[Any] = []
-
-    @property
-    def tokens(self) -> list[int]:
-        """All tokens of the answer so far."""
-        return self._ids
 
     def read(self, event: dict[str, Any]) -> AnswerPiece:
         """The piece that an event adds. Raises EndpointError."""
@@ -109,14 +102,14 @@ class AnswerReader:
                 "EngineFailed", "SGLang returned no token ids: use a newer SGLang", broken=True
             )
         reason = _reason(meta.get("finish_reason"))
-        before = len(self._ids)
+        before = len(self.tokens)
         self._text = self._text + text if self._increments else text
-        self._ids = [*self._ids, *ids] if self._increments else ids
+        self.tokens = [*self.tokens, *ids] if self._increments else ids
         end = len(self._text) if reason else len(self._text) - _held_back(self._text, self._stop)
         told, self._told = self._told, max(self._told, end)
         return AnswerPiece(
             text=self._text[told : self._told],
-            tokens=tuple(self._ids[before:]),
+            tokens=tuple(self.tokens[before:]),
             reason=reason,
             counts=_counts(meta),
             **self._logprobs(meta, before),

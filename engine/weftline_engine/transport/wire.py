@@ -11,7 +11,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 
@@ -152,39 +152,22 @@ Joining: TypeAlias = Hello | Prove | Welcome | Describe | Admitted | Refused | H
 Verb: TypeAlias = Submit | Feed | Update | Cancel | Retain | Free | ClaimRoom
 Message: TypeAlias = Verb | api.Event | api.Description | LoadFailed | Joining
 
+_EVENTS = (
+    api.Accepted,
+    api.Part,
+    api.Items,
+    api.Paused,
+    api.Finished,
+    api.Failed,
+    api.ContextMoved,
+    api.Availability,
+    api.Occupied,
+    api.Elsewhere,
+)
 _CLASSES: dict[str, type] = {
     cls.__name__: cls
-    for cls in (
-        Submit,
-        Feed,
-        Update,
-        Cancel,
-        Retain,
-        Free,
-        ClaimRoom,
-        LoadFailed,
-        api.Description,
-        api.Accepted,
-        api.Part,
-        api.Items,
-        api.Paused,
-        api.Finished,
-        api.Failed,
-        api.ContextMoved,
-        api.Availability,
-        api.Occupied,
-        api.Elsewhere,
-        Hello,
-        Prove,
-        Welcome,
-        Describe,
-        Admitted,
-        Refused,
-        Heartbeat,
-    )
+    for cls in (*get_args(Verb), *get_args(Joining), *_EVENTS, api.Description, LoadFailed)
 }
-
-
 # The names of the fields of each.
 _NAMES: dict[type, tuple[str, ...]] = {
     cls: tuple(one.name for one in dataclasses.fields(cls)) for cls in _CLASSES.values()

@@ -18,16 +18,9 @@ from typing import Any
 from weftline_engine.embedded.config import NO_DRAFTS_ON_A_GPU
 from weftline_engine.llamacpp.program import PROGRAM
 from weftline_engine.models import DEFAULT_MODEL, cached, default_home
-from weftline_kernels.cpu import (
-    NoKernels,
-    Origin,
-    Search,
-    emulates_bfloat16,
-    expect,
-    runnable,
-    this_machine,
-)
 from weftline_kernels.cpu.compiler import find_compiler
+from weftline_kernels.cpu.loader import NoKernels, Origin, Search, expect
+from weftline_kernels.cpu.variants import emulates_bfloat16, runnable, this_machine
 from weftline_kernels.libraries import LIBRARIES
 from weftline_server.commands.machine import machine, torch_here, vllm_of
 from weftline_server.extras import EXTRAS, install, versions

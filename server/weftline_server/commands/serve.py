@@ -47,7 +47,7 @@ from weftline_server.config import OFF_BY_DEFAULT, OPTIMISATIONS, ServerConfig
 from weftline_server.http.guard import LoopbackOnly
 from weftline_server.http.state import state_of
 from weftline_server.observe.logs import LogFormat, configure
-from weftline_server.schedule.placement import POLICIES
+from weftline_server.schedule.placement.scores import POLICIES
 
 
 @dataclass(frozen=True, slots=True)

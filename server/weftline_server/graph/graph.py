@@ -153,18 +153,6 @@ class Graph(Wiring):
             tasks.pop(primitive.task, None)
         return tasks, tolerant
 
-    def topological(self) -> list[str]:
-        """Every primitive after all primitives that it waits for."""
-        waiting = {id: len(self.upstream(id)) for id in self.primitives}
-        order = [id for id, count in waiting.items() if count == 0]
-        for id in order:
-            for child in self.downstream(id):
-                waiting[child] -= 1
-                if waiting[child] == 0:
-                    order.append(child)
-        assert len(order) == len(self.primitives), "the graph has a cycle"
-        return order
-
 
 def _join(known: dict[str, list[str]], more: Mapping[str, list[str]]) -> None:
     """Append the lists of `more` to the `known` ones."""

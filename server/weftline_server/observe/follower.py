@@ -25,7 +25,7 @@ class Follower:
         self._session = session
         self._live: dict[str, tuple[TaskRun, _Look | None]] = {}
         self._known = 0  # tasks
-        self._told_end = False
+        self.is_over = False  # the session was closed, and its end was told
 
     def changes(self) -> Iterator[dict[str, Any]]:
         """Messages with the tasks that look different, at most MOST in each; then the edges if
@@ -45,14 +45,9 @@ class Follower:
             yield {"edges": edges_view(session)}
         if moved:
             yield {"critical": critical_view(session)}
-        if session.ended is not None and not self._told_end:
-            self._told_end = True
+        if session.ended is not None and not self.is_over:
+            self.is_over = True
             yield {"ended_s": session.ended - session.opened}
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the session was closed and its end was told."""
-        return self._told_end
 
     def _note(self, runs: list[TaskRun]) -> None:
         for run in runs:

@@ -85,7 +85,7 @@ class Registry:
         self._sessions: dict[tuple[str, str], Session] = {}
         self._closed = ClosedSessions(config.closed)
         self._by_id: dict[str, Session] = {}  # for events of engines, which know no tenant
-        self._count: dict[str, int] = {}
+        self.opened: dict[str, int] = {}  # the sessions that each tenant has open here
         self._incarnation = secrets.token_hex(4) if journal is None else journal.incarnation
 
     def __len__(self) -> int:
@@ -96,16 +96,11 @@ class Registry:
 
     def open(self, tenant: str, now: float, *, stays: bool = True) -> Session:
         """A new session. Raises Overloaded if the tenant has reached its limit."""
-        self.quotas.admit_session(tenant, self._count.get(tenant, 0))
+        self.quotas.admit_session(tenant, self.opened.get(tenant, 0))
         id = f"s_{self._incarnation}_{secrets.token_hex(16)}"
         session = self._made(id, tenant, now, stays)
         self._enter(session)
         return session
-
-    @property
-    def opened(self) -> Mapping[str, int]:
-        """How many sessions each tenant has open here, of those that have had one."""
-        return self._count
 
     @property
     def wall(self) -> float:
@@ -136,7 +131,7 @@ class Registry:
     def _enter(self, session: Session) -> None:
         tenant = session.tenant
         self._sessions[tenant, session.id] = self._by_id[session.id] = session
-        self._count[tenant] = self._count.get(tenant, 0) + 1
+        self.opened[tenant] = self.opened.get(tenant, 0) + 1
 
     def find(self, tenant: str, id: str) -> Session:
         """The tenant's session. Raises UnknownSession, also for a session of another tenant.
@@ -173,7 +168,7 @@ class Registry:
         """Forget an open session. For some time it can still be looked at."""
         if self._sessions.pop((session.tenant, session.id), None) is not None:
             del self._by_id[session.id]
-            self._count[session.tenant] -= 1
+            self.opened[session.tenant] -= 1
             self.quotas.release(session)
             if self.journal is None or not self.journal.has_lost(session):
                 self._closed.keep(session, now)

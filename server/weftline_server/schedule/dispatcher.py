@@ -16,7 +16,7 @@ from weftline_server.schedule.engines.member import Member, Work
 from weftline_server.schedule.memory.keeper import Memory, Occupancy
 from weftline_server.schedule.memory.lengths import Lengths
 from weftline_server.schedule.memory.verbs import perform
-from weftline_server.schedule.placement import Served
+from weftline_server.schedule.placement.shares import Served
 from weftline_server.schedule.queue import UNAVAILABLE_S, Queue
 from weftline_server.schedule.rounds import PlacementRounds
 from weftline_server.schedule.sessions import Sent, Sessions

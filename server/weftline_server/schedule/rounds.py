@@ -15,7 +15,9 @@ from weftline_server.schedule.engines.member import EngineState, Member, Work
 from weftline_server.schedule.memory.admission import needs
 from weftline_server.schedule.memory.keeper import Memory
 from weftline_server.schedule.memory.verbs import perform
-from weftline_server.schedule.placement import Placement, Served, place
+from weftline_server.schedule.placement.items import Placement
+from weftline_server.schedule.placement.round import place
+from weftline_server.schedule.placement.shares import Served
 from weftline_server.schedule.queue import Queue
 from weftline_server.schedule.sessions import Sent, Sessions
 from weftline_server.schedule.suspects import alone, is_suspect

@@ -26,16 +26,6 @@ class SessionEvent:
     by_client: ClassVar[bool] = False
     now: float
 
-    @property
-    def about(self) -> str:
-        """The id of the event's task, primitive or variable."""
-        return ""
-
-    @property
-    def detail(self) -> str:
-        """Text for a person, shown beside the event's name."""
-        return ""
-
 
 @record
 class TasksSubmitted(SessionEvent):
@@ -48,14 +38,6 @@ class TasksSubmitted(SessionEvent):
     detach: bool = False
     origin: Origin = NOBODY
     whole: tuple[str, ...] = ()
-
-    @property
-    def about(self) -> str:
-        return " ".join(task.id for task in self.tasks)
-
-    @property
-    def detail(self) -> str:
-        return " ".join(task.name for task in self.tasks)
 
 
 @record
@@ -70,10 +52,6 @@ class VariableEvent(SessionEvent):
     by_client: ClassVar[bool] = True
     variable: str
 
-    @property
-    def about(self) -> str:
-        return self.variable
-
 
 @record
 class VariableSet(VariableEvent):
@@ -81,20 +59,12 @@ class VariableSet(VariableEvent):
 
     value: Any
 
-    @property
-    def detail(self) -> str:
-        return str(self.value)
-
 
 @record
 class VariableRefused(VariableEvent):
     """A client cannot give the variable a value."""
 
     error: WeftlineError
-
-    @property
-    def detail(self) -> str:
-        return f"{self.error.type}: {self.error}"
 
 
 @record
@@ -134,20 +104,12 @@ class PrimitiveEvent(SessionEvent):
 
     primitive: str
 
-    @property
-    def about(self) -> str:
-        return self.primitive
-
 
 @record
 class PrimitivePrepared(PrimitiveEvent):
     """The prompt was rendered. `tokens` counts the prompt and the longest allowed output."""
 
     tokens: int
-
-    @property
-    def detail(self) -> str:
-        return f"{self.tokens} tokens"
 
 
 @record
@@ -162,10 +124,6 @@ class PrimitiveSent(PrimitiveEvent):
     why: tuple[EngineScore, ...] = ()
     admitted: float | None = None
 
-    @property
-    def detail(self) -> str:
-        return self.engine
-
 
 @record
 class TextGenerated(PrimitiveEvent):
@@ -175,10 +133,6 @@ class TextGenerated(PrimitiveEvent):
     logprobs: tuple[TokenLogprob, ...] = ()
     deltas: tuple[Delta, ...] = ()  # what was read of an answer that may call tools
 
-    @property
-    def detail(self) -> str:
-        return self.text
-
 
 @record
 class ItemsMade(PrimitiveEvent):
@@ -186,10 +140,6 @@ class ItemsMade(PrimitiveEvent):
     list."""
 
     values: tuple[Any, ...]
-
-    @property
-    def detail(self) -> str:
-        return f"{len(self.values)} items"
 
 
 @record
@@ -212,10 +162,6 @@ class PrimitiveFinished(PrimitiveEvent):
     error: WeftlineError | None = None
     transform_s: float = 0.0
 
-    @property
-    def detail(self) -> str:
-        return str(self.reason if self.error is None else self.error)
-
 
 @record
 class ItemsCame(PrimitiveEvent):
@@ -223,10 +169,6 @@ class ItemsCame(PrimitiveEvent):
 
     offset: int
     items: tuple[Any, ...]
-
-    @property
-    def detail(self) -> str:
-        return f"{len(self.items)} from {self.offset}"
 
 
 @record
@@ -239,10 +181,6 @@ class PrimitiveFailed(PrimitiveEvent):
     error: WeftlineError
     is_taken: bool = False
 
-    @property
-    def detail(self) -> str:
-        return f"{self.error.type}: {self.error}"
-
 
 @record
 class TaskCancelled(SessionEvent):
@@ -250,10 +188,6 @@ class TaskCancelled(SessionEvent):
 
     by_client: ClassVar[bool] = True
     task: str
-
-    @property
-    def about(self) -> str:
-        return self.task
 
 
 @record
@@ -263,10 +197,6 @@ class TasksAbandoned(SessionEvent):
     """
 
     tasks: tuple[str, ...]
-
-    @property
-    def about(self) -> str:
-        return " ".join(self.tasks)
 
 
 @record
@@ -282,10 +212,6 @@ class SessionClosed(SessionEvent):
     """The session ends, and all primitives that still run are cancelled."""
 
     reason: str = "the session was closed"
-
-    @property
-    def detail(self) -> str:
-        return self.reason
 
 
 @short_record
@@ -344,6 +270,48 @@ class GoOn:
 
 
 Action = Run | Fill | Stop | Cut | Notify | Replan | Ended | GoOn
+
+
+def about(event: SessionEvent) -> str:
+    """The id of the event's task, primitive or variable, or the ids of several."""
+    match event:
+        case TasksSubmitted():
+            return " ".join(task.id for task in event.tasks)
+        case TasksAbandoned():
+            return " ".join(event.tasks)
+        case VariableEvent():
+            return event.variable
+        case PrimitiveEvent():
+            return event.primitive
+        case TaskCancelled():
+            return event.task
+    return ""
+
+
+def detail(event: SessionEvent) -> str:
+    """Text for a person, shown beside the event's name."""
+    match event:
+        case TasksSubmitted():
+            return " ".join(task.name for task in event.tasks)
+        case VariableSet():
+            return str(event.value)
+        case VariableRefused() | PrimitiveFailed():
+            return f"{event.error.type}: {event.error}"
+        case PrimitivePrepared():
+            return f"{event.tokens} tokens"
+        case PrimitiveSent():
+            return event.engine
+        case TextGenerated():
+            return event.text
+        case ItemsMade():
+            return f"{len(event.values)} items"
+        case PrimitiveFinished():
+            return str(event.reason if event.error is None else event.error)
+        case ItemsCame():
+            return f"{len(event.items)} from {event.offset}"
+        case SessionClosed():
+            return event.reason
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

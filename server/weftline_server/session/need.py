@@ -29,7 +29,7 @@ class Need(Enum):
 
 def decides(primitive: Primitive) -> bool:
     """Whether the primitive decides which of several variables are needed."""
-    return Flow.SIDE in _flows(primitive)
+    return any(read.flow is Flow.SIDE for read in primitive.reads)
 
 
 def changes(primitive: Primitive) -> bool:
@@ -148,10 +148,6 @@ def above(graph: Graph, runs: Runs, variables: Iterable[str]) -> Iterator[str]:
             yield run.id
             reads = graph.primitives[run.id].reads
             waiting += [one.variable for one in reads if one.flow is not Flow.SIDE]
-
-
-def _flows(primitive: Primitive) -> list[Flow]:
-    return [read.flow for read in primitive.reads]
 
 
 def _given(graph: Graph, task: TaskRun) -> list[str]:

@@ -98,8 +98,8 @@ class Session:
                 number=number,
                 at_s=event.now - self.opened,
                 event=type(event).__name__,
-                about=event.about[:SHOWN_CHARS],
-                text=event.detail[:SHOWN_CHARS],
+                about=ev.about(event)[:SHOWN_CHARS],
+                text=ev.detail(event)[:SHOWN_CHARS],
             )
             for number, event in enumerate(self._remembered, first + 1)
         ]

@@ -14,7 +14,6 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from types import ModuleType
 
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.transforms.base import MAX_OPTION_CHARS, package, refuse
@@ -78,7 +77,7 @@ class CompiledPattern:
     """A compiled pattern."""
 
     def __init__(self, pattern: str) -> None:
-        re2 = _re2()
+        re2 = package("re2", "a pattern", "google-re2")
         options = re2.Options()
         options.max_mem = _MAX_BYTES
         options.log_errors = False
@@ -106,10 +105,6 @@ class CompiledPattern:
 def search_for(pattern: str) -> CompiledPattern:
     """`pattern`, translated and compiled. Raises InvalidRequest like `translate`."""
     return CompiledPattern(pattern)
-
-
-def _re2() -> ModuleType:
-    return package("re2", "a pattern", "google-re2")
 
 
 def _leave(pattern: str, what: str) -> InvalidRequest:

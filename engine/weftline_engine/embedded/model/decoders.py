@@ -30,15 +30,9 @@ from weftline_engine.embedded.model.native import NativeDecoder, runs
 from weftline_engine.embedded.model.opt import OptDecoder
 from weftline_engine.memory import available_bytes
 from weftline_kernels.attention_choice import choose, installed, measure, told
-from weftline_kernels.cpu import (
-    Machine,
-    NoKernels,
-    Search,
-    emulates_bfloat16,
-    load,
-    this_machine,
-)
 from weftline_kernels.cpu.blocks import QUANTISED, WeightType
+from weftline_kernels.cpu.loader import NoKernels, Search, load
+from weftline_kernels.cpu.variants import Machine, emulates_bfloat16, this_machine
 from weftline_kernels.library_attention import AttentionShape
 from weftline_kernels.operations import TORCH, TRITON, Operations
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from weftline_engine.api import SamplingParams
-from weftline_engine.bookkeeping import Logprobs
+from weftline_engine.bookkeeping.output import Logprobs
 from weftline_engine.embedded.memory import Readback, put
 from weftline_engine.embedded.model.base import CPU
 from weftline_engine.embedded.sample.biases import Biases

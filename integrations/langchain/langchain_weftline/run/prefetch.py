@@ -237,7 +237,7 @@ class _Chunks:
     """Makes the chunks of one streamed completion."""
 
     def __init__(self) -> None:
-        self._id, self._created = _new_id(), int(time.time())
+        self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self._began = False
 
     def text(self, text: str) -> Generator[dict[str, Any], None, None]:
@@ -278,10 +278,6 @@ class _Chunks:
             **more,
         }
         return ChatCompletionChunk.model_validate(chunk).model_dump()
-
-
-def _new_id() -> str:
-    return f"chatcmpl-{uuid.uuid4().hex}"
 
 
 def take(

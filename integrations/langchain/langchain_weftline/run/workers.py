@@ -12,7 +12,6 @@ import queue
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -55,12 +54,7 @@ class Threads:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     async def start(self, jobs: Sequence[Job], program: Program) -> None:
@@ -104,12 +98,7 @@ class Tasks:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for task in self._tasks:
             task.cancel()
 

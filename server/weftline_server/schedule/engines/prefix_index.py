@@ -79,11 +79,7 @@ class PrefixIndex:
     def __init__(self, most: int = MAX_PREFIXES) -> None:
         self._most = most
         self._contexts: dict[str, _Context] = {}  # the oldest submission first
-        self._counts: dict[str, int] = {}  # hash → contexts that have it
-
-    @property
-    def hashes(self) -> Collection[str]:
-        return self._counts
+        self.hashes: dict[str, int] = {}  # hash → contexts that have it
 
     def expect(self, context: str, prefixes: Prefixes) -> None:
         self._forget(context)
@@ -125,22 +121,22 @@ class PrefixIndex:
 
     def clear(self) -> None:
         self._contexts.clear()
-        self._counts.clear()
+        self.hashes.clear()
 
     def _count(self, context: _Context, step: int) -> None:
         for hash in context.known():
-            count = self._counts.get(hash, 0) + step
+            count = self.hashes.get(hash, 0) + step
             if count:
-                self._counts[hash] = count
+                self.hashes[hash] = count
             else:
-                del self._counts[hash]
+                del self.hashes[hash]
 
     def _forget(self, context: str) -> None:
         if (found := self._contexts.pop(context, None)) is not None:
             self._count(found, -1)
 
     def _shrink(self) -> None:
-        while len(self._contexts) > self._most or len(self._counts) > self._most:
+        while len(self._contexts) > self._most or len(self.hashes) > self._most:
             oldest = next((id for id, one in self._contexts.items() if not one.coming), None)
             if oldest is None:
                 return
@@ -156,27 +152,18 @@ class PrefixEstimate:
 
     def __init__(self, room: int) -> None:
         self._room = room
-        self._own: dict[str, int] = {}  # hash → its tokens beyond the next shorter; oldest first
-        self._tokens = 0  # the sum of these
-
-    @property
-    def hashes(self) -> Collection[str]:
-        return self._own
-
-    @property
-    def tokens(self) -> int:
-        """The tokens of all prefixes together."""
-        return self._tokens
+        self.hashes: dict[str, int] = {}  # hash → its tokens beyond the next shorter; oldest first
+        self.tokens = 0  # the sum of these
 
     def expect(self, context: str, prefixes: Prefixes) -> None:
         # The longest prefix enters first, so that it is also dropped first of its prompt.
         lengths = (0, *(length for _, length in prefixes))
         for (hash, length), shorter in zip(prefixes[::-1], lengths[-2::-1], strict=True):
-            self._tokens -= self._own.pop(hash, 0)
-            self._own[hash] = length - shorter
-            self._tokens += length - shorter
-        while self._tokens > self._room or len(self._own) > MAX_PREFIXES:
-            self._tokens -= self._own.pop(next(iter(self._own)))
+            self.tokens -= self.hashes.pop(hash, 0)
+            self.hashes[hash] = length - shorter
+            self.tokens += length - shorter
+        while self.tokens > self._room or len(self.hashes) > MAX_PREFIXES:
+            self.tokens -= self.hashes.pop(next(iter(self.hashes)))
 
     def moved(self, context: str, residency: api.Residency, tokens: int) -> None:
         """Does nothing: such an engine's reports are not complete."""
@@ -185,8 +172,8 @@ class PrefixEstimate:
         """Does nothing: a part of the prompt was probably computed."""
 
     def held(self, without: Collection[str]) -> tuple[int, int]:
-        return self._tokens - sum(self._own.get(hash, 0) for hash in without), 0
+        return self.tokens - sum(self.hashes.get(hash, 0) for hash in without), 0
 
     def clear(self) -> None:
-        self._own.clear()
-        self._tokens = 0
+        self.hashes.clear()
+        self.tokens = 0

@@ -29,31 +29,3 @@ An engine takes only the kinds of op that it announces.
 """
 
 from __future__ import annotations
-
-from weftline_engine.api import PATIENCE_S
-from weftline_server.schedule.placement.items import (
-    AGING_S,
-    PROMPT_KINDS,
-    EngineLoad,
-    Placement,
-    Queued,
-    common,
-    is_bounded,
-)
-from weftline_server.schedule.placement.round import place
-from weftline_server.schedule.placement.scores import POLICIES
-from weftline_server.schedule.placement.shares import Served
-
-__all__ = [
-    "AGING_S",
-    "PATIENCE_S",
-    "POLICIES",
-    "PROMPT_KINDS",
-    "EngineLoad",
-    "Placement",
-    "Queued",
-    "Served",
-    "common",
-    "is_bounded",
-    "place",
-]

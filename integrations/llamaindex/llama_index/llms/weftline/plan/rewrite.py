@@ -172,7 +172,7 @@ class Rewritten(Composed):
         self._hits = found_in(self.number + 1)
         self._answer = variable(self.number + 1)
         self._after = f"after_{self.number}"
-        self._last = self._last_call(option, server)
+        self.last = self._last_call(option, server)
 
     def _last_call(self, option: Option, server: Server) -> Plan | None:
         """The call on the answer and the reply; None if its prompt is not certain."""
@@ -193,11 +193,6 @@ class Rewritten(Composed):
     @property
     def _names_of_last(self) -> dict[Index, str]:
         return {0: self._after, Given.PART: self.decided, Given.REPLY: self._answer}
-
-    @property
-    def last(self) -> Plan | None:
-        """The call on the answer and the reply, if it is in the graph."""
-        return self._last
 
     def reads_of_last(self) -> dict[Index, Result]:
         """The rewriter's result, the answer and the reply."""
@@ -224,9 +219,9 @@ class Rewritten(Composed):
             Given.PART: self.decided,
         }
         calls = calls_of(option.plan, option.fields, Names(self.run, names))
-        if self._last is None:
+        if self.last is None:
             return Rest(calls, steps, (*watch, self._answer))
-        calls = (*calls, *self._last_calls(self._last))
+        calls = (*calls, *self._last_calls(self.last))
         return Rest(calls, steps, (*watch, self._answer, self._after))
 
     def queries(self, decision: str) -> Iterator[Query]:

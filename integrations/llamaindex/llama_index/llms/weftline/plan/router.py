@@ -134,7 +134,7 @@ class Divided(Composed):
             self.options = [replace(one, plan=None) for one in self.options]
         planned = [one for one in self.options if one.plan is not None]
         all_known = len(planned) == len(engine._query_engines)
-        self._last = self._last_call(engine, query, server) if all_known else None
+        self.last = self._last_call(engine, query, server) if all_known else None
 
     def _last_call(self, engine: Any, query: str, server: Server) -> Plan | None:
         """The call on all answers; None if its prompt is not certain."""
@@ -161,11 +161,6 @@ class Divided(Composed):
         names = Names(self.run, {0: self._combined, Given.PAIRS: self._names["pair"]})
         return calls_of(plan, plan.llm.parameters(), names)
 
-    @property
-    def last(self) -> Plan | None:
-        """The call that reads all answers, if it is in the graph."""
-        return self._last
-
     def reads_of_last(self) -> dict[Index, Result]:
         """The router's result, and the texts of the parts with their answers."""
         pairs = self.results[self._names["pair"]]
@@ -180,7 +175,7 @@ class Divided(Composed):
         collect = {made.embedded: self._names["embedded"], made.hits: self._names["hits"]}
         if made.answer is not None:
             collect[made.answer] = self._names["answer"]
-        if self._last is not None:
+        if self.last is not None:
             before = Source(value=BEFORE_PART), question, Source(value=BEFORE_ANSWER)
             answer = Source(var=made.answer, transforms=(dict(STRIP_END),))
             steps.append(Text(parts=(*before, answer), out="pair"))
@@ -195,7 +190,7 @@ class Divided(Composed):
             on_error="value",
             otherwise=LOST,
         )
-        last = () if self._last is None else self._combining(self._last)
+        last = () if self.last is None else self._combining(self.last)
         watch = (*collect.values(), *(self._combined for _ in last))
         return Rest(last, (each,), watch)
 

@@ -72,6 +72,7 @@ class Composed(ABC):
 
     complete = False
     streams = False  # whether the last call's text may be read in parts
+    last: Plan | None = None  # the call that reads all answers, if it is in the graph
 
     def __init__(
         self, decision: Decision, options: Sequence[Option], server: Server, run: SessionRun
@@ -92,11 +93,6 @@ class Composed(ABC):
     @abstractmethod
     def queries(self, decision: Any) -> Iterator[Query]:
         """The queries that a decision leads to. Raises TypeError or KeyError if it is a bad one."""
-
-    @property
-    def last(self) -> Plan | None:
-        """The call that reads all answers, if it is in the graph."""
-        return None
 
     def reads_of_last(self) -> dict[Index, Result]:
         """The results of the last call, and of what it reads."""
