@@ -23,6 +23,7 @@ from pathlib import Path
 
 from bench.harness import machine, probe, runner
 from bench.harness.column import COLUMN, NAME, PAIRS
+from bench.harness.estimate import Share, estimate
 from bench.harness.fleet import Fleet
 from bench.harness.results import RAW, RESULTS, dated, summarise_again
 from bench.harness.servers import VLLM_PYTHON, Kind, Setup
@@ -154,6 +155,8 @@ async def _run(args: argparse.Namespace) -> tuple[int, Path]:
         print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
 
     chosen = {name: systems_of(args, name, scale) for name in _workloads(args)}
+    if args.name == NAME:
+        say(_estimate(args, scale, chosen))
     probed = _probe(args, model, chosen)
     if probed:
         say(f"vLLM in {probe.fastest(probed)}: {probed}")
@@ -320,6 +323,16 @@ def _selection(args: argparse.Namespace, scale: Scale, name: str) -> runner.Sele
         only=args.only,
         first=args.first,
     )
+
+
+def _estimate(args: argparse.Namespace, scale: Scale, chosen: Mapping[str, Sequence[str]]) -> str:
+    """How long all runs of the column take, also those that an earlier part has kept."""
+    shares = []
+    for name, systems in chosen.items():
+        selection = _selection(args, scale, name)
+        turns = selection.repeats * len(selection.delays_ms or (0,))
+        shares.append(Share(name, turns * len(systems), COLUMN[name].run_s))
+    return estimate(shares, scale)
 
 
 if __name__ == "__main__":

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.harness import probe
+from bench.harness.column import COLUMN
+from bench.harness.estimate import Share, estimate
 from bench.harness.results import RAW, RESULTS, write
 from bench.harness.runs import Run
 from bench.harness.stage import App
-from bench.harness.workload import names
+from bench.harness.workload import QUICK, names
 from bench.report import overview, pairs
 from bench.report.tables import kind
 from tests.committed import committed, linked
@@ -237,3 +240,18 @@ def test_the_pairs_on_vllm_are_a_table(tmp_path: Path) -> None:
         f"| {label.replace(' |', ', ChatOpenAI |')} | ChatOpenAI + vLLM | 1 apps/min "
         f"| **1.50** (1.50 to 1.50; 1 of 1, p = 1) | – | – | {end}",
     ]
+
+
+def test_the_minutes_of_the_column() -> None:
+    """Before it begins, `on-vllm` tells how long it takes. At twice the lengths and the counts a
+    run takes four times as long, but not its rest before."""
+    shares = [Share("chain_summary", 48, 3.7), Share("many_agents", 48, 73.7)]
+    larger = replace(QUICK, length=2 * QUICK.length, count=2 * QUICK.count)
+    assert estimate(shares, QUICK) == (
+        "about 67 minutes on two idle cores with AVX2: many_agents 60 (48 runs), chain_summary 4 "
+        "(48 runs)"
+    )
+    assert estimate(shares[:1], larger) == (
+        "about 16 minutes on two idle cores with AVX2: chain_summary 13 (48 runs)"
+    )
+    assert set(COLUMN) <= set(names()) and all(row.run_s > 0 for row in COLUMN.values())
