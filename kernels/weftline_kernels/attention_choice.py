@@ -20,7 +20,8 @@ from weftline_kernels.library_attention import ADAPTERS, AttentionShape, OwnRoom
 from weftline_kernels.step_attention import StepAttention, StepKind
 from weftline_kernels.work_list import Rows, WorkList, build
 
-# A function that computes on fixed buffers becomes one that computes again, as in a CUDA graph.
+# A function that computes on fixed buffers becomes one that computes again, as in a CUDA graph. It
+# keeps the addresses of tensors, and none of the tensors alive: who captures keeps the function.
 Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
 OURS = "weftline"
@@ -119,6 +120,7 @@ class _Bench:
         self, shape: AttentionShape, device: torch.device, capture: Capture, work: WorkList
     ) -> None:
         self._shape, self._device, self._capture, self._work = shape, device, capture, work
+        self._computes: list[Callable[[], Tensor]] = []
         blocks = 1 + max(int(item.blocks.max()) for item in work.items)
         draw = partial(torch.randn, dtype=shape.dtype, device=device)
         self._q_RNH = draw(work.rows, shape.heads, shape.head_size)
@@ -126,7 +128,7 @@ class _Bench:
         self._keys_KBSH, self._values_KBSH = cache
 
     def run(self, library: AttentionLibrary | None, kind: StepKind) -> Callable[[], Tensor]:
-        """A function that computes LAYERS layers on the same numbers."""
+        """A function that computes LAYERS layers on the same numbers, while this bench lives."""
         own = None
         if library is not None:
             widest = max(len(item.blocks) for item in self._work.items)
@@ -134,7 +136,9 @@ class _Bench:
             own = ADAPTERS[library](self._shape, room, self._device)
         attention = StepAttention(self._shape, self._device, own)
         attention.load(self._work)
-        return self._capture(partial(self._layers, attention.function(attention.loaded)))
+        compute = partial(self._layers, attention.function(attention.loaded))
+        self._computes.append(compute)
+        return self._capture(compute)
 
     def _layers(self, attend: Attention) -> Tensor:
         for _ in range(LAYERS):

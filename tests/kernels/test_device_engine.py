@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import replace
-from types import FunctionType, ModuleType
 from weakref import ReferenceType, ref
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.engines import llama, mixed, network, on_cpu, on_device, requests, run
+from tests.tensor_reach import tensors_of
 from weftline_engine.embedded.model import device_model
 from weftline_engine.embedded.model.config import ModelConfig
 from weftline_engine.embedded.model.device_model import CapturedStep, DeviceModel, capacity, sizes
@@ -126,7 +126,7 @@ def test_a_captured_step_owns_all_that_its_graph_reads() -> None:
     seen: list[ReferenceType[Tensor]] = []
 
     def forget(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        seen.extend(ref(tensor) for tensor in _tensors(compute))
+        seen.extend(ref(tensor) for tensor in tensors_of(compute))
         return lambda: torch.zeros(1)
 
     weights = network(llama(), torch.float32, CPU, TRITON)
@@ -135,23 +135,6 @@ def test_a_captured_step_owns_all_that_its_graph_reads() -> None:
     gc.collect()
     assert len(seen) > 20 and all(one() is not None for one in seen)
     assert isinstance(step, CapturedStep)
-
-
-def _tensors(start: object) -> list[Tensor]:
-    """All tensors that an object reaches by its attributes, items and closure."""
-    found, todo, seen = list[Tensor](), [start], set[int]()
-    while todo:
-        one = todo.pop()
-        if id(one) in seen or isinstance(one, (type, ModuleType)):
-            continue
-        seen.add(id(one))
-        if isinstance(one, Tensor):
-            found.append(one)
-        elif isinstance(one, FunctionType):
-            todo += [cell.cell_contents for cell in one.__closure__ or ()]
-        else:
-            todo += gc.get_referents(one)
-    return found
 
 
 def test_capacities_hold_what_parrot_decodes() -> None:

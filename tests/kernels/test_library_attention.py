@@ -5,7 +5,9 @@ The libraries are stand-ins of their documented interfaces (tests/attention_libr
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from tests.attention_libraries import ALL, stand_in
 from tests.kernels.test_attention_triton import BLOCK, SCALE, STEPS, inputs, rows
+from tests.tensor_reach import tensors_of
 from weftline_kernels import attention_choice
 from weftline_kernels.attention import attention_reference
 from weftline_kernels.attention_choice import (
@@ -202,6 +205,29 @@ def test_what_is_measured_is_one_layer_of_each_kind(monkeypatch: pytest.MonkeyPa
         "BatchDecodeWithPagedKVCacheWrapper",
         "BatchPrefillWithPagedKVCacheWrapper",
     }
+
+
+def test_a_trial_owns_all_that_its_graphs_read(
+    library: AttentionLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CUDA graph keeps addresses, and forgets the function that it was captured with. Whenever a
+    graph of the trial runs, each tensor that its function reached still lives."""
+    monkeypatch.setattr(attention_choice, "refusal", lambda library, shape: "")
+    runs: list[int] = []
+
+    def forget(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        result, seen = compute(), [ref(tensor) for tensor in tensors_of(compute)]
+
+        def replay() -> Tensor:
+            runs.append(len(seen))
+            gc.collect()
+            assert all(tensor() is not None for tensor in seen)
+            return result
+
+        return replay
+
+    trial = measure(SHAPE, CPU, forget, [library], size=TrialSize(2, 5, 16, 6))
+    assert trial.refused == {} and min(runs) > 3
 
 
 def test_a_library_that_cannot_is_left_out() -> None:
