@@ -290,15 +290,6 @@ def test_a_vllm_for_cpus_has_small_blocks(
     assert [words[at + 1] for at, one in enumerate(words) if one == "--block-size"] == blocks
 
 
-def test_one_process_is_an_option(tmp_path: Path) -> None:
-    """vLLM takes the name of an executor's class. What the operator says comes after it."""
-    config = VLLMConfig(model=tmp_path, python="python")
-    option = "--distributed-executor-backend"
-    words = config.command(tmp_path, ours=True, on_cpu=True, one_process=True)
-    assert words[words.index(option) + 1].endswith("uniproc_executor.UniProcExecutor")
-    assert option not in config.command(tmp_path, ours=True, on_cpu=True)
-
-
 @pytest.mark.parametrize(
     ("given", "published"), [((), True), (("--kv-events-config", "{}"), False)]
 )

@@ -8,7 +8,7 @@ import pytest
 
 from weftline_engine.openai.child import OutputLines
 from weftline_engine.vllm.output import cause, passed_on
-from weftline_engine.vllm.processor import has_one_process, openmp, settings, threads
+from weftline_engine.vllm.processor import openmp, settings
 
 GIB = 1 << 30
 WORKER = "(Worker pid=27) ERROR 11-23 12:07:29 [multiproc_executor.py:1063] "
@@ -86,40 +86,6 @@ def test_what_a_cpu_gets() -> None:
     assert settings(2, 22 * GIB, {space: "9", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}, ()) == {}
     assert settings(64, 22 * GIB, {}, ("--gpu-memory-utilization=0.5",)) == {}
     assert settings(64, 22 * GIB, {}, ("--kv-cache-memory-bytes", "1")) == {}
-
-
-@pytest.mark.parametrize(
-    ("cores", "workers", "given", "arguments", "one"),
-    [
-        (2, 1, (), (), True),
-        (4, 1, ("LD_PRELOAD",), ("--block-size", "64"), True),
-        (5, 1, (), (), False),
-        (2, 2, (), (), False),
-        (2, 1, ("VLLM_CPU_OMP_THREADS_BIND",), (), False),
-        (2, 1, ("OMP_NUM_THREADS",), (), False),
-        (2, 1, (), ("--distributed-executor-backend", "mp"), False),
-        (2, 1, (), ("--tensor-parallel-size=2",), False),
-        (2, 1, (), ("-dp", "2"), False),
-    ],
-)
-def test_one_process_on_few_cores(
-    cores: int, workers: int, given: tuple[str, ...], arguments: tuple[str, ...], one: bool
-) -> None:
-    """One worker of vLLM computes where its steps are planned, unless something is said of workers
-    or threads."""
-    assert has_one_process(cores, workers, given, arguments) is one
-
-
-def test_the_threads_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread for each core, and one for two hyperthreads. What is given stays."""
-    monkeypatch.setattr("weftline_engine.vllm.processor._CORES", tmp_path)
-    sleep = {"KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0"}
-    assert threads({0, 1, 2}, {}) == {"OMP_NUM_THREADS": "3", **sleep}
-    for core, beside in enumerate(("0-1", "0-1", "2")):
-        (tmp_path / f"cpu{core}" / "topology").mkdir(parents=True)
-        (tmp_path / f"cpu{core}" / "topology" / "thread_siblings_list").write_text(f"{beside}\n")
-    given = {"KMP_BLOCKTIME": "0"}
-    assert threads({0, 1, 2}, given) == {"OMP_NUM_THREADS": "2", "KMP_TPAUSE": "0"}
 
 
 def test_the_openmp_beside_vllm_is_loaded(tmp_path: Path) -> None:

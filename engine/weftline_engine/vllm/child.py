@@ -14,7 +14,7 @@ from weftline_engine.prefix_cache.event_feed import EventAddresses
 from weftline_engine.vllm.config import SchedulerChoice, VLLMConfig
 from weftline_engine.vllm.notes import HintSocket
 from weftline_engine.vllm.output import cause, passed_on
-from weftline_engine.vllm.processor import has_one_process, openmp, settings, threads
+from weftline_engine.vllm.processor import openmp, settings
 from weftline_engine.vllm.versions import NOTES, is_for_cpus, is_known, package_of, refusal
 
 POLL_S = 0.25
@@ -47,17 +47,8 @@ class Child(ChildServer):
             )
         if ours:
             await self.notes.listen(self._folder / "notes")
-        cores, workers = os.sched_getaffinity(0), self._config.tensor_parallel
-        one_process = (
-            ours
-            and on_cpu
-            and has_one_process(len(cores), workers, os.environ, self._config.arguments)
-        )
-        command = self._config.command(
-            self._folder, ours=ours, on_cpu=on_cpu, one_process=one_process
-        )
-        found = self._environment(ours, on_cpu)
-        return command, found | (threads(cores, found) if one_process else {})
+        command = self._config.command(self._folder, ours=ours, on_cpu=on_cpu)
+        return command, self._environment(ours, on_cpu)
 
     def _cause(self) -> str:
         return cause(self._lines)

@@ -11,7 +11,6 @@ from typing import Any
 from weftline_engine.openai.breaker import BreakerConfig
 from weftline_engine.openai.endpoint import EndpointConfig
 from weftline_engine.prefix_cache.event_feed import EventAddresses
-from weftline_engine.vllm.processor import executor
 from weftline_engine.vllm.versions import HOST_CONNECTOR, SCHEDULER
 
 # Tokens of a KV block of a vLLM that computes on the CPU; by itself it takes 128. A prompt that
@@ -74,13 +73,11 @@ class VLLMConfig:
             return None
         return EventAddresses(f"ipc://{folder / 'events'}", f"ipc://{folder / 'replay'}")
 
-    def command(
-        self, folder: Path, *, ours: bool, on_cpu: bool, one_process: bool = False
-    ) -> list[str]:
+    def command(self, folder: Path, *, ours: bool, on_cpu: bool) -> list[str]:
         """Return the child's command line. vLLM listens only on unix sockets in `folder`.
 
-        With `ours` it runs weftline's scheduler, and answers tell the times of their phases. With
-        `one_process` it computes where it plans its steps. `arguments` come last, so they count.
+        With `ours` it runs weftline's scheduler, and answers tell the times of their phases.
+        `arguments` come last, so they count.
         """
         assert self.python is not None
         options = {
@@ -114,8 +111,6 @@ class VLLMConfig:
             options["--kv-transfer-config"] = json.dumps(_offloading(self.host_kv_gib))
         if on_cpu:
             options["--block-size"] = str(CPU_BLOCK)
-        if one_process:
-            options |= executor()
         if self.tensor_parallel > 1:
             options["--tensor-parallel-size"] = str(self.tensor_parallel)
         return [

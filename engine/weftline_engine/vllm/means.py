@@ -115,11 +115,4 @@ MEANS = (
         "one",
         "`--data-parallel-rank`, an engine for each",
     ),
-    VLLMMeans(
-        "computing in the process that plans the steps",
-        ("--distributed-executor-backend", "UniProcExecutor"),
-        "on at most 4 cores of a CPU",
-        "no",
-        "as it was started",
-    ),
 )
