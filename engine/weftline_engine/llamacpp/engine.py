@@ -148,6 +148,11 @@ class LlamaEngine(RemoteEngine):
         self._book.contexts.free(context)
         self._look()
 
+    @property
+    def child(self) -> LlamaChild | None:
+        """The llama-server that was started, or None."""
+        return self._child
+
     async def metrics(self) -> bytes:
         return await self.endpoint.metrics()
 
