@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +13,13 @@ from tests.null.test_memory import World, app, make_op, make_usage, names
 from weftline_engine.api import KvCosts, Retention
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.memory.admission import ModelPool, admit, peak
-from weftline_server.schedule.memory.applications import OTHERS, Application, Growths, Habits
+from weftline_server.schedule.memory.applications import (
+    OTHERS,
+    Application,
+    Filling,
+    Growths,
+    Habits,
+)
 from weftline_server.schedule.memory.keeper import Want
 from weftline_server.schedule.memory.paused_contexts import LONG_S
 from weftline_server.schedule.memory.verbs import Advise, Retain
@@ -211,6 +220,55 @@ def test_the_idle_context_of_the_evicted_is_evicted_first() -> None:
     world.call("b", "b2", 490, 4.0, cached=100)
     world.memory.gate.computed("m", make_usage(300), known=300, horizon=1000)
     assert world.memory.admit("m", 1000, 6.0) == [Advise("e", "b2", LONG_S, None)]
+
+
+@pytest.mark.parametrize(
+    ("filling", "recomputed", "changed", "enters"),
+    [
+        (0.4, 0.24, 0.16, ["b"]),
+        (0.4, 0.24, 0.14, []),  # b's context takes 0.05 s, three times that has not passed
+        (0.4, 0.26, 0.16, []),  # more than a tenth of the time is lost
+        (0.51, 0.0, 0.16, []),  # another application would slow the prompts of the others down
+        (0.4, None, 0.16, []),  # the engine does not tell what it computes again
+    ],
+)
+def test_where_engines_decode_applications_are_admitted_beyond_the_room(
+    filling: float, recomputed: float | None, changed: float, enters: list[str]
+) -> None:
+    """A GPU that computes 10,000 prompt tokens a second is always busy, and its steps have room for
+    more sequences. b enters though a fills the cache, and a stays though it lost its context."""
+    pool = ModelPool(
+        tokens=1000, recomputed=recomputed, filling=filling, fill_s=1e-4, again=901.0,
+        changed=changed,
+    )  # fmt: skip
+    found = admit([app("b", 1.0, 500, 500)], [app("a", 0.0, 900, 900)], pool, 2.0)
+    assert (names(found.enter), found.beyond, found.out) == (enters, bool(enters), ())
+    crowd = [app("a", 0.0, 900, 900), app("b", 1.0, 500, 500)]
+    decodes = recomputed is not None and filling < 0.5 and filling * recomputed < 0.1
+    assert names(admit([], crowd, pool, 3.0).out) == ([] if decodes else ["b"])
+
+
+def test_prompts_fill_a_share_of_the_recent_time() -> None:
+    """They took 2 s of the last ten, and 1 s of two engines' time. After 10 s 1/e of that counts."""
+    filling = Filling()
+    assert filling.share(5.0, 1) == 0.0
+    filling.add(2.0, 5.0)
+    assert (filling.share(5.0, 1), filling.share(5.0, 2)) == (0.2, 0.1)
+    assert filling.share(15.0, 1) == pytest.approx(0.2 / math.e)
+    filling.add(1.0, 15.0)
+    assert filling.share(15.0, 1) == pytest.approx(0.1 + 0.2 / math.e)
+
+
+def test_the_gate_knows_how_much_of_the_time_prompts_take() -> None:
+    """A prompt of 500 tokens takes 1 s. Without times of prompts an engine counts as full."""
+    gate = World().memory.gate
+    gate.computed("m", make_usage(500), 0, 1000, "a", 3.0)
+    assert gate.use("m").filling.share(3.0, 1) == 0.0 and not gate.use("m").fill_s
+    gate = World().memory.gate
+    timed = replace(make_usage(500), started=2.0, filled=3.0)
+    gate.computed("m", timed, 0, 1000, "a", 3.0)
+    assert gate.use("m").fill_s == 0.002
+    assert gate.use("m").filling.share(3.0, 1) == pytest.approx(0.1)
 
 
 def test_contexts_are_exchanged_ten_times_slower_than_they_are_computed() -> None:

@@ -87,7 +87,9 @@ class PlacementRounds:
             self.soon()
         for model, members in models.items():
             busy = sum(member.is_busy for member in members) / len(members)
-            gate.use(model).busy.note(busy, self._now())
+            use = gate.use(model)
+            use.engines = len(members)
+            use.busy.note(busy, self._now())
 
     def _send_some(self) -> None:
         """Send what was placed, at most TURN_SENDS calls. What cannot be sent any more still waits

@@ -318,6 +318,28 @@ class Busy:
         self._now, self._at = busy, now
 
 
+class Filling:
+    """The share of the recent time in which a model's engines computed prompts, each prompt at the
+    mean seconds of a token. Old prompts fade: after BUSY_S seconds they weigh 1/e.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._at = 0.0
+
+    def add(self, seconds: float, now: float) -> None:
+        """Note that a prompt took these seconds."""
+        self._seconds = self._faded(now) + seconds
+        self._at = now
+
+    def share(self, now: float, engines: int) -> float:
+        """The share of the time of so many engines."""
+        return self._faded(now) / (BUSY_S * max(1, engines))
+
+    def _faded(self, now: float) -> float:
+        return self._seconds * math.exp(-(now - self._at) / BUSY_S)
+
+
 BUSY_S = 10.0
 
 

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 
 from weftline_engine.api import Usage
 from weftline_server.schedule.memory.admission import Admission, ModelPool, admit
-from weftline_server.schedule.memory.applications import Application, Busy, Recomputed, mean
+from weftline_server.schedule.memory.applications import (
+    Application,
+    Busy,
+    Filling,
+    Recomputed,
+    mean,
+)
 
 # A prompt with fewer computed tokens tells more about the step than about a token.
 FEWEST_TIMED = 64
@@ -24,6 +30,8 @@ class _Use:
 
     recomputed: Recomputed = field(default_factory=Recomputed)
     busy: Busy = field(default_factory=Busy)
+    filling: Filling = field(default_factory=Filling)
+    engines: int = 1
     again: int = 0
     fill_s: float | None = None  # running mean of the seconds of a computed prompt token
     changed: float = -1e9
@@ -80,7 +88,13 @@ class Gate:
         return self._uses.setdefault(model, _Use())
 
     def computed(
-        self, model: str, usage: Usage, known: int, horizon: float, application: str = ""
+        self,
+        model: str,
+        usage: Usage,
+        known: int,
+        horizon: float,
+        application: str = "",
+        now: float = 0.0,
     ) -> None:
         """Count a prompt of which `known` tokens had been computed before; see Recomputed.add.
 
@@ -95,6 +109,8 @@ class Gate:
             use.again += again
         if (tokens := usage.prompt_tokens - usage.cached_tokens) >= FEWEST_TIMED:
             use.fill_s = mean(use.fill_s, (usage.filled - usage.started) / tokens)
+        if use.fill_s:
+            use.filling.add(tokens * use.fill_s, now)
 
     def progress(self, engines: Iterable[Mapping[str, int]]) -> None:
         """Note how many tokens the running calls may still generate, by application."""
@@ -131,6 +147,7 @@ class Gate:
             recomputed=use.recomputed.share,
             again=use.again,
             busy=use.busy.share,
+            filling=use.filling.share(now, use.engines) if fill_s else 1.0,
             fill_s=fill_s,
             changed=now - use.changed,
             forced=now - use.forced,

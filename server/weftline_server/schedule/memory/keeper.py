@@ -260,7 +260,7 @@ class Memory:
             return [Free(engine, op.context)]
         one.ended(now, self._outlook.goes_on(one.id))
         if op.tokens is not None:
-            self._learn(one, engine, op, usage)
+            self._learn(one, engine, op, usage, now)
         want = self._outlook.want(id) if self._retains and op.tokens is not None else None
         found = self._demote(one, op)
         if want is None:
@@ -295,7 +295,7 @@ class Memory:
             return [Free(engine, op.context)]
         one.ended(now)
         if op.tokens is not None:
-            self._learn(one, engine, op, usage)
+            self._learn(one, engine, op, usage, now)
         found = self._demote(one, op)
         if not self._retains or op.tokens is None:
             return [*found, Free(engine, op.context)]
@@ -392,7 +392,7 @@ class Memory:
         self._made[op.context] = id
         return kept
 
-    def _learn(self, one: Application, engine: str, op: Op, usage: Usage) -> None:
+    def _learn(self, one: Application, engine: str, op: Op, usage: Usage, now: float) -> None:
         """Learn from a call's sizes, and from how much of the call was computed again."""
         assert op.tokens is not None
         known = 0
@@ -406,7 +406,7 @@ class Memory:
         self._pools.saw(engine, usage)
         horizon = self._pools.counted(engine)
         if horizon:
-            self.gate.computed(one.model, usage, known, horizon, one.id)
+            self.gate.computed(one.model, usage, known, horizon, one.id, now)
 
     def _demote(self, one: Application, op: Op) -> list[Verb]:
         """Free the contexts that this call continued, and those that the graph no longer needs."""
