@@ -249,7 +249,7 @@ def test_where_engines_decode_applications_are_admitted_beyond_the_room(
 
 
 def test_prompts_fill_a_share_of_the_recent_time() -> None:
-    """They took 2 s of the last ten, and 1 s of two engines' time. After 10 s 1/e of that counts."""
+    """They took 2 s of ten, or 1 s of ten on two engines. After 10 s 1/e of that counts."""
     filling = Filling()
     assert filling.share(5.0, 1) == 0.0
     filling.add(2.0, 5.0)
