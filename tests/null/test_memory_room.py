@@ -248,6 +248,16 @@ def test_where_engines_decode_applications_are_admitted_beyond_the_room(
     assert names(admit([], crowd, pool, 3.0).out) == ([] if decodes else ["b"])
 
 
+@pytest.mark.parametrize(("fill_s", "enters"), [(3.6e-4, ["b"]), (3.8e-4, [])])
+def test_a_context_that_takes_long_to_compute_is_not_crowded(
+    fill_s: float, enters: list[str]
+) -> None:
+    """a's 900 tokens take 0.32 s or 0.34 s to compute. A third of a second is no longer cheap."""
+    pool = ModelPool(tokens=1000, recomputed=0.1, filling=0.4, fill_s=fill_s)
+    found = admit([app("b", 1.0, 500, 500)], [app("a", 0.0, 900, 900)], pool, 2.0)
+    assert names(found.enter) == enters
+
+
 def test_prompts_fill_a_share_of_the_recent_time() -> None:
     """They took 2 s of ten, or 1 s of ten on two engines. After 10 s 1/e of that counts."""
     filling = Filling()

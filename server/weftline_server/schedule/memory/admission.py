@@ -29,9 +29,10 @@ IDLE = 0.8
 # Where prompts are cheap, as on a GPU, engines are busy with steps that have room for more
 # sequences. There an application is admitted beyond the room while the engines compute prompts for
 # less than FILLS of the time, and prompts that they had computed before for less than
-# MOST_RECOMPUTED of the time. Two such admissions are apart by APART times the seconds that the
-# context of the second takes. On a simulated H200 32 agents of 2,720 tokens on a third of their
-# cache ended 136 applications a minute instead of 122, and 140 behind the best semaphore.
+# MOST_RECOMPUTED of the time. Cheap is a context that takes less than PROBATION_S / APART to
+# compute. Two such admissions are apart by APART times the seconds that the context of the second
+# takes. On a simulated H200 32 agents of 2,720 tokens on a third of their cache ended 133
+# applications a minute instead of 122, and 140 behind the best semaphore.
 FILLS = 0.5
 APART = 3.0
 # Of two applications that wait, the one with half the tokens goes first if it came at most
@@ -116,7 +117,7 @@ def admit(
     inside = sorted(inside, key=_arrival)
     room = pool.tokens - max((one.habits.shared for one in (*inside, *queue)), default=0.0)
     cheap = pool.recomputed is not None and pool.recomputed < MOST_RECOMPUTED
-    decodes = _decodes(pool)
+    decodes = _decodes(pool, inside)
     excess = sum(one.own for one in inside) - room
     # The peak never falls when an application is added, so a binary search finds the count.
     count = bisect_right(range(len(queue)), room, key=lambda n: peak((*inside, *queue[: n + 1])))
@@ -150,11 +151,13 @@ def admit(
     )
 
 
-def _decodes(pool: ModelPool) -> bool:
-    """Whether the engines mostly decode, so that recomputing costs little of their time."""
-    if pool.recomputed is None:
+def _decodes(pool: ModelPool, inside: Sequence[Application]) -> bool:
+    """Whether the engines mostly decode, and a context costs them little to compute again."""
+    if pool.recomputed is None or pool.filling >= FILLS:
         return False
-    return pool.filling < FILLS and pool.filling * pool.recomputed < MOST_RECOMPUTED
+    mean_s = pool.fill_s * sum(one.own for one in inside) / max(1, len(inside))
+    is_cheap = APART * mean_s < PROBATION_S
+    return is_cheap and pool.filling * pool.recomputed < MOST_RECOMPUTED
 
 
 def _probation_s(one: Application, pool: ModelPool, decodes: bool) -> float:
