@@ -259,26 +259,30 @@ def test_a_context_that_takes_long_to_compute_is_not_crowded(
 
 
 def test_prompts_fill_a_share_of_the_recent_time() -> None:
-    """They took 2 s of ten, or 1 s of ten on two engines. After 10 s 1/e of that counts."""
+    """Before the first prompt, prompts count as all that the engines do. After 30 s that weighs
+    1/e³. Then a prompt of 2 s is a fifth of the last ten, and a tenth of two engines' time."""
     filling = Filling()
-    assert filling.share(5.0, 1) == 0.0
-    filling.add(2.0, 5.0)
-    assert (filling.share(5.0, 1), filling.share(5.0, 2)) == (0.2, 0.1)
-    assert filling.share(15.0, 1) == pytest.approx(0.2 / math.e)
-    filling.add(1.0, 15.0)
-    assert filling.share(15.0, 1) == pytest.approx(0.1 + 0.2 / math.e)
+    assert filling.share(5.0, 1) == 1.0
+    filling.add(0.0, 5.0)
+    before = math.exp(-3)
+    assert filling.share(5.0, 1) == 1.0 and filling.share(35.0, 1) == before
+    filling.add(2.0, 35.0)
+    assert filling.share(35.0, 1) == pytest.approx(before + 0.2)
+    assert filling.share(35.0, 2) == pytest.approx(before + 0.1)
+    assert filling.share(45.0, 1) == pytest.approx((before + 0.2) / math.e)
 
 
 def test_the_gate_knows_how_much_of_the_time_prompts_take() -> None:
-    """A prompt of 500 tokens takes 1 s. Without times of prompts an engine counts as full."""
+    """A prompt of 500 tokens takes 1 s, a tenth of ten seconds. Without times of prompts an engine
+    counts as one that only computes prompts."""
     gate = World().memory.gate
     gate.computed("m", make_usage(500), 0, 1000, "a", 3.0)
-    assert gate.use("m").filling.share(3.0, 1) == 0.0 and not gate.use("m").fill_s
+    assert gate.use("m").filling.share(99.0, 1) == 1.0 and not gate.use("m").fill_s
     gate = World().memory.gate
     timed = replace(make_usage(500), started=2.0, filled=3.0)
     gate.computed("m", timed, 0, 1000, "a", 3.0)
     assert gate.use("m").fill_s == 0.002
-    assert gate.use("m").filling.share(3.0, 1) == pytest.approx(0.1)
+    assert gate.use("m").filling.share(13.0, 1) == pytest.approx(1.1 / math.e)
 
 
 def test_contexts_are_exchanged_ten_times_slower_than_they_are_computed() -> None:

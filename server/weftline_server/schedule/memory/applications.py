@@ -320,23 +320,30 @@ class Busy:
 
 class Filling:
     """The share of the recent time in which a model's engines computed prompts, each prompt at the
-    mean seconds of a token. Old prompts fade: after BUSY_S seconds they weigh 1/e.
+    mean seconds of a token. Old prompts fade: after BUSY_S seconds they weigh 1/e. So does what is
+    assumed of the time before the first prompt: that prompts took all of it.
     """
 
     def __init__(self) -> None:
         self._seconds = 0.0
-        self._at = 0.0
+        self._at: float | None = None
+        self._began = 0.0
 
     def add(self, seconds: float, now: float) -> None:
         """Note that a prompt took these seconds."""
+        if self._at is None:
+            self._began = now
         self._seconds = self._faded(now) + seconds
         self._at = now
 
     def share(self, now: float, engines: int) -> float:
         """The share of the time of so many engines."""
-        return self._faded(now) / (BUSY_S * max(1, engines))
+        before = 1.0 if self._at is None else math.exp(-(now - self._began) / BUSY_S)
+        return before + self._faded(now) / (BUSY_S * max(1, engines))
 
     def _faded(self, now: float) -> float:
+        if self._at is None:
+            return 0.0
         return self._seconds * math.exp(-(now - self._at) / BUSY_S)
 
 

@@ -147,7 +147,7 @@ class Gate:
             recomputed=use.recomputed.share,
             again=use.again,
             busy=use.busy.share,
-            filling=use.filling.share(now, use.engines) if fill_s else 1.0,
+            filling=use.filling.share(now, use.engines),
             fill_s=fill_s,
             changed=now - use.changed,
             forced=now - use.forced,
