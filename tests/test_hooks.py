@@ -19,7 +19,7 @@ def read(path: str) -> Any:
 def commands(verb: str) -> list[str]:
     """The commands of a verb of the Makefile, without those that install."""
     done = subprocess.run(
-        ["make", "--no-print-directory", "-n", "-o", "install", verb],
+        ["make", "--no-print-directory", "-n", "-o", "install", verb, "RERUNS="],
         cwd=ROOT,
         capture_output=True,
         text=True,
