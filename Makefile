@@ -15,7 +15,7 @@ SOURCES := client:server:engine:kernels
 # Of 20,000 modules few are ever imported; those are compiled, and kept, when they first are.
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install -q --no-compile
-PYTEST := $(BIN)/python -m pytest -q $(RERUNS)
+PYTEST := $(strip $(BIN)/python -m pytest -q $(RERUNS))
 # Each worker runs one test file at a time, in the order of tests/conftest.py; WORKERS=0 runs all in
 # one process. See docs/testing.md.
 WORKERS ?= 2
