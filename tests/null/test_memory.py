@@ -16,12 +16,12 @@ from weftline_server.schedule.memory.admission import FILLED, PATIENCE_S, ModelP
 from weftline_server.schedule.memory.applications import (
     GROWTH,
     MOST_KINDS,
-    UNKNOWN_PAUSE_S,
     Application,
     Applications,
     Habits,
 )
 from weftline_server.schedule.memory.keeper import Memory, Want
+from weftline_server.schedule.memory.pauses import UNKNOWN_PAUSE_S
 from weftline_server.schedule.memory.verbs import Advise, Free, Retain, Verb
 
 

@@ -28,7 +28,7 @@ from weftline_engine.virtual_time import VirtualLoop, run
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.render import PromptBefore
 from weftline_server.runtime.prompt_runner import prefixes
-from weftline_server.schedule.memory.applications import UNKNOWN_PAUSE_S
+from weftline_server.schedule.memory.pauses import UNKNOWN_PAUSE_S
 from weftline_server.session.origin import trace_of
 from weftline_server.session.variable import PIECE_CHARS
 

@@ -40,6 +40,7 @@ class PlacedServer:
         self._ip = str(ray.util.get_node_ip_address())
         self._node = node_name()
         self._public = listening(host, port, shared=True)
+        self._url = f"http://{authority(self._ip, self._public.getsockname()[1])}"
         # Bound, but not listening: nobody else takes the port on which engines join.
         self._gate = listening(self._ip, 0, shared=False)
         self._now: ServerProcess | None = None
@@ -59,7 +60,7 @@ class PlacedServer:
         return {
             "node": self._node,
             "gate": self._gate.getsockname(),
-            "url": f"http://{authority(self._ip, self._public.getsockname()[1])}",
+            "url": self._url,
             "address": self._address,
             "ready": found is not None and found.said is not None,
             "failure": self._failure,
@@ -81,6 +82,9 @@ class PlacedServer:
             living = asyncio.create_task(self._lives())
             await asyncio.wait((living, leaving), return_when=asyncio.FIRST_COMPLETED)
             if leaving.done():
+                # The kernel spreads connections over all sockets of the port. Nobody would accept
+                # those of this one when the server has ended.
+                self._public.close()
                 if self._now is not None:
                     await self._now.end(self._drain_s)
                 living.cancel()

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from weftline_engine.api import Usage
+from weftline_server.schedule.memory.pauses import UNKNOWN_PAUSE_S
 
-# The assumed pause of a session without a known habit, for its user or tool, in seconds.
-UNKNOWN_PAUSE_S = 5.0
 # A first call grows by GROWTH times itself, or GROWTH times the tenant's usual first call if that
 # is less: long first calls do not grow as much. With GROWTH times itself, coding agents with long
 # first calls ran alone in a cache for eight. Each of the OTHERS applications that ended last
