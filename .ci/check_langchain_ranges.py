@@ -59,7 +59,6 @@ TOOLS = (
     "pytest-timeout>=2.3",
     "pytest-xdist>=3.6",
     "h11>=0.16",
-    "httpx-sse>=0.4,<1",
 )
 
 

@@ -31,7 +31,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -301,7 +301,7 @@ def probe(url: str, tokens: int = _ANSWER) -> tuple[float, int]:
         "ignore_eos": True,
     }
     began = time.perf_counter()
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120).raise_for_status()
+    answer = httpx2.post(f"{url}/v1/completions", json=body, timeout=120).raise_for_status()
     return time.perf_counter() - began, answer.json()["usage"]["prompt_tokens"]
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-import httpx
+import httpx2
 
 
 @contextmanager
@@ -33,6 +33,6 @@ def guarded_server(
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
-    except httpx.TransportError:
+        return httpx2.get(f"{url}/health", timeout=5).status_code == 200
+    except httpx2.TransportError:
         return False

@@ -340,11 +340,11 @@ def test_the_core_needs_numpy_torch_and_triton_alone(module: str) -> None:
 
 
 def test_a_foreign_import_in_the_core_is_found(tmp_path: Path) -> None:
-    """The refusal itself: a module imports httpx in a function that runs at import."""
+    """The refusal itself: a module imports httpx2 in a function that runs at import."""
     package = tmp_path / "server" / "weftline_server" / "session"
     package.mkdir(parents=True)
     for folder in (package, package.parent):
         (folder / "__init__.py").write_text("")
-    (package / "bad.py").write_text("def f():\n    import httpx\nf()\n")
+    (package / "bad.py").write_text("def f():\n    import httpx2\nf()\n")
     said = import_bare("weftline_server.session", tmp_path)
-    assert said == "ImportError: weftline_server.session.bad imports httpx"
+    assert said == "ImportError: weftline_server.session.bad imports httpx2"

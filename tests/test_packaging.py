@@ -117,9 +117,9 @@ def test_the_distributions_have_one_version() -> None:
 
 
 def test_the_client_alone_is_small() -> None:
-    """`pip install weftline` brings httpx, httpx-sse and h11, and no framework."""
+    """`pip install weftline` brings httpx2 and h11, and no framework."""
     names = {Requirement(text).name for text in project(".")["dependencies"]}
-    assert names == {"httpx", "httpx-sse", "h11"}
+    assert names == {"httpx2", "h11"}
 
 
 def test_no_index_is_baked_in() -> None:

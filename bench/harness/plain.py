@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import httpx
+import httpx2
 from langchain_core.prompts import ChatPromptTemplate
 
 TIMEOUT_S = 300.0
@@ -28,7 +28,7 @@ class PlainClient:
     """Greedy chats with an OpenAI-compatible endpoint; each answer has `tokens` tokens."""
 
     def __init__(self, url: str, tokens: int, now: Callable[[], float], heard: Heard) -> None:
-        self._http = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S)
+        self._http = httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_S)
         self._tokens = tokens
         self._now = now
         self._heard = heard
@@ -36,7 +36,7 @@ class PlainClient:
     async def ask(self, messages: Sequence[Message], tokens: int | None = None) -> str:
         """The answer to a chat, of the client's number of tokens unless `tokens` is given.
 
-        Raises httpx.HTTPStatusError.
+        Raises httpx2.HTTPStatusError.
         """
         more = {} if tokens is None else {"max_tokens": tokens}
         sent = [{"role": role, "content": content} for role, content in messages]
@@ -45,7 +45,7 @@ class PlainClient:
     async def say(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
         """The message that answers a chat, with `more` fields in the request.
 
-        Raises httpx.HTTPStatusError.
+        Raises httpx2.HTTPStatusError.
         """
         began = self._now()
         body: dict[str, Any] = {

@@ -19,7 +19,7 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
-import httpx
+import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.harness.instructions import HELD_TO_AVX2, held, held_python
@@ -201,7 +201,7 @@ async def phases(server: Server) -> dict[str, float]:
     """Seconds that all calls of a weftline have spent in each phase until now; empty for vLLM."""
     if "weftline_server" not in server.command:
         return {}
-    async with httpx.AsyncClient(base_url=server.url) as client:
+    async with httpx2.AsyncClient(base_url=server.url) as client:
         text = (await client.get("/metrics")).raise_for_status().text
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
@@ -293,11 +293,11 @@ def _prepare(cores: Sequence[int]) -> None:
 async def _wait_until_ready(server: Server, name: str, log: Path) -> None:
     deadline = time.monotonic() + READY_S
     health = "/health/ready" if "weftline_server" in server.command else "/health"
-    async with httpx.AsyncClient(base_url=server.url, timeout=2) as client:
+    async with httpx2.AsyncClient(base_url=server.url, timeout=2) as client:
         while time.monotonic() < deadline:
             if (code := server.process.poll()) is not None:
                 raise EngineUnavailable(f"{name} ended with exit code {code}: {last_words(log)}")
-            with suppress(httpx.TransportError):
+            with suppress(httpx2.TransportError):
                 if (await client.get(health)).is_success:
                     return
             await asyncio.sleep(0.2)

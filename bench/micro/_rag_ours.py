@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from string import Formatter
 from typing import Any
 
-import httpx
+import httpx2
 
 from bench.micro import _rag_apps as apps
 from bench.micro._rag_apps import App, Task
@@ -209,7 +209,7 @@ GRAPHS = {
 }
 
 
-async def run(http: httpx.AsyncClient, task: Task) -> str:
+async def run(http: httpx2.AsyncClient, task: Task) -> str:
     """Send the graph, and wait for its answer."""
     response = await http.post("/v1/submit", content=body(task))
     if response.is_error:

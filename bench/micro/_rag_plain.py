@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 
 from bench.micro import _rag_apps as apps
@@ -30,7 +30,7 @@ class Parts:
     Parts that run `alone` wait for each other, so that each one has the machine for itself.
     """
 
-    def __init__(self, http: httpx.AsyncClient, *, alone: bool = False) -> None:
+    def __init__(self, http: httpx2.AsyncClient, *, alone: bool = False) -> None:
         self._http = http
         self._room = asyncio.Semaphore(1 if alone else 1000)
         self.seconds: dict[str, float] = {}
@@ -172,6 +172,6 @@ PROGRAMS: dict[App, Callable[[Parts, Task], Awaitable[str]]] = {
 }
 
 
-async def run(http: httpx.AsyncClient, task: Task) -> str:
+async def run(http: httpx2.AsyncClient, task: Task) -> str:
     """Run the program of a task."""
     return await PROGRAMS[task.app](Parts(http), task)

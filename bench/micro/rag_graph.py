@@ -34,7 +34,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from llama_index.core.utils import get_tokenizer
 
 from bench.harness.fleet import behind
@@ -164,7 +164,7 @@ async def together(system: System, app: App, texts: Texts, at: Sequence[float]) 
     return seconds
 
 
-async def longest_path(http: httpx.AsyncClient, told: list[dict[str, float]], task: Task) -> float:
+async def longest_path(http: httpx2.AsyncClient, told: list[dict[str, float]], task: Task) -> float:
     """The bound of a task: its parts run one after another, and the longest path is added up."""
     parts = _rag_plain.Parts(http, alone=True)
     await _rag_plain.PROGRAMS[task.app](parts, task)
@@ -279,8 +279,8 @@ class Bench:
         print(f"{row['app']}, {row['rate']} rate, {row['delay_ms']} ms: {'; '.join(told)}")
 
 
-def _client(url: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S)
+def _client(url: str) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_S)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

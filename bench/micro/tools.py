@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from weftline.local import local_server
 
@@ -149,7 +149,7 @@ def served(rules: Sequence[Case], folder: Path, *options: str) -> Iterator[str]:
         yield url
 
 
-def seconds(http: httpx.Client, case: Case) -> float:
+def seconds(http: httpx2.Client, case: Case) -> float:
     """How long the request takes."""
     body = {
         "messages": [{"role": "user", "content": case.marker}],
@@ -172,7 +172,7 @@ def measure(rules: Sequence[Case], runs: int) -> list[Row]:
         for name, options in (("after", ("--without", "early_tools")), ("early", ())):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             url = stack.enter_context(served(rules, folder, *options))
-            clients[name] = stack.enter_context(httpx.Client(base_url=url, timeout=120))
+            clients[name] = stack.enter_context(httpx2.Client(base_url=url, timeout=120))
         for case in rules:
             for _ in range(runs):
                 for name, http in clients.items():

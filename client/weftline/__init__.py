@@ -39,7 +39,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy, because the server's session imports weftline.contract where httpx is not installed.
+    # Lazy, because the server's session imports weftline.contract where httpx2 is not installed.
     if name not in _HOME:
         raise AttributeError(f"module 'weftline' has no attribute {name!r}")
     from importlib import import_module

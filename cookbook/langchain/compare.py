@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from langchain_weftline import ChatWeftline, accelerate, compile_chain
 from weftline.delay import delayed
@@ -75,7 +75,7 @@ def run(build: Build, name: str, url: str, **options: Any) -> Result:
 
 
 def _counts(url: str) -> dict[str, int]:
-    metrics = httpx.get(f"{url}/metrics").text
+    metrics = httpx2.get(f"{url}/metrics").text
     return {
         what: round(sum(map(float, re.findall(pattern, metrics))))
         for what, pattern in _COUNTED.items()

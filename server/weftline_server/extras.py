@@ -49,7 +49,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "lancedb": {"lancedb": "lancedb", "numpy": "numpy", "pyarrow": "pyarrow"},
         "pgvector": {"numpy": "numpy", "pgvector": "pgvector", "psycopg": "psycopg"},
         "postgres": {"psycopg": "psycopg", "psycopg-pool": "psycopg_pool"},
-        "mcp": {"httpx2": "httpx2", "mcp": "mcp"},
+        "mcp": {"mcp": "mcp"},
         "otel": {
             "opentelemetry-sdk": "opentelemetry.sdk",
             "opentelemetry-exporter-otlp-proto-http": "opentelemetry.exporter.otlp.proto.http",

@@ -11,7 +11,7 @@ import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-import httpx
+import httpx2
 
 START_S = 60.0
 LEASE_S = 2.0
@@ -80,7 +80,7 @@ class ClusterServer:
         self._arguments = [*own, "--lease-s", str(LEASE_S), "--no-ui", *arguments]
         self._poisoned = poisoned
         self._process: ForkServerProcess | None = None
-        self.http = httpx.AsyncClient(base_url=self.url, timeout=60)
+        self.http = httpx2.AsyncClient(base_url=self.url, timeout=60)
 
     @property
     def pid(self) -> int:
@@ -96,14 +96,14 @@ class ClusterServer:
         """Start it, and wait until it is ready."""
         await self.begin()
         deadline = time.monotonic() + START_S
-        async with httpx.AsyncClient(base_url=self.url) as http:
+        async with httpx2.AsyncClient(base_url=self.url) as http:
             while True:
                 assert self.is_alive, self.log.read_text()
                 assert time.monotonic() < deadline, "the server did not start in time"
                 try:
                     if (await http.get("/health/ready")).status_code == 200:
                         return
-                except httpx.TransportError:
+                except httpx2.TransportError:
                     pass
                 await asyncio.sleep(0.02)
 

@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from tests.cluster.database import Databases
 from tests.cluster.servers import LEASE_S, ClusterServer
@@ -25,20 +25,20 @@ CLIENTS = 6
 class Roaming:
     """An HTTP client that sends each request to another server, as a balancer without memory does.
 
-    It stands for httpx's client in `Application`, which repeats what fails.
+    It stands for httpx2's client in `Application`, which repeats what fails.
     """
 
     def __init__(self, servers: list[ClusterServer], chance: random.Random) -> None:
         self._servers = servers
         self._chance = chance
 
-    async def post(self, path: str, **more: Any) -> httpx.Response:
+    async def post(self, path: str, **more: Any) -> httpx2.Response:
         return await self._chance.choice(self._servers).http.post(path, **more)
 
-    async def put(self, path: str, **more: Any) -> httpx.Response:
+    async def put(self, path: str, **more: Any) -> httpx2.Response:
         answer = await self._chance.choice(self._servers).http.put(path, **more)
         if answer.status_code == 503:
-            raise httpx.ConnectError("not now")  # Application repeats it then
+            raise httpx2.ConnectError("not now")  # Application repeats it then
         return answer
 
 

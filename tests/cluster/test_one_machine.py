@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.cluster.database import Databases
@@ -108,22 +108,22 @@ class Clients:
     goes_on: bool = True
 
     async def run(self) -> None:
-        async with httpx.AsyncClient(base_url=self.url, timeout=60) as http:
+        async with httpx2.AsyncClient(base_url=self.url, timeout=60) as http:
             while self.goes_on:
                 began = time.monotonic()
                 try:
                     if self.done % 8:
                         await self._graph(http)
                     else:
-                        async with httpx.AsyncClient(base_url=self.url, timeout=60) as fresh:
+                        async with httpx2.AsyncClient(base_url=self.url, timeout=60) as fresh:
                             await self._graph(fresh)
-                except (httpx.HTTPError, AssertionError) as error:
+                except (httpx2.HTTPError, AssertionError) as error:
                     self.failed.append(repr(error))
                 self.seconds.append(time.monotonic() - began)
                 self.done += 1
                 await asyncio.sleep(self.pause_s)
 
-    async def _graph(self, http: httpx.AsyncClient) -> None:
+    async def _graph(self, http: httpx2.AsyncClient) -> None:
         """A submit, a value that is read apart, and a call that reads the first one's."""
         id = await opened(http, OUTPUT)
         more = call("two", "{{input:x}}five {{output:y}}", x="a", y="b")
@@ -163,7 +163,7 @@ async def test_servers_are_replaced_one_after_the_other(stores: Databases) -> No
         clients = Clients(found.url, pause_s=0.05)
         running = [asyncio.create_task(clients.run()) for _ in range(6)]
         running += [asyncio.create_task(with_our_client(found.url, clients)) for _ in range(2)]
-        async with httpx.AsyncClient(base_url=found.url, timeout=60) as http:
+        async with httpx2.AsyncClient(base_url=found.url, timeout=60) as http:
             kept = await opened(http, OUTPUT)
             assert await value(http, kept, "a") == "one two three four "
         found.process.send_signal(signal.SIGHUP)
@@ -173,7 +173,7 @@ async def test_servers_are_replaced_one_after_the_other(stores: Databases) -> No
         after = found.servers
         assert len(after) == SERVERS and not set(before) & set(after)
         assert clients.failed == [] and clients.done > 8 * SERVERS
-        async with httpx.AsyncClient(base_url=found.url, timeout=60) as http:
+        async with httpx2.AsyncClient(base_url=found.url, timeout=60) as http:
             assert await value(http, kept, "a") == "one two three four "
         found.process.terminate()
         assert await found.process.wait() == 0
@@ -223,13 +223,13 @@ async def test_a_server_that_is_killed_is_started_again(stores: Databases) -> No
     killed, the servers end.
     """
     async with machine(stores) as found:
-        async with httpx.AsyncClient(base_url=found.url, timeout=60) as http:
+        async with httpx2.AsyncClient(base_url=found.url, timeout=60) as http:
             ids = [await opened(http, OUTPUT) for _ in range(4)]
         killed, *others = found.servers
         os.kill(killed, signal.SIGKILL)
         await found.until_said("a server ended with code -9, and is started again")
         for id in ids:
-            async with httpx.AsyncClient(base_url=found.url, timeout=60) as http:
+            async with httpx2.AsyncClient(base_url=found.url, timeout=60) as http:
                 assert await value(http, id, "a") == "one two three four "
         async with asyncio.timeout(60):
             while len(found.servers) < SERVERS:  # noqa: ASYNC110 - they are processes

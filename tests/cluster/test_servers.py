@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from tests.cluster.database import Databases
 from tests.cluster.servers import POISON, ClusterServer
@@ -35,14 +35,14 @@ async def running(
         await asyncio.gather(*(one.kill() for one in servers))
 
 
-async def opened(http: httpx.AsyncClient, *calls: Any, **more: Any) -> str:
+async def opened(http: httpx2.AsyncClient, *calls: Any, **more: Any) -> str:
     """The id of a session with these calls."""
     answer = await http.post("/v1/submit", json={"calls": list(calls), **more})
     assert answer.status_code == 200, answer.text
     return str(answer.json()["session_id"])
 
 
-async def value(http: httpx.AsyncClient, session: str, variable: str) -> Any:
+async def value(http: httpx2.AsyncClient, session: str, variable: str) -> Any:
     """The value, as a client that comes back for it gets it."""
     async with asyncio.timeout(60):
         while True:

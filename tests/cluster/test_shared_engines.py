@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from tests.cluster.database import Databases
 from tests.cluster.servers import ClusterServer, EngineProcess, free_port
@@ -49,7 +49,7 @@ async def sharing(
             engine.kill()
 
 
-async def until_engines(http: httpx.AsyncClient, one: str, two: str) -> None:
+async def until_engines(http: httpx2.AsyncClient, one: str, two: str) -> None:
     """Wait until the server has the engines in these states."""
     async with asyncio.timeout(60):
         while True:
@@ -100,7 +100,7 @@ async def test_a_tenants_limits_hold_at_all_servers_together(
     assert stores.run("SELECT count(*) FROM weftline.tallies") == [(2,)]
 
 
-async def until_status(http: httpx.AsyncClient, status: int) -> None:
+async def until_status(http: httpx2.AsyncClient, status: int) -> None:
     """Open sessions, and close them again, until this is the answer."""
     async with asyncio.timeout(30):
         while (answer := await http.post("/v1/session")).status_code != status:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import torch
 
@@ -92,7 +92,7 @@ def test_a_dummy_is_served_from_its_config_json(
     options = ("--load-format", "dummy", "--kv-tokens", "512", "--dtype", "float32")
     with local_server(str(model), *options) as url:
         body = {"prompt": "abc", "max_tokens": 5, "ignore_eos": True}
-        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+        answer = httpx2.post(f"{url}/v1/completions", json=body, timeout=60).json()
     usage = answer["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 5)
 

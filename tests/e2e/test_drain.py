@@ -12,13 +12,13 @@ from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from typing import Any
 
-import httpx
+import httpx2
 
 from tests.waits import WAIT_S, wait_until
 
 
 @contextmanager
-def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx2.Client]]:
     """A server that a test may send signals to, and a client for it."""
     process = subprocess.Popen(
         [
@@ -40,7 +40,7 @@ def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Clie
     try:
         assert process.stdout is not None
         url = process.stdout.readline().split()[-1]
-        with httpx.Client(base_url=url, timeout=WAIT_S) as client:
+        with httpx2.Client(base_url=url, timeout=WAIT_S) as client:
             yield process, client
     finally:
         process.kill()
@@ -69,9 +69,9 @@ def chain(words: int) -> dict[str, Any]:
     }
 
 
-def until(client: httpx.Client, path: str, status: int) -> httpx.Response:
+def until(client: httpx2.Client, path: str, status: int) -> httpx2.Response:
     """Wait until `path` answers with `status`. A refused connection fails the test."""
-    answers: list[httpx.Response] = []
+    answers: list[httpx2.Response] = []
 
     def answers_so() -> bool:
         answers.append(client.get(path))
@@ -81,7 +81,7 @@ def until(client: httpx.Client, path: str, status: int) -> httpx.Response:
     return answers[-1]
 
 
-def running(client: httpx.Client, count: int) -> None:
+def running(client: httpx2.Client, count: int) -> None:
     """Wait until `count` calls are on the engine."""
     line = f'weftline_running_calls{{engine="null"}} {count}.0'
     wait_until(lambda: line in client.get("/metrics").text)
@@ -116,7 +116,7 @@ def test_a_second_signal_ends_it_at_once() -> None:
             # forced end has the exit code 1.
             assert process.wait(20) in ({0, 1} if second == signal.SIGTERM else {0, 1, 130})
             assert isinstance(
-                answer.exception() or answer.result(), (httpx.HTTPError, httpx.Response)
+                answer.exception() or answer.result(), (httpx2.HTTPError, httpx2.Response)
             )
 
 

@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from weftline import Client, Output, semantic_function
@@ -40,7 +40,7 @@ def test_kill_minus_nine(smollm2_directory: Path) -> None:
             named.get()
         assert caught.value.call == "story"
         deadline = time.monotonic() + 60
-        while httpx.get(f"{url}/health/ready").status_code != 200:
+        while httpx2.get(f"{url}/health/ready").status_code != 200:
             assert time.monotonic() < deadline, "the engine did not come back"
             time.sleep(0.1)
         again = title("A fox.")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
+import httpx2
 import pytest
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import StructuredTool
@@ -137,7 +137,7 @@ def test_a_prompt_is_written_by_the_template_of_the_file(
 
     def prompt(messages: list[dict[str, Any]]) -> str:
         body = {"model": name, "messages": messages}
-        said = httpx.post(f"{url}/tokenize", json=body, timeout=60).json()
+        said = httpx2.post(f"{url}/tokenize", json=body, timeout=60).json()
         return str(tokenizer.decode(said["tokens"], skip_special_tokens=False))
 
     question = {"role": "user", "content": QUESTION}

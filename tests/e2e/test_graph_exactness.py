@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.cpu.test_graph_exactness import random_graph
@@ -38,7 +38,7 @@ def run(url: str, calls: list[dict[str, Any]]) -> dict[str, str]:
         "get": [holder["semantic_var_id"] for holder in holders],
         "close": True,
     }
-    answer = httpx.post(f"{url}/v1/submit", json=body, timeout=None)
+    answer = httpx2.post(f"{url}/v1/submit", json=body, timeout=None)
     assert answer.status_code == 200, answer.text
     values: dict[str, str] = answer.json()["values"]
     return values
@@ -64,7 +64,7 @@ def outputs(calls: list[dict[str, Any]], values: dict[str, str]) -> Iterator[dic
 
 def gap(url: str, output: dict[str, Any]) -> float:
     """The gap between the two best logits where the output, run alone, differs; 0.0 if nowhere."""
-    answer = httpx.post(f"{url}/v1/completions", json=output["body"], timeout=None)
+    answer = httpx2.post(f"{url}/v1/completions", json=output["body"], timeout=None)
     choice = answer.json()["choices"][0]
     if choice["text"] == output["value"]:
         return 0.0

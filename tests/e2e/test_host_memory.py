@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from weftline.local import local_server
@@ -30,7 +30,7 @@ CHOICE = {"type": "function", "function": {"name": "look"}}
 class Agent:
     """An agent of two turns in one session: a call that it must make, then an answer."""
 
-    def __init__(self, http: httpx.AsyncClient, number: int, session: str | None) -> None:
+    def __init__(self, http: httpx2.AsyncClient, number: int, session: str | None) -> None:
         self._http = http
         self.messages: list[dict[str, Any]] = [
             {"role": "user", "content": f"{number}. {WORDS} What is there?"}
@@ -72,7 +72,7 @@ async def test_a_context_waits_in_host_memory_while_its_tool_runs(
     """The second agent waits for the room of the first, whose context is copied when it pauses.
     When the first goes on, its prompt is not computed again. Its calls are those of a server
     with room for both."""
-    async with httpx.AsyncClient(base_url=small_url, timeout=300) as http:
+    async with httpx2.AsyncClient(base_url=small_url, timeout=300) as http:
         opened = [(await http.post("/v1/session", json={})).json() for _ in range(2)]
         agents = [Agent(http, number, one["session_id"]) for number, one in enumerate(opened)]
         before = await asyncio.gather(*(agent.turn() for agent in agents))
@@ -85,7 +85,7 @@ async def test_a_context_waits_in_host_memory_while_its_tool_runs(
     cached = [one["prompt_tokens_details"]["cached_tokens"] for one in after]
     assert max(cached) >= before[0]["prompt_tokens"] - 16, "all but a part of a block"
     number = cached.index(max(cached))
-    async with httpx.AsyncClient(base_url=model_url, timeout=300) as http:
+    async with httpx2.AsyncClient(base_url=model_url, timeout=300) as http:
         alone = Agent(http, number, None)
         for _ in before, after:
             await alone.turn()
@@ -97,7 +97,7 @@ async def test_a_context_that_stayed_is_copied_when_another_agent_comes(small_ur
     """The first agent pauses alone, so its context stays where it is. The second one needs its
     room: the context is copied then, and the second agent's call is made during the pause. The
     first one goes on from the copy."""
-    async with httpx.AsyncClient(base_url=small_url, timeout=300) as http:
+    async with httpx2.AsyncClient(base_url=small_url, timeout=300) as http:
 
         async def copied() -> int:
             [engine] = (await http.get("/v1/engines")).json()["engines"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
+import httpx2
 
 from weftline import Client, Output, semantic_function
 
@@ -58,7 +58,7 @@ def until(url: str, wanted: dict[str, str]) -> dict[str, Any]:
     """Wait until the engines are in these states; the answer of the health route."""
     deadline = time.monotonic() + 60
     while True:
-        health: dict[str, Any] = httpx.get(f"{url}/health/ready").json()
+        health: dict[str, Any] = httpx2.get(f"{url}/health/ready").json()
         if health["engines"] == wanted:
             return health
         assert time.monotonic() < deadline, health
@@ -71,7 +71,7 @@ def test_a_host_hangs_comes_back_and_leaves() -> None:
     """
     join = ("--engine", "null", "--null-step-s", "0.02")
     with server() as (url, gate), Client(url) as client, client.session() as session:
-        assert httpx.get(f"{url}/health/ready").json() == {"status": "not ready", "engines": {}}
+        assert httpx2.get(f"{url}/health/ready").json() == {"status": "not ready", "engines": {}}
         first = process("join", gate, *join, "--name", "first", "--node", "n1")
         second = process("join", gate, *join, "--name", "second", "--node", "n2")
         with first as hangs:

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from openai import OpenAI
 
@@ -70,7 +70,7 @@ def asked(url: str, text: str, op: str, tokens: int = 100) -> dict[str, Any]:
          "after": ["indexed"]},
     ]  # fmt: skip
     body = {"calls": [call], "steps": steps, "get": ["hits"], "graph": True, "close": True}
-    found: dict[str, Any] = httpx.post(f"{url}/v1/submit", json=body, timeout=60).json()
+    found: dict[str, Any] = httpx2.post(f"{url}/v1/submit", json=body, timeout=60).json()
     return found
 
 
@@ -125,9 +125,9 @@ def embedder_of(store: Path) -> int:
 def test_an_embedder_that_dies_is_started_again(url: str, store: Path) -> None:
     """Its child is killed. The server is ready again when the new one has loaded."""
     os.kill(embedder_of(store), signal.SIGKILL)
-    while httpx.get(f"{url}/health/ready").status_code != 503:
+    while httpx2.get(f"{url}/health/ready").status_code != 503:
         sleep(0.01)  # until the server has noticed
-    while httpx.get(f"{url}/health/ready").status_code != 200:
+    while httpx2.get(f"{url}/health/ready").status_code != 200:
         sleep(0.2)
     with Client(url) as client, client.session() as session:
         assert session.embed("again").get()["dimensions"] == 384

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.waits import wait_until
@@ -31,7 +31,7 @@ def write_test(task, code, test=Output(max_tokens=24, temperature=0)):  # noqa: 
 def by_hand(url: str, prompt: str) -> str:
     """The answer of the completions endpoint to the same prompt."""
     body = {"prompt": prompt, "max_tokens": 24, "temperature": 0}
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=None)
+    answer = httpx2.post(f"{url}/v1/completions", json=body, timeout=None)
     text: str = answer.json()["choices"][0]["text"]
     return text
 
@@ -73,7 +73,7 @@ def test_a_stream_resumes_where_it_was_cut(slow_url: str) -> None:
         session.flush()
         body = {"session_id": session.id, "semantic_var_id": said.id, "stream": True}
         before, last = "", ""
-        with httpx.stream("POST", f"{slow_url}/v1/get", json=body) as answer:
+        with httpx2.stream("POST", f"{slow_url}/v1/get", json=body) as answer:
             for line in answer.iter_lines():
                 if line.startswith("id: "):
                     last = line[4:]
@@ -82,7 +82,7 @@ def test_a_stream_resumes_where_it_was_cut(slow_url: str) -> None:
                 elif not line and last and len(before) > 4:
                     break  # and the connection with it
         assert int(last) == len(before) < len(text), "the call still runs"
-        again = httpx.post(f"{slow_url}/v1/get", json=body, headers={"Last-Event-ID": last})
+        again = httpx2.post(f"{slow_url}/v1/get", json=body, headers={"Last-Event-ID": last})
         parts = re.findall(r'"text": "([^"]*)"', again.text)
         assert before + "".join(parts) == text == said.get()
 
@@ -98,8 +98,8 @@ def test_a_client_that_goes_away_cancels_its_work(slow_url: str) -> None:
         said = session._pending[0].placeholders[1].semantic_var_id
         session.flush()
         body = {"session_id": session.id, "semantic_var_id": said}
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{slow_url}/v1/get", json=body, timeout=0.3)
+        with pytest.raises(httpx2.ReadTimeout):
+            httpx2.post(f"{slow_url}/v1/get", json=body, timeout=0.3)
         wait_until(lambda: session.graph()["calls"][0]["state"] == "cancelled")
 
 

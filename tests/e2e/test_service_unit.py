@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from weftline import Client, Output, semantic_function
 from weftline.local import local_server
@@ -34,9 +34,9 @@ def test_the_units_command_serves_and_keeps_its_sessions(tmp_path: Path) -> None
         assert place in command
         command = command.replace(place, str(tmp_path))
     with local_server(*shlex.split(command)) as url:
-        assert httpx.get(f"{url}/v1/models").status_code == 401
+        assert httpx2.get(f"{url}/v1/models").status_code == 401
         with Client(url, api_key=key) as client, client.session() as session:
             assert draft("weaving").get()
     with local_server(*shlex.split(command)) as url:
-        found = httpx.get(f"{url}/v1/sessions", headers={"authorization": f"Bearer {key}"}).json()
+        found = httpx2.get(f"{url}/v1/sessions", headers={"authorization": f"Bearer {key}"}).json()
         assert [row["session_id"] for row in found["sessions"]] == [session.id]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import httpx
+import httpx2
 
 
 def test_a_text_and_a_chat_are_tokenised(model_url: str) -> None:
     """The counts are those of the usage of a completion of the same prompt."""
-    with httpx.Client(base_url=model_url, timeout=60) as http:
+    with httpx2.Client(base_url=model_url, timeout=60) as http:
         text = http.post("/tokenize", json={"prompt": "one two three"}).json()
         assert text["count"] == len(text["tokens"]) == 3
         messages = [{"role": "user", "content": "one two three"}]

@@ -13,7 +13,7 @@ import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-import httpx
+import httpx2
 
 START_S = 60.0
 
@@ -57,14 +57,14 @@ class Killed:
         self._process = _context.Process(target=_serve, args=(self._arguments, str(self.log)))
         self._process.start()
         deadline = time.monotonic() + START_S
-        async with httpx.AsyncClient(base_url=self.url) as http:
+        async with httpx2.AsyncClient(base_url=self.url) as http:
             while True:
                 assert self._process.is_alive(), self.log.read_text()
                 assert time.monotonic() < deadline, "the server did not start in time"
                 try:
                     if (await http.get("/health/ready")).status_code == 200:
                         return
-                except httpx.TransportError:
+                except httpx2.TransportError:
                     pass
                 await asyncio.sleep(0.02)
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.faults.killed import Killed
@@ -81,7 +81,7 @@ async def test_a_kill_in_the_middle_of_a_tool(tmp_path: Path, effects: str) -> N
     }
     mark = tmp_path / "mark"
     try:
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+        async with httpx2.AsyncClient(base_url=server.url, timeout=60) as http:
             body = {"steps": [{"kind": "agent", "call": call, "out": "a"}], "detach": True}
             answer = await http.post("/v1/submit", json=body)
             assert answer.status_code == 200, answer.text
@@ -101,7 +101,7 @@ async def test_a_kill_in_the_middle_of_a_tool(tmp_path: Path, effects: str) -> N
         await server.kill()
 
 
-async def ended(http: httpx.AsyncClient, session: str, name: str) -> None:
+async def ended(http: httpx2.AsyncClient, session: str, name: str) -> None:
     """Wait until the tool's result is on disk: a get gives no other values."""
     while True:
         graph = (await http.get(f"/v1/session/{session}/graph")).json()

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -150,7 +150,7 @@ async def test_a_langchain_run_in_flight_finishes(server: Killed) -> None:
     expected = await chain.ainvoke({"topic": "one"})
     running = asyncio.create_task(chain.ainvoke({"topic": "one"}))
     count = 'weftline_running_calls{engine="null"} 1.0'
-    await until(lambda: count in httpx.get(f"{server.url}/metrics").text)
+    await until(lambda: count in httpx2.get(f"{server.url}/metrics").text)
     assert not running.done()
     await server.kill()
     await server.start()

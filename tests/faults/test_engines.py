@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.faults.sizes import APPLICATIONS, KILLS
@@ -212,8 +212,8 @@ async def test_kills_lose_no_application_that_nobody_streamed(
     config = NullConfig(mode=NullMode.ECHO, latency=pace, max_running=64)
     app = create_app(ServerConfig(), {"one": lambda: Killed(config)})
     async with app.router.lifespan_context(app):
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://t") as http:
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://t") as http:
             server = Server(app, http)
             chaos, room = random.Random(7), asyncio.Semaphore(600)
 

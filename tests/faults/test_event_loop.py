@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.faults.pace import keeps_pace
@@ -25,16 +25,18 @@ def pattern(number: int) -> dict[str, Any]:
     return {"op": "regex", "regex": regex, "output_keys": ["a"]}
 
 
-async def post(server: Server, path: str, body: bytes) -> httpx.Response:
+async def post(server: Server, path: str, body: bytes) -> httpx2.Response:
     return await server.http.post(
         path, content=body, headers={"content-type": "application/json"}, timeout=120
     )
 
 
-async def sends(server: Server, body: Any, path: str = "/v1/submit") -> tuple[bool, httpx.Response]:
+async def sends(
+    server: Server, body: Any, path: str = "/v1/submit"
+) -> tuple[bool, httpx2.Response]:
     """Whether the loop kept its pace while `body` was answered, and the last answer."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    answers: list[httpx.Response] = []
+    answers: list[httpx2.Response] = []
 
     async def work() -> None:
         answers.append(await post(server, path, data))
@@ -138,7 +140,7 @@ async def test_a_body_of_too_many_values_is_refused(serve: Serve, value: bytes) 
     server = await serve()
     session = await server.session()
     path = f"/v1/session/{session}/variable/v"
-    answers: list[httpx.Response] = []
+    answers: list[httpx2.Response] = []
 
     async def work() -> None:
         body = b'{"value":' + value + b"}"
@@ -289,7 +291,7 @@ async def test_a_predicates_patterns_compile_elsewhere(serve: Serve) -> None:
     """Each pattern of a branch was compiled on the event loop, for 0.15 to 0.4 s: 8 took 2 s."""
     server = await serve()
     sides = [call(one, f"{one}{{{{output:{one}}}}}", **{one: one}) for one in ("a", "b")]
-    tries: list[httpx.Response] = []
+    tries: list[httpx2.Response] = []
 
     async def work() -> None:
         patterns = ["([" + r"\w" * 490 + f"]{n})z{len(tries)}" for n in range(1, 9)]  # all are new

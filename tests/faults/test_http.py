@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
+import httpx2
 import pytest
 
 from tests.null.asgi import call
@@ -89,8 +89,8 @@ def test_connections_have_limits(server: tuple[subprocess.Popen[str], int]) -> N
 def test_an_idle_connection_outlives_its_clients_patience(
     server: tuple[subprocess.Popen[str], int],
 ) -> None:
-    """The server closed idle connections after 5 s, as httpx does: a request that came at that time
-    was lost with a ReadError."""
+    """The server closed idle connections after 5 s, as the client does: a request that came at that
+    time was lost with a ReadError."""
     _, port = server
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     try:
@@ -110,7 +110,7 @@ def test_an_answer_that_nobody_reads_is_dropped(
 ) -> None:
     """20 answers of 7 MB were held as long as their clients stayed."""
     process, port = server
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+    with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
         session = client.post("/v1/session").json()["session_id"]
         path = f"/v1/session/{session}/variable/v"
         client.put(path, json={"value": "y" * 7_000_000})
@@ -166,8 +166,8 @@ async def test_a_server_without_keys_answers_no_web_page(
 
     app = create_app(ServerConfig(), {"null": lambda: NullEngine(NullConfig())})
     async with app.router.lifespan_context(app):
-        guarded = httpx.ASGITransport(LoopbackOnly(app, "127.0.0.1"))
-        async with httpx.AsyncClient(transport=guarded, base_url="http://127.0.0.1") as client:
+        guarded = httpx2.ASGITransport(LoopbackOnly(app, "127.0.0.1"))
+        async with httpx2.AsyncClient(transport=guarded, base_url="http://127.0.0.1") as client:
             answer = await client.post("/v1/session", headers=headers)
     assert answer.status_code == status
     if status == 403:
@@ -182,7 +182,7 @@ def test_a_second_signal_answers_what_waits(server: tuple[subprocess.Popen[str],
     words = " ".join(["word"] * 400)  # 20 s
     body = {"calls": [call("c", words + "{{output:o}}", o="o")], "get": ["o"], "close": True}
     with (
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
         ThreadPoolExecutor(4) as threads,
     ):
         waiting = [threads.submit(client.post, "/v1/submit", json=body) for _ in range(4)]

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from tests.faults.killed import Killed
 from tests.faults.sizes import KILLS
@@ -45,7 +45,7 @@ class Application:
     `seen` has every answer that its client got for a variable: a value, or the code of an error.
     """
 
-    def __init__(self, http: httpx.AsyncClient, name: str, marks: Path) -> None:
+    def __init__(self, http: httpx2.AsyncClient, name: str, marks: Path) -> None:
         self.http = http
         self.name = name
         self.mark = marks / name
@@ -78,12 +78,12 @@ class Application:
         self.seen.setdefault(variable, set()).add(said)
 
 
-async def answered(send: Callable[[], Awaitable[httpx.Response]]) -> httpx.Response:
+async def answered(send: Callable[[], Awaitable[httpx2.Response]]) -> httpx2.Response:
     """Send until a server answers that is there and ready."""
     while True:
         try:
             answer = await send()
-        except httpx.TransportError:
+        except httpx2.TransportError:
             pass
         else:
             if answer.status_code != 503:
@@ -122,8 +122,8 @@ async def test_what_is_done_once_is_done_once_whatever_is_killed(tmp_path: Path)
 
     async def client(number: int) -> None:
         run = 0
-        limits = httpx.Limits(max_connections=4)
-        async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as http:
+        limits = httpx2.Limits(max_connections=4)
+        async with httpx2.AsyncClient(base_url=server.url, timeout=60, limits=limits) as http:
             while goes_on:
                 application = Application(http, f"client-{number}-{run}", tmp_path / "marks")
                 await application.run()
@@ -178,7 +178,7 @@ async def expect_quiet(server: Killed) -> None:
         async with asyncio.timeout(20):
             while True:
                 found = len(os.listdir(f"/proc/{server.pid}/fd"))
-                async with httpx.AsyncClient(base_url=server.url) as http:
+                async with httpx2.AsyncClient(base_url=server.url) as http:
                     rows = (await answered(lambda: http.get("/v1/engines"))).json()["engines"]
                 is_idle = all((row["running"], row["waiting"]) == (0, 0) for row in rows)
                 if is_idle and (most is None or found <= most):
@@ -187,7 +187,7 @@ async def expect_quiet(server: Killed) -> None:
 
     before: int | None = None
     for number in range(10):
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+        async with httpx2.AsyncClient(base_url=server.url, timeout=60) as http:
             application = Application(http, f"last-{number}", server.store.parent / "marks")
             await application.run()
         expect(application)

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from tests.faults.killed import Killed
 from tests.faults.sizes import KILLS
@@ -25,7 +25,7 @@ class Application:
     Every answer that it gets is remembered: `acknowledged` says that the submit was accepted.
     """
 
-    def __init__(self, http: httpx.AsyncClient, name: str) -> None:
+    def __init__(self, http: httpx2.AsyncClient, name: str) -> None:
         self.http = http
         self.name = name
         self.session = ""
@@ -38,7 +38,7 @@ class Application:
         while True:
             try:
                 answer = await self.http.post(path, json=body, headers=headers)
-            except httpx.TransportError:
+            except httpx2.TransportError:
                 self.resent += 1
                 await asyncio.sleep(0.05)
                 continue
@@ -65,7 +65,7 @@ class Application:
             try:
                 url = f"/v1/session/{self.session}/variable/s"
                 answer = await self.http.put(url, json={"value": "set"})
-            except httpx.TransportError:
+            except httpx2.TransportError:
                 await asyncio.sleep(0.05)
                 continue
             assert answer.status_code in (200, 409), answer.text  # 409: an earlier one was taken
@@ -98,8 +98,8 @@ async def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
 
     async def client(number: int) -> None:
         run = 0
-        limits = httpx.Limits(max_connections=4)
-        async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as http:
+        limits = httpx2.Limits(max_connections=4)
+        async with httpx2.AsyncClient(base_url=server.url, timeout=60, limits=limits) as http:
             while goes_on:
                 application = Application(http, f"client {number} run {run}")
                 await application.run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.null.asgi import Serve, call
@@ -107,7 +107,7 @@ async def test_limits_are_each_tenants_own(serve: Serve) -> None:
     config = ServerConfig(keys=KEYS, registry=registry)
     server = await serve(hung, config)
 
-    async def submit(who: dict[str, str], text: str, **more: Any) -> httpx.Response:
+    async def submit(who: dict[str, str], text: str, **more: Any) -> httpx2.Response:
         body = {"calls": [call("c", text + "{{output:o}}", o="o")], "detach": True, **more}
         return await server.http.post("/v1/submit", json=body, headers=who)
 

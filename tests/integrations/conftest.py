@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from pytest_asyncio import is_async_test
 
@@ -52,7 +52,7 @@ def started(*options: str) -> Iterator[tuple[str, Forked]]:
 
 def _wait_until_ready(url: str) -> None:
     deadline = time.monotonic() + READY_S
-    with httpx.Client() as client:
+    with httpx2.Client() as client:
         while client.get(f"{url}/health/ready").status_code != 200:
             assert time.monotonic() < deadline, "the server did not become ready"
             time.sleep(0.01)

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 from typing import Any
 
-import httpx
+import httpx2
 
 POLL_S = 0.005  # how long the proxy's end may take; the default is half a second for each one
 
@@ -33,7 +33,7 @@ class _Proxy(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, target: str, client: httpx.Client, refused: str, broken: str) -> None:
+    def __init__(self, target: str, client: httpx2.Client, refused: str, broken: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.target, self.client = target, client
         self.refused, self.broken = refused, broken
@@ -67,7 +67,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             self._relay(where, body)
-        except httpx.TransportError:
+        except httpx2.TransportError:
             # The block's end closes the connections to the server, and a client that left before
             # may have left an answer under way. While the block runs, the server has failed.
             if not proxy.client.is_closed:
@@ -93,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(whole[: len(whole) // 2])
         self.close_connection = True
 
-    def _answer(self, answer: httpx.Response) -> None:
+    def _answer(self, answer: httpx2.Response) -> None:
         """Pass an answer on as it comes: a client may send more before its end."""
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
@@ -114,7 +114,7 @@ def recorded(target: str, refused: str = "", broken: str = "") -> Iterator[Recor
     It answers the path `refused` with 404, and the path `broken` with half an answer.
     """
 
-    with httpx.Client(timeout=60) as client, _Proxy(target, client, refused, broken) as proxy:
+    with httpx2.Client(timeout=60) as client, _Proxy(target, client, refused, broken) as proxy:
         thread = Thread(target=proxy.serve_forever, args=(POLL_S,))
         thread.start()
         try:

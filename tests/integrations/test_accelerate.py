@@ -8,7 +8,7 @@ from functools import reduce
 from operator import add, itemgetter
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
@@ -372,7 +372,7 @@ async def test_unused_calls_are_cancelled(way: str) -> None:
 
 async def idle(url: str) -> None:
     """Wait until the server has no session."""
-    await until(lambda: "weftline_sessions_open 0.0" in httpx.get(f"{url}/metrics").text)
+    await until(lambda: "weftline_sessions_open 0.0" in httpx2.get(f"{url}/metrics").text)
 
 
 def test_a_slow_answer_meets_the_models_timeout(echo_url: str) -> None:

@@ -14,13 +14,13 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 from langchain_core.runnables import RunnableLambda
 
 from langchain_weftline.model.failures import as_model
-from langchain_weftline.model.transport import httpx as chat_openai_http
+from langchain_weftline.model.transport import httpx2 as chat_openai_http
 from tests.integrations.conftest import served, started
 from tests.integrations.forks import Forked
 from tests.integrations.tiers import (
@@ -73,7 +73,7 @@ def full(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     config = folder / "config.toml"
     config.write_text("[registry]\nmax_sessions = 1\n")
     with served("--config", str(config)) as url:
-        httpx.post(f"{url}/v1/session").raise_for_status()
+        httpx2.post(f"{url}/v1/session").raise_for_status()
         yield url, {}
 
 
@@ -89,10 +89,10 @@ def draining() -> Iterator[tuple[str, dict[str, Any]]]:
                 | {"sampling": {"max_tokens": 10_000}}
             ],
         }
-        answer = httpx.post(f"{url}/v1/submit", json={"calls": [call], "detach": True})
+        answer = httpx2.post(f"{url}/v1/submit", json={"calls": [call], "detach": True})
         answer.raise_for_status()
         process.send_signal(signal.SIGTERM)
-        while httpx.get(f"{url}/health/ready").status_code == 200:
+        while httpx2.get(f"{url}/health/ready").status_code == 200:
             time.sleep(0.01)
         yield url, {}
         process.kill()
@@ -201,7 +201,7 @@ def test_refused_as_chat_openai_is(
         assert outcome(lambda chain=chain: "".join(chain.stream(GIVEN))) == streamed, name
 
 
-def lost(error: httpx.TransportError) -> ConnectionFailed:
+def lost(error: httpx2.TransportError) -> ConnectionFailed:
     """The exception of our client for a connection that breaks during a response."""
     failed = ConnectionFailed("no server answers")
     failed.began, failed.__cause__ = True, error
@@ -274,7 +274,7 @@ def dies_while_a_call_runs(make: Callable[..., Any], way: Way, options: dict[str
         found: list[tuple[Any, ...]] = []
         thread = Thread(target=lambda: found.append(outcome(lambda: chain.invoke(GIVEN))))
         thread.start()
-        while "weftline_sessions_open 1" not in httpx.get(f"{url}/metrics").text:
+        while "weftline_sessions_open 1" not in httpx2.get(f"{url}/metrics").text:
             time.sleep(0.01)
         _kill(process)
         thread.join()
@@ -300,15 +300,15 @@ def _kill(process: Forked) -> None:
     [
         (EngineFailed("it gave up", call="c"), True),
         (EngineUnavailable("it starts", call="c"), True),
-        (lost(httpx.RemoteProtocolError("peer closed connection")), False),
-        (lost(httpx.ReadError("")), False),
+        (lost(httpx2.RemoteProtocolError("peer closed connection")), False),
+        (lost(httpx2.ReadError("")), False),
         (Timeout("too late"), False),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_a_stream_that_began_fails_as_chat_openais_does(failure: WeftlineError, body: bool) -> None:
     """The status was already a success, so the exception is not one of an HTTP status."""
-    http = chat_openai_http  # the client's own class, which is not always one of httpx
+    http = chat_openai_http  # the client's own class, which is not always one of httpx2
 
     def answer(request: Any) -> Any:
         def parts() -> Iterator[bytes]:

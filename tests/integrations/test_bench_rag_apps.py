@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from bench.micro import _rag_apps as apps
@@ -63,7 +63,7 @@ async def test_all_systems_ask_the_same(url: str, app: App) -> None:
     task = replace(Texts().task(app, 0), chunks=chunks)
     told: list[int] = []
 
-    async def note(response: httpx.Response) -> None:
+    async def note(response: httpx2.Response) -> None:
         if response.url.path == CHAT:
             await response.aread()
             told.append(response.json()["usage"]["prompt_tokens"])
@@ -74,7 +74,7 @@ async def test_all_systems_ask_the_same(url: str, app: App) -> None:
 
     with recorded(url) as proxy:
         hooks: Any = {"response": [note]}
-        async with httpx.AsyncClient(base_url=proxy.url, timeout=60, event_hooks=hooks) as http:
+        async with httpx2.AsyncClient(base_url=proxy.url, timeout=60, event_hooks=hooks) as http:
             by_hand = await _rag_plain.run(http, task)
             prompts = asked(proxy.bodies(CHAT))
             proxy.requests.clear()

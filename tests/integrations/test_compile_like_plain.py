@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 from langchain_core._api import LangChainBetaWarning
@@ -448,7 +448,7 @@ async def test_the_server_stops_at_once(tier: str, way: str, endless_url: str) -
 
 
 def metrics(url: str) -> str:
-    return httpx.get(f"{url}/metrics").text
+    return httpx2.get(f"{url}/metrics").text
 
 
 def closings(url: str) -> float:

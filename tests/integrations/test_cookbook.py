@@ -71,9 +71,9 @@ def test_a_recipe_is_short(name: str) -> None:
 
 LEAVES = """
 import gc, time
-import httpx
+import httpx2
 from weftline.delay import delayed
-with httpx.Client() as client:
+with httpx2.Client() as client:
     with delayed({url!r}, 0.001) as far:
         print(client.get(far + "/health/live").status_code)
     time.sleep(0.1)

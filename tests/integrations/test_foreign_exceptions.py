@@ -8,12 +8,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from langchain_core.runnables import RunnableParallel
 
 from langchain_weftline import compile_chain
-from langchain_weftline.model.transport import httpx as chat_openai_http
+from langchain_weftline.model.transport import httpx2 as chat_openai_http
 from tests.integrations.tiers import AGAIN, ASK, GIVEN, TEXT, TIERS, Chain, chat_weftline
 from weftline import AsyncClient
 from weftline.adapters import BACKGROUND, Feed, Server
@@ -40,13 +40,13 @@ async def abroken_hook(*args: Any, **kwargs: Any) -> Any:
 @pytest.fixture
 def background_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Break the HTTP client of the graphs. That of the frameworks' own requests works."""
-    monkeypatch.setattr(httpx.AsyncClient, "send", abroken_hook)
+    monkeypatch.setattr(httpx2.AsyncClient, "send", abroken_hook)
 
 
 @pytest.fixture
 def all_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Break every HTTP client, as an instrumentation of a wrong version does."""
-    for library in (httpx, chat_openai_http):
+    for library in (httpx2, chat_openai_http):
         monkeypatch.setattr(library.AsyncClient, "send", abroken_hook)
         monkeypatch.setattr(library.Client, "send", broken_hook)
 
@@ -166,7 +166,7 @@ def test_any_exception_settles_a_feed(
         raise cause
 
     with monkeypatch.context() as patch:
-        patch.setattr(httpx.AsyncClient, "send", stop)
+        patch.setattr(httpx2.AsyncClient, "send", stop)
         feed = Feed(Server(echo_url))
         feed.send([call("one", "v")], ["v"], graph=True, close=True)
         ends = [feed.results["v"].value, feed.session, feed.graph]
@@ -210,13 +210,13 @@ def test_a_fault_of_a_listener_settles_the_value(echo_url: str) -> None:
 
 def test_one_of_several_submits_breaks(echo_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A refused graph is sent call by call; a hook that breaks then is the error of those calls."""
-    sent, send = [], httpx.AsyncClient.send
+    sent, send = [], httpx2.AsyncClient.send
 
     async def breaks_later(self: Any, *args: Any, **kwargs: Any) -> Any:
         sent.append(1)
         return await (send if len(sent) == 1 else abroken_hook)(self, *args, **kwargs)
 
-    monkeypatch.setattr(httpx.AsyncClient, "send", breaks_later)
+    monkeypatch.setattr(httpx2.AsyncClient, "send", breaks_later)
     lost = Placeholder(name="out", in_out=InOut.OUT, semantic_var_id="w")
     unknown = Call(name="two", prompt=call("x", "w").prompt, placeholders=(lost,), model="nosuch")
     feed = Feed(Server(echo_url))

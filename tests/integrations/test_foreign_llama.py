@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from threading import Event
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from llama_index.embeddings.weftline import WeftlineEmbedding
 from llama_index.llms.weftline import Weftline
@@ -35,7 +35,7 @@ from weftline.watching import Failed
 @pytest.fixture
 def breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Break the HTTP client of this integration."""
-    monkeypatch.setattr(httpx.AsyncClient, "send", abroken_hook)
+    monkeypatch.setattr(httpx2.AsyncClient, "send", abroken_hook)
 
 
 async def _all(parts: AsyncIterator[Any]) -> list[Any]:
@@ -145,7 +145,7 @@ def test_a_fault_of_on_graph_is_in_the_log(caplog: pytest.LogCaptureFixture, ech
         raise ZeroDivisionError("in on_graph")
 
     run = begin_run(Server(echo_url), on_graph)
-    run.opened(httpx.post(f"{echo_url}/v1/session").json()["session_id"])
+    run.opened(httpx2.post(f"{echo_url}/v1/session").json()["session_id"])
     with caplog.at_level(logging.WARNING, "llama_index.llms.weftline"):
         run.finish()
         assert asked.wait(20)

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from langchain_core.messages import BaseMessage
 from langchain_core.tracers.base import BaseTracer
@@ -128,8 +128,8 @@ def test_a_graph(program: GraphProgram, proxy: Recording) -> None:
     assert ours[0] == plain[0]
     assert ours[1] == plain[1]
     assert (plain[2], ours[2]) == (program.plain, program.ours)
-    latest = httpx.get(f"{proxy.url}/v1/sessions").json()["sessions"][0]["session_id"]
-    seen = httpx.get(f"{proxy.url}/v1/session/{latest}/graph").json()
+    latest = httpx2.get(f"{proxy.url}/v1/sessions").json()["sessions"][0]["session_id"]
+    seen = httpx2.get(f"{proxy.url}/v1/session/{latest}/graph").json()
     assert len(seen["calls"]) == program.plain - program.refused
     assert len({(edge["from"], edge["to"]) for edge in seen["edges"]}) == program.edges
 

@@ -8,7 +8,7 @@ import logging
 import sys
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from llama_index.core import Document, DocumentSummaryIndex, MockEmbedding, SummaryIndex
 from llama_index.core.extractors import KeywordExtractor, SummaryExtractor, TitleExtractor
@@ -380,7 +380,7 @@ def test_nothing_is_left_behind(start_script: StartServer) -> None:
     gc.collect()
     assert llm.asking.graphs == []
     wait_until(lambda: len(SPANS) == 0)  # an index that the test before has built is forgotten soon
-    wait_until(lambda: "weftline_sessions_open 0.0" in httpx.get(f"{url}/metrics").text)
+    wait_until(lambda: "weftline_sessions_open 0.0" in httpx2.get(f"{url}/metrics").text)
 
 
 def test_two_queries_at_once(rules_url: str) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from llama_index.core import KeywordTableIndex
 from llama_index.core.evaluation import BatchEvalRunner, CorrectnessEvaluator
@@ -207,7 +207,7 @@ def test_a_build_that_fails_ends(start_script: StartServer) -> None:
     wait_until(lambda: len(SPANS) == 0 and "weftline-callers" not in thread_names())
     assert llm.asking.graphs == []
     is_closed = "weftline_sessions_open 0.0"
-    wait_until(lambda: is_closed in httpx.get(f"{url}/metrics").text)
+    wait_until(lambda: is_closed in httpx2.get(f"{url}/metrics").text)
 
 
 def test_an_evaluation_in_a_long_task_ends(proxy: Recording) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from llama_index.core import MockEmbedding, PromptTemplate, SummaryIndex, VectorStoreIndex
 from llama_index.core.chat_engine import CondenseQuestionChatEngine
@@ -188,7 +188,7 @@ def test_losing_branch_is_cancelled(tmp_path: Any) -> None:
         assert str(engine.query("What?")) == "short"
 
         def cancelled() -> list[str]:
-            lines = httpx.get(f"{url}/metrics").text.splitlines()
+            lines = httpx2.get(f"{url}/metrics").text.splitlines()
             found = [line for line in lines if "calls_total{" in line and "cancelled" in line]
             return [line.rsplit(" ", 1)[1] for line in found]
 

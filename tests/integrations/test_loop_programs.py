@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from threading import Barrier
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel
 from langchain_core.runnables.config import ContextThreadPoolExecutor
@@ -180,8 +180,8 @@ def test_a_loop(program: LoopProgram, proxy: Recording) -> None:
     assert ours[:4] == plain[:4]
     assert (plain[4], ours[4]) == (program.plain, program.ours)
     if program.edges is not None:
-        latest = httpx.get(f"{proxy.url}/v1/sessions").json()["sessions"][0]["session_id"]
-        seen = httpx.get(f"{proxy.url}/v1/session/{latest}/graph").json()
+        latest = httpx2.get(f"{proxy.url}/v1/sessions").json()["sessions"][0]["session_id"]
+        seen = httpx2.get(f"{proxy.url}/v1/session/{latest}/graph").json()
         assert len(seen["calls"]) == program.plain
         assert len({(edge["from"], edge["to"]) for edge in seen["edges"]}) == program.edges
 
@@ -271,7 +271,7 @@ def test_a_client_of_the_users_makes_its_own_requests(proxy: Recording) -> None:
         sent.append(str(request.url.path))
 
     async def run() -> None:
-        async with httpx.AsyncClient(event_hooks={"request": [note]}) as http:
+        async with httpx2.AsyncClient(event_hooks={"request": [note]}) as http:
             llm = ChatWeftline(base_url=proxy.url, max_retries=0, http_async_client=http)
             await accelerate(ask(llm, "Tell of {x}.")).abatch(INPUTS)
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -51,7 +51,7 @@ def answer(x: str) -> str:
 
 async def sessions(url: str) -> float:
     """Return the number of open sessions of the server."""
-    async with httpx.AsyncClient() as http:
+    async with httpx2.AsyncClient() as http:
         lines = (await http.get(f"{url}/metrics")).text.splitlines()
     [count] = [line.split()[-1] for line in lines if line.startswith("weftline_sessions_open ")]
     return float(count)

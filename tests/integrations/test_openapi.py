@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import hypothesis
 import pytest
 import schemathesis
@@ -38,7 +38,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def session(url: str) -> str:
     """A session that exists."""
-    return str(httpx.post(f"{url}/v1/session").json()["session_id"])
+    return str(httpx2.post(f"{url}/v1/session").json()["session_id"])
 
 
 schema = schemathesis.openapi.from_dict(create_app(ServerConfig(), {}).openapi())

@@ -12,7 +12,7 @@ from threading import Event
 from typing import Any
 from uuid import UUID
 
-import httpx
+import httpx2
 import openai
 import pytest
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
@@ -178,7 +178,7 @@ def test_edges_reach_the_graph(recording: Recording) -> None:
     def look(value: Any) -> Any:
         roots = [run.root.sessions for run in LISTENER.runs.values()]
         [session] = {s.id for sessions in roots for s in sessions.by_server.values()}
-        graphs.append(httpx.get(f"{recording.url}/v1/session/{session}/graph").json())
+        graphs.append(httpx2.get(f"{recording.url}/v1/session/{session}/graph").json())
         return value
 
     rewrite = ChatPromptTemplate.from_template("Rewrite: {draft}")

@@ -119,4 +119,4 @@ def test_a_server_that_fails_is_told(server: Server, capsys: pytest.CaptureFixtu
         connection.sendall(HEAD + b"Hello ")
         read_until(client, b"Hello ")
         connection.close()
-    assert "httpx.RemoteProtocolError" in capsys.readouterr().err
+    assert "httpx2.RemoteProtocolError" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, get_args, get_type_hints
 
-import httpx
+import httpx2
 import openai
 import pytest
 from openai.types.chat import ChatCompletionToolUnionParam
@@ -307,7 +307,7 @@ def test_an_answer_and_its_calls_are_one_message(client: openai.OpenAI) -> None:
 
 def tokens(url: str, **request: Any) -> int:
     """The length of the prompt, which shows the tools that are offered."""
-    answer = httpx.post(f"{url}/v1/responses", json={"max_output_tokens": 9, **request})
+    answer = httpx2.post(f"{url}/v1/responses", json={"max_output_tokens": 9, **request})
     return int(answer.raise_for_status().json()["usage"]["input_tokens"])
 
 

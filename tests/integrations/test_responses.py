@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
@@ -133,13 +133,13 @@ def test_answers_are_of_the_clients_types(client: openai.OpenAI, name: str) -> N
 def test_a_failed_answer_is_of_the_clients_types(start_script: StartServer) -> None:
     """Its session is closed amid the stream. The last event has OpenAI's code and our own type."""
     url = start_script([("", "word " * 1000)], "--null-step-s", "0.01")
-    session = httpx.post(f"{url}/v1/session").json()["session_id"]
+    session = httpx2.post(f"{url}/v1/session").json()["session_id"]
     request = {"input": "x", "stream": True, "weftline": {"session_id": session}}
-    with httpx.stream("POST", f"{url}/v1/responses", json=request) as answer:
+    with httpx2.stream("POST", f"{url}/v1/responses", json=request) as answer:
         lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line[:5] == "data:")
         events = (EVENT.validate_json(line) for line in lines)
         next(event for event in events if event.type == "response.output_text.delta")
-        httpx.delete(f"{url}/v1/session/{session}").raise_for_status()
+        httpx2.delete(f"{url}/v1/session/{session}").raise_for_status()
         *_, last = events
     assert last.type == "response.failed" and last.response.status == "failed"
     error = last.response.error
@@ -147,8 +147,8 @@ def test_a_failed_answer_is_of_the_clients_types(start_script: StartServer) -> N
     assert error.message == "the session was closed"
 
 
-def _post(client: openai.OpenAI, request: dict[str, Any]) -> httpx.Response:
-    return httpx.post(f"{client.base_url}responses", json=request)
+def _post(client: openai.OpenAI, request: dict[str, Any]) -> httpx2.Response:
+    return httpx2.post(f"{client.base_url}responses", json=request)
 
 
 def _events(client: openai.OpenAI, request: dict[str, Any]) -> Iterator[Any]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import Queue
 
-import httpx
+import httpx2
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -69,7 +69,7 @@ def test_a_session_is_a_workflow_with_its_edges_as_links() -> None:
             "close": True,
         }
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine"}
-        assert httpx.post(f"{url}/v1/submit", json=body, headers=headers).status_code == 200
+        assert httpx2.post(f"{url}/v1/submit", json=body, headers=headers).status_code == 200
         batch = batches.get(timeout=60)
     sent = [s for r in batch.resource_spans for scope in r.scope_spans for s in scope.spans]
     assert len(sent) == 3
@@ -100,7 +100,7 @@ def test_an_upstream_continues_the_trace() -> None:
         ours = ("--engine", "openai", "--otlp", endpoint, "--connect")
         with served("--otlp", endpoint) as upstream, served(*ours, upstream) as url:
             body = {"calls": [call("ask", "a")], "get": ["a"], "close": True}
-            httpx.post(f"{url}/v1/submit", json=body).raise_for_status()
+            httpx2.post(f"{url}/v1/submit", json=body).raise_for_status()
             spans: list = []
             while len(spans) < 4:
                 batch = batches.get(timeout=60)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
@@ -43,8 +43,8 @@ def url(start_script: StartServer) -> str:
 
 def edges_of_latest(url: str) -> list[tuple[int, int]]:
     """The edges between the calls of the latest session, by the calls' positions."""
-    session = httpx.get(f"{url}/v1/sessions").json()["sessions"][0]["session_id"]
-    graph = httpx.get(f"{url}/v1/session/{session}/graph").json()
+    session = httpx2.get(f"{url}/v1/sessions").json()["sessions"][0]["session_id"]
+    graph = httpx2.get(f"{url}/v1/session/{session}/graph").json()
     at = {call["call_id"]: number for number, call in enumerate(graph["calls"])}
     return sorted((at[edge["from"]], at[edge["to"]]) for edge in graph["edges"])
 

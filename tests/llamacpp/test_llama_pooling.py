@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 import numpy as np
 import pytest
 
@@ -56,7 +56,7 @@ def ranking(llama_server: str, ranker: Path) -> Iterator[str]:
 
 def vectors(url: str, model: str) -> np.ndarray:
     body = {"model": model, "input": TEXTS}
-    answer = httpx.post(f"{url}/embeddings", json=body, timeout=120).json()
+    answer = httpx2.post(f"{url}/embeddings", json=body, timeout=120).json()
     return np.array([one["embedding"] for one in answer["data"]])
 
 
@@ -76,7 +76,7 @@ def test_llama_server_embeds(pooling: str, tmp_path: Path) -> None:
 def scores(url: str, model: str) -> dict[str, float]:
     """The score of each text for one query, the best first."""
     body = {"model": model, "query": "Who carries the weft?", "documents": TEXTS}
-    rows = httpx.post(f"{url}/rerank", json=body, timeout=120).json()["results"]
+    rows = httpx2.post(f"{url}/rerank", json=body, timeout=120).json()["results"]
     best = sorted(rows, key=lambda one: -one["relevance_score"])
     return {TEXTS[one["index"]]: one["relevance_score"] for one in best}
 
@@ -117,6 +117,6 @@ def test_our_server_starts_llama_servers_for_two_files(
         assert list(ranks) == list(expected)
         np.testing.assert_allclose(list(ranks.values()), list(expected.values()), atol=1e-2)
         body = {"model": "own", "input": ["weft " * 4000]}
-        refused = httpx.post(f"{url}/v1/embeddings", json=body, timeout=120)
+        refused = httpx2.post(f"{url}/v1/embeddings", json=body, timeout=120)
         assert refused.status_code == 400, refused.text
         assert "more than the 2,048 tokens that own takes at once: split it" in refused.text

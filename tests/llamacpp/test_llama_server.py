@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 import pytest
 import pytest_asyncio
@@ -112,12 +112,12 @@ def url(llama_config: LlamaServerConfig, half_gguf: Path) -> Iterator[str]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def http(url: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=url, timeout=200) as client:
+async def http(url: str) -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(base_url=url, timeout=200) as client:
         yield client
 
 
-async def test_a_gguf_file_is_served(http: httpx.AsyncClient, llama: Target) -> None:
+async def test_a_gguf_file_is_served(http: httpx2.AsyncClient, llama: Target) -> None:
     """A chat gets the model's answer; the model has its file's name."""
     question = llama.questions[0]
     body = {
@@ -137,7 +137,7 @@ async def test_a_gguf_file_is_served(http: httpx.AsyncClient, llama: Target) -> 
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 10
 
 
-async def test_a_graph_runs_in_one_request(http: httpx.AsyncClient) -> None:
+async def test_a_graph_runs_in_one_request(http: httpx2.AsyncClient) -> None:
     """The second call continues the text of the first."""
     sampling = {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
     out = {"in_out": "out", "sampling": sampling}
@@ -155,7 +155,7 @@ async def test_a_graph_runs_in_one_request(http: httpx.AsyncClient) -> None:
     assert all(answer.json()["values"].values())
 
 
-async def test_a_regex_is_refused(http: httpx.AsyncClient) -> None:
+async def test_a_regex_is_refused(http: httpx2.AsyncClient) -> None:
     """llama.cpp has none: a 400 names the field."""
     body = {
         "model": "SmolLM2-half",

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import httpx
+import httpx2
 from fastapi import FastAPI
 
 from weftline_server.http.state import state_of
@@ -19,7 +19,7 @@ from weftline_server.schedule.dispatcher import Dispatcher
 class Server:
     """An app under test and an HTTP client for it."""
 
-    def __init__(self, app: FastAPI, http: httpx.AsyncClient) -> None:
+    def __init__(self, app: FastAPI, http: httpx2.AsyncClient) -> None:
         self.app = app
         self.http = http
 
@@ -42,11 +42,11 @@ class Server:
         answer = await self.http.post("/v1/session")
         return str(answer.json()["session_id"])
 
-    async def submit(self, session: str, *calls: dict[str, Any], **more: Any) -> httpx.Response:
+    async def submit(self, session: str, *calls: dict[str, Any], **more: Any) -> httpx2.Response:
         body = {"session_id": session, "calls": calls, **more}
         return await self.http.post("/v1/submit", json=body)
 
-    async def get(self, session: str, variable: str, **more: Any) -> httpx.Response:
+    async def get(self, session: str, variable: str, **more: Any) -> httpx2.Response:
         body = {"session_id": session, "semantic_var_id": variable, **more}
         return await self.http.post("/v1/get", json=body)
 

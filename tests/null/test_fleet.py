@@ -19,8 +19,8 @@ from weftline_server.schedule import dispatcher
 from weftline_server.schedule.delivery import MAX_DEATHS
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.engines.member import EngineState, Work
-from weftline_server.schedule.memory.applications import UNKNOWN_PAUSE_S
 from weftline_server.schedule.memory.keeper import Want
+from weftline_server.schedule.memory.pauses import UNKNOWN_PAUSE_S
 from weftline_server.schedule.queue import UNAVAILABLE_S
 from weftline_server.schedule.sessions import Outcome, Sent
 

@@ -9,7 +9,7 @@ import pytest
 from tests.null.test_memory import World, make_op, make_usage, pause
 from weftline_engine.api import KvCosts, Retention
 from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.schedule.memory.applications import UNKNOWN_PAUSE_S
+from weftline_server.schedule.memory.pauses import UNKNOWN_PAUSE_S
 from weftline_server.schedule.memory.verbs import Advise, Free, Retain, Verb
 
 CHEAP = KvCosts(step_s=0.02, fill_s=1e-3, chunk=64, copy_s=1e-9, host_tokens=800)

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.null.asgi import Serve, Server, call
@@ -24,7 +24,7 @@ def keyed(key: str, **more: str) -> dict[str, str]:
     return {"Idempotency-Key": key, **more}
 
 
-async def submit(server: Server, key: str, body: dict[str, Any]) -> httpx.Response:
+async def submit(server: Server, key: str, body: dict[str, Any]) -> httpx2.Response:
     return await server.http.post("/v1/submit", json=body, headers=keyed(key))
 
 
@@ -93,7 +93,7 @@ async def test_tenants_have_keys_of_their_own(serve: Serve) -> None:
     """A tenant's key has no effect on another tenant. A wrong API key stays 401."""
     server = await serve(NullConfig(), ServerConfig(keys={"ka": "a", "kb": "b"}))
 
-    async def opened(api_key: str) -> httpx.Response:
+    async def opened(api_key: str) -> httpx2.Response:
         headers = keyed("same", Authorization=f"Bearer {api_key}")
         return await server.http.post("/v1/session", headers=headers)
 
@@ -202,7 +202,7 @@ class Caller:
             "headers": [(b"idempotency-key", key.encode())],
             "state": {},
         }
-        # the header as httpx writes it
+        # the header as httpx2 writes it
         self._request = json.dumps(body, separators=(",", ":")).encode()
         self.task = asyncio.create_task(server.app(scope, self._receive, self._send))
 

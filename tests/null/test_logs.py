@@ -90,8 +90,8 @@ async def test_no_line_holds_a_key(serve: Serve, capsys: pytest.CaptureFixture[s
     both = capsys.readouterr()
     lines = [json.loads(line) for line in both.err.splitlines()]
     assert lines and not any(line["logger"].startswith("uvicorn.access") for line in lines)
-    ours = [line for line in lines if not line["logger"].startswith(("httpx", "httpcore"))]
-    assert "secret" not in json.dumps(ours) + both.out  # httpx is the test's own client
+    ours = [line for line in lines if not line["logger"].startswith(("httpx2", "httpcore"))]
+    assert "secret" not in json.dumps(ours) + both.out  # httpx2 is the test's own client
 
 
 async def test_lines_hold_texts_when_the_operator_asks(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.null.asgi import call
@@ -203,8 +203,8 @@ async def test_the_server_reports_the_endpoints_fault(tmp_path: Path) -> None:
     async with endpoint.on(tmp_path / "e") as socket:
         app = create_app(ServerConfig(), {"far": lambda: OpenAIEngine(config(socket, pause_s=0.5))})
         async with app.router.lifespan_context(app):
-            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://t") as http:
+            transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+            async with httpx2.AsyncClient(transport=transport, base_url="http://t") as http:
                 calls = [call("c", "say {{output:x}}", x="v")]
                 failed = await http.post("/v1/submit", json={"calls": calls, "get": ["v"]})
                 assert failed.status_code == 502 and "gpu on fire" in failed.text

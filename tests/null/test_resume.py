@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.null.asgi import Serve, Server
@@ -24,7 +24,7 @@ def echo(name: str) -> Call:
     return Call(name=name, prompt=(Segment(text=TEXT), Segment(output=name)), placeholders=(out,))
 
 
-class Cut(httpx.AsyncByteStream):
+class Cut(httpx2.AsyncByteStream):
     """Some events of a response, followed by a broken or a silent connection."""
 
     def __init__(self, events: list[bytes], quietly: bool) -> None:
@@ -35,31 +35,31 @@ class Cut(httpx.AsyncByteStream):
         for event in self._events:
             yield event
         if not self._quietly:
-            raise httpx.ReadError("the connection broke")
+            raise httpx2.ReadError("the connection broke")
 
 
-class CutsStreams(httpx.AsyncBaseTransport):
+class CutsStreams(httpx2.AsyncBaseTransport):
     """Passes requests to a real server, and passes on a given number of events of each stream, in
     turn.
     """
 
     def __init__(self, server: Server, cuts: list[int], quietly: bool = False) -> None:
-        self._inner = httpx.ASGITransport(server.app)
+        self._inner = httpx2.ASGITransport(server.app)
         self._cuts = cuts
         self._quietly = quietly
         self.asked: list[str] = []  # Last-Event-ID of each stream
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         answer = await self._inner.handle_async_request(request)
         if not answer.headers.get("content-type", "").startswith("text/event-stream"):
             return answer
         self.asked.append(request.headers.get("last-event-id", ""))
         body = await answer.aread()
         if not self._cuts:
-            return httpx.Response(answer.status_code, headers=answer.headers, content=body)
+            return httpx2.Response(answer.status_code, headers=answer.headers, content=body)
         events = re.split(rb"(?<=\n\n)", body.replace(b"\r", b""))
         stream = Cut(events[: self._cuts.pop(0)], self._quietly)
-        return httpx.Response(answer.status_code, headers=answer.headers, stream=stream)
+        return httpx2.Response(answer.status_code, headers=answer.headers, stream=stream)
 
 
 @pytest.fixture(autouse=True)
@@ -183,13 +183,13 @@ def test_the_synchronous_client_goes_on_too(monkeypatch: pytest.MonkeyPatch) -> 
         'id: 7\nevent: value\ndata: {"value": "one two"}\n\n',
     ]
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         if request.url.path == "/v1/session":
-            return httpx.Response(200, json={"session_id": "s", "protocol": "1"})
+            return httpx2.Response(200, json={"session_id": "s", "protocol": "1"})
         asked.append(request.headers.get("last-event-id"))
         headers = {"Content-Type": "text/event-stream"}
-        return httpx.Response(200, text=answers[len(asked) - 1], headers=headers)
+        return httpx2.Response(200, text=answers[len(asked) - 1], headers=headers)
 
-    with Client("http://t", transport=httpx.MockTransport(answer)) as client:
+    with Client("http://t", transport=httpx2.MockTransport(answer)) as client:
         assert list(client.session().stream("x")) == ["one", " two"]
     assert asked == [None, "3", "7"]

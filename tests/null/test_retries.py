@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import httpx
+import httpx2
 import pytest
 
 from tests.null.asgi import Serve, Server
@@ -21,25 +21,25 @@ ECHO = Call(
     prompt=(Segment(text="one two"), Segment(output="x")),
     placeholders=(Placeholder(name="x", in_out=InOut.OUT, semantic_var_id="x"),),
 )
-WANT_AGAIN = httpx.Response(429, headers={"Retry-After": "7"})
+WANT_AGAIN = httpx2.Response(429, headers={"Retry-After": "7"})
 # The server took the calls, and one of them failed. Sending them again would set them twice.
-OF_A_CALL = httpx.Response(503, headers={"Retry-After": "1"}, json={"error": {"call": "draft"}})
+OF_A_CALL = httpx2.Response(503, headers={"Retry-After": "1"}, json={"error": {"call": "draft"}})
 
 
-class LosesAnswers(httpx.AsyncBaseTransport):
+class LosesAnswers(httpx2.AsyncBaseTransport):
     """Passes requests to a real server and loses the response to each one `times` times."""
 
     def __init__(self, server: Server, times: int) -> None:
-        self._inner = httpx.ASGITransport(server.app)
+        self._inner = httpx2.ASGITransport(server.app)
         self._times = times
         self.seen: list[tuple[str, str, str | None]] = []
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         key = request.headers.get("idempotency-key")
         self.seen.append((request.method, request.url.path, key))
         answer = await self._inner.handle_async_request(request)
         if self.seen.count(self.seen[-1]) <= self._times:
-            raise httpx.ReadError("the connection broke")
+            raise httpx2.ReadError("the connection broke")
         return answer
 
 
@@ -107,7 +107,7 @@ async def test_a_full_server_is_retried_after_its_retry_after(
             await server.http.delete(f"/v1/session/{held}")
 
     monkeypatch.setattr("weftline.sdk.aconnection.sleep", sleep)
-    client = AsyncClient("http://t", transport=httpx.ASGITransport(server.app))
+    client = AsyncClient("http://t", transport=httpx2.ASGITransport(server.app))
     session = await client.session().open()
     assert pauses == [1.0, 1.0] and session.id != held
     with pytest.raises(Overloaded):
@@ -120,25 +120,25 @@ def test_the_synchronous_client_does_the_same(monkeypatch: pytest.MonkeyPatch) -
     pauses: list[float] = []
     monkeypatch.setattr("weftline.sdk.connection.sleep", pauses.append)
 
-    def answers(last: httpx.Response) -> Iterator[httpx.Response | None]:
-        yield httpx.Response(503, headers={"Retry-After": "2"})
+    def answers(last: httpx2.Response) -> Iterator[httpx2.Response | None]:
+        yield httpx2.Response(503, headers={"Retry-After": "2"})
         yield None
         yield last
 
-    waiting = answers(httpx.Response(200, json={"session_id": "s", "protocol": "1"}))
+    waiting = answers(httpx2.Response(200, json={"session_id": "s", "protocol": "1"}))
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         found = next(waiting)
         if found is None:
-            raise httpx.ReadError("the connection broke")
+            raise httpx2.ReadError("the connection broke")
         return found
 
-    with Client("http://t", transport=httpx.MockTransport(answer)) as client:
+    with Client("http://t", transport=httpx2.MockTransport(answer)) as client:
         assert client.session().id == "s"
         events = 'event: part\ndata: {"offset": 0, "text": "hi"}\n\n'
         events += 'event: value\ndata: {"value": "hi"}\n\n'
         waiting = answers(
-            httpx.Response(200, text=events, headers={"Content-Type": "text/event-stream"})
+            httpx2.Response(200, text=events, headers={"Content-Type": "text/event-stream"})
         )
         assert list(client.stream([ECHO], "x")) == ["hi"]
     assert pauses == [2.0, 0.4, 2.0, 0.4]
@@ -150,24 +150,24 @@ def test_the_synchronous_client_does_the_same(monkeypatch: pytest.MonkeyPatch) -
         (0, "POST", "/v1/submit", WANT_AGAIN, 7.0),
         (1, "PUT", "/v1/session/s/variable/v", WANT_AGAIN, 7.0),
         (2, "POST", "/v1/submit", WANT_AGAIN, None),
-        (0, "POST", "/v1/submit", httpx.Response(429, headers={"Retry-After": "3600"}), None),
-        (2, "POST", "/v1/submit", httpx.Response(429), None),
+        (0, "POST", "/v1/submit", httpx2.Response(429, headers={"Retry-After": "3600"}), None),
+        (2, "POST", "/v1/submit", httpx2.Response(429), None),
         (0, "POST", "/v1/submit", OF_A_CALL, None),
-        (0, "POST", "/v1/submit", httpx.Response(500, headers={"Retry-After": "1"}), None),
-        (0, "POST", "/v1/submit", httpx.Response(200), None),
-        (0, "POST", "/v1/submit", httpx.ReadError("x"), 0.1),
-        (1, "POST", "/v1/get", httpx.RemoteProtocolError("x"), 0.4),
-        (0, "GET", "/v1/models", httpx.ReadError("x"), 0.1),
-        (0, "DELETE", "/v1/session/s", httpx.ReadError("x"), None),
-        (0, "DELETE", "/v1/session/s", httpx.ConnectError("x"), 0.1),
-        (2, "GET", "/v1/models", httpx.ConnectError("x"), None),
+        (0, "POST", "/v1/submit", httpx2.Response(500, headers={"Retry-After": "1"}), None),
+        (0, "POST", "/v1/submit", httpx2.Response(200), None),
+        (0, "POST", "/v1/submit", httpx2.ReadError("x"), 0.1),
+        (1, "POST", "/v1/get", httpx2.RemoteProtocolError("x"), 0.4),
+        (0, "GET", "/v1/models", httpx2.ReadError("x"), 0.1),
+        (0, "DELETE", "/v1/session/s", httpx2.ReadError("x"), None),
+        (0, "DELETE", "/v1/session/s", httpx2.ConnectError("x"), 0.1),
+        (2, "GET", "/v1/models", httpx2.ConnectError("x"), None),
     ],
 )
 def test_when_to_ask_again(
     attempt: int,
     method: str,
     path: str,
-    result: httpx.Response | httpx.TransportError,
+    result: httpx2.Response | httpx2.TransportError,
     expected: float | None,
 ) -> None:
     """There are two more attempts: a refusal waits as it says, a broken connection is retried where
@@ -185,7 +185,7 @@ def test_a_refusal_that_names_no_time(
 ) -> None:
     """Pauses grow as in the openai client, with jitter, so that clients do not return at once."""
     for status in (429, 503):
-        refused = httpx.Response(status, headers=headers)
+        refused = httpx2.Response(status, headers=headers)
         waits = {pause(attempt, "POST", "/v1/submit", refused, 9999) for _ in range(20)}
         assert len(waits) > 1
         assert all(w is not None and 0.75 * longest <= w <= longest for w in waits)

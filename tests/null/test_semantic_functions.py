@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.null.asgi import Serve
@@ -44,14 +44,14 @@ def title(
     """ "{{input:book}}"{{output:line}}"""
 
 
-class Sent(httpx.AsyncBaseTransport):
+class Sent(httpx2.AsyncBaseTransport):
     """The server under test, and the method and path of each request that it got."""
 
     def __init__(self, app: Any) -> None:
-        self._inner = httpx.ASGITransport(app)
+        self._inner = httpx2.ASGITransport(app)
         self.requests: list[str] = []
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         self.requests.append(f"{request.method} {request.url.path}")
         return await self._inner.handle_async_request(request)
 
@@ -100,7 +100,7 @@ async def test_several_outputs_and_one_at_the_very_start(serve: Serve) -> None:
     """Each output has a future, in the docstring's order. The later output sees the earlier one."""
     script = (("b! and", "c!"), ("b! goes on", "d!"), ("", "b!"))
     server = await serve(NullConfig(mode=NullMode.SCRIPT, script=script))
-    transport = httpx.ASGITransport(server.app)
+    transport = httpx2.ASGITransport(server.app)
     async with AsyncClient("http://t", transport=transport) as client, client.session():
         first, second = both("x")
         assert (await second, await first) == ("c!", "b!")

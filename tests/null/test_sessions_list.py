@@ -9,7 +9,7 @@ import time
 from functools import partial
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.null.asgi import Serve, call
@@ -265,11 +265,11 @@ def answering(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]]) -> li
     """Let the commands ask a server that lists `rows`; returns the paths that they ask for."""
     paths: list[str] = []
 
-    def serve(request: httpx.Request) -> httpx.Response:
+    def serve(request: httpx2.Request) -> httpx2.Response:
         paths.append(request.url.raw_path.decode())
-        return httpx.Response(200, json={"sessions": rows, "events": []})
+        return httpx2.Response(200, json={"sessions": rows, "events": []})
 
-    client = partial(Client, transport=httpx.MockTransport(serve))
+    client = partial(Client, transport=httpx2.MockTransport(serve))
     for module in (sessions, trace):
         monkeypatch.setattr(module, "Client", client)
     return paths

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.null.asgi import Serve, call
@@ -85,11 +85,11 @@ def printed(
     """The path that `weftline trace --events s_1` asks for, and its output for `answer`."""
     paths: list[str] = []
 
-    def serve(request: httpx.Request) -> httpx.Response:
+    def serve(request: httpx2.Request) -> httpx2.Response:
         paths.append(request.url.path)
-        return httpx.Response(200, json=answer)
+        return httpx2.Response(200, json=answer)
 
-    transport = httpx.MockTransport(serve)
+    transport = httpx2.MockTransport(serve)
     monkeypatch.setattr(trace, "Client", partial(Client, transport=transport))
     assert main(["trace", "--events", "s_1"]) == 0
     (path,) = paths

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import httpx
+import httpx2
 
 from tests.null.asgi import Server, call
 from weftline_engine.null import NullConfig, NullEngine, NullMode
@@ -18,7 +18,7 @@ async def test_a_graph_over_two_models() -> None:
     app = create_app(ServerConfig(), makers)
     async with (
         app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as http,
+        httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://t") as http,
     ):
         server = Server(app, http)
         session = await server.session()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import httpx
+import httpx2
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -27,7 +27,7 @@ def own() -> Iterator[str]:
             "max_tokens": 4,
             "weftline": {"session_id": "mine", "open": True, "run_name": "nightly report"},
         }
-        httpx.post(f"{url}/v1/chat/completions", json=body).raise_for_status()
+        httpx2.post(f"{url}/v1/chat/completions", json=body).raise_for_status()
         waits = client.session()
         waits.submit([ask("first", "Begin", "a", "topic"), ask("last", "End", "z", "a")])
         yield url

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-import httpx
+import httpx2
 from playwright.sync_api import Page, expect
 
 from tests.page.programs import ask, map_reduce, rag
@@ -204,7 +204,7 @@ def test_a_server_with_keys_asks_for_one(page: Page, tmp_path: Path) -> None:
 def test_the_page_asks_no_other_host(page: Page, url: str, client: Client) -> None:
     """Every request goes to the server that sent the page."""
     asked: set[str] = set()
-    page.on("request", lambda request: asked.add(httpx.URL(request.url).host))
+    page.on("request", lambda request: asked.add(httpx2.URL(request.url).host))
     session = map_reduce(client, 2)
     open_session(page, url, session.id)
     expect(page.locator("#graph .node.done")).to_have_count(3)

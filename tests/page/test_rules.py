@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from playwright.sync_api import Browser, Page, expect
 
 from tests.page.programs import ask
@@ -34,7 +34,7 @@ INLINE = """() => {
 def test_nothing_inline_and_no_other_host_runs(browser: Browser, url: str) -> None:
     """Every file names the rules, and Chromium keeps them: a script in the text does not run."""
     for name in ("", "app.js", "engines.js", "advice.js", "style.css"):
-        header = httpx.get(f"{url}/ui/{name}").headers["content-security-policy"]
+        header = httpx2.get(f"{url}/ui/{name}").headers["content-security-policy"]
         assert set(header.split("; ")) == RULES
     page = browser.new_page()
     page.goto(f"{url}/ui/")

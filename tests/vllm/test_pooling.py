@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import numpy as np
 import pytest
 
@@ -55,7 +55,7 @@ def test_vllm_embeds_for_a_graph(pooling: str, minilm: Path, tmp_path: Path) -> 
     expected = SentenceTransformer(str(minilm), device="cpu").encode(TEXTS)
     with (
         local_server("--config", str(file)) as url,
-        httpx.Client(base_url=url, timeout=120) as http,
+        httpx2.Client(base_url=url, timeout=120) as http,
     ):
         answer = http.post("/v1/embeddings", json={"model": "far", "input": TEXTS}).json()
         found = np.array([one["embedding"] for one in answer["data"]])

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-import httpx
+import httpx2
 import psutil
 import pytest
 import pytest_asyncio
@@ -33,8 +33,10 @@ async def server(vllm: Target, vllm_socket: str, vllm_config: VLLMConfig) -> Asy
     config = replace(vllm_config, python=None, connect=endpoint)
     app = create_app(ServerConfig(), {"vllm": lambda: VLLMEngine(config)})
     async with app.router.lifespan_context(app):
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://t", timeout=300) as http:
+        transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx2.AsyncClient(
+            transport=transport, base_url="http://t", timeout=300
+        ) as http:
             yield Server(app, http)
 
 

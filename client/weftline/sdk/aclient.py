@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Self
 
-import httpx
+import httpx2
 
 from weftline.contract.errors import WeftlineError
 from weftline.contract.protocol import Call, Criterion, SetVariable, Submit
@@ -30,7 +30,7 @@ class AsyncClient:
 
     `base_url` is the server's address. It defaults to the environment variable WEFTLINE_BASE_URL,
     and without that to http://127.0.0.1:8600. `api_key` defaults to WEFTLINE_API_KEY; without a
-    key, none is sent. `headers` are sent with every request. `transport` replaces httpx's
+    key, none is sent. `headers` are sent with every request. `transport` replaces httpx2's
     transport, for example in tests.
 
     `timeout_s` is the longest silence of the server, in seconds, before a request raises Timeout.
@@ -49,7 +49,7 @@ class AsyncClient:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
         max_retries: int = MAX_RETRIES,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         self.connection = AsyncConnection(
             base_url,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Self
 
-import httpx
+import httpx2
 
 from weftline.contract.protocol import Call, Criterion, SetVariable, Submit
 from weftline.contract.steps import Step
@@ -26,7 +26,7 @@ class Client:
 
     `base_url` is the server's address. It defaults to the environment variable WEFTLINE_BASE_URL,
     and without that to http://127.0.0.1:8600. `api_key` defaults to WEFTLINE_API_KEY; without a
-    key, none is sent. `headers` are sent with every request. `transport` replaces httpx's
+    key, none is sent. `headers` are sent with every request. `transport` replaces httpx2's
     transport, for example in tests.
 
     `timeout_s` is the longest silence of the server, in seconds, before a request raises Timeout.
@@ -45,7 +45,7 @@ class Client:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
         max_retries: int = MAX_RETRIES,
-        transport: httpx.BaseTransport | None = None,
+        transport: httpx2.BaseTransport | None = None,
     ) -> None:
         self.connection = Connection(
             base_url,

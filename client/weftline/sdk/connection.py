@@ -11,8 +11,7 @@ from itertools import count
 from time import sleep
 from typing import Any
 
-import httpx
-from httpx_sse import ServerSentEvent, connect_sse
+import httpx2
 
 from weftline.contract.protocol import Get, Submit, to_wire
 from weftline.sdk.http import (
@@ -44,15 +43,15 @@ class Connection:
         headers: Mapping[str, str],
         timeout_s: float | None,
         max_retries: int,
-        transport: httpx.BaseTransport | None,
+        transport: httpx2.BaseTransport | None,
     ) -> None:
         self._endpoint = ServerEndpoint.find(base_url, api_key)
         self._known = Known()
         self._max_retries = max_retries
         self._timeout = (
-            TIMEOUT if timeout_s is None else httpx.Timeout(timeout_s, connect=CONNECT_S)
+            TIMEOUT if timeout_s is None else httpx2.Timeout(timeout_s, connect=CONNECT_S)
         )
-        self._http = httpx.Client(
+        self._http = httpx2.Client(
             base_url=self._endpoint.base_url,
             headers={**headers, **self._endpoint.headers},
             timeout=self._timeout,
@@ -72,7 +71,7 @@ class Connection:
         for attempt in count():
             try:
                 answer = self._http.request(method, path, json=content, headers=headers)
-            except httpx.TransportError as error:
+            except httpx2.TransportError as error:
                 wait = pause(attempt, method, path, error, self._max_retries, self._known)
                 if wait is None:
                     raise self._endpoint.unreachable(error) from error
@@ -98,7 +97,7 @@ class Connection:
         path: str,
         body: Get | Submit | Mapping[str, Any],
         max_retries: int | None = None,
-    ) -> Generator[ServerSentEvent, None, None]:
+    ) -> Generator[httpx2.ServerSentEvent, None, None]:
         """The events of a streamed response, each once, also over broken connections.
 
         `max_retries` defaults to that of the client.
@@ -108,19 +107,19 @@ class Connection:
         timeout = self._timeout
         if isinstance(body, Submit) and timeout.read is not None:
             # A stream may have no event for a long time, but the server pings every 15 s.
-            timeout = httpx.Timeout(max(timeout.read, PINGS_S), connect=CONNECT_S)
+            timeout = httpx2.Timeout(max(timeout.read, PINGS_S), connect=CONNECT_S)
         while True:
             try:
-                with connect_sse(
-                    self._http,
-                    "POST",
+                with self._http.sse(
                     path,
+                    method="POST",
                     json=request.content,
                     headers=request.headers,
                     timeout=timeout,
+                    max_event_size=None,  # a value or a graph is as large as the server makes it
                 ) as source:
                     if request.goes_on(source.response):
-                        for event in source.iter_sse():
+                        for event in source:
                             if (new := request.new(event)) is not None:
                                 yield new
                         request.check_whole()
@@ -129,7 +128,7 @@ class Connection:
                     if wait is None:
                         source.response.read()
                         body_of(source.response)
-            except httpx.TransportError as error:
+            except httpx2.TransportError as error:
                 wait = request.pause(error)
                 if wait is None:
                     raise self._endpoint.unreachable(error, began=request.began) from error

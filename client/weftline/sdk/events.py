@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from httpx_sse import ServerSentEvent
+from httpx2 import ServerSentEvent
 
 from weftline.contract.errors import WeftlineError
 

@@ -13,8 +13,7 @@ from ssl import SSLContext
 from typing import Any
 from urllib.parse import urlencode
 
-import httpx
-from httpx_sse import ServerSentEvent
+import httpx2
 
 from weftline.contract.errors import ConnectionFailed, EngineFailed, Refusal, Timeout, WeftlineError
 from weftline.contract.protocol import Criterion, Get
@@ -24,9 +23,9 @@ DEFAULT_BASE_URL = "http://127.0.0.1:8600"
 # A connection opens soon or never. A response may take as long as the application runs.
 CONNECT_S = 5.0
 PINGS_S = 45.0  # a stream that is silent for this long has broken: the server pings every 15 s
-TIMEOUT = httpx.Timeout(None, connect=CONNECT_S)
+TIMEOUT = httpx2.Timeout(None, connect=CONNECT_S)
 # A request lasts as long as its application runs, so each open request needs its own connection.
-LIMITS = httpx.Limits(max_connections=2000, max_keepalive_connections=100)
+LIMITS = httpx2.Limits(max_connections=2000, max_keepalive_connections=100)
 
 
 def without_v1(url: str) -> str:
@@ -55,12 +54,12 @@ class ServerEndpoint:
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
-    def unreachable(self, error: httpx.TransportError, *, began: bool = False) -> WeftlineError:
+    def unreachable(self, error: httpx2.TransportError, *, began: bool = False) -> WeftlineError:
         """ConnectionFailed for a server that cannot be reached, or Timeout for a silent one.
 
         `began` is True if a response had begun.
         """
-        if isinstance(error, httpx.ReadTimeout):
+        if isinstance(error, httpx2.ReadTimeout):
             return Timeout(
                 f"the weftline server at {self.base_url} sent nothing for as long as the timeout "
                 "allows: set a longer timeout, or read the server's log"
@@ -98,18 +97,18 @@ class Known:
 
     durable: bool = False
 
-    def hear(self, response: httpx.Response) -> None:
+    def hear(self, response: httpx2.Response) -> None:
         self.durable |= DURABLE in response.headers
 
 
-def returning(attempt: int, result: httpx.Response | httpx.TransportError) -> float | None:
+def returning(attempt: int, result: httpx2.Response | httpx2.TransportError) -> float | None:
     """Seconds to wait for a durable server that may be restarting.
 
     None if `result` does not show that the server has ended, or after too many attempts.
     """
-    if attempt >= RETURNS or isinstance(result, httpx.ReadTimeout):
+    if attempt >= RETURNS or isinstance(result, httpx2.ReadTimeout):
         return None
-    if isinstance(result, httpx.Response) and (
+    if isinstance(result, httpx2.Response) and (
         result.status_code != 503 or _is_of_a_call(result) or "retry-after" not in result.headers
     ):
         return None
@@ -120,7 +119,7 @@ def pause(
     attempt: int,
     method: str,
     path: str,
-    result: httpx.Response | httpx.TransportError,
+    result: httpx2.Response | httpx2.TransportError,
     max_retries: int = MAX_RETRIES,
     known: Known | None = None,
 ) -> float | None:
@@ -131,16 +130,16 @@ def pause(
     Retry-After, or after growing pauses. If the server is `known` to continue its sessions after a
     restart, the client tries for about a minute, even with `max_retries` 0.
     """
-    unsent = isinstance(result, (httpx.ConnectError, httpx.ConnectTimeout))
+    unsent = isinstance(result, (httpx2.ConnectError, httpx2.ConnectTimeout))
     harmless = method == "GET" or path in _KEYED or path == "/v1/get"
-    answered = isinstance(result, httpx.Response)
+    answered = isinstance(result, httpx2.Response)
     if known is not None and known.durable and (unsent or harmless or answered):
         wait = returning(attempt, result)
         if wait is not None:
             return wait
-    if attempt >= max_retries or isinstance(result, httpx.ReadTimeout):
+    if attempt >= max_retries or isinstance(result, httpx2.ReadTimeout):
         return None  # the user has set how long to wait
-    if isinstance(result, httpx.Response):
+    if isinstance(result, httpx2.Response):
         wanted = result.headers.get("retry-after", "")
         if result.status_code not in (429, 503) or _is_of_a_call(result):
             return None
@@ -151,15 +150,15 @@ def pause(
     return FIRST_PAUSE_S * 4 ** min(attempt, 4) if unsent or harmless else None
 
 
-def _is_of_a_call(response: httpx.Response) -> bool:
+def _is_of_a_call(response: httpx2.Response) -> bool:
     """Whether a call has failed: the server had accepted the request, so it is not sent again."""
     try:
         return response.json()["error"]["call"] is not None
-    except (ValueError, KeyError, TypeError, httpx.ResponseNotRead):
+    except (ValueError, KeyError, TypeError, httpx2.ResponseNotRead):
         return False  # a proxy's refusal
 
 
-def body_of(response: httpx.Response) -> Any:
+def body_of(response: httpx2.Response) -> Any:
     """The JSON of a successful response. Raises the WeftlineError that another one describes."""
     try:
         body = response.json()
@@ -194,7 +193,7 @@ def get_body(
 OnGraph = Callable[[dict[str, Any]], None]
 
 
-def text_of_event(event: ServerSentEvent, on_graph: OnGraph | None) -> str:
+def text_of_event(event: httpx2.ServerSentEvent, on_graph: OnGraph | None) -> str:
     """The text of a `part` event. It is empty for any other event.
 
     `on_graph` is called with a `graph` event. Raises the error of an `error` event.
@@ -214,7 +213,7 @@ def text_of_event(event: ServerSentEvent, on_graph: OnGraph | None) -> str:
 @lru_cache(maxsize=1)
 def certificates() -> SSLContext:
     """The machine's certificates. They are read once, because reading them takes 40 ms."""
-    return httpx.create_ssl_context()
+    return httpx2.create_ssl_context()
 
 
 def sessions_path(limit: int, text: str) -> str:

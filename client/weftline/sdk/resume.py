@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
-from httpx_sse import ServerSentEvent
+import httpx2
 
 from weftline.contract.protocol import Get, Submit, to_wire
 from weftline.sdk.http import MAX_RETRIES, Known, idempotency, pause
@@ -50,7 +49,7 @@ class StreamedRequest:
             return {"Last-Event-ID": self._last_id}
         return dict(self._key)  # the caller adds to them
 
-    def goes_on(self, response: httpx.Response) -> bool:
+    def goes_on(self, response: httpx2.Response) -> bool:
         """Whether events follow. False if the server refused the request.
 
         Raises RemoteProtocolError if the server does not know the first attempt and has run the
@@ -64,12 +63,12 @@ class StreamedRequest:
             self._had.again = True
         elif self._had.seen and self._key and "idempotency-replayed" not in response.headers:
             self._had.is_lost = True
-            raise httpx.RemoteProtocolError("the server has begun anew")
+            raise httpx2.RemoteProtocolError("the server has begun anew")
         self.began = True
         self._had.passed = 0
         return True
 
-    def new(self, event: ServerSentEvent) -> ServerSentEvent | None:
+    def new(self, event: httpx2.ServerSentEvent) -> httpx2.ServerSentEvent | None:
         """The part of `event` that the caller has not received, or None if there is none.
 
         A ping has no data, so its result is None. Raises RemoteProtocolError if the caller has
@@ -80,7 +79,7 @@ class StreamedRequest:
         if self._key and self._had.again:
             if self._had.is_anew(event):
                 self._had.is_lost = True
-                raise httpx.RemoteProtocolError("the text was made anew")
+                raise httpx2.RemoteProtocolError("the text was made anew")
             event_left = self._had.left_of(event)
             if event_left is None:
                 return None
@@ -102,9 +101,9 @@ class StreamedRequest:
         Without this check, a stream that a proxy cuts off would look complete.
         """
         if self._left > 0:
-            raise httpx.RemoteProtocolError("the stream ended before its last event")
+            raise httpx2.RemoteProtocolError("the stream ended before its last event")
 
-    def pause(self, result: httpx.Response | httpx.TransportError) -> float | None:
+    def pause(self, result: httpx2.Response | httpx2.TransportError) -> float | None:
         """Seconds to wait before another attempt; None if `result` is final."""
         if self._had.is_lost:
             return None
@@ -130,7 +129,7 @@ class Had:
         self._texts: dict[str, tuple[str, int]] = {}  # variable → attempt, end
         self._ended: set[str] = set()
 
-    def note(self, event: ServerSentEvent) -> None:
+    def note(self, event: httpx2.ServerSentEvent) -> None:
         """Note that the caller receives `event`."""
         self._begun |= event.event == "submitted"
         variable, attempt, end = _place(event.id)
@@ -139,13 +138,13 @@ class Had:
         elif event.event in ("value", "failed"):
             self._ended.add(variable)
 
-    def is_anew(self, event: ServerSentEvent) -> bool:
+    def is_anew(self, event: httpx2.ServerSentEvent) -> bool:
         """Whether the caller has a part of a text of another attempt than that of `event`."""
         variable, attempt, _ = _place(event.id)
         had, end = self._texts.get(variable, (attempt, 0))
         return event.event == "part" and end > 0 and had != attempt
 
-    def left_of(self, event: ServerSentEvent) -> ServerSentEvent | None:
+    def left_of(self, event: httpx2.ServerSentEvent) -> httpx2.ServerSentEvent | None:
         """The part of `event` that the caller has not received, or None."""
         variable, attempt, end = _place(event.id)
         if (event.event == "submitted" and self._begun) or variable in self._ended:
@@ -158,7 +157,7 @@ class Had:
         data = json.loads(event.data)
         data["text"] = data["text"][max(0, had - data["offset"]) :]
         data["offset"] = max(had, data["offset"])
-        return ServerSentEvent(event.event, json.dumps(data), event.id, event.retry)
+        return httpx2.ServerSentEvent(event.event, json.dumps(data), event.id, event.retry)
 
 
 def _place(id: str) -> tuple[str, str, int]:

@@ -110,7 +110,7 @@ def send(session: Named, connection: Connection, out: str, body: SetVariable) ->
         except (AlreadySet, UnknownSession) as error:
             log.debug("the result of %s comes too late: %s", out, error)
             return
-        except RuntimeError as error:  # httpx's error of a closed client
+        except RuntimeError as error:  # httpx2's error of a closed client
             if not session.closed:
                 raise
             log.debug("the result of %s comes too late: %s", out, error)

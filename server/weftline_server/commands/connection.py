@@ -15,8 +15,8 @@ MAX_HEADER_BYTES = 64 << 10  # of a request's first line and headers, as in ngin
 HEADERS_S = 15.0  # seconds from a request's first byte to the end of its headers
 BODY_S = 120.0  # seconds from there to the end of its body: 8 MiB at 70 kB/s
 UNREAD_S = 30.0  # seconds in which a client that has unread bytes of an answer reads some of them
-# Seconds to keep an idle connection. Clients close theirs after 5 s (httpx) to 60 s (load balancers
-# of clouds). If the server is the first, a request that is on its way at that time is lost.
+# Seconds to keep an idle connection. Clients close theirs after 5 s (httpx2) to 60 s (load
+# balancers of clouds). If the server is the first, a request on its way at that time is lost.
 KEEP_S = 75
 MAX_CONNECTIONS = 8192  # at once; each takes about 100 kB with a running request
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.null.asgi import Server, call
@@ -36,9 +36,9 @@ async def running(
     app = create_app(config, {"null": lambda: NullEngine(engine), **also})
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(app.router.lifespan_context(app))
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
         http = await stack.enter_async_context(
-            httpx.AsyncClient(transport=transport, base_url="http://t")
+            httpx2.AsyncClient(transport=transport, base_url="http://t")
         )
         yield Server(app, http)
 

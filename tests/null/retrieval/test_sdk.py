@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import httpx
+import httpx2
 import pytest
 
 from tests.null.asgi import Serve
@@ -26,7 +26,7 @@ def ask(
 @pytest.fixture
 async def client(serve: Serve) -> AsyncIterator[AsyncClient]:
     server = await serve(also=engines())
-    async with AsyncClient("http://t", transport=httpx.ASGITransport(server.app)) as made:
+    async with AsyncClient("http://t", transport=httpx2.ASGITransport(server.app)) as made:
         yield made
 
 

@@ -6,7 +6,7 @@ import base64
 from array import array
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.null.asgi import Serve, Server, call
@@ -44,7 +44,7 @@ def text(value: str) -> dict[str, Any]:
     return {"value": value}
 
 
-async def run(server: Server, *steps: Any, calls: Any = (), **more: Any) -> httpx.Response:
+async def run(server: Server, *steps: Any, calls: Any = (), **more: Any) -> httpx2.Response:
     return await server.http.post(
         "/v1/submit", json={"steps": steps, "calls": calls, "close": True, **more}
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import uvicorn
 from fastapi import FastAPI
@@ -27,10 +27,10 @@ class Socket:
 
     def client(self) -> Client:
         """A synchronous client; use it in another thread than the server's."""
-        return Client("http://t", transport=httpx.HTTPTransport(uds=self.path))
+        return Client("http://t", transport=httpx2.HTTPTransport(uds=self.path))
 
     def aclient(self) -> AsyncClient:
-        return AsyncClient("http://t", transport=httpx.AsyncHTTPTransport(uds=self.path))
+        return AsyncClient("http://t", transport=httpx2.AsyncHTTPTransport(uds=self.path))
 
 
 Listen = Callable[..., Awaitable[Socket]]

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.null.asgi import Serve, Server, call
@@ -46,7 +46,7 @@ async def submit(server: Server, *steps: Any, calls: Any = (), **more: Any) -> d
     return dict(answer.json())
 
 
-async def put(server: Server, session: str, variable: str, **body: Any) -> httpx.Response:
+async def put(server: Server, session: str, variable: str, **body: Any) -> httpx2.Response:
     return await server.http.put(f"/v1/session/{session}/variable/{variable}", json=body)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.null.asgi import Serve
@@ -35,7 +35,7 @@ async def session(serve: Serve, tmp_path: Path) -> AsyncIterator[AsyncSession]:
     (tmp_path / "mine.py").write_text("def count(text, more=0):\n    return len(text) + more\n")
     table = {"name": "count", "call": "mine:count", "path": str(tmp_path)}
     server = await serve(also=factories(from_tables({"function": [table]})))
-    transport = httpx.ASGITransport(server.app)
+    transport = httpx2.ASGITransport(server.app)
     async with AsyncClient("http://t", transport=transport) as client, client.session() as made:
         yield made
 

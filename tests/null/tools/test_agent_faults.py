@@ -7,7 +7,7 @@ import logging
 import sys
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.null.steps.conftest import Listen, Socket, listen  # noqa: F401 - a fixture
@@ -35,20 +35,20 @@ def breaks_on_put(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An instrumentation that fails for the requests with which a client sends results."""
     send = library.send
 
-    def check(request: httpx.Request) -> None:
+    def check(request: httpx2.Request) -> None:
         if request.method == "PUT":
             raise TypeError("the hook knows no PUT")
 
-    if library is httpx.Client:
+    if library is httpx2.Client:
 
-        def wrong(self: Any, request: httpx.Request, **options: Any) -> Any:
+        def wrong(self: Any, request: httpx2.Request, **options: Any) -> Any:
             check(request)
             return send(self, request, **options)
 
         monkeypatch.setattr(library, "send", wrong)
         return
 
-    async def awrong(self: Any, request: httpx.Request, **options: Any) -> Any:
+    async def awrong(self: Any, request: httpx2.Request, **options: Any) -> Any:
         check(request)
         return await send(self, request, **options)
 
@@ -60,7 +60,7 @@ async def test_a_result_that_cannot_be_sent_ends_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The server would wait for the tool's result. The run raises what hindered the sending."""
-    breaks_on_put(httpx.AsyncClient, monkeypatch)
+    breaks_on_put(httpx2.AsyncClient, monkeypatch)
     async with served.aclient() as client, client.session() as session:
         with pytest.raises(TypeError, match="the hook knows no PUT"):
             await session.agent("#early", tools=[length])
@@ -72,7 +72,7 @@ async def test_a_result_that_a_thread_cannot_send_ends_the_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The call is cancelled in the server, and the cause of that is what hindered the sending."""
-    breaks_on_put(httpx.Client, monkeypatch)
+    breaks_on_put(httpx2.Client, monkeypatch)
 
     def run() -> None:
         with served.client() as client, client.session() as session:
@@ -147,14 +147,14 @@ async def test_the_sdk_raises_an_exception_as_it_is(
 ) -> None:
     """No error of weftline stands before it: the user wrote the code that the client calls."""
 
-    async def wrong(self: Any, request: httpx.Request, **options: Any) -> Any:
+    async def wrong(self: Any, request: httpx2.Request, **options: Any) -> Any:
         raise TypeError("the hook is broken")
 
-    def sync_wrong(self: Any, request: httpx.Request, **options: Any) -> Any:
+    def sync_wrong(self: Any, request: httpx2.Request, **options: Any) -> Any:
         raise TypeError("the hook is broken")
 
-    monkeypatch.setattr(httpx.AsyncClient, "send", wrong)
-    monkeypatch.setattr(httpx.Client, "send", sync_wrong)
+    monkeypatch.setattr(httpx2.AsyncClient, "send", wrong)
+    monkeypatch.setattr(httpx2.Client, "send", sync_wrong)
     with pytest.raises(TypeError, match="the hook is broken"):
         await _acall(AsyncClient("http://t"), way)
     with pytest.raises(TypeError, match="the hook is broken"):

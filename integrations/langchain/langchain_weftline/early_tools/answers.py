@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from httpx import TransportError
 from langchain_core.messages import AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk
 from openai import APIConnectionError
 from openai.types.chat import ChatCompletion
 
+from langchain_weftline.model.transport import httpx
 from weftline.adapters.early_tools import EarlyTurn
 from weftline.adapters.sessions import OURS
 
@@ -90,7 +90,7 @@ def streamed_answer(turn: EarlyTurn[Any], retried: bool) -> Iterator[StreamedAns
     token = _ANSWER.set(answer)
     try:
         yield answer
-    except (APIConnectionError, TransportError):
+    except (APIConnectionError, httpx.TransportError):
         if not retried:
             raise
     finally:

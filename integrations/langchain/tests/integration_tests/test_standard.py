@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
@@ -35,5 +35,5 @@ class TestStandard(ChatModelIntegrationTests):
 
     @property
     def model_override_value(self) -> str:
-        models = httpx.get(f"{ChatWeftline().server_url}/v1/models").json()["data"]
+        models = httpx2.get(f"{ChatWeftline().server_url}/v1/models").json()["data"]
         return str(models[0]["id"])
