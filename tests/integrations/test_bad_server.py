@@ -20,7 +20,7 @@ import pytest
 from langchain_core.runnables import RunnableLambda
 
 from langchain_weftline.model.failures import as_model
-from langchain_weftline.model.transport import httpx2 as chat_openai_http
+from langchain_weftline.model.transport import httpx as chat_openai_http
 from tests.integrations.conftest import served, started
 from tests.integrations.forks import Forked
 from tests.integrations.tiers import (

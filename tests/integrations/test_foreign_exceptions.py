@@ -13,7 +13,7 @@ import pytest
 from langchain_core.runnables import RunnableParallel
 
 from langchain_weftline import compile_chain
-from langchain_weftline.model.transport import httpx2 as chat_openai_http
+from langchain_weftline.model.transport import httpx as chat_openai_http
 from tests.integrations.tiers import AGAIN, ASK, GIVEN, TEXT, TIERS, Chain, chat_weftline
 from weftline import AsyncClient
 from weftline.adapters import BACKGROUND, Feed, Server
@@ -39,14 +39,23 @@ async def abroken_hook(*args: Any, **kwargs: Any) -> Any:
 
 @pytest.fixture
 def background_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Break the HTTP client of the graphs. That of the frameworks' own requests works."""
-    monkeypatch.setattr(httpx2.AsyncClient, "send", abroken_hook)
+    """Break the HTTP client of the graphs. That of the frameworks' own requests works: the openai
+    client's is a subclass.
+    """
+    send = httpx2.AsyncClient.send
+
+    async def broken(self: httpx2.AsyncClient, *args: Any, **kwargs: Any) -> httpx2.Response:
+        if type(self) is httpx2.AsyncClient:
+            broken_hook()
+        return await send(self, *args, **kwargs)
+
+    monkeypatch.setattr(httpx2.AsyncClient, "send", broken)
 
 
 @pytest.fixture
 def all_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Break every HTTP client, as an instrumentation of a wrong version does."""
-    for library in (httpx2, chat_openai_http):
+    for library in {httpx2, chat_openai_http}:
         monkeypatch.setattr(library.AsyncClient, "send", abroken_hook)
         monkeypatch.setattr(library.Client, "send", broken_hook)
 
