@@ -50,8 +50,8 @@ class Host:
     stream_s: float
 
 
-# Measured for the embedded engine, which plans a step after the last one's tokens are there. vLLM
-# plans one step ahead; that it leaves a millisecond a step is an assumption until it is measured.
+# Measured for the embedded engine when it planned each step after the last one's tokens were there.
+# vLLM plans one step ahead; that it leaves a millisecond a step is an assumption.
 EMBEDDED = Host(step_s=0.6e-3, stream_s=22e-6)
 VLLM = Host(step_s=1.0e-3, stream_s=5e-6)
 
