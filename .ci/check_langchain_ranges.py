@@ -59,6 +59,7 @@ TOOLS = (
     "pytest-timeout>=2.3",
     "pytest-xdist>=3.6",
     "h11>=0.16",
+    "httpx2>=2.16,<3",
 )
 
 
