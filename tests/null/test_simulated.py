@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bench.simulator.agents import Agents, simulate
+from bench.simulator.world import TWO_CORES
 from weftline_engine import api
 from weftline_engine.simulation import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_engine.virtual_time import VirtualLoop, run
@@ -168,3 +169,17 @@ def test_admission_matches_the_best_semaphore() -> None:
     rooms = (replace(AGENTS, at_once=room) for room in range(1, AGENTS.agents + 1))
     best = max(simulate(one, plain, off).rate for one in rooms)
     assert ours.rate > 0.9 * best
+
+
+def test_what_replaces_agents_without_a_name_does_not_crowd_the_cache() -> None:
+    """Nobody tells when these agents end. The first of them end together, and keep their rooms for
+    some pauses, in which the engine is idle. The next ones fit into these rooms. The engine's idle
+    time before them admits no others beside them, so little is computed twice.
+    """
+    agents = Agents(agents=16, applications=32, named=False)
+    config = replace(TWO_CORES, kv_tokens=agents.pool)
+    ours = simulate(agents, config, frozenset())
+    assert ours.computed < 1.1 * ours.needed
+    plain = replace(config, predicts=False)
+    lru = simulate(agents, plain, frozenset({"retention", "admission"}))
+    assert max(ours.ended) < 0.4 * max(lru.ended)

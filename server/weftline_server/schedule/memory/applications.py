@@ -316,6 +316,10 @@ class Busy:
             self.share = self.share * fade + self._now * (1 - fade)
         self._now, self._at = busy, now
 
+    def restart(self, now: float) -> None:
+        """Forget the time before `now`: it says nothing about work that comes from now on."""
+        self.share, self._at = 1.0, now
+
 
 class Filling:
     """The share of the recent time in which a model's engines computed prompts, each prompt at the
