@@ -17,6 +17,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from weftline_engine.api import Capability, Constraint, Description
+from weftline_engine.bookkeeping.drafting.gate import StepCosts
 from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.detokenizer import ByteDetokenizer
 from weftline_engine.embedded import devices
@@ -29,13 +30,8 @@ from weftline_engine.embedded.model.decoders import load_decoder, load_on_device
 from weftline_engine.embedded.model.device_model import DeviceModel
 from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_engine.embedded.sample.constraint import Grammars
-from weftline_engine.embedded.step import (
-    chunk_cost,
-    largest_step,
-    step_cost,
-    step_costs,
-    step_profile,
-)
+from weftline_engine.embedded.step import chunk_cost, largest_step, step_profile
+from weftline_engine.embedded.step_times import StepTimer, StepTimesFile
 from weftline_engine.embedded.window_sizes import window_sizes
 from weftline_engine.model_texts import default_sampling, tokenizer_texts
 from weftline_engine.models.cache import default_home
@@ -57,8 +53,12 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
     decoder = _decoder(options, device)
     cell = decoder.new_cache(1, 1)
     per_token = cell.numel() * cell.element_size()
-    measured = step_cost(decoder, options.block_size) if device.type == "cpu" else None
-    config = _scheduling(options, decoder, measured, per_token)
+    # Only in the C decoder, a row's result does not depend on the rows beside it.
+    drafting = isinstance(decoder, NativeDecoder) and not options.no_drafting
+    timer = None
+    if device.type == "cpu":
+        timer = StepTimer(decoder, options.block_size, _times_file(options, decoder, drafting))
+    config = _scheduling(options, decoder, None if timer is None else timer.row, per_token)
     grammars = _grammars(path, decoder.config.vocabulary, decoder.config.eos)
     core = Core(
         decoder,
@@ -68,13 +68,8 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         seed=options.seed,
         tree_attention=not options.no_tree_attention,
     )
-    # Only in the C decoder, a row's result does not depend on the rows beside it.
-    drafting = isinstance(decoder, NativeDecoder) and not options.no_drafting
-    costs = step_costs(decoder, core.cache, config) if drafting else None
-    core.draft(costs)
-    if isinstance(decoder, DeviceModel):
-        decoder.warm(core.cache)
-        measured = chunk_cost(decoder, core.cache, config)
+    row, drafts, profile = _step_times(decoder, core, config, timer, drafting)
+    core.draft(drafts)
     texts = tokenizer_texts(directory)
     description = Description(
         model=options.name or directory.name,
@@ -92,11 +87,39 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         vocabulary=decoder.config.vocabulary,
         capabilities=_capabilities(grammars),
         constraints=() if grammars is None else tuple(Constraint),
-        step_profile=step_profile(decoder, core.cache, config),
-        drafts=costs is not None,
-        kv_costs=kv_costs(measured, core.cache, config, options.host_kv_tokens),
+        step_profile=profile,
+        drafts=drafts is not None,
+        kv_costs=kv_costs(row, core.cache, config, options.host_kv_tokens),
     )
     return core, description
+
+
+def _times_file(
+    options: argparse.Namespace, decoder: Model, drafting: bool
+) -> StepTimesFile | None:
+    """Where the step times of this model and machine are kept; None for a decoder in torch."""
+    if not isinstance(decoder, NativeDecoder):
+        return None
+    return StepTimesFile(
+        default_home(),
+        str(options.model.resolve()),
+        *(options.dtype, options.quantize, options.load_format, options.max_running),
+        *(drafting, decoder.threads, decoder.kernels, decoder.config),
+    )
+
+
+def _step_times(
+    decoder: Model, core: Core, config: SchedulerConfig, timer: StepTimer | None, drafting: bool
+) -> tuple[RowCost | None, StepCosts | None, tuple[tuple[int, float], ...]]:
+    """The cost of a prompt row, those of drafts, and the profile of decode steps."""
+    if timer is not None:
+        times = timer.times(core.cache, config, drafts=drafting)
+        return times.row, times.drafts, times.profile
+    row = None
+    if isinstance(decoder, DeviceModel):
+        decoder.warm(core.cache)
+        row = chunk_cost(decoder, core.cache, config)
+    return row, None, step_profile(decoder, core.cache, config)
 
 
 def _capabilities(grammars: Grammars | None) -> tuple[Capability, ...]:

@@ -17,7 +17,7 @@ from weftline_engine.embedded.budget import (
     cost_of,
 )
 from weftline_engine.embedded.model.decoders import load_decoder
-from weftline_engine.embedded.step import step_cost
+from weftline_engine.embedded.step import row_seconds, small_cache, step_cost
 
 AVX512 = RowCost(base_s=0.013, row_s=0.0009)
 
@@ -66,7 +66,9 @@ def test_two_steps_tell_the_cost() -> None:
 
 def test_the_cost_is_measured_with_the_model(tiny_directory: Path, tmp_path: Path) -> None:
     """A tiny model is so quick that its steps have the most rows."""
-    found = step_cost(load_decoder(tiny_directory, "float32", 16, tmp_path), 16)
+    decoder = load_decoder(tiny_directory, "float32", 16, tmp_path)
+    cache = small_cache(decoder, 16)
+    found = step_cost(decoder, cache, 16, row_seconds(decoder, cache, 16))
     assert 0 < found.row_s < 0.01
     assert found.base_s >= 0
 

@@ -103,23 +103,34 @@ def _numbers(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 @torch.inference_mode()
-def step_cost(decoder: Model, block_size: int) -> RowCost:
-    """The measured cost of a prompt row.
+def row_seconds(decoder: Model, cache: Tensor, block_size: int) -> float:
+    """The measured seconds of a step of one row, after one that brings the weights into memory."""
+    _prompt_seconds(decoder, cache, block_size, 1)
+    return least(partial(_prompt_seconds, decoder, cache, block_size, 1))
+
+
+@torch.inference_mode()
+def step_cost(decoder: Model, cache: Tensor, block_size: int, one_s: float) -> RowCost:
+    """The measured cost of a prompt row, where a step of one row takes `one_s` seconds.
 
     Measuring takes 0.3 s for SmolLM2-135M, 2 cores and AVX2.
     """
     rows = min(PROMPT_ROWS, decoder.config.context_limit)
-    blocks = tuple(range(-(-rows // block_size)))
-    cache = decoder.new_cache(len(blocks), block_size)
+    return cost_of(one_s, least(partial(_prompt_seconds, decoder, cache, block_size, rows)), rows)
 
-    def seconds(count: int) -> float:
-        op = Op(id="cost", kind=Kind.FILL, context="cost")
-        sequence = Sequence(op, 0, tokens=[0] * count)
-        chunks = (Chunk(sequence, 0, count, blocks, samples=True),)
-        return _seconds(decoder, cache, block_size, chunks)
 
-    seconds(1)  # brings the weights into memory
-    return cost_of(least(lambda: seconds(1)), least(lambda: seconds(rows)), rows)
+def small_cache(decoder: Model, block_size: int, rows: int = PROMPT_ROWS) -> Tensor:
+    """A KV cache for a prompt of `rows` tokens, or of as many as the model takes."""
+    return decoder.new_cache(-(-min(rows, decoder.config.context_limit) // block_size), block_size)
+
+
+def _prompt_seconds(decoder: Model, cache: Tensor, block_size: int, count: int) -> float:
+    """The seconds of a step that computes a prompt of `count` tokens."""
+    blocks = tuple(range(-(-count // block_size)))
+    op = Op(id="cost", kind=Kind.FILL, context="cost")
+    sequence = Sequence(op, 0, tokens=[0] * count)
+    chunks = (Chunk(sequence, 0, count, blocks, samples=True),)
+    return _seconds(decoder, cache, block_size, chunks)
 
 
 def least(seconds: Callable[[], float]) -> float:
@@ -138,11 +149,7 @@ def largest_step(decoder: Model, rows: int, block_size: int) -> None:
     """Compute a prompt of `rows` tokens, so that the device's allocator holds the memory that such
     a step takes, and what is free then is free for the KV cache."""
     rows = min(rows, decoder.config.context_limit)
-    blocks = tuple(range(-(-rows // block_size)))
-    op = Op(id="largest", kind=Kind.FILL, context="largest")
-    sequence = Sequence(op, 0, tokens=[0] * rows)
-    cache = decoder.new_cache(len(blocks), block_size)
-    _seconds(decoder, cache, block_size, (Chunk(sequence, 0, rows, blocks, samples=True),))
+    _prompt_seconds(decoder, small_cache(decoder, block_size, rows), block_size, rows)
 
 
 @torch.inference_mode()
@@ -154,14 +161,10 @@ def chunk_cost(decoder: Model, cache: Tensor, config: SchedulerConfig) -> RowCos
     """
     size = config.block_size
     rows = min(config.step_tokens, decoder.config.context_limit, config.blocks * size)
-    blocks = tuple(range(-(-rows // size)))
 
     def seconds(count: int) -> float:
-        op = Op(id="cost", kind=Kind.FILL, context="cost")
-        sequence = Sequence(op, 0, tokens=[0] * count)
-        chunks = (Chunk(sequence, 0, count, blocks, samples=True),)
-        _seconds(decoder, cache, size, chunks)  # compiles the kernels
-        return min(_seconds(decoder, cache, size, chunks) for _ in range(REPEATS))
+        _prompt_seconds(decoder, cache, size, count)  # compiles the kernels
+        return min(_prompt_seconds(decoder, cache, size, count) for _ in range(REPEATS))
 
     return cost_of(seconds(1), seconds(rows), rows)
 

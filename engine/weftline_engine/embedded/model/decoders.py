@@ -31,6 +31,7 @@ from weftline_engine.embedded.model.opt import OptDecoder
 from weftline_engine.memory import available_bytes
 from weftline_kernels.attention_choice import choose, installed, measure, told
 from weftline_kernels.cpu.blocks import QUANTISED, WeightType
+from weftline_kernels.cpu.compiler import variant_key
 from weftline_kernels.cpu.loader import NoKernels, Search, load
 from weftline_kernels.cpu.variants import Machine, emulates_bfloat16, this_machine
 from weftline_kernels.library_attention import AttentionShape
@@ -83,7 +84,10 @@ def load_decoder(
         else:
             _say(" ".join([f"{choice}.", *choice.notes]))
             int8 = dtype == "int8"
-            decoder = NativeDecoder(config, weights, library, int8=int8, quantise=quantise)
+            kernels = f"{choice.variant.name} {variant_key(choice.variant, choice.machine)}"
+            decoder = NativeDecoder(
+                config, weights, library, int8=int8, quantise=quantise, kernels=kernels
+            )
             if QUANTISED & decoder.weight_bytes.keys():
                 _say(_weights_of(decoder))
             return decoder

@@ -121,7 +121,10 @@ def _described(config: LlamaConfig) -> dict[str, float]:
 
 
 class NativeDecoder:
-    """The packed weights and the config of a model, and `forward`. The caller owns the KV cache."""
+    """The packed weights and the config of a model, and `forward`. The caller owns the KV cache.
+
+    `kernels` is the key of the compiled code.
+    """
 
     device = CPU
     min_blocks_saved = MIN_BLOCKS_SAVED
@@ -135,8 +138,10 @@ class NativeDecoder:
         *,
         int8: bool = False,
         quantise: WeightType | None = None,
+        kernels: str = "",
     ) -> None:
         self.config = config
+        self.kernels = kernels
         self.threads = torch.get_num_threads()
         self._forward = library.weftline_forward
         self._packer = Packer(Panels(library, self.threads), int8, quantise)
