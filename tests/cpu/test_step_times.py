@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,16 @@ def test_a_start_at_another_speed_does_not_take_them(
     file = StepTimesFile(tmp_path, "model")
     file.write(TIMES)
     assert (file.read(one_s) is not None) == holds
+
+
+def test_they_hold_for_a_week(tmp_path: Path) -> None:
+    file = StepTimesFile(tmp_path, "model")
+    file.write(TIMES)
+    [path] = (tmp_path / "step_times").iterdir()
+    for days, holds in ((6.9, True), (7.1, False)):
+        then = time.time() - days * 24 * 3600
+        os.utime(path, (then, then))
+        assert (file.read(0.03) == TIMES) == holds
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"one_s": "0.03"}', "\x00" * 100])

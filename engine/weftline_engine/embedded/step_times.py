@@ -9,6 +9,7 @@ import hashlib
 import os
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,8 @@ from weftline_engine.embedded.step import (
 # A start measures again where a step of one row takes more or less than this many times as long as
 # it took when the times were measured: another machine, or other load.
 ALIKE = 1.5
+# Noise in one of the measurements lasts as long as the file.
+MOST_AGE_S = 7 * 24 * 3600
 MOST_FILES = 64
 _MOST_BYTES = 1 << 16
 
@@ -61,10 +64,12 @@ class StepTimesFile:
         self._path = self._folder / f"{key}.json"
 
     def read(self, one_s: float) -> StepTimes | None:
-        """The times of an earlier start. None if there are none, or if a step of one row, which
-        takes `one_s` seconds now, did not take about as long."""
+        """The times of a start in the last week. None if there are none, or if a step of one row,
+        which takes `one_s` seconds now, did not take about as long."""
         try:
             with self._path.open("rb") as file:
+                if time.time() - os.fstat(file.fileno()).st_mtime > MOST_AGE_S:
+                    return None
                 found = msgspec.json.decode(file.read(_MOST_BYTES), type=StepTimes)
         except (OSError, msgspec.DecodeError):
             return None  # no file, or a damaged one: the next write replaces it
