@@ -31,11 +31,11 @@ from weftline_engine.embedded.model.device_model import DeviceModel
 from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_engine.embedded.sample.constraint import Grammars
 from weftline_engine.embedded.step import chunk_cost, largest_step, step_profile
-from weftline_engine.embedded.step_times import StepTimer, StepTimesFile
 from weftline_engine.embedded.window_sizes import window_sizes
 from weftline_engine.model_texts import default_sampling, tokenizer_texts
 from weftline_engine.models.cache import default_home
 from weftline_engine.models.progress import Silent, for_stream
+from weftline_engine.step_times import StepTimer, StepTimesFile
 
 
 def load(options: argparse.Namespace) -> tuple[Core, Description]:
@@ -103,8 +103,14 @@ def _times_file(
     return StepTimesFile(
         default_home(),
         str(options.model.resolve()),
-        *(options.dtype, options.quantize, options.load_format, options.max_running),
-        *(drafting, decoder.threads, decoder.kernels, decoder.config),
+        options.dtype,
+        options.quantize,
+        options.load_format,
+        options.max_running,
+        drafting,
+        decoder.threads,
+        decoder.kernels,
+        decoder.config,
     )
 
 
