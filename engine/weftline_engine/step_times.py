@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,9 +84,10 @@ class StepTimesFile:
         with os.fdopen(handle, "wb") as file:
             file.write(msgspec.json.encode(times))
         os.replace(path, self._path)
-        kept = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        for old in kept[:-MOST_FILES]:
-            old.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # another process removes old files, too
+            kept = sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime)
+            for old in kept[:-MOST_FILES]:
+                old.unlink()
 
 
 class StepTimer:
