@@ -258,6 +258,16 @@ def test_a_context_that_takes_long_to_compute_is_not_crowded(
     assert names(found.enter) == enters
 
 
+def test_where_calls_stop_for_tools_the_room_is_the_bound() -> None:
+    """The pauses of a's kind have kept their room so far. Such pauses are known, and nobody enters
+    beyond the room."""
+    pool = ModelPool(tokens=1000, recomputed=0.1, filling=0.4, fill_s=1e-4)
+    inside = app("a", 0.0, 900, 900)
+    assert names(admit([app("b", 1.0, 500, 500)], [inside], pool, 2.0).enter) == ["b"]
+    inside.habits.learn_release(False)
+    assert names(admit([app("b", 1.0, 500, 500)], [inside], pool, 2.0).enter) == []
+
+
 def test_prompts_fill_a_share_of_the_recent_time() -> None:
     """Before the first prompt, prompts count as all that the engines do. After 30 s that weighs
     1/e³. Then a prompt of 2 s is a fifth of the last ten, and a tenth of two engines' time."""
