@@ -166,8 +166,8 @@ class Gate:
             use.changed = now
         if decided.forced:
             use.forced = now
-        # The rooms of those stood empty until now. With this idle time in the mean, 13 agents that
-        # did not fit were admitted beside the 12 that took the rooms.
+        # The rooms of those stood empty until now. With this idle time in the mean, 13 agents were
+        # admitted beyond the room, beside nine that fitted into it.
         if decided.enter and any(one.newest.untold for one in dormant):
             use.busy.restart(now)
         return decided
