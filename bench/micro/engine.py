@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ from bench.micro._engine_load import (
     Measure,
     Prompts,
     decoding,
+    measured,
 )
 from bench.micro._engine_servers import Server, System, llama, vllm, weftline
 from bench.micro.random_models import SHAPES
@@ -78,14 +80,14 @@ def served(
         servers = [stack.enter_context(Server(one, logs / f"{one.name}.log")) for one in systems]
         for server in servers:
             server.wait()
-            decoding(server.port, prompts, 8)  # warm
+            measured(partial(decoding, batch=8), server.port, prompts)  # warm
         for turn in range(repeat):
             for name, measure in measures.items():
                 for server in servers if turn % 2 else reversed(servers):
                     others = [one for one in servers if one is not server]
                     _rest(servers)
                     before = sum(one.cpu_seconds() for one in others)
-                    rate = measure(server.port, prompts)
+                    rate = measured(measure, server.port, prompts)
                     print(f"  {turn} {name} {server.system.name} {rate:.1f}", flush=True)
                     found[name][server.system.name].append(rate)
                     idle += sum(one.cpu_seconds() for one in others) - before

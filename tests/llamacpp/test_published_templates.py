@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.null.test_dialects import prompter_of
-from weftline.contract.tools import Function, Tool
+from weftline.contract.tools import CalledFunction, Function, Tool, ToolCall
+from weftline_server.prompt.answer import message_of
+from weftline_server.prompt.answer_parser import AnswerParser
 from weftline_server.prompt.render import PromptBefore, RenderedMessage
 from weftline_server.prompt.thinking_block import Thinking
 from weftline_server.prompt.tool_format import ToolFormat
+from weftline_server.prompt.tool_parser import ToolParser
 
 TEMPLATES = (
     Path(__file__).parents[2] / ".venv-llama" / "source" / "templates"
@@ -35,8 +38,26 @@ PUBLISHED: dict[str, tuple[ToolFormat, Thinking, bool, str]] = {
     "ibm-granite-granite-4.0": (
         ToolFormat.HERMES, Thinking.NONE, True, "assistant<|end_of_role|>It is",
     ),
+    "ibm-granite-granite-4.1": (
+        ToolFormat.HERMES, Thinking.NONE, True, "assistant<|end_of_role|>It is",
+    ),
+    "HuggingFaceTB-SmolLM3-3B": (
+        ToolFormat.HERMES, Thinking.MARKED, False, "<|im_start|>assistant\nIt is",
+    ),
+    "Qwen3.5-4B": (ToolFormat.HERMES, Thinking.OPEN, True, "It is"),
+    "meta-llama-Llama-3.1-8B-Instruct": (ToolFormat.LLAMA, Thinking.NONE, True, "It is"),
+    "meta-llama-Llama-3.2-3B-Instruct": (ToolFormat.LLAMA, Thinking.NONE, True, "It is"),
     "mistralai-Mistral-Nemo-Instruct-2407": (
         ToolFormat.MISTRAL, Thinking.NONE, True, "Is it warm?[/INST]It is",
+    ),
+    "Mistral-Small-3.2-24B-Instruct-2506": (
+        ToolFormat.MISTRAL_NAMED, Thinking.NONE, True, "Is it warm?[/INST]It is",
+    ),
+    "mistralai-Ministral-3-14B-Reasoning-2512": (
+        ToolFormat.MISTRAL_NAMED, Thinking.NONE, True, "Is it warm?[/INST]It is",
+    ),
+    "unsloth-mistral-Devstral-Small-2507": (
+        ToolFormat.MISTRAL_NAMED, Thinking.NONE, True, "Is it warm?[/INST]It is",
     ),
     "microsoft-Phi-3.5-mini-instruct": (
         ToolFormat.HERMES, Thinking.NONE, False, "<|end|>\n<|assistant|>\nIt is",
@@ -54,6 +75,29 @@ def test_a_published_template_is_known(name: str) -> None:
     prompt = prompter.text(PromptBefore("", (USER,), (TOOL,)))
     assert "weather" in prompt and ("You can call functions" in prompt) != tells
     assert prompter.text(PromptBefore("", (USER,), begun="It is")).endswith(end)
+
+
+CALL = ToolCall(
+    id="123456789", function=CalledFunction(name="weather", arguments='{"city": "Rome"}')
+)
+MARKS = ("<tool_call>", "[TOOL_CALLS]", '{"name"')
+# A publisher's template does not write a call of Granite 3.3 among the messages.
+WRITTEN = [name for name in PUBLISHED if "granite-3.3" not in name]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_the_text_of_a_call_is_the_publishers_own(name: str) -> None:
+    """A template writes an assistant's call as its model was trained to write it. From that text we
+    read the same call."""
+    prompter = prompter_of((TEMPLATES / f"{name}.jinja").read_text())
+    turns = (USER, RenderedMessage("assistant", "", tool_calls=(CALL,)))
+    answer = RenderedMessage("tool", "18 degrees", tool_call_id="123456789")
+    shown = prompter.text(PromptBefore("", (*turns, answer), (TOOL,)))
+    text = shown.partition("Is it warm?")[2].partition("18 degrees")[0]
+    start = min(at for mark in MARKS if (at := text.find(mark)) >= 0)
+    parser = AnswerParser(Thinking.NONE, ToolParser(prompter.tool_format, ("weather",), "k"))
+    [call] = message_of(parser, text[start:])["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
 
 
 def test_gemma_2_gets_tools_and_system_messages_in_the_users() -> None:

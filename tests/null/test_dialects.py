@@ -29,21 +29,18 @@ _TOOLS = "{% if tools %}{{ tools | tojson }} {mark}{% endif %}"
 _JSON = _HEAD + _TOOLS.replace("{mark}", "<tool_call></tool_call>")
 _OFF = "enable_thinking is defined and enable_thinking is false"
 _SWITCH = f"{{% if {_OFF} %}}<think>\n\n</think>{{% endif %}}"
-_SMOLLM3 = "{% generation %}{% endgeneration %}"
+_SMOLLM3 = "{% generation %}{% endgeneration %}{% if xml_tools %}{{ xml_tools }}{% endif %}"
 _LLAMA = _HEAD + _TOOLS.replace("{mark}", '{"name": function, "parameters": dictionary}')
 CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
 HERMES = f"I look.\n<tool_call>\n{CALL}\n</tool_call>"
+THOUGHT = f"<think>\nThe user asks.\n</think>\n\n{HERMES}"
 _PARAMETER = "<parameter=city>\nRome\n</parameter>"
 XML = f"I look.\n<tool_call>\n<function=weather>\n{_PARAMETER}\n</function>\n</tool_call>"
 # By the row of the page: template, format, thinking, and an answer with a call.
 DIALECTS: dict[str, tuple[str, ToolFormat, Thinking, str]] = {
     "Qwen2.5, Granite 4": (_JSON, ToolFormat.HERMES, Thinking.NONE, HERMES),
-    "Qwen3, SmolLM3": (
-        _JSON + _SMOLLM3 + _SWITCH,
-        ToolFormat.HERMES,
-        Thinking.MARKED,
-        f"<think>\nThe user asks.\n</think>\n\n{HERMES}",
-    ),
+    "Qwen3": (_JSON + _SWITCH, ToolFormat.HERMES, Thinking.MARKED, THOUGHT),
+    "SmolLM3": (_HEAD + _SMOLLM3 + _SWITCH, ToolFormat.HERMES, Thinking.MARKED, THOUGHT),
     "Qwen3-Coder": (_JSON, ToolFormat.HERMES, Thinking.NONE, XML),
     "Qwen3-Thinking, DeepSeek-R1": (
         f"{_JSON}assistant\n<think>\n",
@@ -62,6 +59,12 @@ DIALECTS: dict[str, tuple[str, ToolFormat, Thinking, str]] = {
         ToolFormat.MISTRAL,
         Thinking.NONE,
         f"[TOOL_CALLS] [{CALL}]",
+    ),
+    "Mistral Small 3.2, Ministral 3, Devstral": (
+        _HEAD + _TOOLS.replace("{mark}", "[TOOL_CALLS]name[ARGS]"),
+        ToolFormat.MISTRAL_NAMED,
+        Thinking.NONE,
+        '[TOOL_CALLS]weather[ARGS]{"city": "Rome"}',
     ),
     "Granite 3": (
         _HEAD + _TOOLS.replace("{mark}", "<|tool_call|>"),
@@ -127,7 +130,7 @@ def test_a_template_that_refuses_a_system_message_gets_it_in_the_users() -> None
 @pytest.mark.parametrize(("words", "thinking"), [({}, "<think>"), ({"enable_thinking": False}, "")])
 def test_a_switch_of_a_template_is_given(words: dict[str, Any], thinking: str) -> None:
     """Qwen3 writes an empty block where thinking is off."""
-    template = DIALECTS["Qwen3, SmolLM3"][0]
+    template = DIALECTS["Qwen3"][0]
     text = prompter_of(template).text(
         PromptBefore("", (RenderedMessage("user", "hi"),), words=words)
     )

@@ -23,6 +23,7 @@ from weftline_server.prompt.tool_parser import (
 
 NAMES = ("add", "get_weather")
 H, L, M = ToolFormat.HERMES, ToolFormat.LLAMA, ToolFormat.MISTRAL
+N = ToolFormat.MISTRAL_NAMED
 
 
 def read(format: ToolFormat, text: str) -> tuple[str | None, list[tuple[str, str]]]:
@@ -115,6 +116,26 @@ CASES: list[tuple[str, ToolFormat, str, str | None, list[tuple[str, str]]]] = [
         "Well.",
         [("add", "{}")],
     ),
+    (
+        "Mistral's with names, two",
+        N,
+        'Well. [TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]y[CALL_ID]abcdefghi[ARGS]{"b": "[ARGS]"}',
+        "Well.",
+        [("add", '{"a": 1}'), ("y", '{"b": "[ARGS]"}')],
+    ),
+    (
+        "its marks are special tokens, which engines leave out",
+        N,
+        'add{"a": 1}get_weather{"c": "Rome"}',
+        None,
+        [("add", '{"a": 1}'), ("get_weather", '{"c": "Rome"}')],
+    ),
+    ("words behind a call", N, "add {} it up", " it up", [("add", "{}")]),
+    ("a name within a sentence", N, "add it up {}", "add it up {}", []),
+    ("the name of no tool", N, 'y{"a": 1}', 'y{"a": 1}', []),
+    ("its mark before text", N, "[TOOL_CALLS]add(1)", "[TOOL_CALLS]add(1)", []),
+    ("cut in its arguments", N, '[TOOL_CALLS]add[ARGS]{"a": [', None, [("add", '{"a": [')]),
+    ("cut in its name's mark", N, "[TOOL_CALLS]add[AR", "[TOOL_CALLS]add[AR", []),
 ]
 
 
@@ -147,6 +168,8 @@ PIECES = st.sampled_from(
         "<tool_call>",
         "</tool_call>",
         "[TOOL_CALLS]",
+        "[ARGS]",
+        "add",
         "<|python_tag|>",
         "<tool",
         "_call>",
@@ -233,6 +256,7 @@ def test_the_template_tells_the_format() -> None:
     """Each format is known by its mark. A template that knows no tools gets the tags."""
     assert format_of("{% for t in tools %}<tool_call>{% endfor %}") is H
     assert format_of("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]") is M
+    assert format_of("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]f[ARGS]{}") is N
     assert format_of("""{% if tools %}{{ '"parameters": ' }}{% endif %}""") is L
     assert format_of("{{ messages }}") is format_of(None) is H
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from weftline.contract.tools import Tool, ToolCall
 from weftline_server.prompt.render import RenderedMessage
-from weftline_server.prompt.tool_format import ToolFormat
+from weftline_server.prompt.tool_format import MISTRALS, ToolFormat
 
 # The format of Hermes and Qwen. Instruction-tuned models have seen most calls in this format.
 _INSTRUCTIONS = """You can call functions. Their signatures, a JSON object a line:
@@ -100,4 +100,4 @@ def _call(call: ToolCall, format: ToolFormat) -> dict[str, Any]:
 
 def _id(id: str, format: ToolFormat) -> str:
     # Mistral's templates take ids of nine characters. The last nine of a longer id are unique, too.
-    return id[-9:] if format is ToolFormat.MISTRAL else id
+    return id[-9:] if format in MISTRALS else id

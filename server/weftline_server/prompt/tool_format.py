@@ -17,14 +17,19 @@ class ToolFormat(StrEnum):
 
     HERMES (also Qwen, and any model whose template has no tools): `<tool_call>` tags around
     `{"name": ..., "arguments": ...}`. LLAMA: `{"name": ..., "parameters": ...}` as the whole
-    answer. MISTRAL: `[TOOL_CALLS]` and a list of `{"name": ..., "arguments": ...}`. GRANITE (its
-    third generation): such a list after `<|tool_call|>`.
+    answer. MISTRAL: `[TOOL_CALLS]` and a list of `{"name": ..., "arguments": ...}`. MISTRAL_NAMED
+    (Mistral Small 3.2, Ministral 3, Devstral): `[TOOL_CALLS]`, the name, `[ARGS]` and the arguments
+    for each call. GRANITE (its third generation): such a list as Mistral's after `<|tool_call|>`.
     """
 
     HERMES = "hermes"
     LLAMA = "llama"
     MISTRAL = "mistral"
+    MISTRAL_NAMED = "mistral, named"
     GRANITE = "granite"
+
+
+MISTRALS = (ToolFormat.MISTRAL, ToolFormat.MISTRAL_NAMED)
 
 
 def format_of(template: str | None) -> ToolFormat:
@@ -32,7 +37,7 @@ def format_of(template: str | None) -> ToolFormat:
     if template is None or "<tool_call>" in template:
         return ToolFormat.HERMES
     if "[TOOL_CALLS]" in template:
-        return ToolFormat.MISTRAL
+        return ToolFormat.MISTRAL_NAMED if "[ARGS]" in template else ToolFormat.MISTRAL
     if "<|tool_call|>" in template and "tools" in template:
         return ToolFormat.GRANITE
     if '"parameters": ' in template and "tools" in template:
@@ -51,6 +56,8 @@ def written(format: ToolFormat, name: str) -> tuple[str, str]:
         case ToolFormat.MISTRAL | ToolFormat.GRANITE:
             # The mark is a special token and cannot stand in text. The list alone is clear enough.
             return f'[{{"name": {quoted}, "arguments": ', "}]"
+        case ToolFormat.MISTRAL_NAMED:
+            return name, ""  # the marks are special tokens, too
 
 
 # The text that starts a call within a free answer. A mark that is not text starts none.

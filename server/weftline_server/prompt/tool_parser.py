@@ -11,7 +11,7 @@ from enum import Enum, auto
 from typing import Any
 
 from weftline.contract.arguments import ArgumentReader, MemberText, ObjectMember, ReaderEvent
-from weftline_server.prompt.tool_format import ToolFormat
+from weftline_server.prompt.tool_format import MISTRALS, ToolFormat
 from weftline_server.prompt.tool_xml import XmlCall, kept_back, name_in
 
 OPEN_TAG, CLOSE_TAG = "<tool_call>", "</tool_call>"
@@ -19,6 +19,7 @@ _MARKS = {
     ToolFormat.HERMES: OPEN_TAG,
     ToolFormat.LLAMA: "<|python_tag|>",
     ToolFormat.MISTRAL: "[TOOL_CALLS]",
+    ToolFormat.MISTRAL_NAMED: "[TOOL_CALLS]",
     ToolFormat.GRANITE: "<|tool_call|>",
 }
 _LISTS = (ToolFormat.MISTRAL, ToolFormat.GRANITE)  # calls are entries of a list
@@ -27,6 +28,12 @@ _LISTS = (ToolFormat.MISTRAL, ToolFormat.GRANITE)  # calls are entries of a list
 _HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*'
 )
+# A call that begins with its name, and a beginning of one. Engines leave special tokens such as
+# `[ARGS]` out of their texts.
+_NAMED = re.compile(
+    r"([\w.-]{1,128})\s{0,8}(?:\[CALL_ID\]\s{0,8}\w{0,64}\s{0,8})?(?:\[ARGS\]\s{0,8})?(?=\{)"
+)
+_BEGINS_NAMED = re.compile(r"[\w.-]{0,128}\s{0,8}(?:\[[A-Z_]{0,8}\]?\s{0,8}\w{0,64}\s{0,8}){0,2}")
 MAX_HEAD = 4096  # characters; text that is no call by then is not one
 
 
@@ -110,8 +117,9 @@ class ToolParser:
     ends. However the text is cut, the pieces of each kind add up to the same.
 
     The ids of its calls are derived from `key`, so they are the same each time. Bare JSON (Llama,
-    or Mistral without its mark) counts as a call only if it begins the answer and names one of
-    `names`. Text that only looks like a call stays text. If `single`, only the first call counts.
+    or Mistral without its mark), and a bare name before JSON, count as a call only if they begin
+    the answer and name one of `names`. Text that only looks like a call stays text. If `single`,
+    only the first call counts.
     """
 
     def __init__(
@@ -171,7 +179,7 @@ class ToolParser:
         bare = {ToolFormat.LLAMA: "{", **dict.fromkeys(_LISTS, "{[")}.get(self._format, "")
         if text.startswith(self._mark):
             self._enter(text[len(self._mark) :], tagged=True)
-        elif text and text[0] in bare:
+        elif text and (text[0] in bare or self._may_be_named(text)):
             self._enter(text, tagged=False)
         elif last and not text and self.calls:
             self._held = ""  # white space after a call
@@ -207,6 +215,8 @@ class ToolParser:
         head = _HEAD.match(text)
         if self._format is ToolFormat.HERMES and text.lstrip()[:1] == "<":
             yield from self._xml_head(text.lstrip(), last)
+        elif self._format is ToolFormat.MISTRAL_NAMED:
+            yield from self._named_head(text.lstrip(), last)
         elif head is None:
             yield from self._whole(text, last)
         elif len(text) > head.end():
@@ -219,6 +229,21 @@ class ToolParser:
             else:
                 yield from self._give_up()
         elif last:
+            yield from self._give_up()
+
+    def _may_be_named(self, text: str) -> bool:
+        """Whether a call may begin with its name, and `text` begins with one or begins one."""
+        return self._format is ToolFormat.MISTRAL_NAMED and any(
+            text.startswith(name) or name.startswith(text) for name in self._names
+        )
+
+    def _named_head(self, text: str, last: bool) -> Iterator[Delta]:
+        head = _NAMED.match(text)
+        if head is not None and (self._tagged or head.group(1) in self._names):
+            yield self._called(head.group(1))
+            self._held, self._json = text[head.end() :], JsonScanner()
+            self._closing, self._state = "", _State.ARGUMENTS
+        elif head is not None or last or not _BEGINS_NAMED.fullmatch(text):
             yield from self._give_up()
 
     def _xml_head(self, text: str, last: bool) -> Iterator[Delta]:
@@ -267,7 +292,7 @@ class ToolParser:
         index = self.calls - 1
         digest = hashlib.sha256(f"{self._key}:{index}".encode()).hexdigest()
         # Mistral's templates take only ids of nine letters and digits.
-        id = digest[:9] if self._format is ToolFormat.MISTRAL else f"call_{digest[:24]}"
+        id = digest[:9] if self._format in MISTRALS else f"call_{digest[:24]}"
         return Called(index, id, name)
 
     def _arguments(self, last: bool) -> Iterator[Delta]:
@@ -319,6 +344,10 @@ class ToolParser:
                 self._held, self._state = rest, _State.BEGIN
             elif last:
                 self._held = ""
+        elif self._format is ToolFormat.MISTRAL_NAMED:
+            if self._reader.is_closed:
+                yield Sealed(self.calls - 1)
+            self._state = _State.BEGIN
         else:
             text = self._held.lstrip()
             if text[:1] == "}" and self._reader.is_closed:
