@@ -87,7 +87,9 @@ async def test_a_conversation_that_does_not_go_on_leaves_no_session(
         await asyncio.sleep(0.005)
 
 
-async def test_a_first_request_has_a_session_where_most_conversations_go_on(serve: Serve) -> None:
+async def test_a_first_request_has_a_session_where_most_conversations_go_on(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four agents have gone on, so that the fifth is admitted as one from its first request. Then
     come chats of a single request. When they are most, their requests run outside sessions again.
     """
@@ -100,9 +102,24 @@ async def test_a_first_request_has_a_session_where_most_conversations_go_on(serv
     assert await sizes(server) == [1, *[2] * 4]
     await chat(server, "task 4", answer, "result")
     assert await sizes(server) == [2] * 5
-    for number in range(8):  # 5 of 5 went on, then 5 of 6, ... and 5 of 11 in the end
+    monkeypatch.setattr("weftline_server.http.openai.conversations.UNDECIDED_S", -1.0)
+    for number in range(8):  # 5 of 5 went on, then 5 of 6, ... and 5 of 11 after the sixth
         await chat(server, f"question {number}")
-    assert await sizes(server) == [1] * 6 + [2] * 5
+    assert await sizes(server) == [1] * 5 + [2] * 5
+
+
+async def test_conversations_that_begin_at_once_do_not_speak_against_each_other(
+    serve: Serve,
+) -> None:
+    """Four agents have gone on. None of twelve others could go on before the last of them began, so
+    each of them is a session from its first request on."""
+    server = await serve()
+    for agent in range(4):
+        answer = await chat(server, f"task {agent}")
+        await chat(server, f"task {agent}", answer, "result")
+    for agent in range(12):
+        await chat(server, f"another task {agent}")
+    assert await sizes(server) == [1] * 12 + [2] * 4
 
 
 async def test_two_conversations_that_begin_alike_are_not_mixed(serve: Serve) -> None:

@@ -35,8 +35,9 @@ IDLE_S = 300.0
 LIKELY = 0.5
 FEWEST, MOST_COUNTED = 4, 64
 MOST_TENANTS = 1024
-# While it is not known whether a tenant's conversations go on, each has a session until this many
-# seconds after its first answer, and at most this many have one.
+# A conversation that has a session counts when it goes on, or this many seconds after its first
+# answer. Those that began at once counted at once before: after eight agents had gone on, the last
+# seven of 16 others ran outside the scheduler's rooms. At most so many are undecided.
 UNDECIDED_S = 3.0
 MOST_UNDECIDED = 256
 
@@ -64,11 +65,10 @@ class _Habit:
     def is_known(self) -> bool:
         return self.began >= FEWEST or len(self.undecided) >= MOST_UNDECIDED
 
-    def begin(self) -> bool:
-        """Count another conversation. Return whether it is likely to go on."""
-        likely = self.began >= FEWEST and self.went_on >= LIKELY * self.began
-        self.count()
-        return likely
+    @property
+    def goes_on(self) -> bool:
+        """Whether another conversation is likely to go on."""
+        return self.began >= FEWEST and self.went_on >= LIKELY * self.began
 
     def count(self) -> None:
         """Count another conversation that has begun. Old ones fade."""
@@ -156,19 +156,22 @@ class Conversations:
         """The session of a conversation that begins; None if it may be the only request."""
         habit = self._habit(tenant)
         self._decide(habit)
-        known = habit.is_known
-        if known and not habit.begin():
+        if habit.is_known and not habit.goes_on:
+            habit.count()
             self._remember(key, None)
             return None
         found = self._guessed(tenant, None)
-        if not known:
+        if len(habit.undecided) < MOST_UNDECIDED:
             habit.undecided[found] = None
             self._watch(habit)
+        else:
+            habit.count()
         self._remember(key, found)
         return self._use(found, chars)
 
     def _decide(self, habit: _Habit) -> None:
-        """Count the conversations that have not gone on for a while, and close their sessions."""
+        """Count the conversations that have not gone on for a while. Where most do not, close their
+        sessions."""
         now = self._now()
         for found in list(habit.undecided):
             if found.session.ended is None and found.session.execution.work_left:
@@ -178,7 +181,8 @@ class Conversations:
             if now - found.answered > UNDECIDED_S:
                 del habit.undecided[found]
                 habit.count()
-                self._close(found)
+                if not habit.goes_on:
+                    self._close(found)
 
     def _watch(self, habit: _Habit) -> None:
         """Decide about a habit's conversations after a while, also if no request comes."""
