@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bench.simulator.world import World, asking, world
@@ -83,33 +84,48 @@ class Result:
 
 def simulate(agents: Agents, config: SimulatedConfig, without: frozenset[str]) -> Result:
     """Run all applications, from the first start to the last end."""
+    [result] = in_turn([agents], config, without)
+    return result
 
-    async def main(loop: VirtualLoop) -> Result:
+
+def in_turn(
+    waves: Sequence[Agents], config: SimulatedConfig, without: frozenset[str], gap_s: float = 0.0
+) -> list[Result]:
+    """Run one wave of agents after the other on one server, which is idle for `gap_s` seconds
+    between them."""
+
+    async def main(loop: VirtualLoop) -> list[Result]:
+        results: list[Result] = []
         async with world(loop, config, without=without) as made:
-            return await _all(made, agents)
+            known = Conversations(made.driver, lambda: made.now)
+            for wave in waves:
+                if results:
+                    await asyncio.sleep(gap_s)
+                results.append(await _all(made, wave, None if wave.named else known))
+        return results
 
     return run(main)
 
 
-async def _all(made: World, agents: Agents) -> Result:
-    unnamed = None if agents.named else Conversations(made.driver, lambda: made.now)
+async def _all(made: World, agents: Agents, unnamed: Conversations | None) -> Result:
     room = asyncio.Semaphore(agents.at_once or agents.agents)
     left = list(range(agents.applications))
+    start, before = made.now, sum(engine.computed for engine in made.engines)
     result = Result(agents)
 
     async def client() -> None:
         while left:
-            number, began = left.pop(0), made.now
+            number, began = left.pop(0), made.now - start
             result.full_until = began
             async with room:
                 await _application(made, agents, number, unnamed)
-            result.ended.append(made.now)
-            result.lasted.append(made.now - began)
+            result.ended.append(made.now - start)
+            result.lasted.append(made.now - start - began)
             if _factor(agents, number) == max(agents.factors):
                 result.largest_s = max(result.largest_s, result.lasted[-1])
 
     await asyncio.gather(*(client() for _ in range(agents.agents)))
-    result.computed = sum(engine.computed for engine in made.engines)
+    result.computed = sum(engine.computed for engine in made.engines) - before
     # Each token is needed once: an application's task, and the results that it reads, each with the
     # last token of the answer before it.
     each = (agents.turns - 1) * (agents.result + 1)

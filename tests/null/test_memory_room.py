@@ -101,6 +101,41 @@ def test_nobody_says_that_a_guessed_session_has_ended(
     assert one.is_dormant(10.0 + away_s + 0.01, fill_s)
 
 
+def test_a_kind_learns_from_those_that_have_not_come_back_for_long() -> None:
+    """Nobody tells the end of a guessed session. Others get its room after a second, and after five
+    its kind learns its size. If the session goes on after all, its kind learns from the larger
+    size. Its end tells nothing new then.
+    """
+    world = World()
+
+    def call(size: int, start: float) -> Application:
+        op = make_op("a", f"p{size}", size)
+        world.memory.queued(op, "m", True, start, guessed=True)
+        world.memory.gate.admit("m", 9000, start)
+        world.memory.finished("e", PrimitiveId("a", "p"), op, make_usage(size), start)
+        found = world.memory._applications.find("a")
+        assert found is not None
+        return found
+
+    def others_come(now: float) -> None:
+        world.memory.queued(make_op(f"b{now}", "q", 10), "m", True, now)
+        world.memory.gate.admit("m", 9000, now)
+
+    one = call(300, 0.0)
+    one.habits.learn_pause(0.5)
+    others_come(2.0)
+    assert not world.memory.gate.is_inside("a") and one.habits.size is None
+    others_come(4.9)
+    assert one.habits.size is None
+    others_come(5.1)
+    assert one.habits.size == 310  # with its output
+    call(600, 6.0)
+    others_come(40.0)
+    assert one.habits.size == 310 + 0.3 * 300
+    world.memory.closed("a")
+    assert one.habits.size == 400
+
+
 def test_an_unknown_kind_grows_like_the_others_of_its_tenant() -> None:
     """At first it is expected to grow by twice its first call, or the usual first call if that is
     less. Each application that has ended corrects this by the weight of its first call, so small

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.simulator.agents import Agents, simulate
+from bench.simulator.agents import Agents, in_turn, simulate
 from bench.simulator.world import TWO_CORES
 from weftline_engine import api
 from weftline_engine.simulation import SimulatedConfig, SimulatedEngine, StepCost
@@ -183,3 +183,24 @@ def test_what_replaces_agents_without_a_name_does_not_crowd_the_cache() -> None:
     plain = replace(config, predicts=False)
     lru = simulate(agents, plain, frozenset({"retention", "admission"}))
     assert max(ours.ended) < 0.4 * max(lru.ended)
+
+
+def test_larger_agents_without_a_name_do_not_crowd_the_cache_either() -> None:
+    """Eight small agents have ended when 16 large ones begin at once, and five of these fit. That
+    none of the 16 has gone on before all have begun says nothing against their going on. Where an
+    agent has not come back for long, its kind learns how large such agents become.
+    """
+    small = Agents(
+        agents=8, applications=8, turns=3, shared=0, task=165, result=12, answer=4, named=False
+    )
+    large = replace(small, agents=16, applications=16, task=700, result=28, answer=10, seed=1)
+    cost = StepCost(step_s=0.06, fill_s=0.0027, attend_s=1e-6, sequence_s=0.004)
+    config = replace(TWO_CORES, cost=cost, kv_tokens=4096, step_tokens=2048, beside_tokens=2048)
+    _, first, second = in_turn(
+        [small, large, replace(large, seed=2)], config, frozenset(), gap_s=150.0
+    )
+    plain = replace(config, predicts=False)
+    best = simulate(replace(large, at_once=4), plain, frozenset({"retention", "admission"}))
+    for ours in (first, second):
+        assert ours.computed < 1.1 * ours.needed
+        assert max(ours.ended) < 1.2 * max(best.ended)

@@ -171,6 +171,7 @@ class Application:
     busy: int = 0
     first: int = 0
     size: int = 0
+    told: int = 0  # the size that its kind has learned
     idle_since: float | None = None
     goes_on: bool = False  # when it became idle, its next call was known and on its way
     pause_s: float | None = None
@@ -232,6 +233,13 @@ class Application:
         if self.busy == 0:
             self.idle_since, self.goes_on = now, goes_on
 
+    def tell_size(self) -> None:
+        """Let its kind learn its size at its end, once for each size."""
+        if self.size > self.told:
+            self.told = self.size
+            self.habits.learn_size(self.size)
+            self.habits.others.end(self.first, max(0, self.size - self.first))
+
     def is_dormant(self, now: float, fill_s: float) -> bool:
         """Return whether the application has paused so long that other applications get its room.
 
@@ -239,17 +247,30 @@ class Application:
         """
         if self.idle_since is None:
             return False
-        known = self.habits.pause_s
-        usual = max(self.expected_pause_s, known or 0.0)
         if not self.newest.untold:
-            least = DORMANT_S if known is None else KNOWN_DORMANT_S
-            least = max(least, DORMANT_PAUSES * usual)
-        elif known is None:  # no call of the kind was followed by another one
+            least = self._long_pause_s
+        elif self.habits.pause_s is None:  # no call of the kind was followed by another one
             least = UNTOLD_DORMANT_S
         else:
-            least = max(UNTOLD_DORMANT_S, UNTOLD_PAUSES * usual)
+            least = max(UNTOLD_DORMANT_S, UNTOLD_PAUSES * self._usual_pause_s)
         pauses = max(least, self.habits.longest_s)
         return now - self.idle_since > max(pauses, fill_s * self.own)
+
+    def seems_over(self, now: float) -> bool:
+        """Whether the application has paused for so much longer than usual that it may have
+        ended."""
+        if self.idle_since is None:
+            return False
+        return now - self.idle_since > max(self._long_pause_s, self.habits.longest_s)
+
+    @property
+    def _usual_pause_s(self) -> float:
+        return max(self.expected_pause_s, self.habits.pause_s or 0.0)
+
+    @property
+    def _long_pause_s(self) -> float:
+        least = DORMANT_S if self.habits.pause_s is None else KNOWN_DORMANT_S
+        return max(least, DORMANT_PAUSES * self._usual_pause_s)
 
 
 # An application is dormant after this many of its usual pauses, and after the longest pause of its
@@ -402,7 +423,6 @@ class Applications:
     def leave(self, id: str) -> Application | None:
         """Forget an application, after its kind has learned its size."""
         found = self._known.pop(id, None)
-        if found is not None and found.stays and found.size:
-            found.habits.learn_size(found.size)
-            found.habits.others.end(found.first, max(0, found.size - found.first))
+        if found is not None and found.stays:
+            found.tell_size()
         return found

@@ -14,9 +14,7 @@ from weftline_server.schedule.memory.applications import (
     Recomputed,
     mean,
 )
-
-# A prompt with fewer computed tokens tells more about the step than about a token.
-FEWEST_TIMED = 64
+from weftline_server.schedule.memory.fill_cost import FEWEST_TIMED, FillCost
 
 
 @dataclass(slots=True)
@@ -24,8 +22,9 @@ class _Use:
     """Recent use of a model's KV cache.
 
     `again` counts the tokens that were computed again since the applications inside outgrew it.
-    `changed` is when an application was last admitted beyond the room, or evicted. `forced` is when
-    one was last admitted for its age.
+    `fill_s` is a running mean of the seconds that a call waits for a token of its prompt, and
+    `fill_cost` has those that the token costs its engine. `changed` is when an application was last
+    admitted beyond the room, or evicted. `forced` is when one was last admitted for its age.
     """
 
     recomputed: Recomputed = field(default_factory=Recomputed)
@@ -33,7 +32,8 @@ class _Use:
     filling: Filling = field(default_factory=Filling)
     engines: int = 1
     again: int = 0
-    fill_s: float | None = None  # running mean of the seconds of a computed prompt token
+    fill_s: float | None = None
+    fill_cost: FillCost = field(default_factory=FillCost)
     changed: float = -1e9
     forced: float = -1e9
 
@@ -46,6 +46,7 @@ class Gate:
         self._inside: dict[str, Application] = {}
         self._evicted: set[str] = set()  # those that have not come back
         self._entered: set[str] = set()  # those that have not ended a call since
+        self._rested: dict[str, Application] = {}  # dormant, and nobody will tell their end
         self._uses: dict[str, _Use] = {}
 
     def may_start(self, application: str) -> bool:
@@ -78,6 +79,7 @@ class Gate:
         self._inside.pop(application, None)
 
     def forget(self, application: str) -> None:
+        self._rested.pop(application, None)
         self._waiting.pop(application, None)
         self._inside.pop(application, None)
         self._evicted.discard(application)
@@ -95,8 +97,10 @@ class Gate:
         horizon: float,
         application: str = "",
         now: float = 0.0,
+        engine: str = "",
     ) -> None:
-        """Count a prompt of which `known` tokens had been computed before; see Recomputed.add.
+        """Count an engine's prompt of which `known` tokens had been computed before; see
+        Recomputed.add.
 
         The tokens that an application computes when it enters were lost while the application was
         outside, and not in a crowd.
@@ -109,8 +113,14 @@ class Gate:
             use.again += again
         if (tokens := usage.prompt_tokens - usage.cached_tokens) >= FEWEST_TIMED:
             use.fill_s = mean(use.fill_s, (usage.filled - usage.started) / tokens)
+            use.fill_cost.add(engine, usage)
         if use.fill_s:
             use.filling.add(tokens * use.fill_s, now)
+
+    def lost(self, engine: str) -> None:
+        """Forget what an engine's prompts have cost."""
+        for use in self._uses.values():
+            use.fill_cost.forget(engine)
 
     def progress(self, engines: Iterable[Mapping[str, int]]) -> None:
         """Note how many tokens the running calls may still generate, by application."""
@@ -124,6 +134,31 @@ class Gate:
     def inside(self, model: str) -> list[Application]:
         """Return the applications that are admitted to the model's KV cache."""
         return [one for one in self._inside.values() if one.model == model]
+
+    def _release_dormant(self, model: str, now: float) -> list[Application]:
+        """Give the rooms of dormant applications to others, and return these applications.
+
+        Of those of which nobody tells the end, some have ended. Their kinds learn their sizes once
+        they seem to have ended.
+        """
+        use = self.use(model)
+        fill_s, cost_s = use.fill_s or 0.0, use.fill_cost.seconds or 0.0
+        dormant = [
+            one
+            for one in self.inside(model)
+            if one.is_dormant(now, cost_s if one.newest.untold else fill_s)
+        ]
+        for one in dormant:
+            del self._inside[one.id]
+            if one.newest.untold:
+                self._rested[one.id] = one
+        for one in list(self._rested.values()):
+            if one.idle_since is None:
+                del self._rested[one.id]  # it has gone on
+            elif one.seems_over(now):
+                del self._rested[one.id]
+                one.tell_size()
+        return dormant
 
     def admit(self, model: str, pool: int | None, now: float) -> Admission:
         """Admit applications while they fit into the `pool` tokens of the model's engines.
@@ -139,17 +174,14 @@ class Gate:
             for one in waiting:
                 del self._waiting[one.id]
             return Admission()
-        fill_s = use.fill_s or 0.0
-        dormant = [one for one in self._inside.values() if one.is_dormant(now, fill_s)]
-        for one in dormant:
-            del self._inside[one.id]
+        dormant = self._release_dormant(model, now)
         state = ModelPool(
             tokens=pool,
             recomputed=use.recomputed.share,
             again=use.again,
             busy=use.busy.share,
             filling=use.filling.share(now, use.engines),
-            fill_s=fill_s,
+            fill_s=use.fill_s or 0.0,
             changed=now - use.changed,
             forced=now - use.forced,
         )

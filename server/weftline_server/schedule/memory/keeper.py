@@ -168,6 +168,7 @@ class Memory:
     def lost(self, engine: str) -> None:
         """Forget an engine that is gone with all its contexts."""
         self._pools.lose(engine)
+        self.gate.lost(engine)
         self.paused_contexts.lose(engine)
         for one in self._applications:
             for context in [c for c, kept in one.kept.items() if kept.engine == engine]:
@@ -406,7 +407,7 @@ class Memory:
         self._pools.saw(engine, usage)
         horizon = self._pools.counted(engine)
         if horizon:
-            self.gate.computed(one.model, usage, known, horizon, one.id, now)
+            self.gate.computed(one.model, usage, known, horizon, one.id, now, engine)
 
     def _demote(self, one: Application, op: Op) -> list[Verb]:
         """Free the contexts that this call continued, and those that the graph no longer needs."""
