@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.null.test_memory import make_usage
 from weftline_engine.api import Usage
-from weftline_server.schedule.memory.fill_cost import FEWEST_TIMED, NEWEST, FillCost
+from weftline_server.schedule.memory.fill_cost import FEWEST_TIMED, MOST_ENGINES, NEWEST, FillCost
 
 
 def prompt(started: float, filled: float, tokens: int = 100, cached: int = 0) -> Usage:
@@ -30,14 +30,16 @@ def test_prompts_that_are_computed_together_share_their_time() -> None:
 
 
 def test_the_time_of_each_engine_counts() -> None:
-    """Two engines that compute 100 tokens each in the same second have used two seconds. What an
-    engine that is gone has cost says nothing about the others."""
+    """Two engines that compute 100 tokens each in the same second have used two seconds. Those that
+    computed a prompt last are remembered."""
     cost = FillCost()
     cost.add("a", prompt(0.0, 1.0))
     cost.add("b", prompt(0.0, 3.0))
     assert cost.seconds == 0.02
-    cost.forget("b")
-    assert cost.seconds == 0.01
+    for number in range(MOST_ENGINES - 1):
+        cost.add("a", prompt(1.0 + number, 2.0 + number))
+        cost.add(f"e{number}", prompt(0.0, 1.0))
+    assert cost.seconds == pytest.approx(0.01), "b is forgotten"
 
 
 def test_what_was_cached_costs_nothing_and_short_prompts_say_little() -> None:

@@ -171,7 +171,6 @@ class Application:
     busy: int = 0
     first: int = 0
     size: int = 0
-    told: int = 0  # the size that its kind has learned
     idle_since: float | None = None
     goes_on: bool = False  # when it became idle, its next call was known and on its way
     pause_s: float | None = None
@@ -234,9 +233,8 @@ class Application:
             self.idle_since, self.goes_on = now, goes_on
 
     def tell_size(self) -> None:
-        """Let its kind learn its size at its end, once for each size."""
-        if self.size > self.told:
-            self.told = self.size
+        """Let its kind learn its size at its end."""
+        if self.size:
             self.habits.learn_size(self.size)
             self.habits.others.end(self.first, max(0, self.size - self.first))
 

@@ -12,6 +12,8 @@ from weftline_engine.api import Usage
 FEWEST_TIMED = 64
 # Prompts of each engine that are remembered.
 NEWEST = 16
+# Engines that are remembered: those that computed a prompt last.
+MOST_ENGINES = 256
 
 
 @dataclass(slots=True)
@@ -46,14 +48,12 @@ class FillCost:
         tokens = usage.prompt_tokens - usage.cached_tokens
         if tokens < FEWEST_TIMED:
             return
-        one = self._engines.setdefault(engine, _Engine())
+        one = self._engines[engine] = self._engines.pop(engine, _Engine())
+        if len(self._engines) > MOST_ENGINES:
+            del self._engines[next(iter(self._engines))]
         one.prompts.append((usage.started, usage.filled, tokens))
         one.seconds = _covered(one.prompts)
         one.tokens = sum(count for _, _, count in one.prompts)
-
-    def forget(self, engine: str) -> None:
-        """An engine is gone."""
-        self._engines.pop(engine, None)
 
 
 def _covered(prompts: Iterable[tuple[float, float, int]]) -> float:

@@ -117,11 +117,6 @@ class Gate:
         if use.fill_s:
             use.filling.add(tokens * use.fill_s, now)
 
-    def lost(self, engine: str) -> None:
-        """Forget what an engine's prompts have cost."""
-        for use in self._uses.values():
-            use.fill_cost.forget(engine)
-
     def progress(self, engines: Iterable[Mapping[str, int]]) -> None:
         """Note how many tokens the running calls may still generate, by application."""
         if not self._waiting:

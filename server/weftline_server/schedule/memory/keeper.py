@@ -168,7 +168,6 @@ class Memory:
     def lost(self, engine: str) -> None:
         """Forget an engine that is gone with all its contexts."""
         self._pools.lose(engine)
-        self.gate.lost(engine)
         self.paused_contexts.lose(engine)
         for one in self._applications:
             for context in [c for c, kept in one.kept.items() if kept.engine == engine]:
