@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from tests.null.asgi import Serve, Server
-from weftline_engine.null import NullConfig
+from tests.null.test_openai_tools import CALL, WEATHER
+from weftline_engine.null import NullConfig, NullMode
 from weftline_server.config import ServerConfig
 from weftline_server.http.openai.conversations import Conversations
+from weftline_server.schedule.memory.applications import Application
 
 SYSTEM = {"role": "system", "content": "You are an agent."}
 
@@ -29,6 +31,11 @@ async def sizes(server: Server, headers: Any = None) -> list[int]:
     """The numbers of calls of the tenant's open sessions."""
     found = (await server.http.get("/v1/sessions", headers=headers)).json()["sessions"]
     return sorted(one["calls"] for one in found if one["state"] == "open")
+
+
+def applications(server: Server) -> list[Application]:
+    """The sessions as the scheduler sees them."""
+    return list(server.driver.dispatcher.memory._applications)
 
 
 async def test_a_conversation_that_grows_becomes_a_session(serve: Serve) -> None:
@@ -120,6 +127,26 @@ async def test_conversations_that_begin_at_once_do_not_speak_against_each_other(
     for agent in range(12):
         await chat(server, f"another task {agent}")
     assert await sizes(server) == [1] * 12 + [2] * 4
+
+
+async def test_an_answer_that_calls_none_of_its_tools_may_be_the_last(serve: Serve) -> None:
+    """An agent's loop ends with such an answer. Where no tools were offered, an answer says nothing
+    about that."""
+    script = ("<tool_response>", "It is sunny."), ("", CALL)
+    server = await serve(NullConfig(mode=NullMode.SCRIPT, script=script))
+    user = {"role": "user", "content": "How is the weather?"}
+    body = {"messages": [user], "tools": [WEATHER]}
+    asked = (await server.http.post("/v1/chat/completions", json=body)).json()
+    [one] = applications(server)
+    assert one.newest.untold and not one.is_settled
+    message = asked["choices"][0]["message"]
+    answers = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "sunny"}
+    body["messages"] = [user, message, answers]
+    told = (await server.http.post("/v1/chat/completions", json=body)).json()
+    assert told["choices"][0]["message"]["content"] == "It is sunny."
+    assert one.is_settled
+    await chat(server, "another one, without tools")
+    assert [other.is_settled for other in applications(server)] == [True, False]
 
 
 async def test_two_conversations_that_begin_alike_are_not_mixed(serve: Serve) -> None:

@@ -145,8 +145,8 @@ class Bench:
     def goes_on(self, application: str) -> bool:
         return False
 
-    def called_tools(self, id: PrimitiveId) -> tuple[str, ...]:
-        return ()
+    def called_tools(self, id: PrimitiveId) -> tuple[str, ...] | None:
+        return None
 
     def restarts(self, id: PrimitiveId) -> bool:
         return id.primitive not in self.read

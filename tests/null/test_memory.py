@@ -58,8 +58,8 @@ class World:
     def goes_on(self, application: str) -> bool:
         return self.moves_on
 
-    def called_tools(self, id: PrimitiveId) -> tuple[str, ...]:
-        return self.tools.get(id.primitive, ())
+    def called_tools(self, id: PrimitiveId) -> tuple[str, ...] | None:
+        return self.tools.get(id.primitive)
 
     def call(
         self, application: str, name: str, tokens: int, now: float, *, cached: int = 0

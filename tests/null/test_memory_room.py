@@ -134,6 +134,33 @@ def test_a_kind_learns_from_those_that_have_not_come_back_for_long() -> None:
     assert one.habits.size == 310 + 0.3 * 300
 
 
+def test_an_answer_without_a_call_of_its_tools_gives_the_room_up() -> None:
+    """A guessed session that was offered tools, and calls none, has probably ended: others get its
+    room at once, its context is evicted first, and its kind learns its size. The one that called a
+    tool, the one that was offered none, and the one whose end is told keep their rooms.
+    """
+    for tools, guessed, rests in (
+        ((), True, True),
+        (("look",), True, False),
+        (None, True, False),
+        ((), False, False),
+    ):
+        world = World()
+        world.wants["p"] = Want()
+        if tools is not None:
+            world.tools["p"] = tools
+        op = make_op("a", "p", 300)
+        world.memory.queued(op, "m", True, 0.0, guessed=guessed)
+        world.memory.gate.admit("m", 1000, 0.0)
+        said = world.memory.finished("e", PrimitiveId("a", "p"), op, make_usage(300), 1.0)
+        assert (Advise("e", "p", LONG_S, None) in said) is rests
+        world.memory.queued(make_op("b", "q", 10), "m", True, 1.0)
+        world.memory.gate.admit("m", 1000, 1.0)
+        assert world.memory.gate.is_inside("a") is not rests
+        one = world.memory._applications.find("a")
+        assert one is not None and one.habits.size == (310 if rests else None)
+
+
 def test_an_unknown_kind_grows_like_the_others_of_its_tenant() -> None:
     """At first it is expected to grow by twice its first call, or the usual first call if that is
     less. Each application that has ended corrects this by the weight of its first call, so small

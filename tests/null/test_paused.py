@@ -95,15 +95,16 @@ async def test_a_call_pauses_where_its_session_may_go_on(
         value = (await driver.readers.get(session, "x")).value
         [op] = engine.ops
         assert op.sampling is not None and op.sampling.pause_on == pause_on
+        producer = PrimitiveId(session.id, session.graph.producer["x"])
+        called = driver.reports.outlook.called_tools(producer)
+        assert called == (("look",) if tools else None)
         if not tools:
             assert value == ASKED
             return
-        [called] = value["tool_calls"]
-        assert called["function"] == {"name": "look", "arguments": '{"at": "loom"}'}
-        step = session.primitives[session.graph.producer["x"]].step
+        [message] = value["tool_calls"]
+        assert message["function"] == {"name": "look", "arguments": '{"at": "loom"}'}
+        step = session.primitives[producer.primitive].step
         assert step is not None and step.reason is api.FinishReason.STOP
-        producer = session.graph.producer["x"]
-        assert driver.reports.outlook.called_tools(PrimitiveId(session.id, producer)) == ("look",)
     finally:
         await driver.shut_down()
         await dispatcher.close()

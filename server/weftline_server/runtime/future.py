@@ -35,12 +35,15 @@ class Foresight:
         session = self._registry.by_id(application)
         return session is not None and session.execution.under_way > 0
 
-    def called_tools(self, id: PrimitiveId) -> tuple[str, ...]:
-        """The names of the tools that the output of a primitive calls."""
+    def called_tools(self, id: PrimitiveId) -> tuple[str, ...] | None:
+        """The names of the tools that the output of a primitive calls; None if it could call none."""
         session = self._registry.by_id(id.session)
-        if session is None or id.primitive not in session.graph.primitives:
-            return ()
-        return called_tools(session, id.primitive)
+        primitive = None if session is None else session.graph.primitives.get(id.primitive)
+        if session is None or primitive is None or not isinstance(primitive.body, PromptBody):
+            return None
+        body = primitive.body
+        can_call = body.call.offered_tools or body.blocks is not None
+        return called_tools(session, id.primitive) if can_call else None
 
 
 def want(session: Session, id: str) -> Want | None:

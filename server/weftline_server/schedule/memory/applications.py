@@ -148,11 +148,13 @@ def prefix_hash(tokens: Sequence[int], length: int) -> int:
 class Newest:
     """The newest call of an application: its token-seconds until it gives its room up, if they are
     known, and the tokens that it may still generate, if it runs alone. `untold` says that nobody
-    will tell whether it is the last one."""
+    will tell whether it is the last one, and `settled` that its answer calls none of the tools that
+    it was offered: with such an answer an agent's loop ends."""
 
     need: float | None = None
     left: int = 0
     untold: bool = False
+    settled: bool = False
 
 
 @dataclass(slots=True)
@@ -212,6 +214,7 @@ class Application:
     def queued(self, tokens: int, now: float, output: int = 0) -> None:
         """Record a new call of `tokens` tokens, `output` of which it generates."""
         self.newest.left = 0 if self.busy or tokens < self.size else output
+        self.newest.settled = False
         self.first = self.first or tokens
         self.size = max(self.size, tokens)
         if self.idle_since is not None and not self.goes_on:
@@ -243,6 +246,8 @@ class Application:
 
         A token of its context would take `fill_s` seconds to compute again.
         """
+        if self.is_settled:
+            return True
         if self.idle_since is None:
             return False
         if not self.newest.untold:
@@ -257,9 +262,16 @@ class Application:
     def seems_over(self, now: float) -> bool:
         """Whether the application has paused for so much longer than usual that it may have
         ended."""
+        if self.is_settled:
+            return True
         if self.idle_since is None:
             return False
         return now - self.idle_since > max(self._long_pause_s, self.habits.longest_s)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the application has probably ended, and nobody will tell it."""
+        return self.idle_since is not None and self.newest.untold and self.newest.settled
 
     @property
     def _usual_pause_s(self) -> float:

@@ -195,6 +195,6 @@ class Gate:
             use.forced = now
         # The rooms of those stood empty until now. With this idle time in the mean, 13 agents were
         # admitted beyond the room, beside nine that fitted into it.
-        if decided.enter and any(one.newest.untold for one in dormant):
+        if decided.enter and any(one.newest.untold and not one.is_settled for one in dormant):
             use.busy.restart(now)
         return decided

@@ -54,8 +54,9 @@ class Outlook(Protocol):
         """Return whether a call of the application is on an engine or on its way to one."""
         ...
 
-    def called_tools(self, id: PrimitiveId) -> tuple[str, ...]:
-        """Return the names of the tools that the output of primitive `id` calls."""
+    def called_tools(self, id: PrimitiveId) -> tuple[str, ...] | None:
+        """Return the names of the tools that the output of primitive `id` calls; None if it was
+        offered none."""
         ...
 
 
@@ -259,6 +260,7 @@ class Memory:
         if one is None:
             return [Free(engine, op.context)]
         one.ended(now, self._outlook.goes_on(one.id))
+        one.newest.settled = one.newest.untold and self._outlook.called_tools(id) == ()
         if op.tokens is not None:
             self._learn(one, engine, op, usage, now)
         want = self._outlook.want(id) if self._retains and op.tokens is not None else None
@@ -269,7 +271,7 @@ class Memory:
         kept = self._keep(one, engine, id, op, tokens)
         kept.sure = want.pause_s is not None
         pause = one.expected_pause_s if want.pause_s is None else want.pause_s
-        if self.gate.is_evicted(one.id):
+        if self.gate.is_evicted(one.id) or one.is_settled:
             pause = LONG_S
         found.append(Advise(engine, op.context, pause, want.tokens))
         if not kept.sure or not self._pools.pin(kept):
@@ -303,7 +305,7 @@ class Memory:
         kept.paused = True
         if len(op.tokens) + len(written) == kept.tokens:
             kept.ids = (*op.tokens, *written)
-        tools = self._outlook.called_tools(id)
+        tools = self._outlook.called_tools(id) or ()
         pause_s = self.paused_contexts.expect(op.salt, tools)
         paused = PausedContext(
             engine=engine,
