@@ -36,7 +36,7 @@ class Foresight:
         return session is not None and session.execution.under_way > 0
 
     def called_tools(self, id: PrimitiveId) -> tuple[str, ...] | None:
-        """The names of the tools that the output of a primitive calls; None if it could call none."""
+        """The names of the tools that an output calls; None if it was offered none."""
         session = self._registry.by_id(id.session)
         primitive = None if session is None else session.graph.primitives.get(id.primitive)
         if session is None or primitive is None or not isinstance(primitive.body, PromptBody):
