@@ -25,7 +25,8 @@ BY_FILE_3 := $(subst -n 2,-n 3,$(BY_FILE))
 NO_TORCH := PYTHONPATH=.ci/without_torch
 STRICT := -W error::ResourceWarning
 NO_NET := --disable-socket --allow-unix-socket
-SHAPE := tests/test_layers.py tests/test_names.py tests/test_shape.py tests/test_words.py
+SHAPE := tests/test_layers.py tests/test_names.py tests/test_shape.py tests/test_words.py \
+  tests/test_kinds.py
 # Whole files that take a minute or more of a slow core each, and that repeat on the real model or on
 # all workloads what shorter tests hold already. `make test-long` runs them, and so does CI.
 LONG := tests/e2e/test_bench.py tests/e2e/test_bench_runs.py \

@@ -50,6 +50,7 @@ class EmbedderSpec:
     """
 
     kind: ClassVar[str] = "embed"
+    reranks: ClassVar[bool] = False
 
     name: str = MINILM
     model: str | None = None
@@ -108,7 +109,7 @@ class EmbedderSpec:
             name=self.name,
             server=server,
             model=gguf_file(model, progress=for_stream()),
-            reranks=self.kind == descriptions.RERANK,
+            reranks=self.reranks,
             batch=self.batch,
             arguments=self.llama_arguments,
         )
@@ -133,6 +134,7 @@ class RerankerSpec(EmbedderSpec):
     """A `[[reranker]]` table, with the settings of an embedder."""
 
     kind: ClassVar[str] = "rerank"
+    reranks: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
