@@ -132,7 +132,8 @@ Measure = Callable[[int, Prompts], float]
 def measured(measure: Measure, port: int, prompts: Prompts, tries: int = 4) -> float:
     """The rate of a measure. Where an answer has no text, it is measured again with new prompts.
 
-    With random weights that was one of 120 answers. Raises NoText after the last try.
+    A run with random weights had stopped at such an answer in its second turn. Raises NoText after
+    the last try.
     """
     for _ in range(tries - 1):
         with suppress(NoText):

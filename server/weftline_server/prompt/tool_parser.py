@@ -242,7 +242,7 @@ class ToolParser:
         if head is not None and (self._tagged or head.group(1) in self._names):
             yield self._called(head.group(1))
             self._held, self._json = text[head.end() :], JsonScanner()
-            self._closing, self._state = "", _State.ARGUMENTS
+            self._state = _State.ARGUMENTS
         elif head is not None or last or not _BEGINS_NAMED.fullmatch(text):
             yield from self._give_up()
 

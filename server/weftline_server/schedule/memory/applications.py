@@ -236,7 +236,8 @@ class Application:
             self.idle_since, self.goes_on = now, goes_on
 
     def tell_size(self) -> None:
-        """Let its kind learn its size at its end."""
+        """Let its kind learn its size at its end. Where nobody tells that end, the kind learns when
+        the application seems to have ended, and again when its session is closed."""
         if self.size:
             self.habits.learn_size(self.size)
             self.habits.others.end(self.first, max(0, self.size - self.first))
