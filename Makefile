@@ -216,7 +216,7 @@ test-vllm: install install-bench $(PREVIOUS)/.installed ## the contract on a rea
 	WEFTLINE_VLLM_PYTHON=$(CURDIR)/$(PREVIOUS)/bin/python $(PYTEST) $(OF_A_VERSION)
 
 test-clients: install install-clients ## programs of openai-agents and pydantic-ai
-	WEFTLINE_SERVER_PYTHON=$(BIN)/python $(CLIENTS)/bin/python -m pytest -q tests/clients --allow-hosts=127.0.0.1
+	WEFTLINE_SERVER_PYTHON=$(BIN)/python $(CLIENTS)/bin/python -m pytest -q $(RERUNS) tests/clients --allow-hosts=127.0.0.1
 
 test-langchain-ranges: install ## both adapters with the oldest and the newest LangChain and openai that they admit
 	$(BIN)/python .ci/check_langchain_ranges.py

@@ -56,6 +56,7 @@ TOOLS = (
     "langchain-tests>=1.1,<2",
     "jinja2>=3.1",
     "hypothesis>=6.130",
+    "pytest-rerunfailures>=15.0",
     "pytest-timeout>=2.3",
     "pytest-xdist>=3.6",
     "h11>=0.16",
@@ -97,7 +98,7 @@ def _check(python: Path, folder: Path) -> None:
     _run(python, "-c", show)
     # Other versions of LangChain have other deprecations, which are not what is tried here.
     test = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--benchmark-disable")
-    test = (*test, "-W", "default")
+    test = (*test, "-W", "default", *os.environ.get("RERUNS", "").split())
     _run(*test, UNIT)
     by_file = ("-n", WORKERS, "--dist", "loadfile")
     _run(*test, *by_file, *TESTS, env={"WEFTLINE_SERVER_PYTHON": sys.executable})
