@@ -31,6 +31,7 @@ from weftline_server.commands.engine_spec import (
     EngineSpec,
     VLLMSchedulerName,
 )
+from weftline_server.prompt.tokenizer_files import read_ahead
 
 WORDS_MODE = "words"  # of the null engine
 
@@ -127,7 +128,12 @@ def _torch(spec: EngineSpec) -> Callable[[], Engine]:
         )
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
-    return lambda: ProcessEngine(config)
+
+    def made() -> Engine:
+        read_ahead(config.model / "tokenizer.json")
+        return ProcessEngine(config)
+
+    return made
 
 
 def _name_of(model: str | None) -> str | None:

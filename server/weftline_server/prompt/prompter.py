@@ -23,6 +23,7 @@ from weftline_server.prompt.chat import for_template, in_words, without_system
 from weftline_server.prompt.memo import Memo
 from weftline_server.prompt.render import PromptBefore, RenderedMessage
 from weftline_server.prompt.thinking_block import OPEN_BLOCK, Thinking
+from weftline_server.prompt.tokenizer_files import tokenizer_of
 from weftline_server.prompt.tool_format import format_of
 from weftline_server.prompt.words import WordEncoding, WordTokenizer
 
@@ -77,10 +78,10 @@ class Prompter:
         self._template = None if template is None else _compiled(template, description.model)
         self._alphabet = None
         self.special: frozenset[int] = frozenset()
-        if self.tokenizer is not None and not isinstance(self.tokenizer, WordTokenizer):
+        if path and not isinstance(self.tokenizer, WordTokenizer | None):
             added = self.tokenizer.get_added_tokens_decoder()
             self.special = frozenset(id for id, token in added.items() if token.special)
-            if '"ByteLevel"' in self.tokenizer.to_str():
+            if b'"ByteLevel"' in Path(path).read_bytes():
                 self._alphabet = _byte_alphabet()
         self.tool_format = format_of(template)
         self._knows_tools = template is not None and _names(template, "tools")
@@ -318,9 +319,7 @@ def _byte_alphabet() -> dict[str, int]:
 def _load_tokenizer(path: str) -> Tokenizer | WordTokenizer:
     if path.startswith(WORDS):
         return WordTokenizer(int(path.removeprefix(WORDS)))
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(path)
+    return tokenizer_of(path)
 
 
 def _compiled(template: str, model: str) -> Template:
