@@ -32,6 +32,10 @@ PUBLISHED: dict[str, tuple[ToolFormat, Thinking, bool, str]] = {
         "<|im_start|>assistant\n<think>\n\n</think>\n\nIt is",
     ),
     "Qwen3-Coder": (ToolFormat.HERMES, Thinking.NONE, True, "<|im_start|>assistant\nIt is"),
+    "GLM-4.6": (
+        ToolFormat.HERMES, Thinking.MARKED, True, "<|assistant|>\n<think></think>\nIt is",
+    ),
+    "GLM-4.7-Flash": (ToolFormat.HERMES, Thinking.OPEN, True, "<|assistant|></think>It is"),
     "ibm-granite-granite-3.3-2B-Instruct": (
         ToolFormat.GRANITE, Thinking.MARKED, True, "assistant<|end_of_role|>It is",
     ),

@@ -36,12 +36,21 @@ HERMES = f"I look.\n<tool_call>\n{CALL}\n</tool_call>"
 THOUGHT = f"<think>\nThe user asks.\n</think>\n\n{HERMES}"
 _PARAMETER = "<parameter=city>\nRome\n</parameter>"
 XML = f"I look.\n<tool_call>\n<function=weather>\n{_PARAMETER}\n</function>\n</tool_call>"
+_ARGUMENT = "<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>"
+GLM = f"<think>\nThe user asks.\n</think>\nI look.\n<tool_call>weather\n{_ARGUMENT}\n</tool_call>"
 # By the row of the page: template, format, thinking, and an answer with a call.
 DIALECTS: dict[str, tuple[str, ToolFormat, Thinking, str]] = {
     "Qwen2.5, Granite 4": (_JSON, ToolFormat.HERMES, Thinking.NONE, HERMES),
     "Qwen3": (_JSON + _SWITCH, ToolFormat.HERMES, Thinking.MARKED, THOUGHT),
     "SmolLM3": (_HEAD + _SMOLLM3 + _SWITCH, ToolFormat.HERMES, Thinking.MARKED, THOUGHT),
     "Qwen3-Coder": (_JSON, ToolFormat.HERMES, Thinking.NONE, XML),
+    "GLM 4.5, 4.6": (_JSON + _SWITCH, ToolFormat.HERMES, Thinking.MARKED, GLM),
+    "GLM 4.7": (
+        f"{_JSON}assistant\n<think>",
+        ToolFormat.HERMES,
+        Thinking.OPEN,
+        GLM.removeprefix("<think>\n").replace("\n<", "<"),
+    ),
     "Qwen3-Thinking, DeepSeek-R1": (
         f"{_JSON}assistant\n<think>\n",
         ToolFormat.HERMES,

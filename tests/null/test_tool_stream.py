@@ -86,10 +86,26 @@ def as_xml(name: str, arguments: dict[str, Any]) -> str:
     return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
 
 
+def as_glm(name: str, arguments: dict[str, Any], line: str) -> str:
+    """GLM 4.5 and 4.6 write a line break between the parts. GLM 4.7 does not."""
+    parts = [name]
+    for key, value in arguments.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        parts += [f"<arg_key>{key}</arg_key>", f"<arg_value>{text}</arg_value>"]
+    return f"<tool_call>{line.join([*parts, '</tool_call>'])}"
+
+
 def recorded(seed: int) -> tuple[Make, str]:
     """An answer with calls, in one of the ways in which models write them."""
     made = random.Random(seed)
-    style = seed % 6
+    style = seed % 7
+    if style == 6:
+        values = {
+            "query": made.choice(["\na\n", "", "</arg_", "x <b>"]),
+            "count": made.randrange(9),
+        }
+        given = values if made.random() < 0.8 else {}
+        return maker(H), "I look." + as_glm("search", given, made.choice(["", "\n"])) * 2
     if style == 5:
         code = made.choice(["x = 1\n", "print('`')\n\n", "```` = 2\n", ""]) * made.randrange(1, 3)
         block, start, end = made.choice([(CODE, "```python", "```"), (PLAN, ">>>", "<<<")])
@@ -172,6 +188,10 @@ NEVER_SEALED = {
     "XML, cut": "<tool_call><function=add><parameter=a>\n1\n</parameter></function>",
     "XML with words": "<tool_call><function=add>hm</function></tool_call>",
     "XML, twice": as_xml("add", {"a": "1"}).replace("</f", "<parameter=a>2</parameter></f"),
+    "GLM, cut": as_glm("add", {"a": 1}, "").removesuffix("</tool_call>"),
+    "GLM, cut in the mark": as_glm("add", {"a": 1}, "\n").removesuffix("call>"),
+    "GLM with words": as_glm("add", {"a": 1}, "hm\n").replace("addhm", "add"),
+    "GLM, twice": as_glm("add", {"a": 1}, "").replace("</t", "<arg_key>a</arg_key><arg_value>2</t"),
 }
 
 
@@ -195,6 +215,29 @@ def test_xml_of_coder_models_is_read() -> None:
         "count": 3,
         "tags": ["x"],
     }
+
+
+@pytest.mark.parametrize("line", ["", "\n"])
+def test_calls_of_glm_are_read(line: str) -> None:
+    """Strings are taken as they stand, line breaks too. Other types are JSON."""
+    values = {"query": '\n"b" <c>\n', "count": 3, "tags": ["x"]}
+    text = as_glm("search", values, line)
+    message = message_of(ToolParser(H, NAMES, "k"), f"Let me see.\n{text}")
+    [call] = message["tool_calls"]
+    assert message["content"] == "Let me see."
+    assert call["function"]["name"] == "search"
+    assert json.loads(call["function"]["arguments"]) == values
+    assert Sealed(0) in events(ToolParser(H, NAMES, "k"), text)
+
+
+def test_a_name_alone_is_a_call_of_a_tool_that_exists() -> None:
+    """GLM writes no more for a call without arguments. Other words in the marks stay text."""
+    text = "<tool_call>add</tool_call>"
+    [called, arguments, sealed] = events(ToolParser(H, NAMES, "k"), [text])
+    assert (called.name, arguments, sealed) == ("add", Arguments(0, "{}"), Sealed(0))  # type: ignore[union-attr]
+    for other in ("<tool_call>sub</tool_call>", "<tool_call>add it</tool_call>", "<tool_call>a"):
+        for pieces in ([other], other):
+            assert "".join(one.text for one in events(ToolParser(H, NAMES, "k"), pieces)) == other  # type: ignore[union-attr]
 
 
 def test_blocks_are_calls_with_one_argument() -> None:

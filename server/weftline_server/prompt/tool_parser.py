@@ -12,7 +12,7 @@ from typing import Any
 
 from weftline.contract.arguments import ArgumentReader, MemberText, ObjectMember, ReaderEvent
 from weftline_server.prompt.tool_format import MISTRALS, ToolFormat
-from weftline_server.prompt.tool_xml import XmlCall, kept_back, name_in
+from weftline_server.prompt.tool_xml import GLM, QWEN, XmlCall, XmlStyle, kept_back, name_in
 
 OPEN_TAG, CLOSE_TAG = "<tool_call>", "</tool_call>"
 _MARKS = {
@@ -215,6 +215,8 @@ class ToolParser:
         head = _HEAD.match(text)
         if self._format is ToolFormat.HERMES and text.lstrip()[:1] == "<":
             yield from self._xml_head(text.lstrip(), last)
+        elif self._format is ToolFormat.HERMES and self._tagged and text.lstrip()[:1] not in "{":
+            yield from self._glm_head(text.lstrip(), last)
         elif self._format is ToolFormat.MISTRAL_NAMED:
             yield from self._named_head(text.lstrip(), last)
         elif head is None:
@@ -248,17 +250,32 @@ class ToolParser:
 
     def _xml_head(self, text: str, last: bool) -> Iterator[Delta]:
         try:
-            found = name_in(text)
+            found = name_in(text, QWEN)
         except ValueError:
             yield from self._give_up()
             return
         if found is not None:
-            name, self._held = found
-            yield self._called(name)
-            schema = self._names.get(name) if isinstance(self._names, Mapping) else None
-            self._xml, self._closing, self._state = XmlCall(schema or {}), "", _State.XML
+            yield from self._in_xml(QWEN, *found)
         elif last:
             yield from self._give_up()
+
+    def _glm_head(self, text: str, last: bool) -> Iterator[Delta]:
+        """A name alone is a call without arguments only if a tool has it."""
+        try:
+            found = name_in(text, GLM)
+        except ValueError:
+            found = None
+            last = True
+        if found is not None and (found[0] in self._names or not found[1].startswith(CLOSE_TAG)):
+            yield from self._in_xml(GLM, *found)
+        elif found is not None or last:
+            yield from self._give_up()
+
+    def _in_xml(self, style: XmlStyle, name: str, rest: str) -> Iterator[Delta]:
+        self._held = rest
+        yield self._called(name)
+        schema = self._names.get(name) if isinstance(self._names, Mapping) else None
+        self._xml, self._closing, self._state = XmlCall(style, schema or {}), "", _State.XML
 
     def _whole(self, text: str, last: bool) -> Iterator[Delta]:
         """Read a call with an unusual beginning once it is complete."""

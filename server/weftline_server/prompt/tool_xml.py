@@ -1,8 +1,10 @@
-"""Reads a tool call in the XML that Qwen's coder models write, while it streams.
+"""Reads a tool call in the XML that Qwen's coder models and GLM write, while it streams.
 
-<function=NAME>
-<parameter=KEY>
-VALUE
+Qwen:                   GLM, with or without the line breaks:
+
+<function=NAME>         NAME
+<parameter=KEY>         <arg_key>KEY</arg_key>
+VALUE                   <arg_value>VALUE</arg_value>
 </parameter>
 </function>
 """
@@ -12,16 +14,55 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
 from weftline.contract.arguments import MemberText, ObjectMember, ReaderEvent, strict_json
 
-BEGIN = "<function="
-_PARAMETER_BEGIN = "<parameter="
-_END, _VALUE_END = "</function>", "</parameter>"
-_NAME = re.compile(r"<function=([^<>\s]{1,128})>")
-_PARAMETER = re.compile(r"\s*<parameter=([^<>\n]{1,256})>")
+
+@dataclass(frozen=True, slots=True)
+class XmlStyle:
+    """How a family writes the parts of a call.
+
+    `name_part` and `key_part` match each beginning of `name` and `key`, and perhaps more. A call
+    ends before `before`, or with `end` where that is not empty. With `in_lines`, a line break on
+    either side of a value is layout.
+    """
+
+    name: re.Pattern[str]
+    name_part: re.Pattern[str]
+    key: re.Pattern[str]
+    key_part: re.Pattern[str]
+    value_end: str
+    before: str
+    end: str
+    in_lines: bool
+
+
+QWEN = XmlStyle(
+    name=re.compile(r"<function=([^<>\s]{1,128})>"),
+    name_part=re.compile(r"<?|<f[functio]{0,7}|<function=[^<>\s]{0,128}"),
+    key=re.compile(r"\s*<parameter=([^<>\n]{1,256})>"),
+    key_part=re.compile(r"<|<p[aramet]{0,8}|<parameter=[^<>\n]{0,256}"),
+    value_end="</parameter>",
+    before="</function>",
+    end="</function>",
+    in_lines=True,
+)
+GLM = XmlStyle(
+    name=re.compile(r"([\w.-]{1,128})\s{0,8}(?=<arg_key>|</tool_call>)"),
+    name_part=re.compile(r"[\w.-]{0,128}\s{0,8}(?:</?[a-z_]{0,9})?"),
+    key=re.compile(r"\s*<arg_key>([^<>\n]{1,256})</arg_key>\s{0,8}<arg_value>"),
+    key_part=re.compile(
+        r"<[arg_key]{0,7}|<arg_key>[^<>\n]{0,256}"
+        r"(?:<[/arg_key]{0,8}|</arg_key>\s{0,8}(?:<[arg_value]{0,9})?)?"
+    ),
+    value_end="</arg_value>",
+    before="</tool_call>",
+    end="",
+    in_lines=False,
+)
 
 
 class _At(Enum):
@@ -38,7 +79,8 @@ class XmlCall:
     type is a string.
     """
 
-    def __init__(self, schema: Mapping[str, Any]) -> None:
+    def __init__(self, style: XmlStyle, schema: Mapping[str, Any]) -> None:
+        self._style = style
         self._properties = schema.get("properties") or {}
         self._at = _At.BETWEEN
         self._held = ""
@@ -70,7 +112,7 @@ class XmlCall:
                 return
 
     def _between(self) -> Iterator[tuple[str, list[ReaderEvent]]]:
-        if found := _PARAMETER.match(self._held):
+        if found := self._style.key.match(self._held):
             self._key = found.group(1)
             self.is_clean = self.is_clean and self._key not in self._keys
             start = ", " if self._keys else "{"
@@ -80,20 +122,18 @@ class XmlCall:
             yield f"{start}{_json(self._key)}: {quote}", []
             return
         text = self._held.lstrip()
-        if text.startswith(_END):
-            self._held, self._at = text[len(_END) :], _At.END
+        if text.startswith(self._style.before):
+            self._held, self._at = text.removeprefix(self._style.end), _At.END
             yield "}" if self._keys else "{}", []
         elif text and not self._may_begin(text):
             self.is_clean = False  # skip what is neither
             cut = text.find("<", 1)
             self._held = "" if cut < 0 else text[cut:]
 
-    @staticmethod
-    def _may_begin(text: str) -> bool:
+    def _may_begin(self, text: str) -> bool:
         """Whether more text can make a tag of it."""
-        if text.startswith(_PARAMETER_BEGIN):
-            return _PARAMETER.match(text + ">") is not None or text == _PARAMETER_BEGIN
-        return _begins(text, _PARAMETER_BEGIN, _END)
+        is_key = self._style.key_part.fullmatch(text) is not None
+        return is_key or self._style.before.startswith(text)
 
     @property
     def _is_text(self) -> bool:
@@ -106,18 +146,20 @@ class XmlCall:
 
     def _value_start(self) -> Iterator[tuple[str, list[ReaderEvent]]]:
         if self._held:
-            self._held, self._at = self._held.removeprefix("\n"), _At.VALUE
+            layout = "\n" if self._style.in_lines else ""
+            self._held, self._at = self._held.removeprefix(layout), _At.VALUE
         yield from ()
 
     def _value(self) -> Iterator[tuple[str, list[ReaderEvent]]]:
-        text, found, rest = self._held.partition(_VALUE_END)
+        end = self._style.value_end
+        layout = "\n" if self._style.in_lines else ""
+        text, found, rest = self._held.partition(end)
         if found:
             self._held = rest
-            # A line break before the end's tag is layout.
-            yield from self._more(text.removesuffix("\n"))
+            yield from self._more(text.removesuffix(layout))
             yield self._closed()
             return
-        keep = max(kept_back(text, _VALUE_END), kept_back(text, "\n" + _VALUE_END))
+        keep = max(kept_back(text, end), kept_back(text, layout + end))
         self._held = text[len(text) - keep :]
         yield from self._more(text[: len(text) - keep])
 
@@ -136,14 +178,14 @@ class XmlCall:
         return _json(value), [ObjectMember(self._key, value)]
 
 
-def name_in(text: str) -> tuple[str, str] | None:
+def name_in(text: str, style: XmlStyle) -> tuple[str, str] | None:
     """The name of the call that begins `text`, and what follows; None while it is not complete.
 
     Raises ValueError if `text` begins no call.
     """
-    if found := _NAME.match(text):
+    if found := style.name.match(text):
         return found.group(1), text[found.end() :]
-    if len(text) > len(BEGIN) + 128 or ">" in text or not _begins(text, BEGIN):
+    if not style.name_part.fullmatch(text):
         raise ValueError("no call begins here")
     return None
 
@@ -152,11 +194,6 @@ def kept_back(text: str, mark: str) -> int:
     """The length of the longest end of `text` that may be the beginning of `mark`."""
     longest = min(len(text), len(mark) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)
-
-
-def _begins(text: str, *marks: str) -> bool:
-    """Whether `text` begins with one of `marks`, or is the beginning of one."""
-    return any(text.startswith(mark) or mark.startswith(text) for mark in marks)
 
 
 def _json(value: Any) -> str:
