@@ -232,12 +232,12 @@ def test_calls_of_glm_are_read(line: str) -> None:
 
 def test_a_name_alone_is_a_call_of_a_tool_that_exists() -> None:
     """GLM writes no more for a call without arguments. Other words in the marks stay text."""
-    text = "<tool_call>add</tool_call>"
-    [called, arguments, sealed] = events(ToolParser(H, NAMES, "k"), [text])
-    assert (called.name, arguments, sealed) == ("add", Arguments(0, "{}"), Sealed(0))  # type: ignore[union-attr]
+    called, *more = events(ToolParser(H, NAMES, "k"), ["<tool_call>add</tool_call>"])
+    assert isinstance(called, Called) and called.name == "add"
+    assert more == [Arguments(0, "{}"), Sealed(0)]
     for other in ("<tool_call>sub</tool_call>", "<tool_call>add it</tool_call>", "<tool_call>a"):
-        for pieces in ([other], other):
-            assert "".join(one.text for one in events(ToolParser(H, NAMES, "k"), pieces)) == other  # type: ignore[union-attr]
+        assert told(events(ToolParser(H, NAMES, "k"), [other])) == ([], {"said": other})
+        assert told(events(ToolParser(H, NAMES, "k"), other)) == ([], {"said": other})
 
 
 def test_blocks_are_calls_with_one_argument() -> None:
