@@ -214,9 +214,9 @@ class ToolParser:
         text = self._held.lstrip("[ \n\t") if self._format in _LISTS else self._held
         head = _HEAD.match(text)
         if self._format is ToolFormat.HERMES and text.lstrip()[:1] == "<":
-            yield from self._xml_head(text.lstrip(), last)
-        elif self._format is ToolFormat.HERMES and self._tagged and text.lstrip()[:1] not in "{":
-            yield from self._glm_head(text.lstrip(), last)
+            yield from self._xml_head(QWEN, text.lstrip(), last)
+        elif self._format is ToolFormat.HERMES and text.lstrip()[:1] not in ("", "{"):
+            yield from self._xml_head(GLM, text.lstrip(), last)
         elif self._format is ToolFormat.MISTRAL_NAMED:
             yield from self._named_head(text.lstrip(), last)
         elif head is None:
@@ -248,34 +248,23 @@ class ToolParser:
         elif head is not None or last or not _BEGINS_NAMED.fullmatch(text):
             yield from self._give_up()
 
-    def _xml_head(self, text: str, last: bool) -> Iterator[Delta]:
+    def _xml_head(self, style: XmlStyle, text: str, last: bool) -> Iterator[Delta]:
+        """A name alone, as GLM writes it, is a call only of a tool that exists."""
         try:
-            found = name_in(text, QWEN)
+            found = name_in(text, style)
         except ValueError:
             yield from self._give_up()
             return
-        if found is not None:
-            yield from self._in_xml(QWEN, *found)
-        elif last:
+        if found is None:
+            if last:
+                yield from self._give_up()
+        elif found[1].startswith(CLOSE_TAG) and found[0] not in self._names:
             yield from self._give_up()
-
-    def _glm_head(self, text: str, last: bool) -> Iterator[Delta]:
-        """A name alone is a call without arguments only if a tool has it."""
-        try:
-            found = name_in(text, GLM)
-        except ValueError:
-            found = None
-            last = True
-        if found is not None and (found[0] in self._names or not found[1].startswith(CLOSE_TAG)):
-            yield from self._in_xml(GLM, *found)
-        elif found is not None or last:
-            yield from self._give_up()
-
-    def _in_xml(self, style: XmlStyle, name: str, rest: str) -> Iterator[Delta]:
-        self._held = rest
-        yield self._called(name)
-        schema = self._names.get(name) if isinstance(self._names, Mapping) else None
-        self._xml, self._closing, self._state = XmlCall(style, schema or {}), "", _State.XML
+        else:
+            name, self._held = found
+            yield self._called(name)
+            schema = self._names.get(name) if isinstance(self._names, Mapping) else None
+            self._xml, self._closing, self._state = XmlCall(style, schema or {}), "", _State.XML
 
     def _whole(self, text: str, last: bool) -> Iterator[Delta]:
         """Read a call with an unusual beginning once it is complete."""
