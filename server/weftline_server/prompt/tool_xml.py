@@ -25,9 +25,9 @@ from weftline.contract.arguments import MemberText, ObjectMember, ReaderEvent, s
 class XmlStyle:
     """How a family writes the parts of a call.
 
-    `name_part` and `key_part` match each beginning of `name` and `key`, and perhaps more. A call
-    ends before `before`, or with `end` where that is not empty. With `in_lines`, a line break on
-    either side of a value is layout.
+    `name_part` and `key_part` match each beginning of `name` and `key`, and perhaps more. `layout`
+    stands on either side of a value. `end` follows the last parameter. With `leaves_end` it also
+    closes what is around the call, so it is not taken away.
     """
 
     name: re.Pattern[str]
@@ -35,9 +35,9 @@ class XmlStyle:
     key: re.Pattern[str]
     key_part: re.Pattern[str]
     value_end: str
-    before: str
+    layout: str
     end: str
-    in_lines: bool
+    leaves_end: bool
 
 
 QWEN = XmlStyle(
@@ -46,9 +46,9 @@ QWEN = XmlStyle(
     key=re.compile(r"\s*<parameter=([^<>\n]{1,256})>"),
     key_part=re.compile(r"<|<p[aramet]{0,8}|<parameter=[^<>\n]{0,256}"),
     value_end="</parameter>",
-    before="</function>",
+    layout="\n",
     end="</function>",
-    in_lines=True,
+    leaves_end=False,
 )
 GLM = XmlStyle(
     name=re.compile(r"([\w.-]{1,128})\s{0,8}(?=<arg_key>|</tool_call>)"),
@@ -59,9 +59,9 @@ GLM = XmlStyle(
         r"(?:<[/arg_key]{0,8}|</arg_key>\s{0,8}(?:<[arg_value]{0,9})?)?"
     ),
     value_end="</arg_value>",
-    before="</tool_call>",
-    end="",
-    in_lines=False,
+    layout="",
+    end="</tool_call>",
+    leaves_end=True,
 )
 
 
@@ -122,8 +122,9 @@ class XmlCall:
             yield f"{start}{_json(self._key)}: {quote}", []
             return
         text = self._held.lstrip()
-        if text.startswith(self._style.before):
-            self._held, self._at = text.removeprefix(self._style.end), _At.END
+        if text.startswith(self._style.end):
+            self._held = text if self._style.leaves_end else text[len(self._style.end) :]
+            self._at = _At.END
             yield "}" if self._keys else "{}", []
         elif text and not self._may_begin(text):
             self.is_clean = False  # skip what is neither
@@ -133,7 +134,7 @@ class XmlCall:
     def _may_begin(self, text: str) -> bool:
         """Whether more text can make a tag of it."""
         is_key = self._style.key_part.fullmatch(text) is not None
-        return is_key or self._style.before.startswith(text)
+        return is_key or self._style.end.startswith(text)
 
     @property
     def _is_text(self) -> bool:
@@ -146,13 +147,11 @@ class XmlCall:
 
     def _value_start(self) -> Iterator[tuple[str, list[ReaderEvent]]]:
         if self._held:
-            layout = "\n" if self._style.in_lines else ""
-            self._held, self._at = self._held.removeprefix(layout), _At.VALUE
+            self._held, self._at = self._held.removeprefix(self._style.layout), _At.VALUE
         yield from ()
 
     def _value(self) -> Iterator[tuple[str, list[ReaderEvent]]]:
-        end = self._style.value_end
-        layout = "\n" if self._style.in_lines else ""
+        end, layout = self._style.value_end, self._style.layout
         text, found, rest = self._held.partition(end)
         if found:
             self._held = rest
