@@ -91,7 +91,7 @@ INLINE void multiply_experts(const Model *m, const Step *s, const Layer *layer, 
         round_place(s, x, i, inner, weights + 2 * s->owner[i]);
     for (int32_t n = 0; n < m->experts; n++) {
         int64_t rows = s->first[n + 1] - s->first[n];
-        cut = cut_of(rows, inner, weights[2 * n].part[0].type, panels);
+        cut = cut_of(rows, panels);
         tasks += rows ? cut.blocks * cut.groups : 0;
     }
     cut.blocks = 0; /* of the expert before the first */
@@ -100,7 +100,7 @@ INLINE void multiply_experts(const Model *m, const Step *s, const Layer *layer, 
         while (task >= before + cut.blocks * cut.groups) {
             before += cut.blocks * cut.groups;
             e++;
-            cut = cut_of(s->first[e + 1] - s->first[e], inner, weights[2 * e].part[0].type, panels);
+            cut = cut_of(s->first[e + 1] - s->first[e], panels);
         }
         int64_t first = s->first[e], rows = s->first[e + 1] - first;
         Gated gated = {s->gated + first * wide, 0, m->expert_mlp, wide, m->gelu};
