@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.null.test_dialects import prompter_of
+from tests.null.test_dialects import as_parsers_read, prompter_of
 from weftline.contract.tools import CalledFunction, Function, Tool, ToolCall
 from weftline_server.prompt.answer import message_of
 from weftline_server.prompt.answer_parser import AnswerParser
@@ -63,6 +64,23 @@ PUBLISHED: dict[str, tuple[ToolFormat, Thinking, bool, str]] = {
     "unsloth-mistral-Devstral-Small-2507": (
         ToolFormat.MISTRAL_NAMED, Thinking.NONE, True, "Is it warm?[/INST]It is",
     ),
+    "openai-gpt-oss-120b": (
+        ToolFormat.HERMES, Thinking.MARKED, True, "assistant<|channel|>final<|message|>It is",
+    ),
+    "google-gemma-4-31B-it": (ToolFormat.HERMES, Thinking.MARKED, True, "<|turn>model\nIt is"),
+    "moonshotai-Kimi-K2": (
+        ToolFormat.HERMES, Thinking.NONE, True, "assistant<|im_middle|>It is",
+    ),
+    "deepseek-ai-DeepSeek-V3.2": (
+        ToolFormat.HERMES, Thinking.MARKED, True, "<｜Assistant｜></think>It is",
+    ),
+    "deepseek-ai-DeepSeek-V4": (
+        ToolFormat.HERMES, Thinking.MARKED, True, "<｜Assistant｜></think>It is",
+    ),
+    "MiniMax-M2": (ToolFormat.HERMES, Thinking.OPEN, True, "[e~[\n]~b]ai\nIt is"),
+    "ByteDance-Seed-OSS": (
+        ToolFormat.HERMES, Thinking.MARKED, True, "<seed:bos>assistant\nIt is",
+    ),
     "microsoft-Phi-3.5-mini-instruct": (
         ToolFormat.HERMES, Thinking.NONE, False, "<|end|>\n<|assistant|>\nIt is",
     ),
@@ -85,6 +103,15 @@ CALL = ToolCall(
     id="123456789", function=CalledFunction(name="weather", arguments='{"city": "Rome"}')
 )
 MARKS = ("<tool_call>", "[TOOL_CALLS]", '{"name"')
+# How a call begins in a family whose marks are no text of ours.
+BEGINNINGS = (
+    " to=functions.weather",
+    "<|tool_call>",
+    "<|tool_calls",
+    "<｜DSML｜",
+    "<minimax:",
+    "<seed:t",
+)
 # A publisher's template does not write a call of Granite 3.3 among the messages.
 WRITTEN = [name for name in PUBLISHED if "granite-3.3" not in name]
 
@@ -98,10 +125,12 @@ def test_the_text_of_a_call_is_the_publishers_own(name: str) -> None:
     answer = RenderedMessage("tool", "18 degrees", tool_call_id="123456789")
     shown = prompter.text(PromptBefore("", (*turns, answer), (TOOL,)))
     text = shown.partition("Is it warm?")[2].partition("18 degrees")[0]
-    start = min(at for mark in MARKS if (at := text.find(mark)) >= 0)
+    marks = MARKS if prompter.dialect is None else BEGINNINGS
+    start = min(at for mark in marks if (at := text.find(mark)) >= 0)
     parser = AnswerParser(Thinking.NONE, ToolParser(prompter.tool_format, ("weather",), "k"))
-    [call] = message_of(parser, text[start:])["tool_calls"]
-    assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
+    [call] = message_of(parser, as_parsers_read(prompter, text[start:]))["tool_calls"]
+    arguments = json.loads(call["function"]["arguments"])
+    assert (call["function"]["name"], arguments) == ("weather", {"city": "Rome"})
 
 
 def test_gemma_2_gets_tools_and_system_messages_in_the_users() -> None:

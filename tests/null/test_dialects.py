@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.prompt.tool_parser import ToolParser
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text()
-ROWS = re.findall(r"^\| ([A-Z][^|]*) \| (yes|no: in words) \|", PAGE, re.M)
+ROWS = re.findall(r"^\| (\w[^|]*) \| (yes|no: in words) \|", PAGE, re.M)
 
 # What the templates of the families have in common with the publishers': the variables that they
 # read, the marks that they name, and how a prompt ends.
@@ -81,6 +82,51 @@ DIALECTS: dict[str, tuple[str, ToolFormat, Thinking, str]] = {
         Thinking.NONE,
         '<|tool_call|>[{"arguments": {"city": "Rome"}, "name": "weather"}]',
     ),
+    "gpt-oss": (
+        _HEAD + _TOOLS.replace("{mark}", "") + "<|channel|>",
+        ToolFormat.HERMES,
+        Thinking.MARKED,
+        "<|channel|>analysis<|message|>The user asks.<|end|><|start|>assistant<|channel|>commentary"
+        ' to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}<|call|>',
+    ),
+    "Gemma 4": (
+        _HEAD + _TOOLS.replace("{mark}", "<|tool_call>"),
+        ToolFormat.HERMES,
+        Thinking.MARKED,
+        "<|channel>thought\nThe user asks.\n<channel|>"
+        '<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|>',
+    ),
+    "Kimi K2": (
+        _HEAD + _TOOLS.replace("{mark}", "<|tool_call_argument_begin|>"),
+        ToolFormat.HERMES,
+        Thinking.NONE,
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
+        '<|tool_call_argument_begin|>{"city": "Rome"}<|tool_call_end|><|tool_calls_section_end|>',
+    ),
+    "DeepSeek V3.2, V4": (
+        _HEAD + _TOOLS.replace("{mark}", "｜DSML｜") + _SWITCH,
+        ToolFormat.HERMES,
+        Thinking.MARKED,
+        "<think>The user asks.</think>\n\n<｜DSML｜tool_calls>\n"
+        '<｜DSML｜invoke name="weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Rome</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+    ),
+    "MiniMax M2": (
+        _HEAD + _TOOLS.replace("{mark}", "<minimax:tool_call>") + "assistant\n<think>\n",
+        ToolFormat.HERMES,
+        Thinking.OPEN,
+        "The user asks.\n</think>\n\n<minimax:tool_call>\n"
+        '<invoke name="weather">\n<parameter name="city">Rome</parameter>\n</invoke>\n'
+        "</minimax:tool_call>",
+    ),
+    "Seed-OSS": (
+        _HEAD + _TOOLS.replace("{mark}", "<seed:tool_call>"),
+        ToolFormat.HERMES,
+        Thinking.MARKED,
+        "<seed:think>The user asks.</seed:think>\n<seed:tool_call>\n<function=weather>\n"
+        "<parameter=city>Rome</parameter>\n</function>\n</seed:tool_call>",
+    ),
     "Gemma 2 and 3, Phi-3, Phi-4-mini, OLMo 2, SmolLM2": (
         _HEAD,
         ToolFormat.HERMES,
@@ -88,6 +134,14 @@ DIALECTS: dict[str, tuple[str, ToolFormat, Thinking, str]] = {
         HERMES,
     ),
 }
+
+
+def as_parsers_read(prompter: Prompter, text: str) -> str:
+    """An answer of a model, in our own dialect where the model's family has another."""
+    if prompter.dialect is None:
+        return text
+    rewriter = prompter.dialect.rewriter()
+    return rewriter.feed(text) + rewriter.end()
 
 
 def prompter_of(template: str) -> Prompter:
@@ -107,12 +161,11 @@ def test_a_family_is_read_in_its_own_dialect(name: str) -> None:
     template, format, thinking, text = DIALECTS[name]
     prompter = prompter_of(template)
     assert (prompter.tool_format, prompter.thinking({})) == (format, thinking)
-    message = message_of(AnswerParser(thinking, ToolParser(format, ("weather",), "k")), text)
+    parser = AnswerParser(thinking, ToolParser(format, ("weather",), "k"))
+    message = message_of(parser, as_parsers_read(prompter, text))
     [call] = message["tool_calls"]
-    assert (call["function"]["name"], call["function"]["arguments"]) == (
-        "weather",
-        '{"city": "Rome"}',
-    )
+    arguments = json.loads(call["function"]["arguments"])
+    assert (call["function"]["name"], arguments) == ("weather", {"city": "Rome"})
     assert message.get("reasoning_content") == (
         None if thinking is Thinking.NONE else "The user asks."
     )

@@ -19,6 +19,7 @@ from weftline.contract.calls import TemplateWord
 from weftline.contract.errors import ContextTooLong, InvalidRequest
 from weftline_engine.api import WORDS, Description, SamplingParams
 from weftline_engine.api.record import short_record
+from weftline_server.prompt.answer_dialect import dialect_of
 from weftline_server.prompt.chat import for_template, in_words, without_system
 from weftline_server.prompt.memo import Memo
 from weftline_server.prompt.render import PromptBefore, RenderedMessage
@@ -87,13 +88,23 @@ class Prompter:
         self._knows_tools = template is not None and _names(template, "tools")
         self.fingerprint = _fingerprint(description)
         self._takes_system = True  # until it is known better
-        self._thinks = template is not None and OPEN_BLOCK in template
+        self.dialect = dialect_of(template)
+        self.marks = self._special_marks()
+        begins = self.dialect is not None and self.dialect.thinks
+        self._thinks = begins or (template is not None and OPEN_BLOCK in template)
         self._thinking: Memo[Thinking] = Memo(MOST_SWITCHES)
         self._stable: Memo[tuple[int, ...]] = Memo(MOST_STABLE)
         # How to decode an output without tools whose client wishes nothing: most are such.
         self.without_wishes: Memo[SamplingParams] = Memo(1)
         self._takes_system = self._renders_system()
         self.begins = self._beginning()  # characters before the first message, all of the template
+
+    def _special_marks(self) -> dict[int, str]:
+        """The ids of the dialect's marks that engines leave out of their texts."""
+        if self.dialect is None or self.tokenizer is None:
+            return {}
+        ids = {self.tokenizer.token_to_id(mark): mark for mark in self.dialect.marks}
+        return {id: mark for id, mark in ids.items() if id in self.special}
 
     def payload(self, prompt: PromptBefore) -> Payload:
         """Return the op's payload for `prompt`.

@@ -136,8 +136,8 @@ class EngineReports:
     def _finish(self, session: Session, primitive: Primitive, finished: api.Finished) -> None:
         """Make the value, elsewhere if that takes long, and tell the session."""
         finished = self._items.finished(session.id, primitive, finished)
-        if isinstance(primitive.body, PromptBody) and primitive.body.is_read:
-            self._read_to_end(session, primitive, finished)
+        if isinstance(primitive.body, PromptBody):
+            self._read_to_end(session, primitive, primitive.body, finished)
         made = self._runners.of(primitive).result(session, primitive, finished)
         takes_items = isinstance(primitive.body, TakesItems) and not primitive.traits.has_prompt
         if isinstance(made, Transformed) and not takes_items:
@@ -161,10 +161,14 @@ class EngineReports:
         if event.deltas:
             self._calls.came(session, event.primitive, event.deltas)
 
-    def _read_to_end(self, session: Session, primitive: Primitive, finished: api.Finished) -> None:
-        """An answer with tools has ended: the session is told of all its calls."""
+    def _read_to_end(
+        self, session: Session, primitive: Primitive, body: PromptBody, finished: api.Finished
+    ) -> None:
+        """An answer has ended: the session is told of its last text and of all its calls."""
         if (last := self._runners.prompts.last(primitive, finished)) is not None:
             self._told(session, last)
+        if not body.is_read:
+            return
         is_cut = finished.reason is api.FinishReason.LENGTH
         state = CallState.CUT if is_cut else CallState.ENDED
         self._calls.ended(session, primitive.id, state)

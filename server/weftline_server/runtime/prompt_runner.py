@@ -17,6 +17,7 @@ from weftline_server.lowering.results import Transformed, token_logprobs, transf
 from weftline_server.lowering.sampling import asked, is_free, sampling_params
 from weftline_server.prompt.prompter import Payload, Prompter
 from weftline_server.prompt.tool_format import triggers
+from weftline_server.prompt.tool_parser import Delta
 from weftline_server.runtime.answers import Answers
 from weftline_server.runtime.attempts import Attempt, Runner, hints, queued_at
 from weftline_server.runtime.prompts import body_of, parts_before, tokenised, tokenised_now
@@ -112,18 +113,23 @@ class PromptRunner(Runner):
     def part(self, primitive: Primitive, part: api.Part, now: float) -> ev.TextGenerated:
         """The event of a generated part of an output."""
         logprobs = token_logprobs(part, self.prompter(primitive.resource))
+        text = self.answers.text(part, primitive)
         is_read = body_of(primitive).is_read
-        deltas = self.answers.read(part.op, primitive, part.text) if is_read else ()
+        deltas = self.answers.read(part.op, primitive, text) if is_read else ()
         return ev.TextGenerated(
-            now=now, primitive=primitive.id, text=part.text, logprobs=logprobs, deltas=deltas
+            now=now, primitive=primitive.id, text=text, logprobs=logprobs, deltas=deltas
         )
 
     def last(self, primitive: Primitive, finished: api.Finished) -> ev.TextGenerated | None:
-        """The event of what the end of an answer with tools completes, if anything."""
-        deltas = self.answers.end(finished.op, primitive)
-        if not deltas:
+        """The event of what the end of an answer completes, if anything."""
+        text = self.answers.rest(finished.op, primitive)
+        deltas: tuple[Delta, ...] = ()
+        if body_of(primitive).is_read:
+            read = self.answers.read(finished.op, primitive, text) if text else ()
+            deltas = (*read, *self.answers.end(finished.op, primitive))
+        if not text and not deltas:
             return None
-        return ev.TextGenerated(now=finished.time, primitive=primitive.id, text="", deltas=deltas)
+        return ev.TextGenerated(now=finished.time, primitive=primitive.id, text=text, deltas=deltas)
 
     def result(
         self, session: Session, primitive: Primitive, finished: api.Finished

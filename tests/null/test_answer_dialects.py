@@ -1,0 +1,216 @@
+"""Answers with marks of their own dialects become thoughts, text and calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weftline_server.prompt.answer import message_of
+from weftline_server.prompt.answer_dialect import ANSWER_DIALECTS, dialect_of
+from weftline_server.prompt.answer_parser import AnswerParser
+from weftline_server.prompt.dialect_channels import GemmaArguments, HarmonyRewriter
+from weftline_server.prompt.thinking_block import Thinking
+from weftline_server.prompt.tool_format import ToolFormat
+from weftline_server.prompt.tool_parser import Sealed, ToolParser
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "weather": {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    "clock": {"properties": {}},
+}
+THOUGHTS, SAID = "The user asks for Rome.", "I look."
+CALLS = [("weather", {"city": "Rome <b>", "days": 2}), ("clock", {})]
+
+_DEEPSEEK = (
+    "<think>The user asks for Rome.</think>I look.\n\n<｜DSML｜tool_calls>\n"
+    '<｜DSML｜invoke name="weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Rome <b></｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+    '<｜DSML｜invoke name="clock">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
+)
+_MINIMAX = (
+    "<think>\nThe user asks for Rome.\n</think>\n\nI look.\n<minimax:tool_call>\n"
+    '<invoke name="weather">\n<parameter name="city">Rome <b></parameter>\n'
+    '<parameter name="days">2</parameter>\n</invoke>\n<invoke name="clock">\n</invoke>\n'
+    "</minimax:tool_call>"
+)
+# By the family: an answer that thinks, says something and calls two tools.
+ANSWERS = {
+    "gpt-oss": (
+        "<|channel|>analysis<|message|>The user asks for Rome.<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+        '{"city": "Rome <b>", "days": 2}<|call|>'
+        "<|start|>assistant to=functions.clock<|channel|>commentary json<|message|>{}<|call|>"
+    ),
+    "Gemma 4": (
+        "<|channel>thought\nThe user asks for Rome.\n<channel|>I look."
+        '<|tool_call>call:weather{city:<|"|>Rome <b><|"|>,days:2}<tool_call|>'
+        "<|tool_call>call:clock{}<tool_call|>"
+    ),
+    "Kimi K2": (
+        "<think>The user asks for Rome.</think>I look.<|tool_calls_section_begin|>"
+        "<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+        '{"city": "Rome <b>", "days": 2}<|tool_call_end|>'
+        "<|tool_call_begin|>functions.clock:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>"
+    ),
+    "DeepSeek V3.2": _DEEPSEEK,
+    "MiniMax M2": _MINIMAX,
+    "Seed-OSS": (
+        "<seed:think>The user asks for Rome.</seed:think>\nI look.\n<seed:tool_call>\n"
+        "<function=weather>\n<parameter=city>Rome <b></parameter>\n<parameter=days>2</parameter>\n"
+        "</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=clock>\n</function>\n"
+        "</seed:tool_call>"
+    ),
+}
+
+
+def rewritten(name: str, text: str, size: int = 1000) -> str:
+    """An answer of a family, in pieces of `size` characters, as our parsers get it."""
+    rewriter = ANSWER_DIALECTS[name].rewriter()
+    pieces = [rewriter.feed(text[at : at + size]) for at in range(0, len(text), size)]
+    return "".join([*pieces, rewriter.end()])
+
+
+def parser() -> AnswerParser:
+    """What reads the rewritten answers."""
+    return AnswerParser(Thinking.MARKED, ToolParser(ToolFormat.HERMES, SCHEMAS, "k"))
+
+
+def calls_of(message: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The names and the arguments of a message's calls."""
+    calls = [call["function"] for call in message.get("tool_calls", [])]
+    return [(call["name"], json.loads(call["arguments"])) for call in calls]
+
+
+def test_every_family_has_an_answer() -> None:
+    """No family is read that is not tested here, and each is found by its sign."""
+    assert list(ANSWERS) == list(ANSWER_DIALECTS)
+    for dialect in ANSWER_DIALECTS.values():
+        assert dialect_of(f"{{{{ messages }}}}{dialect.sign}") is dialect
+    assert dialect_of("{{ messages }}<think><tool_call>") is None
+    assert dialect_of(None) is None
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+@pytest.mark.parametrize("name", ANSWER_DIALECTS)
+def test_an_answer_is_read(name: str, size: int) -> None:
+    """Thoughts, text and both calls are found, however the text is cut, and both calls are sealed:
+    so a tool may start before the answer has ended."""
+    text = rewritten(name, ANSWERS[name], size)
+    message = message_of(parser(), text)
+    assert message["reasoning_content"] == THOUGHTS
+    assert message["content"] == SAID
+    assert calls_of(message) == CALLS
+    reader = parser()
+    sealed = [one for one in [*reader.feed(text), *reader.end()] if isinstance(one, Sealed)]
+    assert sealed == [Sealed(0), Sealed(1)]
+
+
+@pytest.mark.parametrize("name", ANSWER_DIALECTS)
+def test_a_call_that_is_cut_off_is_not_sealed(name: str) -> None:
+    """The end of the tokens may come within a call. What it has is shown, but it never starts."""
+    text = ANSWERS[name]
+    cut = rewritten(name, text[: text.index("Rome <b>") + 4])
+    reader = parser()
+    deltas = [*reader.feed(cut), *reader.end()]
+    assert not any(isinstance(one, Sealed) for one in deltas)
+
+
+@pytest.mark.parametrize("name", ANSWER_DIALECTS)
+@given(text=st.text(alphabet="ab<>|/:{} \n｜", max_size=60), data=st.data())
+def test_text_without_marks_is_unchanged(name: str, text: str, data: st.DataObject) -> None:
+    """Whatever looks like the beginning of a mark is said in the end."""
+    size = data.draw(st.integers(1, 9))
+    assert rewritten(name, text, size) == text
+
+
+@pytest.mark.parametrize("name", ANSWER_DIALECTS)
+def test_an_answer_without_thoughts_is_its_text(name: str) -> None:
+    """An answer to a plain question, and one that a constraint has forced, begin without a mark."""
+    for text in ('{"city": "Rome"}', "2 < 3 <b>", '<tool_call>\n{"name": "clock"}\n</tool_call>'):
+        assert rewritten(name, text, 3) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "thoughts", "said"),
+    [
+        ("<|channel|>final<|message|>Rome.<|return|>", None, "Rome."),
+        ("<|channel|>final<|message|>Rome.", None, "Rome."),
+        ("<|channel|>analysis<|message|>So", "So", None),
+        (
+            "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>analysis"
+            "<|message|>Then.<|end|><|start|>assistant<|channel|>final<|message|>Rome.<|return|>",
+            "So.\n\nThen.",
+            "Rome.",
+        ),
+        (
+            "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>commentary"
+            "<|message|>I look.<|end|><|start|>assistant<|channel|>analysis<|message|>Hm.<|end|>"
+            "<|start|>assistant<|channel|>final<|message|>Rome.<|return|>",
+            "So.",
+            "I look.\n\nRome.",
+        ),
+        ("<|message|>Rome.<|end|>", None, "Rome."),
+    ],
+)
+def test_channels_of_gpt_oss(text: str, thoughts: str | None, said: str | None) -> None:
+    """Thoughts in a row are one block. Later ones have no place in an answer, and are left out."""
+    for size in (1, 5, 1000):
+        message = message_of(parser(), rewritten("gpt-oss", text, size))
+        assert (message.get("reasoning_content"), message["content"] or None) == (thoughts, said)
+
+
+def test_the_mark_behind_a_call_may_be_missing() -> None:
+    """`<|call|>` ends the output, and an engine may keep its end tokens. A call whose arguments are
+    complete then is sealed."""
+    head = "<|channel|>commentary to=functions.clock <|constrain|>json<|message|>"
+    for arguments, count in (("{}", 1), ('{"city"', 0), ("[]", 0)):
+        reader = parser()
+        deltas = [*reader.feed(rewritten("gpt-oss", head + arguments, 4)), *reader.end()]
+        assert sum(isinstance(one, Sealed) for one in deltas) == count
+
+
+def test_a_head_has_a_bounded_length() -> None:
+    """Text that never becomes a head is not held back for ever."""
+    rewriter = HarmonyRewriter()
+    text = "<|channel|>" + "x" * 600
+    assert rewriter.feed(text) + rewriter.end() != ""
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(alphabet='ab"\\<|>:,{}[] \né', max_size=8).filter(lambda one: "<|" not in one),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+def _gemma(value: Any) -> str:
+    """A value as Gemma 4's template writes it."""
+    match value:
+        case str():
+            return f'<|"|>{value}<|"|>'
+        case bool():
+            return "true" if value else "false"
+        case dict():
+            return "{" + ",".join(f"{key}:{_gemma(one)}" for key, one in value.items()) + "}"
+        case list():
+            return "[" + ",".join(map(_gemma, value)) + "]"
+    return str(value)
+
+
+@given(
+    arguments=st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), _VALUES, max_size=3),
+    size=st.integers(1, 12),
+)
+def test_arguments_of_gemma_become_the_same_json(arguments: dict[str, Any], size: int) -> None:
+    """Any value goes through, in any pieces."""
+    reader, text = GemmaArguments(), _gemma(arguments)
+    made = "".join(reader.feed(text[at : at + size]) for at in range(0, len(text), size))
+    assert json.loads(made + reader.end()) == arguments
