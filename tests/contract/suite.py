@@ -14,6 +14,7 @@ from tests.contract.target import Heard, Target
 from weftline_engine import api
 
 LONG = 200  # tokens, so that an op still runs when it is cancelled
+MARK, MARK_ID = "<|im_start|>", 1  # a special token of SmolLM2
 
 
 class EngineContract:
@@ -74,6 +75,18 @@ class EngineContract:
             assert heard.text == said
             assert heard.finished is not None
             assert heard.finished.reason is api.FinishReason.STOP
+
+    async def test_marks_are_seen(self, target: Target) -> None:
+        """Special tokens that an op names are in its text, or else their ids are told."""
+        told = target.description
+        if not target.can(api.Capability.LOGIT_BIAS) or not (told.tokenizer or told.chat_template):
+            pytest.skip("what has no tokens and no template has no marks")
+        op = target.op(
+            target.questions[0], max_tokens=3, logit_bias=((MARK_ID, 100.0),), marks=(MARK,)
+        )
+        [heard] = await target.run(op)
+        ids = [token for part in heard.parts for token in part.tokens]
+        assert heard.text == MARK * 3 or (heard.text, ids) == ("", [MARK_ID] * 3)
 
     async def test_concurrent_forks_do_not_mix(self, target: Target) -> None:
         """Twelve at once share a prefix, and some are equal. Each gets its own answer."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from tests.contract.suite import EngineContract
+from tests.contract.suite import MARK, MARK_ID, EngineContract
 from tests.contract.target import Target
 from weftline_engine import api
 from weftline_engine.llamacpp.config import LlamaServerConfig
@@ -57,3 +57,15 @@ class TestLlamaOnText(EngineContract):
         assert target.description.chat_template is not None
         yield target
         await target.close()
+
+    async def test_marks_are_in_the_text(self, target: Target) -> None:
+        """Nobody here could find them by their ids."""
+        op = target.op(
+            target.questions[0], max_tokens=2, logit_bias=((MARK_ID, 100.0),), marks=(MARK,)
+        )
+        [heard] = await target.run(op)
+        assert heard.text == MARK * 2
+        [heard] = await target.run(
+            target.op(target.questions[0], max_tokens=2, logit_bias=((MARK_ID, 100.0),))
+        )
+        assert heard.text == ""

@@ -90,6 +90,12 @@ def test_bans_and_probabilities() -> None:
     assert (found["n_probs"], found["samplers"]) == (1, ["penalties", "temperature"])
 
 
+def test_marks_stay_in_the_text() -> None:
+    """llama-server leaves out all special tokens but those that a request names."""
+    found, _, _ = body(marks=("<|call|>",))
+    assert found["preserved_tokens"] == ["<|call|>"]
+
+
 @pytest.mark.parametrize(
     ("constraint", "fields", "around"),
     [

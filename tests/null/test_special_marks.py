@@ -38,7 +38,8 @@ def tokenizer(marks: Sequence[str]) -> Tokenizer:
 
 class TokenEngine(NullEngine):
     """A null engine whose tokens are a tokenizer's. As all engines, it leaves special tokens out of
-    its text, and ends an answer with its end token, in parts of `size` tokens."""
+    its text, and ends an answer with its end token, in parts of `size` tokens. Some engines tell
+    ids only where they are asked for."""
 
     def __init__(self, path: Path, template: str, answer: str, size: int) -> None:
         super().__init__(NullConfig(mode=NullMode.SCRIPT, model="marked"))
@@ -62,7 +63,8 @@ class TokenEngine(NullEngine):
         for offset in range(0, len(ids), self._size):
             some = tuple(ids[offset : offset + self._size])
             text = scanner.push("".join(stream.push([one]) for one in some))
-            part = api.Part(**self._head(op), offset=offset, tokens=some, text=text)
+            told = some if op.sampling.marks else ()
+            part = api.Part(**self._head(op), offset=offset, tokens=told, text=text)
             self._emit(part)
             if scanner.stopped:
                 break
@@ -143,6 +145,6 @@ def test_marks_return_to_their_places(pieces: list[str], size: int, is_late: boo
 
 
 def test_a_mark_that_the_engine_left_in_stays_once() -> None:
-    """llama-server writes some tokens that a tokenizer calls special."""
+    """llama-server leaves the marks in that it is asked for, and tells their ids."""
     reader = MarkedText(lambda id: b"x", {7}, {7: "<|a|>"})
     assert reader.feed((1, 7, 1), "x<|a|>x") + reader.end() == "x<|a|>x"

@@ -161,6 +161,18 @@ async def test_a_tools_result_continues_an_answer_that_came_whole(tmp_path: Path
         assert endpoint.requests[-1]["prompt"] == [*request["prompt"], 1, 7, 8]
 
 
+async def test_a_dialect_of_special_tokens_gets_the_ids(tmp_path: Path) -> None:
+    """The server finds the marks of an answer by ids, so they come with a whole response, too."""
+    op = generate(unread=True)
+    assert op.sampling is not None
+    op = replace(op, sampling=replace(op.sampling, marks=("<|call|>",)))
+    async with started(tmp_path, BUSY % (0, 0.0), TIMES) as (engine, endpoint):
+        part, _ = await events_of(engine, op)
+        [request] = endpoint.requests
+        assert "stream" not in request and request["return_token_ids"] is True
+        assert isinstance(part, api.Part) and part.tokens == (1,)
+
+
 @pytest.mark.parametrize("needed", ["reader", "logprobs", "long answer", "times"])
 async def test_other_answers_are_streamed(tmp_path: Path, needed: str) -> None:
     """A reader, or the server itself, needs the parts; or the vLLM does not tell times."""

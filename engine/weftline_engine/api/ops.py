@@ -76,6 +76,9 @@ class SamplingParams:
 
     If an output ends by itself and its text contains one of `pause_on`, the op ends with `Paused`
     instead of `Finished`. Its text is the same. Only engines with RETENTION pause.
+
+    `marks` are special tokens that the server has to see. An engine leaves them in the text, or
+    else tells the ids of all tokens.
     """
 
     max_tokens: int
@@ -95,6 +98,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     constraint: str | None = None
     pause_on: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
 
 
 @record

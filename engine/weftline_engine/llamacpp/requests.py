@@ -120,6 +120,8 @@ def _sampling(sampling: api.SamplingParams, limit: int) -> dict[str, Any]:
         # Text that may be the beginning of a stop string is held back. `AnswerEnd` needs it.
         "stop": [] if sampling.stop_token_ids else [stop for stop in sampling.stop if stop],
     }
+    if sampling.marks:
+        body["preserved_tokens"] = list(sampling.marks)
     if sampling.seed is not None:
         body["seed"] = sampling.seed % (1 << 32)
     if sampling.logprobs is not None:

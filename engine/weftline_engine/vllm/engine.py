@@ -200,11 +200,11 @@ class VLLMEngine(PrefixCacheEngine):
     async def _whole(self, op: api.Op, body: dict[str, Any], names: dict[str, str]) -> AnswerPiece:
         """The answer as one piece. It may take as long as all parts of a stream together.
 
-        The piece has ids only if a tool's result may continue the answer, because vLLM then sends
-        back the prompt's ids, too.
+        The piece has ids only if a tool's result may continue the answer, or if it may have marks,
+        because vLLM then sends back the prompt's ids, too.
         """
         assert op.sampling is not None, "a generate has sampling parameters"
-        has_ids = bool(op.sampling.pause_on)
+        has_ids = bool(op.sampling.pause_on or op.sampling.marks)
         if has_ids:
             body["return_token_ids"] = True
         patience, parts = self.endpoint.config, -(-_longest(op) // UNREAD_TOKENS)
