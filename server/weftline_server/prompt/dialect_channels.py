@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from enum import Enum, auto
 
@@ -34,6 +35,25 @@ def _cut(text: str, marks: tuple[str, ...], last: bool) -> tuple[str, str, str]:
     return text[:at], "", text[at:]
 
 
+class _Piecewise(ABC):
+    """Takes a text piece by piece, and holds back what may go on."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """What the text has become so far, behind what was returned before."""
+        self._held += text
+        return "".join(self._advance(last=False))
+
+    def end(self) -> str:
+        """The rest."""
+        return "".join(self._advance(last=True))
+
+    @abstractmethod
+    def _advance(self, last: bool) -> Iterator[str]: ...
+
+
 class _In(Enum):
     HEAD = auto()  # before the text of a message
     SAID = auto()
@@ -42,7 +62,7 @@ class _In(Enum):
     CALL = auto()
 
 
-class HarmonyRewriter:
+class HarmonyRewriter(_Piecewise):
     """Takes gpt-oss's text piece by piece: messages, each with a head that names its channel.
 
     <|channel|>analysis<|message|>THOUGHTS<|end|>
@@ -62,20 +82,15 @@ class HarmonyRewriter:
     _ENDS = ("<|end|>", "<|return|>", "<|call|>", *_NEXT)
 
     def __init__(self) -> None:
+        super().__init__()
         self._in = _In.HEAD
-        self._held = ""
         self._arguments: list[str] = []
         self._thinks = False  # the block is open
         self._began = False  # an answer or a call
 
-    def feed(self, text: str) -> str:
-        """More of the answer."""
-        self._held += text
-        return "".join(self._advance(last=False))
-
     def end(self) -> str:
         """The rest. The mark behind a call ends the output, and engines may keep it."""
-        made = "".join(self._advance(last=True))
+        made = super().end()
         if self._in is _In.CALL and _is_object("".join(self._arguments)):
             made += _CALL_END
         return made
@@ -135,7 +150,7 @@ def _is_object(text: str) -> bool:
         return False
 
 
-class GemmaRewriter:
+class GemmaRewriter(_Piecewise):
     """Takes Gemma 4's text piece by piece.
 
     <|channel>thought
@@ -148,19 +163,10 @@ class GemmaRewriter:
     _NAME = re.compile(r"<\|tool_call>\s{0,8}call:\s{0,8}([\w.-]{1,128})\s{0,8}(?=\{)")
 
     def __init__(self) -> None:
+        super().__init__()
         self._in = _In.SAID
-        self._held = ""
         self._arguments = GemmaArguments()
         self._began = False
-
-    def feed(self, text: str) -> str:
-        """More of the answer."""
-        self._held += text
-        return "".join(self._advance(last=False))
-
-    def end(self) -> str:
-        """The rest."""
-        return "".join(self._advance(last=True))
 
     def _advance(self, last: bool) -> Iterator[str]:
         steps = {_In.SAID: self._said, _In.HEAD: self._head, _In.CALL: self._call}
@@ -212,7 +218,7 @@ class GemmaRewriter:
         return made
 
 
-class GemmaArguments:
+class GemmaArguments(_Piecewise):
     """Turns Gemma 4's arguments into JSON piece by piece: keys are bare, and texts stand between
     marks."""
 
@@ -221,17 +227,8 @@ class GemmaArguments:
     _AS_IN_JSON = re.compile(r"-?\d[\w.+-]*|true|false|null")
 
     def __init__(self) -> None:
-        self._held = ""
+        super().__init__()
         self._in_text = False
-
-    def feed(self, text: str) -> str:
-        """More JSON."""
-        self._held += text
-        return "".join(self._advance(last=False))
-
-    def end(self) -> str:
-        """The rest."""
-        return "".join(self._advance(last=True))
 
     def _advance(self, last: bool) -> Iterator[str]:
         while self._held:
@@ -253,7 +250,8 @@ class GemmaArguments:
         made: list[str] = []
         at = 0
         for word in self._WORD.finditer(text):
-            if word.end() == len(text) and not whole:
+            may_go_on = word.end() == len(text) and len(word.group()) <= _MOST_HEAD
+            if may_go_on and not whole:
                 return "".join(made) + text[at : word.start()], word.group()
             name = "null" if word.group() == "None" else word.group()
             json_name = name if self._AS_IN_JSON.fullmatch(name) else json.dumps(name)
