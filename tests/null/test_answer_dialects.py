@@ -179,7 +179,7 @@ def test_a_head_has_a_bounded_length() -> None:
     """Text that never becomes a head is not held back for ever."""
     rewriter = HarmonyRewriter()
     text = "<|channel|>" + "x" * 600
-    assert rewriter.feed(text) + rewriter.end() != ""
+    assert rewriter.feed(text) == text
 
 
 _VALUES = st.recursive(

@@ -43,6 +43,7 @@ class TokenEngine(NullEngine):
 
     def __init__(self, path: Path, template: str, answer: str, size: int) -> None:
         super().__init__(NullConfig(mode=NullMode.SCRIPT, model="marked"))
+        self.marks: list[tuple[str, ...]] = []  # of its ops
         self._path, self._template, self._answer, self._size = path, template, answer, size
         self._tokenizer = Tokenizer.from_file(str(path))
 
@@ -57,6 +58,7 @@ class TokenEngine(NullEngine):
 
     def submit(self, op: api.Op) -> None:
         assert op.sampling is not None
+        self.marks.append(op.sampling.marks)
         ids = self._tokenizer.encode(self._answer + "<eos>").ids[: op.sampling.max_tokens]
         stream = ByteDetokenizer(self._tokenizer).stream(op.tokens or ())
         scanner = StopScanner(op.sampling.stop)
@@ -110,12 +112,14 @@ async def test_an_answer_without_tools_has_no_marks(
     text = "<|channel|>final<|message|>Zürich, Rom & Europe.<|return|>"
     tokenizer(ANSWER_DIALECTS["gpt-oss"].marks).save(str(path))
     template = TEMPLATE + "{% endif %}<|channel|>"
-    server = await serve(also={"marked": lambda: TokenEngine(path, template, text, 4)})
+    engine = TokenEngine(path, template, text, 4)
+    server = await serve(also={"marked": lambda: engine})
     wish = {} if stop is None else {"stop": stop}
     message = (await chat(server, USER, model="marked", **wish))["choices"][0]["message"]
     assert message["content"] == ("Zürich, Rom & Eu" if stop else "Zürich, Rom & Europe.")
     answer = await server.http.post("/v1/completions", json={"model": "marked", "prompt": "Where?"})
     assert answer.json()["choices"][0]["text"] == "finalZürich, Rom & Europe."
+    assert engine.marks == [ANSWER_DIALECTS["gpt-oss"].marks, ()]
     await asyncio.sleep(0)
     assert not server.driver._runners.prompts.answers._rewritings
 

@@ -48,6 +48,16 @@ class Answers:
         self._readings: dict[str, _Reading] = {}
         self._rewritings: dict[str, _Rewriting] = {}
 
+    def marks(self, primitive: Primitive) -> tuple[str, ...]:
+        """The special tokens that an answer needs, because it is rewritten. A prompt of text has no
+        template that could ask for marks, so its output stays as it is."""
+        dialect, body = self._prompter(primitive.resource).dialect, primitive.body
+        if dialect is None:
+            return ()
+        assert isinstance(body, PromptBody), "it generates text"
+        is_chat = any(isinstance(item, Message) for item in body.call.prompt)
+        return dialect.marks if is_chat else ()
+
     def text(self, part: api.Part, primitive: Primitive) -> str:
         """The text of a part, as our parsers read it."""
         found = self._rewriting(part.op, primitive)
@@ -80,15 +90,13 @@ class Answers:
         self._rewritings.pop(op, None)
 
     def _rewriting(self, op: str, primitive: Primitive) -> _Rewriting | None:
-        """What rewrites an answer to messages, if the model's dialect needs it. A prompt of text
-        has no template that could ask for marks."""
-        prompter, body = self._prompter(primitive.resource), primitive.body
+        """What rewrites an answer, if its dialect has marks."""
+        prompter = self._prompter(primitive.resource)
         if prompter.dialect is None:
             return None
         if (found := self._rewritings.get(op)) is not None:
             return found
-        assert isinstance(body, PromptBody), "it generates text"
-        if not any(isinstance(item, Message) for item in body.call.prompt):
+        if not self.marks(primitive):
             return None
         marked = MarkedText(lambda id: prompter.token(id)[1], prompter.special, prompter.marks)
         found = self._rewritings[op] = _Rewriting(marked, prompter.dialect.rewriter())

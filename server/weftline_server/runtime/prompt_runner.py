@@ -73,8 +73,8 @@ class PromptRunner(Runner):
         if session.stays and body_of(primitive).call.offered_tools:
             # The session may come back with the tool's answer and continue this context.
             sampling = replace(sampling, pause_on=triggers(prompter.tool_format))
-        if prompter.dialect is not None:
-            sampling = replace(sampling, marks=prompter.dialect.marks)
+        if marks := self.answers.marks(primitive):
+            sampling = replace(sampling, marks=marks)
         salt = self._salt(session.tenant)
         op = api.Op(
             id=str(id),
