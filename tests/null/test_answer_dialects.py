@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from keyword import kwlist
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from weftline_server.prompt.answer import message_of
 from weftline_server.prompt.answer_dialect import ANSWER_DIALECTS, dialect_of
 from weftline_server.prompt.answer_parser import AnswerParser
 from weftline_server.prompt.dialect_channels import GemmaArguments, HarmonyRewriter
+from weftline_server.prompt.dialect_lists import MAX_LIST
+from weftline_server.prompt.python_calls import calls_in_python, written_in_python
 from weftline_server.prompt.thinking_block import Thinking
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.prompt.tool_parser import Sealed, ToolParser
@@ -59,12 +62,48 @@ ANSWERS = {
         "<|tool_calls_section_end|>"
     ),
     "DeepSeek V3.2": _DEEPSEEK,
+    "DeepSeek V3": (
+        "<think>The user asks for Rome.</think>I look.<｜tool▁calls▁begin｜>"
+        '<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Rome <b>", "days": 2}'
+        "<｜tool▁call▁end｜><｜tool▁call▁begin｜>clock<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜>"
+    ),
     "MiniMax M2": _MINIMAX,
     "Seed-OSS": (
         "<seed:think>The user asks for Rome.</seed:think>\nI look.\n<seed:tool_call>\n"
         "<function=weather>\n<parameter=city>Rome <b></parameter>\n<parameter=days>2</parameter>\n"
         "</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=clock>\n</function>\n"
         "</seed:tool_call>"
+    ),
+    "Command R7B": (
+        "<|START_THINKING|>The user asks for Rome.<|END_THINKING|><|START_RESPONSE|>I look."
+        '<|END_RESPONSE|><|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", '
+        '"parameters": {"city": "Rome <b>", "days": 2}},\n    {"tool_call_id": "1", '
+        '"tool_name": "clock", "parameters": {}}\n]<|END_ACTION|>'
+    ),
+    "MiniCPM5": (
+        "<think>\nThe user asks for Rome.\n</think>\n\nI look.\n"
+        '<function name="weather"><param name="city"><![CDATA[Rome <b>]]></param>'
+        '<param name="days">2</param></function>\n<function name="clock"></function>'
+    ),
+    "Apertus": (
+        "<|inner_prefix|>The user asks for Rome.<|inner_suffix|>I look."
+        '<|tools_prefix|>[{"weather": {"city": "Rome <b>", "days": 2}}, {"clock": {}}]'
+        "<|tools_suffix|>"
+    ),
+    "LFM2": (
+        "<think>The user asks for Rome.</think>I look.<|tool_call_start|>"
+        "[weather(city='Rome <b>', days=2), clock()]<|tool_call_end|>"
+    ),
+    "Nemotron Nano 2": (
+        "<think>\nThe user asks for Rome.\n</think>\n\nI look.\n\n<TOOLCALL>["
+        '{"name": "weather", "arguments": {"city": "Rome <b>", "days": 2}}, '
+        '{"name": "clock", "arguments": "{}"}]</TOOLCALL>'
+    ),
+    "Apriel": (
+        "<think>The user asks for Rome.</think>I look.\n<tool_calls>\n"
+        '{"name": "weather", "arguments": {"city": "Rome <b>", "days": 2}}\n'
+        '{"name": "clock", "arguments": {}}\n</tool_calls>'
     ),
 }
 
@@ -182,6 +221,59 @@ def test_a_head_has_a_bounded_length() -> None:
     assert rewriter.feed(text) == text
 
 
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        *(("LFM2", body) for body in ("[f(1)]", "[f(**some)]", "[f(x=g())]", "[f(x=b'1')]")),
+        *(("LFM2", body) for body in ("[f(x=1, x=2)]", "f(x=1)", "[f(x=1e999)]", "[f(x='a]", "")),
+        *(("LFM2", body) for body in ("[" * 20_000, "'" * 60_000, "[f(x='" + "' " * 30_000)),
+        *(("Apertus", body) for body in ('{"f": {}}', '[{"f": {}, "g": {}}]', "[{}]", "[1]")),
+        *(("Apriel", body) for body in ('[{"name": 1}]', "[1]", "Rome", "", "[" * 20_000)),
+        ("Apriel", '[{"name": "f", "arguments": "[1]"}]'),
+        ("Apriel", '[{"name": "f", "arguments": {"x": NaN}}]'),
+        ("Apriel", f'[{{"name": "f", "arguments": {{"x": "{"y" * MAX_LIST}"}}}}]'),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_a_list_that_holds_no_calls_stays_text(name: str, body: str) -> None:
+    """Nothing is lost, nothing is evaluated, and a list is held back to a bounded length."""
+    opens, closes = ANSWER_DIALECTS[name].marks[:2]
+    text = f"I look.{opens}{body}{closes}"
+    assert rewritten(name, text, 40_000) == text
+
+
+def test_deepseek_v3_writes_a_type_and_a_fenced_block() -> None:
+    """R1 and the models that learned from it write the same."""
+    text = (
+        "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+        '{"city": "a ```b"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    )
+    for size in (1, 6, 1000):
+        message = message_of(parser(), rewritten("DeepSeek V3", text, size))
+        assert calls_of(message) == [("weather", {"city": "a ```b"})]
+        assert message["content"] == "I look."
+
+
+@pytest.mark.parametrize(
+    ("body", "name", "arguments"),
+    [
+        ("[f(q='What's up', p=\"it's\")]", "f", {"q": "What's up", "p": "it's"}),
+        ("[get-it(q='a\nb')]", "get-it", {"q": "a\nb"}),
+        (r"[a.f(q='C:\dir', r='\'')]", "a.f", {"q": "C:\\dir", "r": "'"}),
+        (
+            "[f(x=[1, -2.5, None, True], y={'k': false, 'l': null}, z=(1,))]",
+            "f",
+            {"x": [1, -2.5, None, True], "y": {"k": False, "l": None}, "z": [1]},
+        ),
+        ('[{"name": "f", "arguments": {"x": 1}}]', "f", {"x": 1}),
+    ],
+)
+def test_calls_of_lfm2(body: str, name: str, arguments: dict[str, Any]) -> None:
+    """Its template leaves quotes as they are, and JSON's names stand beside Python's."""
+    text = rewritten("LFM2", f"<|tool_call_start|>{body}<|tool_call_end|>", 3)
+    assert calls_of(message_of(parser(), text)) == [(name, arguments)]
+
+
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(alphabet='ab"\\<|>:,{}[] \né', max_size=8).filter(lambda one: "<|" not in one),
@@ -214,3 +306,12 @@ def test_arguments_of_gemma_become_the_same_json(arguments: dict[str, Any], size
     reader, text = GemmaArguments(), _gemma(arguments)
     made = "".join(reader.feed(text[at : at + size]) for at in range(0, len(text), size))
     assert json.loads(made + reader.end()) == arguments
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), _VALUES, max_size=3))
+def test_arguments_in_python_are_read(arguments: dict[str, Any]) -> None:
+    """Any value of JSON that Python writes is read again."""
+    named = ", ".join(f"{key}={value!r}" for key, value in arguments.items() if key not in kwlist)
+    wanted = {key: value for key, value in arguments.items() if key not in kwlist}
+    assert calls_in_python(f"[f({named})]") == [("f", wanted)]
+    assert calls_in_python(written_in_python([("f", wanted)])) == [("f", wanted)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from weftline.contract.errors import InvalidRequest
-from weftline.contract.tools import Function, Tool
+from weftline.contract.tools import CalledFunction, Function, Tool, ToolCall
 from weftline_engine.api import Description
 from weftline_server.prompt.answer import message_of
 from weftline_server.prompt.answer_parser import AnswerParser
@@ -112,6 +112,13 @@ DIALECTS: dict[str, tuple[str, ToolFormat, Thinking, str]] = {
         '<｜DSML｜parameter name="city" string="true">Rome</｜DSML｜parameter>\n'
         "</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
     ),
+    "DeepSeek V3, V3.1": (
+        _HEAD + "<｜tool▁sep｜>{% if thinking %}<think>{% endif %}",
+        ToolFormat.HERMES,
+        Thinking.MARKED,
+        "<think>The user asks.</think><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather"
+        '<｜tool▁sep｜>{"city": "Rome"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    ),
     "MiniMax M2": (
         _HEAD + _TOOLS.replace("{mark}", "<minimax:tool_call>") + "assistant\n<think>\n",
         ToolFormat.HERMES,
@@ -126,6 +133,46 @@ DIALECTS: dict[str, tuple[str, ToolFormat, Thinking, str]] = {
         Thinking.MARKED,
         "<seed:think>The user asks.</seed:think>\n<seed:tool_call>\n<function=weather>\n"
         "<parameter=city>Rome</parameter>\n</function>\n</seed:tool_call>",
+    ),
+    "Command R7B": (
+        _HEAD + _TOOLS.replace("{mark}", '<|START_ACTION|>[{"parameters": {}}]'),
+        ToolFormat.HERMES,
+        Thinking.MARKED,
+        "<|START_THINKING|>The user asks.<|END_THINKING|><|START_ACTION|>[\n"
+        '    {"tool_call_id": "0", "tool_name": "weather", "parameters": {"city": "Rome"}}\n'
+        "]<|END_ACTION|>",
+    ),
+    "MiniCPM5": (
+        _HEAD + _TOOLS.replace("{mark}", '<function name="f"><param name="k">') + _SWITCH,
+        ToolFormat.HERMES,
+        Thinking.MARKED,
+        '<think>\nThe user asks.\n</think>\n\n<function name="weather">'
+        '<param name="city">Rome</param></function>',
+    ),
+    "Apertus": (
+        _HEAD + _TOOLS.replace("{mark}", "<|tools_prefix|>"),
+        ToolFormat.HERMES,
+        Thinking.MARKED,
+        "<|inner_prefix|>The user asks.<|inner_suffix|>"
+        '<|tools_prefix|>[{"weather": {"city": "Rome"}}]<|tools_suffix|>',
+    ),
+    "LFM2, LFM2.5": (
+        _HEAD + "{% if tools %}List of tools: {{ tools | tojson }}{% endif %}{# </think> #}",
+        ToolFormat.HERMES,
+        Thinking.MARKED,
+        "<think>The user asks.</think>\n<|tool_call_start|>[weather(city='Rome')]<|tool_call_end|>",
+    ),
+    "Nemotron Nano 2": (
+        _HEAD + _TOOLS.replace("{mark}", "<TOOLCALL>") + "Assistant\n<think>\n\n",
+        ToolFormat.HERMES,
+        Thinking.OPEN,
+        f"The user asks.\n</think>\n\n<TOOLCALL>[{CALL}]</TOOLCALL>",
+    ),
+    "Apriel, Hunyuan A13B, Jamba, MiniMax M1": (
+        _HEAD + _TOOLS.replace("{mark}", "<tool_calls>"),
+        ToolFormat.HERMES,
+        Thinking.NONE,
+        f"<tool_calls>[{CALL}]</tool_calls>",
     ),
     "Gemma 2 and 3, Phi-3, Phi-4-mini, OLMo 2, SmolLM2": (
         _HEAD,
@@ -187,6 +234,39 @@ def test_a_template_that_refuses_a_system_message_gets_it_in_the_users() -> None
         prompt = prompter.text(PromptBefore("", some, tools))
         assert prompt.startswith("user: ") and prompt.endswith("Is it warm?\n")
         assert "You can call functions" in prompt
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("LFM2, LFM2.5", '<|tool_call_start|>[weather(city="Rome")]<|tool_call_end|>'),
+        ("Granite 3", '<|tool_call|>[{"name": "weather", "arguments": {"city": "Rome"}}]'),
+        ("Qwen2.5, Granite 4", f"<tool_call>\n{CALL}\n</tool_call>"),
+    ],
+)
+def test_a_call_is_text_where_the_template_writes_none(name: str, written: str) -> None:
+    """LFM2's and Granite 3's templates describe tools, and leave out the calls of earlier messages.
+    A model that does not see its call does not know what the result answers."""
+    function = CalledFunction(name="weather", arguments='{"city": "Rome"}')
+    turns = (
+        RenderedMessage("user", "Is it warm?"),
+        RenderedMessage("assistant", "I look.", tool_calls=(ToolCall(id="a", function=function),)),
+        RenderedMessage("tool", "18 degrees", tool_call_id="a"),
+    )
+    template = DIALECTS[name][0]
+    text = prompter_of(template).text(PromptBefore("", turns))
+    assert f"assistant: I look.{written}\ntool: 18 degrees\n" in text
+    writes = template + "{% for m in messages %}{{ m.tool_calls }}{% endfor %}"
+    assert written not in prompter_of(writes).text(PromptBefore("", turns))
+
+
+def test_arguments_that_are_no_json_are_written_as_they_are() -> None:
+    """A small model may have written them, and it sees what it wrote."""
+    call = ToolCall(id="a", function=CalledFunction(name="weather", arguments='{"city": '))
+    text = prompter_of(DIALECTS["LFM2, LFM2.5"][0]).text(
+        PromptBefore("", (RenderedMessage("assistant", "", tool_calls=(call,)),))
+    )
+    assert '<|tool_call_start|>[weather({"city": )]<|tool_call_end|>' in text
 
 
 @pytest.mark.parametrize(("words", "thinking"), [({}, "<think>"), ({"enable_thinking": False}, "")])

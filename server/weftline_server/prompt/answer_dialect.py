@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
+from weftline_server.prompt.chat import WriteCalls
 from weftline_server.prompt.dialect_channels import GemmaRewriter, HarmonyRewriter
+from weftline_server.prompt.dialect_lists import (
+    APERTUS,
+    COMMAND,
+    JSON_IN_TAGS,
+    LFM2,
+    NEMOTRON,
+    ListRewriter,
+    ListStyle,
+    write_lfm2,
+)
 from weftline_server.prompt.dialect_tags import (
     DEEPSEEK,
+    DEEPSEEK_JSON,
     KIMI,
+    MINICPM,
     MINIMAX,
     SEED,
     TagRewriter,
 )
-
-
-class Rewriter(Protocol):
-    """Takes an answer's text piece by piece, and gives it as Hermes and Qwen write: `<think>`
-    around thoughts, `<tool_call>` around calls.
-
-    However the text is cut, the pieces add up to the same. Text without marks stays as it is.
-    """
-
-    def feed(self, text: str) -> str: ...
-
-    def end(self) -> str: ...
+from weftline_server.prompt.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +35,24 @@ class AnswerDialect:
 
     `sign` is in the family's chat templates. `marks` are the special tokens that an answer needs.
     `thinks` says that an answer may begin with thoughts, where no `<think>` in the template does.
+    `write` writes the calls of earlier messages if the template does not.
     """
 
     sign: str
     marks: tuple[str, ...]
     rewriter: Callable[[], Rewriter]
     thinks: bool = False
+    write: WriteCalls | None = None
 
 
+def _list_dialect(
+    sign: str, style: ListStyle, thinks: bool = False, write: WriteCalls | None = None
+) -> AnswerDialect:
+    marks = (style.opens, style.closes, *style.becomes)
+    return AnswerDialect(sign, marks, lambda: ListRewriter(style), thinks, write)
+
+
+# Where two signs are in a template, the first one counts.
 ANSWER_DIALECTS: Mapping[str, AnswerDialect] = {
     "gpt-oss": AnswerDialect(
         "<|channel|>",
@@ -75,6 +86,17 @@ ANSWER_DIALECTS: Mapping[str, AnswerDialect] = {
         lambda: TagRewriter(KIMI),
     ),
     "DeepSeek V3.2": AnswerDialect("｜DSML｜", ("｜DSML｜",), lambda: TagRewriter(DEEPSEEK)),
+    "DeepSeek V3": AnswerDialect(
+        "<｜tool▁sep｜>",
+        (
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁call▁begin｜>",
+            "<｜tool▁sep｜>",
+            "<｜tool▁call▁end｜>",
+            "<｜tool▁calls▁end｜>",
+        ),
+        lambda: TagRewriter(DEEPSEEK_JSON),
+    ),
     "MiniMax M2": AnswerDialect(
         "<minimax:tool_call>",
         ("<minimax:tool_call>", "</minimax:tool_call>"),
@@ -86,6 +108,16 @@ ANSWER_DIALECTS: Mapping[str, AnswerDialect] = {
         lambda: TagRewriter(SEED),
         thinks=True,
     ),
+    "Command R7B": _list_dialect("<|START_ACTION|>", COMMAND, thinks=True),
+    "MiniCPM5": AnswerDialect(
+        '<param name="',
+        ("<function", "</function>", "<param", "</param>", "<![CDATA[", "]]>"),
+        lambda: TagRewriter(MINICPM),
+    ),
+    "Apertus": _list_dialect("<|tools_prefix|>", APERTUS, thinks=True),
+    "LFM2": _list_dialect("List of tools: ", LFM2, write=write_lfm2),
+    "Nemotron Nano 2": _list_dialect("<TOOLCALL>", NEMOTRON),
+    "Apriel": _list_dialect("<tool_calls>", JSON_IN_TAGS),
 }
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from weftline.contract.tools import Tool, ToolCall
 from weftline_server.prompt.render import RenderedMessage
 from weftline_server.prompt.tool_format import MISTRALS, ToolFormat
+
+WriteCalls = Callable[[Sequence[ToolCall]], str]
 
 # The format of Hermes and Qwen. Instruction-tuned models have seen most calls in this format.
 _INSTRUCTIONS = """You can call functions. Their signatures, a JSON object a line:
@@ -25,6 +27,26 @@ To call a function, answer with its name and its arguments as JSON inside these 
 def for_template(turns: Iterable[RenderedMessage], format: ToolFormat) -> list[dict[str, Any]]:
     """Return messages for a template that supports tools. It takes arguments as JSON objects."""
     return [_message(turn, format) for turn in turns]
+
+
+def with_calls_in_text(
+    turns: Iterable[RenderedMessage], write: WriteCalls
+) -> tuple[RenderedMessage, ...]:
+    """Return messages whose calls stand in their text, for a template that describes tools but
+    writes no calls."""
+    return tuple(
+        replace(turn, content=turn.content + write(turn.tool_calls), tool_calls=())
+        if turn.tool_calls
+        else turn
+        for turn in turns
+    )
+
+
+def write_calls(format: ToolFormat, calls: Sequence[ToolCall]) -> str:
+    """Write calls as a model with this format does."""
+    if format is ToolFormat.GRANITE:
+        return f"<|tool_call|>[{', '.join(map(_json_call, calls))}]"
+    return "\n".join(map(_call_in_words, calls))
 
 
 def in_words(turns: Sequence[RenderedMessage], tools: Sequence[Tool]) -> list[dict[str, Any]]:
@@ -74,8 +96,12 @@ def _answers(turn: RenderedMessage) -> bool:
 
 
 def _call_in_words(call: ToolCall) -> str:
+    return f"<tool_call>\n{_json_call(call)}\n</tool_call>"
+
+
+def _json_call(call: ToolCall) -> str:
     name = json.dumps(call.function.name, ensure_ascii=False)
-    return f'<tool_call>\n{{"name": {name}, "arguments": {call.function.arguments}}}\n</tool_call>'
+    return f'{{"name": {name}, "arguments": {call.function.arguments}}}'
 
 
 def _message(turn: RenderedMessage, format: ToolFormat) -> dict[str, Any]:

@@ -8,50 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from enum import Enum, auto
 
-from weftline_server.prompt.tool_xml import kept_back
+from weftline_server.prompt.rewriter import CALL_END, THINK, THOUGHT, Rewriter, call_of, cut
 
-_THINK, _THOUGHT = "<think>\n", "\n</think>\n\n"
-_CALL_END = "}\n</tool_call>"
 _MOST_HEAD = 512  # characters; text that begins no message by then is an answer
-
-
-def _call_of(name: str) -> str:
-    return f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": '
-
-
-def _cut(text: str, marks: tuple[str, ...], last: bool) -> tuple[str, str, str]:
-    """The text before the first of `marks`, the mark, and what follows. Without a mark, what may
-    begin one follows."""
-    places = [(at, mark) for mark in marks if (at := text.find(mark)) >= 0]
-    if places:
-        at, mark = min(places)
-        return text[:at], mark, text[at + len(mark) :]
-    keep = 0 if last else max(kept_back(text, mark) for mark in marks)
-    at = len(text) - keep
-    return text[:at], "", text[at:]
-
-
-class _Piecewise(ABC):
-    """Takes a text piece by piece, and holds back what may go on."""
-
-    def __init__(self) -> None:
-        self._held = ""
-
-    def feed(self, text: str) -> str:
-        """What the text has become so far, behind what was returned before."""
-        self._held += text
-        return "".join(self._advance(last=False))
-
-    def end(self) -> str:
-        """The rest."""
-        return "".join(self._advance(last=True))
-
-    @abstractmethod
-    def _advance(self, last: bool) -> Iterator[str]: ...
 
 
 class _In(Enum):
@@ -62,7 +24,7 @@ class _In(Enum):
     CALL = auto()
 
 
-class HarmonyRewriter(_Piecewise):
+class HarmonyRewriter(Rewriter):
     """Takes gpt-oss's text piece by piece: messages, each with a head that names its channel.
 
     <|channel|>analysis<|message|>THOUGHTS<|end|>
@@ -92,7 +54,7 @@ class HarmonyRewriter(_Piecewise):
         """The rest. The mark behind a call ends the output, and engines may keep it."""
         made = super().end()
         if self._in is _In.CALL and _is_object("".join(self._arguments)):
-            made += _CALL_END
+            made += CALL_END
         return made
 
     def _advance(self, last: bool) -> Iterator[str]:
@@ -119,25 +81,25 @@ class HarmonyRewriter(_Piecewise):
             if self._began:
                 self._in = _In.ASIDE
                 return ""
-            begin = "\n\n" if self._thinks else _THINK  # thoughts in a row are one block
+            begin = "\n\n" if self._thinks else THINK  # thoughts in a row are one block
             self._in, self._thinks = _In.THOUGHT, True
             return begin
-        begin = _THOUGHT if self._thinks else "\n\n" if self._began else ""
+        begin = THOUGHT if self._thinks else "\n\n" if self._began else ""
         self._in, self._thinks, self._began = _In.SAID, False, True
         if is_call:
             assert to is not None, "a call has a recipient"
             self._in = _In.CALL
             self._arguments.clear()
-            begin += _call_of(to.removeprefix("functions."))
+            begin += call_of(to.removeprefix("functions."))
         return begin
 
     def _body(self, last: bool) -> str:
-        text, mark, rest = _cut(self._held, self._ENDS, last)
+        text, mark, rest = cut(self._held, self._ENDS, last)
         self._held = mark + rest if mark in self._NEXT else rest
         shown = "" if self._in is _In.ASIDE else text
         if self._in is _In.CALL:
             self._arguments.append(text)
-            shown += _CALL_END if mark else ""
+            shown += CALL_END if mark else ""
         if mark:
             self._in = _In.HEAD
         return shown
@@ -150,7 +112,7 @@ def _is_object(text: str) -> bool:
         return False
 
 
-class GemmaRewriter(_Piecewise):
+class GemmaRewriter(Rewriter):
     """Takes Gemma 4's text piece by piece.
 
     <|channel>thought
@@ -177,7 +139,7 @@ class GemmaRewriter(_Piecewise):
                 return
 
     def _said(self, last: bool) -> str:
-        text, mark, rest = _cut(self._held, (self._CHANNEL, self._CALL), last)
+        text, mark, rest = cut(self._held, (self._CHANNEL, self._CALL), last)
         self._held = mark + rest
         self._began = self._began or bool(text.strip())
         if mark:
@@ -188,11 +150,11 @@ class GemmaRewriter(_Piecewise):
         if found := self._HEADER.match(self._held):
             self._held = self._held[found.end() :]
             self._in = _In.ASIDE if self._began else _In.THOUGHT
-            return "" if self._began else _THINK
+            return "" if self._began else THINK
         if found := self._NAME.match(self._held):
             self._held, self._in, self._began = self._held[found.end() :], _In.CALL, True
             self._arguments = GemmaArguments()
-            return _call_of(found.group(1))
+            return call_of(found.group(1))
         if last or len(self._held) > _MOST_HEAD:
             text, self._held = self._held[:1], self._held[1:]
             self._in, self._began = _In.SAID, True
@@ -200,25 +162,25 @@ class GemmaRewriter(_Piecewise):
         return ""
 
     def _thought(self, last: bool) -> str:
-        text, mark, self._held = _cut(self._held, (self._CHANNEL_END,), last)
+        text, mark, self._held = cut(self._held, (self._CHANNEL_END,), last)
         if self._in is _In.ASIDE:
             text, made = "", ""
         else:
-            made = _THOUGHT if mark else ""
+            made = THOUGHT if mark else ""
         if mark:
             self._in, self._began = _In.SAID, True
         return text + made
 
     def _call(self, last: bool) -> str:
-        text, mark, self._held = _cut(self._held, (self._END,), last)
+        text, mark, self._held = cut(self._held, (self._END,), last)
         made = self._arguments.feed(text)
         if mark:
             self._in = _In.SAID
-            made += self._arguments.end() + _CALL_END
+            made += self._arguments.end() + CALL_END
         return made
 
 
-class GemmaArguments(_Piecewise):
+class GemmaArguments(Rewriter):
     """Turns Gemma 4's arguments into JSON piece by piece: keys are bare, and texts stand between
     marks."""
 
@@ -232,7 +194,7 @@ class GemmaArguments(_Piecewise):
 
     def _advance(self, last: bool) -> Iterator[str]:
         while self._held:
-            text, quote, rest = _cut(self._held, (self._QUOTE,), last)
+            text, quote, rest = cut(self._held, (self._QUOTE,), last)
             if self._in_text:
                 yield json.dumps(text, ensure_ascii=False)[1:-1]
             else:

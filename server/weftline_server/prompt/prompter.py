@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from datetime import datetime
 from pathlib import Path
@@ -17,13 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 from weftline.contract.calls import TemplateWord
 from weftline.contract.errors import ContextTooLong, InvalidRequest
+from weftline.contract.tools import ToolCall
 from weftline_engine.api import WORDS, Description, SamplingParams
 from weftline_engine.api.record import short_record
 from weftline_server.prompt.answer_dialect import dialect_of
-from weftline_server.prompt.chat import for_template, in_words, without_system
+from weftline_server.prompt.chat import (
+    for_template,
+    in_words,
+    with_calls_in_text,
+    without_system,
+    write_calls,
+)
 from weftline_server.prompt.memo import Memo
 from weftline_server.prompt.render import PromptBefore, RenderedMessage
-from weftline_server.prompt.thinking_block import OPEN_BLOCK, Thinking
+from weftline_server.prompt.thinking_block import CLOSE_BLOCK, OPEN_BLOCK, Thinking
 from weftline_server.prompt.tokenizer_files import tokenizer_of
 from weftline_server.prompt.tool_format import format_of
 from weftline_server.prompt.words import WordEncoding, WordTokenizer
@@ -84,14 +91,16 @@ class Prompter:
             self.special = frozenset(id for id, token in added.items() if token.special)
             if b'"ByteLevel"' in Path(path).read_bytes():
                 self._alphabet = _byte_alphabet()
-        self.tool_format = format_of(template)
+        self.dialect = dialect_of(template)
+        self.tool_format = format_of(template if self.dialect is None else None)
         self._knows_tools = template is not None and _names(template, "tools")
+        self._writes_calls = template is not None and "tool_calls" in template
         self.fingerprint = _fingerprint(description)
         self._takes_system = True  # until it is known better
-        self.dialect = dialect_of(template)
         self.marks = self._special_marks()
         begins = self.dialect is not None and self.dialect.thinks
-        self._thinks = begins or (template is not None and OPEN_BLOCK in template)
+        # LFM2.5's template names the mark that closes a block alone, to cut earlier blocks off.
+        self._thinks = begins or any(mark in (template or "") for mark in (OPEN_BLOCK, CLOSE_BLOCK))
         self._thinking: Memo[Thinking] = Memo(MOST_SWITCHES)
         self._stable: Memo[tuple[int, ...]] = Memo(MOST_STABLE)
         # How to decode an output without tools whose client wishes nothing: most are such.
@@ -242,6 +251,12 @@ class Prompter:
             return False
         return True
 
+    def _write_calls(self, calls: Sequence[ToolCall]) -> str:
+        """Calls of an earlier message as text, for a template that writes none."""
+        if self.dialect is not None and self.dialect.write is not None:
+            return self.dialect.write(calls)
+        return write_calls(self.tool_format, calls)
+
     def text(self, prompt: PromptBefore) -> str:
         """Return the whole rendered text. Raises InvalidRequest if the template refuses it."""
         if prompt.messages is None:
@@ -258,6 +273,8 @@ class Prompter:
         if prompt.begun:
             turns = (*turns, RenderedMessage("assistant", prompt.begun))
         if self._knows_tools:
+            if not self._writes_calls:
+                turns = with_calls_in_text(turns, self._write_calls)
             messages = for_template(turns, self.tool_format)
             tools = [tool.to_template() for tool in prompt.tools] or None
         else:

@@ -11,9 +11,9 @@ from weftline_server.graph.primitive import Primitive
 from weftline_server.lowering.kinds.prompt import PromptBody
 from weftline_server.lowering.results import reader_of
 from weftline_server.prompt.answer import AnswerBuilder
-from weftline_server.prompt.answer_dialect import Rewriter
 from weftline_server.prompt.answer_parser import AnswerParser
 from weftline_server.prompt.prompter import Prompter
+from weftline_server.prompt.rewriter import Rewriter
 from weftline_server.prompt.special_marks import MarkedText
 from weftline_server.prompt.tool_parser import Delta
 
