@@ -2,7 +2,7 @@
 # dependencies changes.
 .DEFAULT_GOAL := help
 .PHONY: help install install-bench install-clients install-llama install-llama-bench install-ray demo test test-fast \
-  test-long test-page test-faults test-cluster test-vllm test-llama test-ray test-clients test-langchain-core \
+  test-long test-page test-faults test-cluster test-vllm test-vllm-previous test-llama test-ray test-clients test-langchain-core \
   test-langchain-ranges check coverage \
   bench bench-engine bench-server bench-vllm bench-shapes bench-sizes bench-quality bench-affinity bench-langchain bench-llamaindex gpu \
   gpu-compile gpu-figures clean
@@ -33,7 +33,7 @@ LONG := tests/e2e/test_bench.py tests/e2e/test_bench_runs.py \
   tests/e2e/test_graph_exactness.py tests/e2e/test_llama_exactness.py \
   tests/e2e/test_langchain_standard.py tests/e2e/test_demo.py \
   tests/integrations/test_bench_harness.py tests/e2e/test_gpu_parts.py \
-  tests/cpu/test_models_conversion.py
+  tests/cpu/test_models_conversion.py tests/e2e/test_model_exactness.py
 BUT_LONG := $(addprefix --ignore=,$(LONG))
 # `make test-long` draws this many graphs for the exactness of the embedded engine, `make test` 40.
 ALL_GRAPHS := EXACT_GRAPHS=200
@@ -92,7 +92,7 @@ check: install ## lint, types, layers, docs/ as a site, and the README's program
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers 2
-	$(PYTEST) $(SHAPE) tests/test_packaging.py tests/test_gpu_results.py tests/test_hooks.py tests/test_sync_client.py
+	$(PYTEST) -n 2 $(SHAPE) tests/test_packaging.py tests/test_gpu_results.py tests/test_hooks.py tests/test_sync_client.py
 	@# not -q: mkdocs then counts no warnings
 	$(BIN)/mkdocs build --strict
 	$(BIN)/python .ci/check_wheels.py
@@ -124,7 +124,7 @@ $(PEER)/.installed:
 	$(PEER)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
 
-# The version before it, for `make test-vllm`: vLLM itself and what it wants older, 0.6 GB. All else is
+# The version before it, for `make test-vllm-previous`: vLLM itself and what it wants older, 0.6 GB. All else is
 # found in the environment of the newest one.
 PREVIOUS := .venv-vllm-previous
 $(PREVIOUS)/.installed: $(PEER)/.installed
@@ -211,8 +211,10 @@ test-page: install ## the page /ui, in the Chromium of this machine
 # The older vLLM gets what depends on its insides: our scheduler, its block pool and its KV events.
 OF_A_VERSION := tests/vllm/test_scheduler.py tests/vllm/test_pool.py tests/vllm/test_asynchronous_plan.py \
   tests/vllm/test_means.py
-test-vllm: install install-bench $(PREVIOUS)/.installed ## the contract on a real vLLM, and a part of it on the version before
+test-vllm: install install-bench ## the contract on a real vLLM
 	$(PYTEST) tests/vllm
+
+test-vllm-previous: install $(PREVIOUS)/.installed ## a part of it on the version before
 	WEFTLINE_VLLM_PYTHON=$(CURDIR)/$(PREVIOUS)/bin/python $(PYTEST) $(OF_A_VERSION)
 
 test-clients: install install-clients ## programs of openai-agents and pydantic-ai

@@ -58,6 +58,47 @@ def test_the_workflow_runs_ci() -> None:
     assert runs == {"run": ".ci/run", "coverage": "make coverage"}
 
 
+OWN = ["install", "check", "test", "gpu-compile", "test-clients", "test-faults", "test-cluster"]
+FURTHER = ["test-vllm", "test-llama", "test-page", "test-langchain-ranges", "test-vllm-previous"]
+FURTHER += ["test-long", "test-ray"]
+
+
+def ci(folder: Path, **environment: str) -> tuple[int, list[str], str]:
+    """What `.ci/run` returns, the verbs that it made, without those in the background, and what it
+    said. Its programs do nothing, but for the verb `FAILS`."""
+    for name in ("chromium", "bwrap", "make"):
+        made = 'echo "$2" >>"$MADE"; [ "$2" != "$FAILS" ]' if name == "make" else ":"
+        (folder / name).write_text(f"#!/bin/sh\n{made}\n")
+        (folder / name).chmod(0o755)
+    known = {"PATH": f"{folder}:/usr/bin:/bin", "MADE": str(folder / "made"), "FAILS": ""}
+    script = [str(ROOT / ".ci/run")]
+    done = subprocess.run(script, env=known | environment, capture_output=True, text=True)
+    made = [one for one in (folder / "made").read_text().split() if one[:8] != "install-"]
+    return done.returncode, made, done.stdout
+
+
+def test_ci_runs_every_stage(tmp_path: Path) -> None:
+    """What the suites need in the background is waited for."""
+    code, made, said = ci(tmp_path)
+    assert (code, made) == (0, OWN + FURTHER), said
+    assert "== install-llama 0 s, in the background" in said and "left out" not in said
+
+
+def test_ci_leaves_out_what_would_end_too_late(tmp_path: Path) -> None:
+    """On a slow machine the product's own suites run, and the summary names the others."""
+    code, made, said = ci(tmp_path, RUN_S="0")
+    assert (code, made) == (0, OWN)
+    assert re.findall(r"^== (\S+) left out$", said, re.M) == FURTHER
+
+
+def test_ci_ends_with_the_first_stage_that_fails(tmp_path: Path) -> None:
+    """So do what is installed in the background, and the stages that are not always run."""
+    for fails, last in (("check", "check"), ("install-llama", "test-vllm"), ("test-ray",) * 2):
+        (tmp_path / "made").unlink(missing_ok=True)
+        code, made, said = ci(tmp_path, FAILS=fails)
+        assert (code, made[-1]) == (1, last) and f"== make {fails} failed" in said
+
+
 def test_coverage_has_a_gate_for_each_part() -> None:
     """`make coverage` fails below the share of lines that each part had when it was measured."""
     gate = "\n".join(commands("coverage")[-2:])

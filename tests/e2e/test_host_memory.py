@@ -61,7 +61,7 @@ class Agent:
 @pytest.fixture(scope="module")
 def small_url(smollm2_directory: Path) -> Iterator[str]:
     """A server whose cache holds one agent, with room in host memory."""
-    words = ("--dtype", "float32", "--kv-tokens", str(KV_TOKENS), "--host-kv-tokens", "4096")
+    words = ("--kv-tokens", str(KV_TOKENS), "--host-kv-tokens", "4096")
     with local_server(str(smollm2_directory), *words) as url:
         yield url
 

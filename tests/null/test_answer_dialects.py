@@ -7,7 +7,7 @@ from keyword import kwlist
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weftline_server.prompt.answer import message_of
@@ -297,6 +297,7 @@ def _gemma(value: Any) -> str:
     return str(value)
 
 
+@settings(max_examples=50)
 @given(
     arguments=st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), _VALUES, max_size=3),
     size=st.integers(1, 12),
@@ -308,6 +309,7 @@ def test_arguments_of_gemma_become_the_same_json(arguments: dict[str, Any], size
     assert json.loads(made + reader.end()) == arguments
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), _VALUES, max_size=3))
 def test_arguments_in_python_are_read(arguments: dict[str, Any]) -> None:
     """Any value of JSON that Python writes is read again."""
