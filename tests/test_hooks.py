@@ -78,9 +78,10 @@ def ci(folder: Path, **environment: str) -> tuple[int, list[str], str]:
 
 
 def test_ci_runs_every_stage(tmp_path: Path) -> None:
-    """What the suites need in the background is waited for."""
+    """What the suites need in the background is waited for, once."""
     code, made, said = ci(tmp_path)
     assert (code, made) == (0, OWN + FURTHER), said
+    assert said.count("== make install-bench, in the background") == 1
     assert "== install-llama 0 s, in the background" in said and "left out" not in said
 
 

@@ -254,6 +254,13 @@ def test_deepseek_v3_writes_a_type_and_a_fenced_block() -> None:
         assert message["content"] == "I look."
 
 
+def test_a_list_is_held_back_to_a_bounded_length() -> None:
+    """One that never ends is said as soon as it is too long."""
+    rewriter = ANSWER_DIALECTS["Apriel"].rewriter()
+    assert rewriter.feed("I look.<tool_calls>" + "x" * MAX_LIST) == "I look."
+    assert rewriter.feed("y") == "<tool_calls>" + "x" * MAX_LIST + "y"
+
+
 @pytest.mark.parametrize(
     ("body", "name", "arguments"),
     [
