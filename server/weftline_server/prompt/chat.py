@@ -46,7 +46,7 @@ def write_calls(format: ToolFormat, calls: Sequence[ToolCall]) -> str:
     """Write calls as a model with this format does."""
     if format is ToolFormat.GRANITE:
         return f"<|tool_call|>[{', '.join(map(_json_call, calls))}]"
-    return "\n".join(map(_call_in_words, calls))
+    return "\n".join(f"<tool_call>\n{_json_call(one)}\n</tool_call>" for one in calls)
 
 
 def in_words(turns: Sequence[RenderedMessage], tools: Sequence[Tool]) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ def _in_words(turn: RenderedMessage) -> RenderedMessage:
     if turn.role == "tool":
         return RenderedMessage("user", f"<tool_response>\n{turn.content}\n</tool_response>")
     if turn.tool_calls:
-        calls = "\n".join(map(_call_in_words, turn.tool_calls))
+        calls = write_calls(ToolFormat.HERMES, turn.tool_calls)
         content = f"{turn.content}\n{calls}" if turn.content else calls
         return RenderedMessage(turn.role, content, turn.name)
     return turn
@@ -93,10 +93,6 @@ def _in_words(turn: RenderedMessage) -> RenderedMessage:
 
 def _answers(turn: RenderedMessage) -> bool:
     return turn.role == "user" and turn.content.startswith("<tool_response>\n")
-
-
-def _call_in_words(call: ToolCall) -> str:
-    return f"<tool_call>\n{_json_call(call)}\n</tool_call>"
 
 
 def _json_call(call: ToolCall) -> str:
