@@ -141,7 +141,7 @@ def react_by_hand(llm: Any) -> Any:
     return made.compile()
 
 
-@graph({"steps": ["red", "blue"]}, 3, 2, 2)
+@graph({"steps": ["red", "blue"]}, 3, 3, 2)
 def map_and_reduce(llm: Any) -> Any:
     """A node for each item by `Send`, and one that merges."""
 

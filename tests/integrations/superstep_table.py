@@ -1,7 +1,4 @@
-"""Graphs of LangGraph whose functions call models side by side: `Send`, tasks, batches and tools.
-
-The calls that start in one superstep are one request of the accelerated graph.
-"""
+"""Graphs of LangGraph whose functions call models side by side: sends, tasks, batches and tools."""
 
 from __future__ import annotations
 
@@ -58,13 +55,13 @@ def merging(llm: Any) -> Any:
     return merge
 
 
-@graph({"steps": COLOURS}, 4, 2, 3)
+@graph({"steps": COLOURS}, 4, 4, 3)
 def three_maps_and_a_reduce(llm: Any) -> Any:
     """The usual program with `Send`."""
     return mapped(summing(llm), merging(llm)).compile()
 
 
-@graph({"steps": COLOURS}, 4, 2, 3, is_async=True)
+@graph({"steps": COLOURS}, 4, 4, 3, is_async=True)
 def three_async_maps_and_a_reduce(llm: Any) -> Any:
     """The same with coroutines."""
 
@@ -78,7 +75,7 @@ def three_async_maps_and_a_reduce(llm: Any) -> Any:
     return mapped(one, merge).compile()
 
 
-@graph({"steps": COLOURS}, 5, 3, 3)
+@graph({"steps": COLOURS}, 5, 5, 3)
 def maps_with_a_retry(llm: Any) -> Any:
     """One map fails once after its call. LangGraph repeats it, and so only that call."""
     failed: list[str] = []
@@ -94,7 +91,7 @@ def maps_with_a_retry(llm: Any) -> Any:
     return mapped(one, merging(llm), retry_policy=policy).compile()
 
 
-@graph({"steps": COLOURS}, 5, 3, 3, then=(Command(resume="yes"),))
+@graph({"steps": COLOURS}, 5, 5, 3, then=(Command(resume="yes"),))
 def maps_after_an_interrupt(llm: Any) -> Any:
     """One map asks a person after its call. When they go on, it makes its call again."""
 
@@ -107,7 +104,7 @@ def maps_after_an_interrupt(llm: Any) -> Any:
     return mapped(one, merging(llm)).compile(checkpointer=InMemorySaver())
 
 
-@graph({"topic": "a colour"}, 3, 2, 2)
+@graph({"topic": "a colour"}, 3, 3, 2)
 def functions_side_by_side(llm: Any) -> Any:
     """Two nodes that follow the start, and a node that waits for both."""
     made = StateGraph(State)
@@ -126,7 +123,7 @@ def functions_side_by_side(llm: Any) -> Any:
     return made.compile()
 
 
-@graph({"topic": "colours"}, 4, 3, 4)
+@graph({"topic": "colours"}, 4, 4, 4)
 def sends_of_a_command(llm: Any) -> Any:
     """A node that plans sends its tasks itself."""
 
@@ -146,7 +143,7 @@ def sends_of_a_command(llm: Any) -> Any:
     return made.compile()
 
 
-@graph({"steps": COLOURS}, 5, 3, 4)
+@graph({"steps": COLOURS}, 5, 5, 4)
 def maps_in_an_inner_graph(llm: Any) -> Any:
     """The graph with the maps is a node."""
     made = StateGraph(State)
@@ -157,7 +154,7 @@ def maps_in_an_inner_graph(llm: Any) -> Any:
     return made.compile()
 
 
-@graph({"steps": COLOURS}, 4, 2, 3)
+@graph({"steps": COLOURS}, 4, 4, 3)
 def a_batch_in_a_node(llm: Any) -> Any:
     """A node that calls a chain for a list of inputs."""
 
@@ -171,7 +168,7 @@ def a_batch_in_a_node(llm: Any) -> Any:
     return made.compile()
 
 
-@graph({"steps": COLOURS}, 4, 2, 3, is_async=True)
+@graph({"steps": COLOURS}, 4, 4, 3, is_async=True)
 def a_gather_in_a_node(llm: Any) -> Any:
     """A node that calls the model itself, for all items at the same time."""
 
@@ -186,7 +183,7 @@ def a_gather_in_a_node(llm: Any) -> Any:
     return made.compile()
 
 
-@graph({"steps": COLOURS}, 4, 2, 3)
+@graph({"steps": COLOURS}, 4, 4, 3)
 def tasks_of_the_functional_api(llm: Any) -> Any:
     """Tasks that run on threads, and a call on what they have made."""
 
@@ -203,7 +200,7 @@ def tasks_of_the_functional_api(llm: Any) -> Any:
     return write
 
 
-@graph({"steps": COLOURS}, 4, 2, 3, is_async=True)
+@graph({"steps": COLOURS}, 4, 4, 3, is_async=True)
 def async_tasks_of_the_functional_api(llm: Any) -> Any:
     """The same with coroutines."""
 
@@ -247,7 +244,7 @@ def parallel_tools(llm: Any) -> Any:
     return create_agent(llm, [look])
 
 
-@graph({"messages": [HumanMessage("Ask both")]}, 4, 3, 3)
+@graph({"messages": [HumanMessage("Ask both")]}, 4, 4, 3)
 def parallel_tools_that_ask_models(llm: Any) -> Any:
     """An agent whose answer calls two tools that are chains themselves."""
 

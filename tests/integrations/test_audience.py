@@ -10,9 +10,9 @@ from langchain_core.tools import tool
 from langgraph.graph import START, StateGraph
 
 from langchain_weftline import ChatWeftline, accelerate, compile_chain
-from langchain_weftline.run.convoy import Convoys
 from langchain_weftline.trace.audience import hears_models, hears_retrievers
 from langchain_weftline.trace.provenance import LISTENER
+from langchain_weftline.trace.threads import Threads
 from tests.integrations.graph_table import State
 from tests.integrations.program_table import ask, joke_and_critique, several_queries
 from tests.integrations.recording import Recording
@@ -24,7 +24,7 @@ def model(recording: Recording) -> ChatWeftline:
 
 def test_our_handlers_are_no_audience() -> None:
     """A handler of the user is one."""
-    ours: list[BaseCallbackHandler] = [LISTENER, Convoys()]
+    ours: list[BaseCallbackHandler] = [LISTENER, Threads()]
     assert not hears_models(ours)
     assert not hears_retrievers(ours)
     assert hears_models([*ours, BaseCallbackHandler()])

@@ -16,8 +16,6 @@ from langchain_core.tracers.base import BaseTracer
 from langgraph.types import Command, Interrupt
 
 from langchain_weftline import ChatWeftline, accelerate
-from langchain_weftline.run import convoy
-from langchain_weftline.run.siblings import Limits
 from tests.integrations import middleware_table, superstep_table
 from tests.integrations.conftest import StartServer
 from tests.integrations.graph_table import GRAPHS, RULES, GraphProgram
@@ -29,12 +27,6 @@ MODES = ["values", "updates", "messages", "custom"]
 @pytest.fixture(scope="module")
 def url(start_script: StartServer) -> str:
     return start_script([*superstep_table.RULES, *middleware_table.RULES, *RULES])
-
-
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loaded machine starts the threads of a superstep late, and the counts are exact here."""
-    monkeypatch.setattr(convoy, "LIMITS", Limits(progress=5.0, longest=10.0, look=0.1))
 
 
 @pytest.fixture(scope="module")

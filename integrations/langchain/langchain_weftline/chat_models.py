@@ -41,7 +41,7 @@ from langchain_weftline.model.description import DescribedChat
 from langchain_weftline.model.envelope import Sending, keep_pieces, sending
 from langchain_weftline.model.patience import Patience
 from langchain_weftline.model.transport import async_client
-from langchain_weftline.run.convoy import atravel, travel
+from langchain_weftline.run.prefetch import take
 from langchain_weftline.trace.provenance import listen
 from weftline.adapters.early_tools import EarlyTurn, early_turn
 from weftline.adapters.server import NO_KEY, Server, default_api_key, default_base_url, is_on
@@ -216,7 +216,7 @@ class ChatWeftline(DescribedChat):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        taken = travel(self, messages, {"stop": stop, **kwargs}, run_manager)
+        taken = take(self, messages, {"stop": stop, **kwargs}, run_manager)
         if taken is not None and (answer := taken.answer()) is not None:
             return self._create_chat_result(answer)
         with self._sending(messages, run_manager) as sent:
@@ -239,7 +239,7 @@ class ChatWeftline(DescribedChat):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        taken = await atravel(self, messages, {"stop": stop, **kwargs}, run_manager)
+        taken = take(self, messages, {"stop": stop, **kwargs}, run_manager)
         if taken is not None and (answer := await taken.aanswer()) is not None:
             return self._create_chat_result(answer)
         with self._sending(messages, run_manager) as sent:
@@ -262,7 +262,7 @@ class ChatWeftline(DescribedChat):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        taken = travel(self, messages, {"stop": stop, **kwargs}, run_manager, streams=True)
+        taken = take(self, messages, {"stop": stop, **kwargs}, run_manager, streams=True)
         began = False
         for generation in self._converted(() if taken is None else taken.chunks()):
             began = True
@@ -289,7 +289,7 @@ class ChatWeftline(DescribedChat):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        taken = await atravel(self, messages, {"stop": stop, **kwargs}, run_manager, streams=True)
+        taken = take(self, messages, {"stop": stop, **kwargs}, run_manager, streams=True)
         if taken is not None:
             began = False
             async for event in taken.achunks():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 from uuid import UUID
@@ -99,39 +98,21 @@ class Model(Protocol):
         """Close a session of the server."""
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What the server is told of a call beside its messages: session, name and pieces."""
-
-    session: TracedSession | None
-    name: str
-    messages: list[Pieces | None]
-
-
-def told(model: Model, messages: Sequence[BaseMessage], parent: UUID | None) -> Told:
-    """What the server is told of a call of `model` inside the run `parent`."""
+def sending(model: Model, messages: Sequence[BaseMessage], parent: UUID | None) -> Sending:
+    """A request of `model` inside the run `parent`."""
     run = LISTENER.run_of(parent or running()) if model.provenance else None
     if model.provenance and sum(len(message.content) for message in messages) <= MAX_TOLD:
         pieces = [_pieces(message, run) for message in messages]
     else:
         pieces = [None] * len(messages)
     if run is None:
-        return Told(None, "chat", pieces)
+        return Sending({"messages": to_wire(pieces)} if names_any(pieces) else None)
     session = _session(run, model)
     traced = [
         _traced(message, found, session) for message, found in zip(messages, pieces, strict=True)
     ]
     session.see(p.text for found in traced if found for p in found if p.from_var is None)
-    return Told(session, _call_name(run), traced)
-
-
-def sending(model: Model, messages: Sequence[BaseMessage], parent: UUID | None) -> Sending:
-    """A request of `model` inside the run `parent`."""
-    said = told(model, messages, parent)
-    if said.session is None:
-        pieces = said.messages
-        return Sending({"messages": to_wire(pieces)} if names_any(pieces) else None)
-    return Sending(said_of(said.session, said.name, said.messages), said.session)
+    return Sending(said_of(session, _call_name(run), traced), session)
 
 
 def _traced(message: BaseMessage, pieces: Pieces | None, session: TracedSession) -> Pieces | None:

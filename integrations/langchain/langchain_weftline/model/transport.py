@@ -101,13 +101,3 @@ def async_client() -> Any:  # its type depends on the package that openai uses
     """The HTTP client that all models share."""
     transport: Any = _PerLoop()
     return openai.DefaultAsyncHttpxClient(transport=transport)
-
-
-def is_shared(model: Any) -> bool:
-    """Whether `model` has no HTTP client, headers or query of the user's.
-
-    Then a request that the adapter sends for the model is like one that the model sends.
-    """
-    clients = model.http_client, model.default_headers, model.default_query
-    own = model.http_async_client
-    return all(one is None for one in clients) and (own is None or own is async_client())

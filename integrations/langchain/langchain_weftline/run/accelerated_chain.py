@@ -7,19 +7,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, 
 from contextlib import ExitStack, aclosing, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config, get_config_list, merge_configs
 from langchain_core.runnables.schema import StreamEvent
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
 from langchain_weftline.lower.classic import combining
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.plan import plan
 from langchain_weftline.lower.steps import Mode
 from langchain_weftline.lower.symbols import has_unknown
-from langchain_weftline.run.convoy import Convoys
 from langchain_weftline.run.explanation import Explanation, explain
 from langchain_weftline.run.nodes import Combined, Nodes
 from langchain_weftline.run.prefetch import Ahead
@@ -63,10 +61,6 @@ def accelerate(chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None) ->
     parameters equal those of a call in the graph gets that call's result. Any other is an ordinary
     call. Unused calls are cancelled. None of your code runs to find the graph.
 
-    Calls that nobody can foresee travel in one submit if they start at the same time in one run:
-    behind a function, in a batch, or in the tasks of a superstep. A call that is alone waits for
-    none.
-
     A graph of LangGraph stays a graph, with its checkpoints, interrupts and streams. All runs of a
     thread share one session, so the server knows which answers of earlier turns a prompt contains.
     When a node that is a chain starts, all of the chain's calls begin. If a node is a function that
@@ -81,7 +75,7 @@ def accelerate(chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None) ->
         )
     nodes = Nodes(cast(Any, chain))
     of_nodes = [nodes] if nodes.chains else []
-    return chain.with_config(callbacks=[Threads(), *of_nodes, Convoys(chain)])
+    return chain.with_config(callbacks=[Threads(), *of_nodes])
 
 
 def _is_graph(chain: object) -> bool:
@@ -94,11 +88,6 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
     """The chain that `accelerate` returns: the same chain, whose model calls begin earlier."""
 
     on_graph: OnGraph | None = Field(default=None, exclude=True)
-
-    # The calls of runs that are one call travel with those of other runs, and all others with the
-    # calls of their own run.
-    _of_one_call: Convoys = PrivateAttr(default_factory=lambda: Convoys(across=True))
-    _of_one_run: Convoys = PrivateAttr(default_factory=Convoys)
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
@@ -217,22 +206,22 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
         lowering = Lowering(mode=Mode.AHEAD_OF_STREAM if parts else Mode.AHEAD)
         result = plan(lowering, self.bound, input, config, options)
         drafts = lowering.calls.drafts
-        is_whole = bool(drafts) and not has_unknown(result) and not lowering.calls.unknown
         # A call that is alone begins at once in the plain chain, too, and costs the client less.
         is_alone = len(drafts) == 1 and not has_unknown(result) and self.on_graph is None
         if not drafts or is_alone:
             combine = combining(self.bound)
-            parts_begun = [] if combine is None else [Combined(combine)]
-            convoys = self._of_one_call if is_alone and is_whole else self._of_one_run
-            yield merge_configs(config, {"callbacks": [*parts_begun, convoys]})
+            yield (
+                config
+                if combine is None
+                else merge_configs(config, {"callbacks": [Combined(combine)]})
+            )
             return
         assert lowering.calls.server is not None, "a call has a model"
         name = application_of(running(), config.get("run_name") or self.bound.get_name())
         server = lowering.calls.server
         ahead = Ahead(server, drafts, parts=parts, on_graph=self.on_graph, name=name)
-        handlers: list[BaseCallbackHandler] = [ahead] if is_whole else [ahead, self._of_one_run]
         try:
-            yield merge_configs(config, {"callbacks": handlers})
+            yield merge_configs(config, {"callbacks": [ahead]})
         finally:
             ahead.close()
 

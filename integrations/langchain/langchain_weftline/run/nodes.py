@@ -18,11 +18,15 @@ from langchain_weftline.lower.plan import plan
 from langchain_weftline.lower.steps import Mode
 from langchain_weftline.model.envelope import session_within
 from langchain_weftline.run.prefetch import Ahead, Begun
-from langchain_weftline.run.supersteps import NodePath, is_task, node_path
 
 if TYPE_CHECKING:
     from langgraph.pregel import Pregel
 
+NodePath = tuple[str, ...]
+"""A node's name, after the names of the nodes whose graphs contain it."""
+
+# LangGraph marks the run of a node itself with this tag, and not the runs inside it.
+_STEP = "graph:step:"
 # One call gains nothing: LangGraph makes it at once.
 MIN_CALLS = 2
 
@@ -127,6 +131,17 @@ def begin(chain: Any, given: Any, parent: UUID) -> Ahead | None:
     assert calls.server is not None, "a call has a model"
     session = session_within(calls.models[0], parent)
     return Ahead(calls.server, calls.drafts, parts=True, joins=session)
+
+
+def is_task(tags: Sequence[str]) -> bool:
+    """Whether the run with these tags is that of a node."""
+    return any(tag.startswith(_STEP) for tag in tags)
+
+
+def node_path(metadata: Mapping[str, Any]) -> NodePath:
+    """The path of the node that runs: LangGraph gives names and ids, `outer:id|inner:id`."""
+    space = str(metadata.get("langgraph_checkpoint_ns", ""))
+    return tuple(part.partition(":")[0] for part in space.split("|"))
 
 
 def _chains(graph: Any, path: NodePath) -> Iterator[tuple[NodePath, Any]]:

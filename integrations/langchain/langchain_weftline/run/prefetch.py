@@ -127,11 +127,6 @@ class Ahead(Begun):
         seconds, (_, options, _) = model.patience.seconds, key
         return Taken(self, result, None if seconds == math.inf else seconds, options.form)
 
-    @property
-    def is_running(self) -> bool:
-        """Whether a call has no result yet."""
-        return any(planned.is_running for planned in self._claims.planned)
-
     def close(self) -> None:
         """End the run. The server cancels the calls that it did not use."""
         self.is_over = True
