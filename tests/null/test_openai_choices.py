@@ -113,7 +113,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-        "messages.0.content.0.type",
+        "messages.0.content.0",
     ),
     ({"response_format": {"type": "json_object"}, "constraint": {"regex": "a"}}, "constraint"),
     ({"constraint": {"regex": "a", "choice": ["b"]}}, "constraint"),

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 
 from weftline.contract.bodies import LooseBody
 from weftline.contract.errors import InvalidRequest
-from weftline_server.http.openai.requests import ChatMessage
+from weftline_server.http.openai.requests import ChatMessage, check_parts
 from weftline_server.http.state import ServiceDep, Tenant
 from weftline_server.http.wire import read, schema
 from weftline_server.prompt.render import PromptBefore, RenderedMessage
@@ -30,6 +30,7 @@ class TokenizeRequest(LooseBody):
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("give either a prompt or messages", param="prompt")
+        check_parts(self.messages or ())
 
     @property
     def before(self) -> PromptBefore:

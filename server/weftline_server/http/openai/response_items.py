@@ -18,6 +18,7 @@ from pydantic import Discriminator, Tag
 from weftline.contract.bodies import LooseBody
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.tools import CalledFunction, Tool, ToolCall
+from weftline_server.http.openai.content import Content, text_of
 from weftline_server.http.openai.requests import ChatMessage
 from weftline_server.http.openai.tool_types import AnyResponseTool, offered, type_of
 
@@ -31,52 +32,6 @@ _INSTEAD: Mapping[str, str] = MappingProxyType(
     }
 )
 _NO_TOOL = "send a call as function_call, and its result as function_call_output"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContentPart(LooseBody):
-    """A part of text, which the client or the model wrote."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefusalPart(LooseBody):
-    """A part in which the model says that it does not answer. It is text of the answer here."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        """What the model said."""
-        return self.refusal
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OtherPart(LooseBody):
-    """A part of another type, such as an image. It is refused."""
-
-    type: str
-
-
-def _part_of(value: Any) -> str:
-    match type_of(value):
-        case "input_text" | "output_text" | "text":
-            return "ContentPart"
-        case "refusal":
-            return "RefusalPart"
-    return "OtherPart"
-
-
-PartOfAnyType = Annotated[
-    Annotated[ContentPart, Tag("ContentPart")]
-    | Annotated[RefusalPart, Tag("RefusalPart")]
-    | Annotated[OtherPart, Tag("OtherPart")],
-    Discriminator(_part_of),
-]
-Content = str | tuple[PartOfAnyType, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,24 +146,9 @@ class Conversation:
 
 def _message(item: InputMessage | InputResult, where: str) -> ChatMessage:
     if isinstance(item, InputMessage):
-        return ChatMessage(role=item.role, content=_text(item.content, f"{where}.content"))
-    text = _text(item.output, f"{where}.output")
+        return ChatMessage(role=item.role, content=text_of(item.content, f"{where}.content"))
+    text = text_of(item.output, f"{where}.output")
     return ChatMessage(role="tool", content=text, tool_call_id=item.call_id)
-
-
-def _text(content: Content, where: str) -> str:
-    """The text of all parts. Raises InvalidRequest for a part that is no text."""
-    if isinstance(content, str):
-        return content
-    texts: list[str] = []
-    for index, part in enumerate(content):
-        if isinstance(part, OtherPart):
-            where = f"{where}.{index}"
-            raise InvalidRequest(
-                f"{where}: a part of type {part.type[:40]!r} is not served: send text", param=where
-            )
-        texts.append(part.text)
-    return "".join(texts)
 
 
 def _refusal(item: OtherItem, where: str) -> InvalidRequest:

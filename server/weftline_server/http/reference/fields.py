@@ -221,7 +221,8 @@ _OPENAI = {
     "stream": Field("Answer with server-sent events.", False),
     "stream_options": Field("include_usage adds a last chunk with the usage.",
                             {"include_usage": True}),
-    "ChatMessage.content": Field("A text, or parts of type text.", "Name a river."),
+    "ChatMessage.content": Field("A text, or parts of type text and refusal.",
+                                 "Name a river."),
     "ChatMessage.role": Field("system, developer, user, assistant or tool.", "user"),
     "ChatMessage.tool_calls": Field("The calls that the assistant made.", None),
     "ChatRequest.logprobs": Field("Answer with the log probability of each token.", False),
@@ -296,8 +297,6 @@ _OPENAI = {
                                 [{"type": "function", "name": "get_weather"}]),
     "AllowedTools.type": Field("Always allowed_tools.", "allowed_tools"),
     "ChosenTool.name": Field("The function that must be called.", "get_weather"),
-    "ContentPart.text": Field("The text.", "Name a river."),
-    "ContentPart.type": Field("input_text, output_text or text.", "input_text"),
     "InputCall.call_id": Field("The id that the result names.", "call_1"),
     "InputCall.name": Field("The function that was called.", "get_weather"),
     "InputCall.type": Field("Always function_call.", "function_call"),
@@ -332,7 +331,7 @@ _OPENAI = {
     "TokenizeRequest.prompt": Field("A text.", "Name a river."),
     "StreamOptions.include_usage": Field("Add a last chunk with the usage.", True),
     "TextPart.text": Field("The text.", "Name a river."),
-    "TextPart.type": Field("text, the only type.", "text"),
+    "TextPart.type": Field("text in chats; input_text or output_text in responses.", "text"),
 }  # fmt: skip
 
 FIELDS: Mapping[str, Field] = MappingProxyType({**_OF_ALL, **_STEPS, **_CALLS, **_OPENAI})
