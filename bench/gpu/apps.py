@@ -31,7 +31,7 @@ from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model.base import TorchModel
 from weftline_engine.embedded.model.device_model import DeviceModel
-from weftline_engine.simulation import words_tokenizer
+from weftline_engine.pretend.simulation import words_tokenizer
 from weftline_server.prompt import prompter
 
 FIGURES = (11, 14, 17, 18)

@@ -37,8 +37,8 @@ from bench.simulator.world import asking, world
 from weftline import AsyncClient
 from weftline.contract.protocol import Call
 from weftline.local import local_server
-from weftline_engine.simulation import SimulatedConfig
-from weftline_engine.virtual_time import VirtualLoop, run
+from weftline_engine.pretend.simulation import SimulatedConfig
+from weftline_engine.pretend.virtual_time import VirtualLoop, run
 from weftline_server.observe.view import graph_view
 
 # Tokens of prompt, query and answer (Parrot, section 8.3).

@@ -23,8 +23,8 @@ from bench.simulator.agents import Agents, simulate
 from bench.simulator.programs import Program, Step, by_client, chain, map_reduce, perform
 from bench.simulator.roofline import H100, SHAPES, VLLM, config
 from bench.simulator.world import world
-from weftline_engine.simulation import SimulatedConfig
-from weftline_engine.virtual_time import VirtualLoop, run
+from weftline_engine.pretend.simulation import SimulatedConfig
+from weftline_engine.pretend.virtual_time import VirtualLoop, run
 
 PLAIN = frozenset({"admission", "retention"})  # what a server without applications lacks
 Row = dict[str, object]

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from weftline_engine import api
-from weftline_engine.simulation import SimulatedConfig, SimulatedEngine
-from weftline_engine.virtual_time import VirtualLoop
+from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine
+from weftline_engine.pretend.virtual_time import VirtualLoop
 
 
 @dataclass(slots=True)

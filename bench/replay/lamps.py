@@ -19,8 +19,8 @@ from bench.simulator.world import World, usage_of, world
 from weftline.contract.protocol import Call, InOut, Message, Placeholder, Sampling, Segment
 from weftline.contract.tools import Function, Tool
 from weftline_engine import api
-from weftline_engine.simulation import SimulatedConfig, StepCost, asking
-from weftline_engine.virtual_time import VirtualLoop, run
+from weftline_engine.pretend.simulation import SimulatedConfig, StepCost, asking
+from weftline_engine.pretend.virtual_time import VirtualLoop, run
 from weftline_server.config import OFF_BY_DEFAULT
 from weftline_server.schedule.memory.rank import MemoryNeed, token_seconds
 from weftline_server.schedule.memory.waste import Load, Strategy, waste

@@ -16,8 +16,8 @@ from typing import Protocol
 
 from bench.simulator.world import World, asking, usage_of, world
 from weftline_engine import api
-from weftline_engine.simulation import SimulatedConfig, SimulatedEngine, StepCost
-from weftline_engine.virtual_time import VirtualLoop, run
+from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine, StepCost
+from weftline_engine.pretend.virtual_time import VirtualLoop, run
 
 from .belady import Access, Tree, computed
 from .direct import Direct, direct

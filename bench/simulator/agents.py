@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bench.simulator.world import World, asking, world
-from weftline_engine.simulation import SimulatedConfig
-from weftline_engine.virtual_time import VirtualLoop, run
+from weftline_engine.pretend.simulation import SimulatedConfig
+from weftline_engine.pretend.virtual_time import VirtualLoop, run
 from weftline_server.http.openai.conversations import Conversations
 from weftline_server.http.openai.requests import ChatMessage, ChatRequest
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weftline_engine.simulation import SimulatedConfig, StepCost
+from weftline_engine.pretend.simulation import SimulatedConfig, StepCost
 
 BYTES = 2  # of a bfloat16 number
 # The shares of the roof that the embedded engine reached on an H200: of bandwidth for weights and

@@ -11,8 +11,8 @@ from typing import Any
 
 from weftline.contract.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine.api import Engine, Usage
-from weftline_engine.simulation import SimulatedConfig, SimulatedEngine, StepCost
-from weftline_engine.virtual_time import VirtualLoop
+from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine, StepCost
+from weftline_engine.pretend.virtual_time import VirtualLoop
 from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.registry import Registry, RegistryConfig
 from weftline_server.schedule.dispatcher import Dispatcher

@@ -15,7 +15,7 @@ from tests.contract.suite import EngineContract
 from tests.contract.target import Target
 from tests.contract.test_null import script
 from weftline_engine import api
-from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
+from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine, NullMode
 from weftline_engine.transport import wire
 from weftline_engine.transport.tcp.gate import JoinGate
 from weftline_engine.transport.tcp.handshake import FrameConnection, Rejected, respond

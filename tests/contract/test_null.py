@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from tests.contract.suite import EngineContract
 from tests.contract.target import Target
-from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
+from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine, NullMode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.contract.target import Heard
 from weftline_engine import api
-from weftline_engine.simulation import SimulatedConfig, SimulatedEngine, StepCost
+from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_engine.transport.tcp.gate import JoinedEngine, JoinGate
 from weftline_engine.transport.tcp.host import EngineHost, HostConfig
 

@@ -13,7 +13,7 @@ import pytest_asyncio
 from tests.contract.suite import EngineContract
 from tests.contract.target import PREAMBLE, Target
 from weftline_engine.api import Description
-from weftline_engine.simulation import (
+from weftline_engine.pretend.simulation import (
     CHAT_TEMPLATE,
     SimulatedConfig,
     SimulatedEngine,

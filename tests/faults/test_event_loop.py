@@ -16,7 +16,7 @@ import pytest
 from tests.faults.pace import keeps_pace
 from tests.null.asgi import Serve, Server, call
 from weftline_engine import api
-from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
+from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine, NullMode
 
 
 def pattern(number: int) -> dict[str, Any]:

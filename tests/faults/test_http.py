@@ -159,7 +159,7 @@ async def test_a_server_without_keys_answers_no_web_page(
     headers: dict[str, str], status: int
 ) -> None:
     """A page of any site could open sessions and read answers, by its own name for 127.0.0.1."""
-    from weftline_engine.null import NullConfig, NullEngine
+    from weftline_engine.pretend.null import NullConfig, NullEngine
     from weftline_server.app import create_app
     from weftline_server.config import ServerConfig
     from weftline_server.http.guard import LoopbackOnly

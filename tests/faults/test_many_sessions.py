@@ -8,7 +8,7 @@ import time
 from tests.faults.pace import fixed_work, limit_s
 from tests.faults.sizes import AT_ONCE
 from tests.null.asgi import Serve, call
-from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_engine.pretend.null import LatencyProfile, NullConfig
 
 CALLS = 5
 

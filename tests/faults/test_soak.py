@@ -10,7 +10,7 @@ import random
 from tests.faults.sizes import SESSIONS
 from tests.null.asgi import Serve, Server, call, running
 from tests.waits import until
-from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_engine.pretend.null import LatencyProfile, NullConfig
 
 AT_ONCE = 50
 

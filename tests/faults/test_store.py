@@ -16,7 +16,7 @@ from tests.null.asgi import Server, call
 from tests.null.journal.test_restart import running
 from tests.waits import until
 from weftline.errors import InvalidRequest
-from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_engine.pretend.null import LatencyProfile, NullConfig
 from weftline_server.journal import writer
 from weftline_server.journal.store import JournalStore, JournalStoreConfig
 

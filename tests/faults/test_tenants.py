@@ -11,7 +11,7 @@ import pytest
 from tests.null.asgi import Serve, call
 from tests.waits import until
 from weftline_engine.api import Hints
-from weftline_engine.null import LatencyProfile, NullConfig, NullMode
+from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullMode
 from weftline_server.config import ServerConfig
 from weftline_server.runtime.registry import RegistryConfig
 from weftline_server.schedule.memory.admission import ModelPool, admit

@@ -9,7 +9,7 @@ import pytest
 
 from tests.null.asgi import Serve, Server, call
 from tests.null.steps.wire import each, run
-from weftline_engine.null import NullConfig
+from weftline_engine.pretend.null import NullConfig
 from weftline_server.config import ServerConfig
 
 HUGE = 10**400

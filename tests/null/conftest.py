@@ -11,7 +11,7 @@ import pytest
 
 from tests.null.asgi import Serve, Server
 from weftline_engine.api import Engine
-from weftline_engine.null import NullConfig, NullEngine
+from weftline_engine.pretend.null import NullConfig, NullEngine
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
 

@@ -20,7 +20,7 @@ from tests.null.advised import (
     said,
 )
 from tests.null.asgi import Serve, Server, call
-from weftline_engine.null import NullConfig, NullMode
+from weftline_engine.pretend.null import NullConfig, NullMode
 from weftline_server.config import ServerConfig
 
 SHOWN = ServerConfig(log_prompts=True)

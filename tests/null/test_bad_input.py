@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.null.asgi import Serve, call
-from weftline_engine.null import NullConfig
+from weftline_engine.pretend.null import NullConfig
 from weftline_server.config import ServerConfig
 
 GOOD = call("good", "hi{{output:x}}", x="x")

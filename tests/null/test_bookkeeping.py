@@ -18,7 +18,7 @@ from weftline_engine.bookkeeping.kv import extents
 from weftline_engine.bookkeeping.ops import Backend
 from weftline_engine.bookkeeping.output import Sampled
 from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
-from weftline_engine.simulation import Words
+from weftline_engine.pretend.simulation import Words
 
 SIZE = 4
 

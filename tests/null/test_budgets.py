@@ -12,7 +12,7 @@ import pytest
 
 from tests.null.asgi import Serve, Server, call
 from weftline.errors import BudgetExceeded
-from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_engine.pretend.null import LatencyProfile, NullConfig
 from weftline_server.config import ServerConfig
 from weftline_server.runtime import lifecycle
 from weftline_server.runtime.registry import RegistryConfig

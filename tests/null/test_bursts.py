@@ -10,7 +10,7 @@ import pytest
 
 from tests.null.asgi import Serve, Server, call
 from weftline_engine import api
-from weftline_engine.null import NullConfig, NullEngine, NullMode
+from weftline_engine.pretend.null import NullConfig, NullEngine, NullMode
 from weftline_server.schedule.engines.fleet import TURN_EVENTS
 from weftline_server.schedule.rounds import TURN_SENDS
 

@@ -8,7 +8,7 @@ import asyncio
 
 from tests.null.asgi import Serve, Server, call, running
 from tests.waits import until
-from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_engine.pretend.null import LatencyProfile, NullConfig
 
 SLOW = NullConfig(latency=LatencyProfile(step_s=0.02))
 

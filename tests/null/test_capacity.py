@@ -16,8 +16,8 @@ from weftline.contract.protocol import (
     Submit,
 )
 from weftline_engine.api import PATIENCE_S
-from weftline_engine.simulation import SimulatedConfig, StepCost
-from weftline_engine.virtual_time import VirtualLoop, run
+from weftline_engine.pretend.simulation import SimulatedConfig, StepCost
+from weftline_engine.pretend.virtual_time import VirtualLoop, run
 from weftline_server.schedule.engines.capacity import TOKEN_S
 
 # A step takes 10 ms, and 1 ms more for each 100 tokens in flight. 3,000 tokens reach 40 ms.

@@ -9,7 +9,7 @@ import pytest
 
 from tests.null.asgi import Serve, Server
 from tests.null.test_openai_tools import CALL, WEATHER
-from weftline_engine.null import NullConfig, NullMode
+from weftline_engine.pretend.null import NullConfig, NullMode
 from weftline_server.config import ServerConfig
 from weftline_server.http.openai.conversations import Conversations
 from weftline_server.schedule.memory.applications import Application

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.null.asgi import Serve, Server, call
-from weftline_engine.null import LatencyProfile, NullConfig, NullMode
+from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullMode
 from weftline_server.observe.critical import critical_path, critical_view
 from weftline_server.observe.follower import MOST, Follower
 from weftline_server.session.session import Session

@@ -12,7 +12,7 @@ import pytest
 
 from tests.null.asgi import Serve, Server, call, running
 from tests.waits import WAIT_S, until
-from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_engine.pretend.null import LatencyProfile, NullConfig
 from weftline_server.http import calls
 
 SLOW = NullConfig(latency=LatencyProfile(step_s=0.01))

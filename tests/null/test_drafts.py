@@ -28,7 +28,7 @@ from weftline_engine.bookkeeping.drafting.rates import Guess, GuessRates, GuessS
 from weftline_engine.bookkeeping.ops import Backend
 from weftline_engine.bookkeeping.output import Sampled
 from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig, StepPlan
-from weftline_engine.simulation import Words
+from weftline_engine.pretend.simulation import Words
 from weftline_server.http.openai.replies import usage_body
 
 # Rows cost nothing, so every draft pays; and rows cost as much as steps, so none does.

@@ -12,7 +12,7 @@ import pytest
 from tests.null.asgi import Server, call
 from weftline.errors import EngineFailed
 from weftline_engine import api
-from weftline_engine.null import NullConfig, NullEngine
+from weftline_engine.pretend.null import NullConfig, NullEngine
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
 from weftline_server.schedule.delivery import MAX_DEATHS

@@ -8,7 +8,7 @@ from typing import Any
 from tests.null.asgi import Serve, Server, call
 from tests.null.test_words_engine import words_engine
 from weftline_engine.api import Residency
-from weftline_engine.null import LatencyProfile, NullConfig, NullMode
+from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullMode
 from weftline_server.config import ServerConfig
 from weftline_server.observe.engine_rates import EngineRates
 from weftline_server.schedule.engines.activity import EngineActivity, Tokens

@@ -12,7 +12,7 @@ import pytest
 
 from tests.null.asgi import Serve, Server, call
 from weftline.errors import KeyReused, Overloaded
-from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_engine.pretend.null import LatencyProfile, NullConfig
 from weftline_server.config import ServerConfig
 from weftline_server.http.responses import Responses, ResponsesConfig
 from weftline_server.runtime.registry import RegistryConfig

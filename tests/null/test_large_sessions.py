@@ -13,7 +13,7 @@ import pytest
 from tests.null.asgi import Serve, Server, call
 from tests.null.steps.wire import each
 from weftline_engine import api
-from weftline_engine.null import LatencyProfile, NullConfig, NullEngine
+from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine
 from weftline_server.observe.parts import PART, More, json_text, texts, whole
 from weftline_server.observe.snapshot import Snapshot
 from weftline_server.observe.view import graph_parts, graph_view, value_parts, value_view

@@ -10,7 +10,7 @@ import pytest
 
 from tests.null.asgi import Serve, call
 from weftline.contract import transforms
-from weftline_engine.null import NullConfig, NullMode
+from weftline_engine.pretend.null import NullConfig, NullMode
 from weftline_server.lowering.bounds import is_large
 from weftline_server.runtime.workers import Workers
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.null.asgi import Serve
 from weftline.contract.protocol import Call, InOut, Message, Placeholder, Sampling, Segment
-from weftline_engine.null import NullConfig, NullMode
+from weftline_engine.pretend.null import NullConfig, NullMode
 from weftline_server.config import ServerConfig
 from weftline_server.lowering.kinds.prompt import PromptBody, lower_call, template_of, with_length
 from weftline_server.schedule.memory.lengths import (

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from bench.simulator.world import world
 from tests.null.test_switches import step, words
 from weftline.contract.protocol import Call, Criterion, Segment, Submit
-from weftline_engine.simulation import SimulatedConfig, StepCost
-from weftline_engine.virtual_time import VirtualLoop, run
+from weftline_engine.pretend.simulation import SimulatedConfig, StepCost
+from weftline_engine.pretend.virtual_time import VirtualLoop, run
 
 # 300 tokens in flight make a step four times as long, so the step bound applies early.
 COST = StepCost(step_s=0.010, fill_s=0.0, sequence_s=0.0, token_s=0.0001)

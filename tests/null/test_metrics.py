@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.null.asgi import Serve, Server, call
 from tests.waits import until
 from weftline_engine.api import Usage
-from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_engine.pretend.null import LatencyProfile, NullConfig
 from weftline_server.config import ServerConfig
 from weftline_server.observe.cost import Price, Prices
 from weftline_server.observe.tally import Durations

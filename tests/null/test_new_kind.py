@@ -22,7 +22,7 @@ from weftline.contract.protocol import Call, Criterion, InOut, Placeholder, Segm
 from weftline.contract.steps import Body, Each, Reading, Source, Step
 from weftline.errors import EngineFailed, InvalidRequest, WeftlineError
 from weftline_engine import api
-from weftline_engine.null import NullConfig, NullEngine
+from weftline_engine.pretend.null import NullConfig, NullEngine
 from weftline_server.graph.primitive import Effects, Task, Traits
 from weftline_server.lowering.kinds import KINDS
 from weftline_server.lowering.step import StepKind, named

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from weftline_engine import api
-from weftline_engine.null import LatencyProfile, NullConfig, NullEngine
+from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine
 
 
 def make_op(name: str, text: str, *, open: bool = False) -> api.Op:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.null.asgi import Serve
-from weftline_engine.null import LatencyProfile, NullConfig, NullMode
+from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullMode
 from weftline_server.http.openai.constraints import ResponseFormat
 
 HI = {"messages": [{"role": "user", "content": "one two three"}]}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.null.asgi import Serve, Server, call
 from tests.null.test_disconnect import SLOW, WORDS, leave_after
-from weftline_engine.null import NullConfig, NullMode
+from weftline_engine.pretend.null import NullConfig, NullMode
 from weftline_server.config import ServerConfig
 from weftline_server.runtime.registry import RegistryConfig
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from tests.null.asgi import Serve
-from weftline_engine.null import NullConfig, NullMode
+from weftline_engine.pretend.null import NullConfig, NullMode
 from weftline_server.http.openai.requests import ChatRequest
 from weftline_server.http.openai.surface import (
     ADVICE,

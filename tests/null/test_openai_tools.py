@@ -9,8 +9,8 @@ from typing import Any
 from tests.null.asgi import Serve, Server, call
 from weftline.contract.protocol import Call, InOut, Placeholder
 from weftline.contract.tools import Function, Tool
-from weftline_engine import null
-from weftline_engine.null import LatencyProfile, NullConfig, NullMode
+from weftline_engine.pretend import null
+from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullMode
 from weftline_server.prompt.tool_format import ToolFormat, constraint
 
 WEATHER = {

@@ -8,8 +8,8 @@ import random
 from bench.replay.lamps import chatting
 from bench.simulator.world import World, world
 from weftline_engine import api
-from weftline_engine.simulation import SimulatedConfig, SimulatedEngine, StepCost, asking
-from weftline_engine.virtual_time import VirtualLoop, run
+from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine, StepCost, asking
+from weftline_engine.pretend.virtual_time import VirtualLoop, run
 
 # A request has about 330 tokens, so the cache holds the contexts of two requests.
 POOL = SimulatedConfig(

@@ -18,7 +18,7 @@ from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segmen
 from weftline.contract.steps import Body, Each, Merge, Source
 from weftline.contract.transforms import joined_items, joins_items
 from weftline.contract.transforms import run as transformed
-from weftline_engine.virtual_time import VirtualLoop, run
+from weftline_engine.pretend.virtual_time import VirtualLoop, run
 from weftline_server.graph.primitive import Flow, Task
 from weftline_server.lowering.kinds import KINDS
 from weftline_server.lowering.kinds.prompt import task_of

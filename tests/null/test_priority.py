@@ -8,7 +8,7 @@ import pytest
 
 from tests.null.asgi import Serve, running
 from weftline_engine.api import Hints
-from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_engine.pretend.null import LatencyProfile, NullConfig
 from weftline_server.config import ServerConfig
 from weftline_server.http.state import OPEN_TENANT
 from weftline_server.schedule.placement.items import AGING_S, EngineLoad, Queued

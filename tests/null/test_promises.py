@@ -25,8 +25,8 @@ from weftline.contract.protocol import (
 from weftline_engine import api
 from weftline_engine.api import MOST_OVERTAKEN_S, Hints
 from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
-from weftline_engine.simulation import SimulatedConfig, SimulatedEngine, StepCost
-from weftline_engine.virtual_time import VirtualLoop, run
+from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine, StepCost
+from weftline_engine.pretend.virtual_time import VirtualLoop, run
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.runtime.prompt_runner import meanings
 from weftline_server.schedule.placement.items import EngineLoad, Queued

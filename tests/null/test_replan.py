@@ -10,7 +10,7 @@ import pytest
 from tests.null.asgi import Serve, Server, call, running
 from tests.null.test_passes import call as node
 from weftline.contract.protocol import Criterion
-from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_engine.pretend.null import LatencyProfile, NullConfig
 from weftline_server.graph.addition import Addition
 from weftline_server.graph.graph import Graph
 from weftline_server.session.planning import Planning

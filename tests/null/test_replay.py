@@ -19,7 +19,7 @@ from bench.replay.retention import HISTORY, Continuum, FixedTtl
 from bench.replay.trace import Recorded, Turn, drawn, read
 from bench.replay.words import Conversation
 from weftline.errors import InvalidRequest
-from weftline_engine.simulation import SimulatedConfig
+from weftline_engine.pretend.simulation import SimulatedConfig
 
 
 def write(folder: Path, value: object) -> Path:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.null.asgi import Serve, call
 from weftline.errors import InvalidRequest
-from weftline_engine.null import NullConfig
+from weftline_engine.pretend.null import NullConfig
 from weftline_server.config import ServerConfig
 from weftline_server.http.guard import LoopbackOnly
 from weftline_server.observe.logs import JsonFormatter, TextFormatter

@@ -12,7 +12,7 @@ from weftline import AsyncClient, Client
 from weftline.contract.protocol import Call, InOut, Placeholder, Segment
 from weftline.errors import AlreadySet, ConnectionFailed, Overloaded
 from weftline.sdk.http import pause
-from weftline_engine.null import NullConfig
+from weftline_engine.pretend.null import NullConfig
 from weftline_server.config import ServerConfig
 from weftline_server.runtime.registry import RegistryConfig
 

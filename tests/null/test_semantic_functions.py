@@ -18,7 +18,7 @@ from weftline.errors import (
     UnknownPlaceholder,
 )
 from weftline.sdk.aclient import AsyncSession
-from weftline_engine.null import NullConfig, NullMode
+from weftline_engine.pretend.null import NullConfig, NullMode
 
 
 @semantic_function

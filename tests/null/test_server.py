@@ -10,7 +10,7 @@ import pytest
 
 from tests.null.asgi import Serve, call
 from tests.waits import until
-from weftline_engine.null import LatencyProfile, NullConfig, NullMode
+from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullMode
 from weftline_server.config import ServerConfig
 from weftline_server.http.direct import Direct
 

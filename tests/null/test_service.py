@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from tests.null.asgi import Serve, call
-from weftline_engine.null import LatencyProfile, NullConfig, NullEngine
+from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
 from weftline_server.http.state import state_of

@@ -10,8 +10,8 @@ import pytest
 from bench.simulator.agents import Agents, in_turn, simulate
 from bench.simulator.world import TWO_CORES
 from weftline_engine import api
-from weftline_engine.simulation import SimulatedConfig, SimulatedEngine, StepCost
-from weftline_engine.virtual_time import VirtualLoop, run
+from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine, StepCost
+from weftline_engine.pretend.virtual_time import VirtualLoop, run
 
 COST = StepCost(step_s=1.0, fill_s=0.1, sequence_s=0.5, token_s=0.0)
 

@@ -6,8 +6,8 @@ import pytest
 
 from bench.simulator.programs import Step, by_client, chain, perform
 from bench.simulator.world import world
-from weftline_engine.simulation import SimulatedConfig, StepCost
-from weftline_engine.virtual_time import VirtualLoop, run
+from weftline_engine.pretend.simulation import SimulatedConfig, StepCost
+from weftline_engine.pretend.virtual_time import VirtualLoop, run
 
 HIDDEN = SimulatedConfig(cost=StepCost(step_s=0.03, fill_s=0.001, sequence_s=0.004))
 

@@ -12,9 +12,9 @@ from bench.simulator.world import World, world
 from tests.null.asgi import Serve
 from weftline.contract.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
 from weftline.errors import InvalidRequest
-from weftline_engine.null import NullConfig
-from weftline_engine.simulation import SimulatedConfig, StepCost
-from weftline_engine.virtual_time import VirtualLoop, run
+from weftline_engine.pretend.null import NullConfig
+from weftline_engine.pretend.simulation import SimulatedConfig, StepCost
+from weftline_engine.pretend.virtual_time import VirtualLoop, run
 from weftline_server.config import OFF_BY_DEFAULT, OPTIMISATIONS, ServerConfig
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.render import PromptBefore

@@ -10,8 +10,8 @@ import pytest
 from tests.null.asgi import Serve
 from tests.null.test_openai_tools import CALL, USER, WEATHER, chat, streamed
 from weftline.contract.protocol import Call
-from weftline_engine import null
-from weftline_engine.null import NullConfig, NullMode
+from weftline_engine.pretend import null
+from weftline_engine.pretend.null import NullConfig, NullMode
 from weftline_server.prompt.answer import message_of
 from weftline_server.prompt.answer_parser import AnswerParser
 from weftline_server.prompt.thinking_block import Thinking, ThinkingBlock

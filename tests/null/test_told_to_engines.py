@@ -22,9 +22,9 @@ from weftline.contract.protocol import (
     Submit,
 )
 from weftline_engine.api import Description, Hints, Op, Retention
-from weftline_engine.null import NullConfig, NullEngine
-from weftline_engine.simulation import SimulatedConfig, SimulatedEngine, StepCost
-from weftline_engine.virtual_time import VirtualLoop, run
+from weftline_engine.pretend.null import NullConfig, NullEngine
+from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine, StepCost
+from weftline_engine.pretend.virtual_time import VirtualLoop, run
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.render import PromptBefore
 from weftline_server.runtime.prompt_runner import prefixes

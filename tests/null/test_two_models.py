@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx2
 
 from tests.null.asgi import Server, call
-from weftline_engine.null import NullConfig, NullEngine, NullMode
+from weftline_engine.pretend.null import NullConfig, NullEngine, NullMode
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.null.asgi import Serve, Server
 from weftline_engine.api import OTHER_WORDS, Engine
-from weftline_engine.null import NullConfig
+from weftline_engine.pretend.null import NullConfig
 from weftline_server.commands.engine_spec import EngineSpec
 from weftline_server.commands.engines import factory
 from weftline_server.config import ServerConfig

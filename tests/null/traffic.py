@@ -15,8 +15,8 @@ from statistics import fmean
 from bench.simulator.programs import Program, Step, perform
 from bench.simulator.world import World, world
 from weftline.contract.protocol import Criterion
-from weftline_engine.simulation import SimulatedConfig
-from weftline_engine.virtual_time import VirtualLoop, run
+from weftline_engine.pretend.simulation import SimulatedConfig
+from weftline_engine.pretend.virtual_time import VirtualLoop, run
 
 CHAT = Step(own=200, output=40)
 

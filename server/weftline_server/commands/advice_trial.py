@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from weftline_engine import api
-from weftline_engine.simulation import SimulatedConfig, SimulatedEngine, StepCost
-from weftline_engine.virtual_time import VirtualLoop, run
+from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine, StepCost
+from weftline_engine.pretend.virtual_time import VirtualLoop, run
 
 TEXT_STRIDE = 7919  # segments with different texts have no tokens in common for this many tokens
 

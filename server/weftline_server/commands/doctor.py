@@ -34,7 +34,7 @@ _ENGINES = {
     "sglang": ("weftline_engine.sglang", ("server",)),
     "llamacpp": ("weftline_engine.llamacpp", ("server",)),
     "openai": ("weftline_engine.openai", ("server",)),
-    "null": ("weftline_engine.null", ("server",)),
+    "null": ("weftline_engine.pretend.null", ("server",)),
 }
 
 # For each embedder and store: the extras that it and the server need. memory needs none.

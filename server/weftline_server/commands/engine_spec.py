@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from weftline.contract.errors import InvalidRequest
-from weftline_engine.null import NullMode
+from weftline_engine.pretend.null import NullMode
 from weftline_server.commands.settings import make
 
 EngineName = Literal["torch", "vllm", "sglang", "llamacpp", "openai", "null"]

@@ -22,8 +22,8 @@ from weftline_engine.models import (
     words_directory,
 )
 from weftline_engine.models.short_names import short_names
-from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
-from weftline_engine.simulation import SimulatedConfig, SimulatedEngine, StepCost
+from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine, NullMode
+from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_server.commands.engine_spec import (
     Dialect,
     EndpointSchedulerName,

@@ -19,7 +19,7 @@ from tests.null.tools.conftest import config
 from tests.null.tools.test_agent_graph import agent, names
 from tests.null.tools.test_tool_runs import _Dies, called, streamed, until
 from weftline_engine.api import Engine
-from weftline_engine.null import LatencyProfile, NullConfig, NullMode
+from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullMode
 from weftline_engine.tools.calls import Begun
 from weftline_engine.tools.config import ToolsConfig
 from weftline_engine.tools.engine import ToolEngine

@@ -16,7 +16,7 @@ import pytest
 from tests.null.asgi import Server, call
 from tests.waits import until
 from weftline_engine.api import Engine
-from weftline_engine.null import LatencyProfile, NullConfig, NullEngine
+from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine
 from weftline_server.app import create_app
 from weftline_server.commands.retrieval import factories, from_tables
 from weftline_server.config import ServerConfig

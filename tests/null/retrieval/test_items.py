@@ -14,7 +14,7 @@ from tests.null.retrieval.test_steps import TEXTS, filled, run, step, text
 from tests.waits import WAIT_S
 from weftline.contract.transforms.regexes import Regex
 from weftline_engine import api
-from weftline_engine.null import LatencyProfile, NullConfig, NullMode
+from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullMode
 from weftline_engine.retrieval.local import LocalItems
 from weftline_engine.retrieval.memory import MemoryTable, WordBackend
 from weftline_engine.retrieval.stores import StoreBackend

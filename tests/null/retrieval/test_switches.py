@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from weftline.contract.protocol import Call, InOut, Placeholder, Segment, Submit
 from weftline.contract.steps import Embed, Ingest, Merge, Rerank, Search, Source, Step
 from weftline_engine import api
-from weftline_engine.null import NullConfig, NullEngine
+from weftline_engine.pretend.null import NullConfig, NullEngine
 from weftline_engine.retrieval.local import LocalItems
 from weftline_engine.retrieval.memory import MemoryTable, WordBackend
 from weftline_engine.retrieval.stores import StoreBackend

@@ -17,7 +17,7 @@ from weftline.contract.protocol import Call, InOut, Placeholder, Segment, Submit
 from weftline.contract.steps import Body, Branch, Case, Each, Source
 from weftline.errors import InvalidRequest, TransformFailed
 from weftline.predicates import MAX_DEPTH, check, holds
-from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_engine.pretend.null import LatencyProfile, NullConfig
 from weftline_engine.retrieval.local import LocalItems
 from weftline_engine.retrieval.memory import MemoryTable, WordBackend
 from weftline_engine.retrieval.stores import StoreBackend

@@ -12,7 +12,7 @@ from tests.null.steps.wire import each, run
 from weftline.contract.protocol import Call, InOut, Placeholder, Segment
 from weftline.contract.steps import Body, Each, FunctionStep, Source, Step
 from weftline_engine.api import FinishReason
-from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_engine.pretend.null import LatencyProfile, NullConfig
 from weftline_server.config import ServerConfig
 from weftline_server.graph.primitive import Flow, Task
 from weftline_server.lowering.kinds import KINDS

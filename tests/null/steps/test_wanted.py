@@ -8,7 +8,7 @@ import pytest
 
 from tests.null.asgi import Serve, call
 from tests.null.steps.wire import branch, each, loop, run, states
-from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_engine.pretend.null import LatencyProfile, NullConfig
 from weftline_engine.retrieval.local import LocalItems
 from weftline_engine.retrieval.memory import MemoryTable, WordBackend
 from weftline_engine.retrieval.stores import StoreBackend

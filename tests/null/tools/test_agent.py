@@ -17,7 +17,7 @@ from tests.null.tools.conftest import config
 from tests.null.tools.test_tool_runs import PACE, called
 from weftline.errors import UnknownModel
 from weftline.toolkit import StreamingTool, tool
-from weftline_engine.null import NullConfig, NullMode
+from weftline_engine.pretend.null import NullConfig, NullMode
 from weftline_engine.tools.calls import Begun
 from weftline_engine.tools.engine import ToolEngine
 

@@ -15,7 +15,7 @@ from tests.null.tools.test_tool_runs import PACE, ask, called, until
 from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment
 from weftline.contract.tools import ServedTool
 from weftline.errors import EngineFailed
-from weftline_engine.null import NullConfig, NullMode
+from weftline_engine.pretend.null import NullConfig, NullMode
 from weftline_engine.tools.calls import Begun
 from weftline_engine.tools.engine import ToolEngine
 from weftline_server.config import ServerConfig

@@ -9,8 +9,8 @@ from tests.null.asgi import Serve
 from tests.null.test_thinking import OPENED
 from tests.null.tools.conftest import config
 from tests.null.tools.test_tool_runs import PACE, ask, called, streamed
-from weftline_engine import null
-from weftline_engine.null import NullConfig, NullMode
+from weftline_engine.pretend import null
+from weftline_engine.pretend.null import NullConfig, NullMode
 from weftline_engine.tools.calls import Begun
 from weftline_engine.tools.config import ToolsConfig
 from weftline_engine.tools.engine import ToolEngine

@@ -11,7 +11,7 @@ from tests.null.asgi import Serve
 from tests.null.tools.conftest import config
 from tests.null.tools.test_tool_runs import called
 from weftline_engine import api
-from weftline_engine.null import CHAT_TEMPLATE
+from weftline_engine.pretend.null import CHAT_TEMPLATE
 from weftline_engine.tools.calls import Begun
 from weftline_engine.tools.engine import ToolEngine
 from weftline_server.config import ServerConfig

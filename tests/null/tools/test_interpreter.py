@@ -16,7 +16,7 @@ from tests.null.tools.test_tool_runs import PACE
 from tests.null.tools.test_tool_sandbox import bubblewrap_works
 from weftline.toolkit import Reject
 from weftline_engine import api
-from weftline_engine.null import NullConfig, NullMode
+from weftline_engine.pretend.null import NullConfig, NullMode
 from weftline_engine.tools.calls import Begun
 from weftline_engine.tools.config import ToolsConfig
 from weftline_engine.tools.engine import ToolEngine

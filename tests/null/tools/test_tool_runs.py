@@ -17,7 +17,7 @@ from tests.null.test_disconnect import posting
 from tests.null.tools.conftest import config
 from tests.null.tools.test_tool_engine import children_of, gone
 from weftline_engine import api
-from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
+from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine, NullMode
 from weftline_engine.tools.calls import Begun
 from weftline_engine.tools.engine import ToolEngine
 from weftline_server.config import ServerConfig
