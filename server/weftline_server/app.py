@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
@@ -32,6 +33,7 @@ from weftline_server.http.reference.document import describe
 from weftline_server.http.relay import Elsewhere, Missed, SessionRelay
 from weftline_server.http.request_id import RequestIds
 from weftline_server.http.state import ServerState, state_of
+from weftline_server.http.unknown_routes import wrong_method, wrong_path
 from weftline_server.http.wire import DEFINITIONS, error_response
 from weftline_server.journal.backend import is_shared
 from weftline_server.journal.journal import Journal
@@ -203,8 +205,15 @@ async def _on_parameter(request: Request, error: Exception) -> JSONResponse:
 async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     """Starlette's own refusals (no such route, wrong method) in the form of our errors."""
     assert isinstance(error, HTTPException)
-    body = {"message": str(error.detail), "type": "InvalidRequest", "code": None, "param": "path"}
-    return JSONResponse({"error": {**body, "call": None}}, error.status_code, error.headers)
+    message, headers = str(error.detail), error.headers
+    path, routes = request.url.path, request.app.router.routes
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        message, methods = wrong_method(request.method, path, routes)
+        headers = {"Allow": methods}
+    elif message == HTTPStatus.NOT_FOUND.phrase:
+        message = wrong_path(path, routes)
+    body = {"message": message, "type": "InvalidRequest", "code": None, "param": "path"}
+    return JSONResponse({"error": {**body, "call": None}}, error.status_code, headers)
 
 
 async def _on_bug(request: Request, error: Exception) -> JSONResponse:

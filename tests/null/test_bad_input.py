@@ -278,10 +278,34 @@ async def test_every_route_denies_by_default(serve: Serve) -> None:
         for method in methods
         if not path.startswith("/health/")
     ]
-    assert len(routes) == 26
+    assert len(routes) > 26
     for method, path in routes:
-        for header in ("", "Bearer nope", "Basic key-a"):
+        for header in ("", "Bearer nope", "Basic key-a", "key-a", "Bearerkey-a"):
             headers = {"Authorization": header}
             answer = await server.http.request(method, path, json={}, headers=headers)
             assert answer.status_code == 401, (path, header)
             assert answer.json()["error"]["type"] == "Unauthorized"
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        ("bearer key-a", None),
+        ("BEARER  key-a", None),
+        ("Bearer key-b", "an API key is needed: send 'Authorization: Bearer KEY'"),
+        ("Bearer", "an API key is needed: send 'Authorization: Bearer KEY'"),
+        (
+            "key-a",
+            "the Authorization header does not begin with the word Bearer: send 'Authorization: "
+            "Bearer KEY'",
+        ),
+    ],
+)
+async def test_how_a_key_is_sent(header: str, says: str | None, serve: Serve) -> None:
+    """The scheme is read in any case, as HTTP says. A key alone is refused, although it is right,
+    and the answer does not repeat it."""
+    server = await serve(config=ServerConfig(keys={"key-a": "a"}))
+    answer = await server.http.get("/v1/models", headers={"Authorization": header})
+    assert answer.status_code == (200 if says is None else 401)
+    if says is not None:
+        assert answer.json()["error"]["message"] == says

@@ -68,9 +68,9 @@ def test_the_guard_of_a_server_without_keys_knows_the_origins() -> None:
     """The same page is let in, another one is not."""
     guard = LoopbackOnly(lambda *_: None, "127.0.0.1", (PAGE,))  # type: ignore[arg-type]
     host = {b"host": b"127.0.0.1:8600"}
-    guard._check({**host, b"origin": PAGE.encode()})
+    guard._check({**host, b"origin": PAGE.encode()}, "/")
     with pytest.raises(Exception, match="web page of another site"):
-        guard._check({**host, b"origin": b"https://evil.test"})
+        guard._check({**host, b"origin": b"https://evil.test"}, "/")
 
 
 def test_origins_are_checked_at_the_start() -> None:

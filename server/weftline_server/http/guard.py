@@ -14,6 +14,7 @@ from starlette.requests import Request
 from weftline.contract.errors import Forbidden, Overloaded, WeftlineError
 from weftline_server.config import LOOPBACK
 from weftline_server.http.state import tenant_of
+from weftline_server.http.unknown_routes import instead_of
 from weftline_server.http.wire import error_response
 
 if TYPE_CHECKING:
@@ -36,13 +37,13 @@ class LoopbackOnly:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             try:
-                self._check(dict(scope["headers"]))
+                self._check(dict(scope["headers"]), scope["path"])
             except WeftlineError as error:
                 await error_response(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _check(self, headers: dict[bytes, bytes]) -> None:
+    def _check(self, headers: dict[bytes, bytes], path: str) -> None:
         host = _name(headers.get(b"host", b"").decode("latin-1"))
         if host not in self._hosts:
             raise Forbidden(
@@ -61,7 +62,8 @@ class LoopbackOnly:
                 param="Origin",
             )
         kind = headers.get(b"content-type", b"").lower()
-        if kind.startswith(_OF_FORMS):
+        # A client that sends audio to a route of another server is told so, and nothing is done.
+        if kind.startswith(_OF_FORMS) and instead_of(path) is None:
             raise Forbidden(
                 "the body of a request is JSON: send 'Content-Type: application/json'",
                 param="Content-Type",

@@ -1,4 +1,4 @@
-"""The server's own state: GET /health/live, /health/ready and /metrics."""
+"""The server's own state: GET /health/live, /health/ready, /version and /metrics."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from weftline.contract.errors import Forbidden
 from weftline_server.http.state import ServiceDep, Tenant, sees_all, state_of
 from weftline_server.observe import engine_metrics
+from weftline_server.observe.metrics import VERSION
 from weftline_server.schedule.engines.member import EngineState
 
 router = APIRouter(tags=["health"])
@@ -23,9 +24,14 @@ async def live() -> dict[str, str]:
     return {"status": "live"}
 
 
+# vLLM's probe, and those of SageMaker, which may also be a POST.
+@router.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)
+@router.get("/health", response_model=None, include_in_schema=False)
 @router.get("/health/ready", response_model=None)
 async def ready(request: Request, service: ServiceDep) -> Response:
     """200 if every model has an engine that takes work; 503 if one has none, or while draining.
+
+    GET /health and /ping do the same, as in vLLM.
 
     Either answer names the state of each engine. Where all clients are one tenant, the answer also
     says why an engine is not ready, which another tenant's request may have caused, and the node of
@@ -47,6 +53,12 @@ async def ready(request: Request, service: ServiceDep) -> Response:
     ):
         body["nodes"] = nodes
     return JSONResponse(body, 200 if status.healthy and not status.draining else 503)
+
+
+@router.get("/version")
+async def version(tenant: Tenant) -> dict[str, str]:
+    """The version of weftline, at the place where vLLM has its own."""
+    return {"version": VERSION}
 
 
 @router.get("/metrics", response_class=Response)

@@ -76,8 +76,13 @@ def tenant_of(request: Request) -> str:
     config = state_of(request.app).config
     if not config.keys:
         return OPEN_TENANT
-    given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-    digest = hashlib.sha256(given.encode()).digest()
+    scheme, *rest = request.headers.get("authorization", "").split(None, 1) or ("bearer",)
+    if scheme.lower() != "bearer":
+        raise Unauthorized(
+            "the Authorization header does not begin with the word Bearer: send 'Authorization: "
+            "Bearer KEY'"
+        )
+    digest = hashlib.sha256("".join(rest).strip().encode()).digest()
     found = None
     # The request is compared with every key, each in constant time, so timing reveals nothing.
     for key, tenant in config.keys.items():

@@ -37,7 +37,7 @@ def _version() -> str:
         return "unknown"
 
 
-_VERSION = _version()
+VERSION = _version()
 
 
 class Metrics:
@@ -137,7 +137,7 @@ class _Load(Collector):
             {("admitted",): status.admitted, ("waiting",): status.waiting},
             "state",
         )
-        build = (_VERSION, platform.python_version())
+        build = (VERSION, platform.python_version())
         yield _gauge(
             "build_info", "Always 1; the labels name the build", {build: 1}, "version", "python"
         )

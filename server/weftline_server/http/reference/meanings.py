@@ -168,5 +168,6 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "value": "The value.",
     "values": "The values of the variables that were asked for.",
     "variables": "The variables of the session, or the names of those that differ.",
+    "version": "The version of weftline.",
     "waiting": "Calls that wait for an engine of this model.",
 })  # fmt: skip

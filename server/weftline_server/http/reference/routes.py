@@ -208,6 +208,7 @@ ANSWERS: Mapping[tuple[str, str], RouteAnswer] = MappingProxyType({
         "Every model has an engine that takes work. With 503 the same body, and at least one has "
         "none or the server drains.",
         {"status": "ready", "engines": {"torch": "ready"}}, open=True),
+    ("GET", "/version"): RouteAnswer("The version.", {"version": "0.4.0"}),
     ("GET", "/metrics"): RouteAnswer(
         "Prometheus's text format.", "weftline_queue_length 0.0\n", ("Forbidden",), (TEXT,)),
     ("GET", "/v1/models"): RouteAnswer(
