@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,30 @@ def test_a_published_template_is_known(name: str) -> None:
     assert prompter.text(PromptBefore("", (USER,), begun="It is")).endswith(end)
 
 
+SYSTEM, DEVELOPER = (
+    RenderedMessage("system", "Be brief."),
+    RenderedMessage("developer", "Say degrees."),
+)
+SAID, AGAIN = RenderedMessage("assistant", "It is."), RenderedMessage("user", "Still?")
+
+
+@pytest.mark.parametrize("tools", [(), (TOOL,)], ids=["chat", "tools"])
+@pytest.mark.parametrize("name", [*PUBLISHED, "google-gemma-2-2b-it"])
+def test_a_guide_is_in_the_prompt_at_every_place(name: str, tools: tuple[Tool, ...]) -> None:
+    """Most publishers' templates leave a developer's message out or refuse it, and many do so with
+    a system message behind another. Here each text is in the prompt once."""
+    prompter = prompter_of((TEMPLATES / f"{name}.jinja").read_text())
+    for talk in (
+        (DEVELOPER, USER),
+        (SYSTEM, DEVELOPER, USER),
+        (SYSTEM, USER, SAID, DEVELOPER, AGAIN),
+        (USER, SAID, replace(DEVELOPER, role="system"), AGAIN),
+        (SYSTEM, USER, SAID, AGAIN, DEVELOPER),
+    ):
+        prompt = prompter.text(PromptBefore("", talk, tools))
+        assert [prompt.count(turn.content) for turn in talk] == [1] * len(talk)
+
+
 CALL = ToolCall(
     id="123456789", function=CalledFunction(name="weather", arguments='{"city": "Rome"}')
 )
@@ -139,6 +164,17 @@ BEGINNINGS = (
     "<|tools_prefix|>",
     "<function name=",
 )
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_text_beside_calls_is_in_the_prompt(name: str) -> None:
+    """Llama's, Mistral's and Cohere's templates write the calls alone."""
+    prompter = prompter_of((TEMPLATES / f"{name}.jinja").read_text())
+    called = RenderedMessage("assistant", "I look it up.", tool_calls=(CALL,))
+    talk = (USER, called, RenderedMessage("tool", "18 degrees", tool_call_id=CALL.id), SAID, AGAIN)
+    for turns in (talk[:3], talk):
+        prompt = prompter.text(PromptBefore("", turns, (TOOL,)))
+        assert [prompt.count(turn.content) for turn in turns] == [1] * len(turns)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

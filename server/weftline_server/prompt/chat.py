@@ -9,6 +9,7 @@ from typing import Any
 
 from weftline.contract.tools import Tool, ToolCall
 from weftline_server.prompt.render import RenderedMessage
+from weftline_server.prompt.template_roles import GUIDES
 from weftline_server.prompt.tool_format import MISTRALS, ToolFormat
 
 WriteCalls = Callable[[Sequence[ToolCall]], str]
@@ -25,7 +26,7 @@ To call a function, answer with its name and its arguments as JSON inside these 
 
 
 def for_template(turns: Iterable[RenderedMessage], format: ToolFormat) -> list[dict[str, Any]]:
-    """Return messages for a template that supports tools. It takes arguments as JSON objects."""
+    """Return messages as a template takes them: arguments are JSON objects."""
     return [_message(turn, format) for turn in turns]
 
 
@@ -49,8 +50,10 @@ def write_calls(format: ToolFormat, calls: Sequence[ToolCall]) -> str:
     return "\n".join(f"<tool_call>\n{_json_call(one)}\n</tool_call>" for one in calls)
 
 
-def in_words(turns: Sequence[RenderedMessage], tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Return messages for a template without tools: every role is system, user or assistant.
+def in_words(
+    turns: Sequence[RenderedMessage], tools: Sequence[Tool]
+) -> tuple[RenderedMessage, ...]:
+    """Return messages for a template without tools: no role is tool, and no message has calls.
 
     The tools are described at the end of the first system message. Calls become text of the
     assistant's messages, and tool results become text of user messages.
@@ -59,7 +62,7 @@ def in_words(turns: Sequence[RenderedMessage], tools: Sequence[Tool]) -> list[di
     if tools:
         lines = "\n".join(json.dumps(one.to_template(), ensure_ascii=False) for one in tools)
         block = _INSTRUCTIONS.format(tools=lines)
-        if said and said[0].role == "system":
+        if said and said[0].role in GUIDES:
             said[0] = replace(said[0], content=f"{said[0].content}\n\n{block}")
         else:
             said.insert(0, RenderedMessage("system", block))
@@ -70,15 +73,7 @@ def in_words(turns: Sequence[RenderedMessage], tools: Sequence[Tool]) -> list[di
             merged[-1] = replace(merged[-1], content=f"{merged[-1].content}\n{turn.content}")
         else:
             merged.append(turn)
-    return [_message(turn, ToolFormat.HERMES) for turn in merged]
-
-
-def without_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages for a template that refuses a system message: it begins the user's first."""
-    match messages:
-        case [{"role": "system"} as system, {"role": "user"} as user, *rest]:
-            return [{**user, "content": f"{system['content']}\n\n{user['content']}"}, *rest]
-    return messages
+    return tuple(merged)
 
 
 def _in_words(turn: RenderedMessage) -> RenderedMessage:

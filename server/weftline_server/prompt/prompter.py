@@ -12,12 +12,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weftline.contract.calls import TemplateWord
 from weftline.contract.errors import ContextTooLong, InvalidRequest
-from weftline.contract.tools import ToolCall
+from weftline.contract.tools import Function, Tool, ToolCall
 from weftline_engine.api import WORDS, Description, SamplingParams
 from weftline_engine.api.record import short_record
 from weftline_server.prompt.answer_dialect import dialect_of
@@ -25,11 +26,11 @@ from weftline_server.prompt.chat import (
     for_template,
     in_words,
     with_calls_in_text,
-    without_system,
     write_calls,
 )
 from weftline_server.prompt.memo import Memo
 from weftline_server.prompt.render import PromptBefore, RenderedMessage
+from weftline_server.prompt.template_roles import DEVELOPER, EVERYTHING, SYSTEM, probed
 from weftline_server.prompt.thinking_block import CLOSE_BLOCK, OPEN_BLOCK, Thinking
 from weftline_server.prompt.tokenizer_files import tokenizer_of
 from weftline_server.prompt.tool_format import format_of
@@ -51,6 +52,13 @@ MOST_STABLE = 8
 MOST_REASON = 300  # characters of what Jinja says of a template
 MOST_SWITCHES = 64  # sets of chat_template_kwargs whose prompts' ends are known
 BEGINNING = "\ue000"  # stands for a first message
+_TEXT = {"type": "string", "description": "text"}
+_PROBE = Function(
+    name="probe",
+    description="A probe.",
+    parameters={"type": "object", "properties": {"text": _TEXT}, "required": ["text"]},
+)
+_PROBE_TOOLS = (Tool(function=_PROBE),)
 
 
 @short_record
@@ -96,7 +104,7 @@ class Prompter:
         self._knows_tools = template is not None and _names(template, "tools")
         self._writes_calls = template is not None and "tool_calls" in template
         self.fingerprint = _fingerprint(description)
-        self._takes_system = True  # until it is known better
+        self._roles = EVERYTHING  # until it is known better
         self.marks = self._special_marks()
         begins = self.dialect is not None and self.dialect.thinks
         # LFM2.5's template names the mark that closes a block alone, to cut earlier blocks off.
@@ -105,7 +113,10 @@ class Prompter:
         self._stable: Memo[tuple[int, ...]] = Memo(MOST_STABLE)
         # How to decode an output without tools whose client wishes nothing: most are such.
         self.without_wishes: Memo[SamplingParams] = Memo(1)
-        self._takes_system = self._renders_system()
+        if self._template is not None and not description.takes_messages:
+            offers = ((), _PROBE_TOOLS) if self._knows_tools else ((),)
+            ways = [partial(self._shows, tools) for tools in offers]
+            self._roles = probed(ways, template is not None and "developer" in template)
         self.begins = self._beginning()  # characters before the first message, all of the template
 
     def _special_marks(self) -> dict[int, str]:
@@ -134,7 +145,7 @@ class Prompter:
                     param="continue_final_message",
                 )
             turns = in_words(prompt.messages, prompt.tools)
-            messages = tuple((str(one["role"]), str(one["content"])) for one in turns)
+            messages = tuple((_known(turn.role), turn.content) for turn in turns)
             payload = Payload(None, None, messages)
         elif self.tokenizer is None:
             payload = Payload(None, self.text(prompt))
@@ -236,20 +247,13 @@ class Prompter:
             return 0  # the template refuses a conversation of one message
         return max(0, text.find(BEGINNING))
 
-    def _renders_system(self) -> bool:
-        """Whether the chat template takes a system message. Gemma 2's refuses one."""
-        if self._template is None or self.description.takes_messages:
-            return True
-        user = RenderedMessage("user", BEGINNING)
+    def _shows(self, tools: tuple[Tool, ...], turns: tuple[RenderedMessage, ...]) -> bool:
+        """Whether all texts of a probe stand in its prompt."""
         try:
-            self.text(PromptBefore("", (user,)))
-        except InvalidRequest:
-            return True  # it refuses this conversation for another reason
-        try:
-            self.text(PromptBefore("", (RenderedMessage("system", BEGINNING), user)))
+            text = self.text(PromptBefore("", turns, tools))
         except InvalidRequest:
             return False
-        return True
+        return all(turn.content in text for turn in turns)
 
     def _write_calls(self, calls: Sequence[ToolCall]) -> str:
         """Calls of an earlier message as text, for a template that writes none."""
@@ -269,18 +273,16 @@ class Prompter:
         from jinja2 import TemplateError
 
         tools = None
-        turns = prompt.messages
+        turns: Sequence[RenderedMessage] = prompt.messages
         if prompt.begun:
             turns = (*turns, RenderedMessage("assistant", prompt.begun))
         if self._knows_tools:
             if not self._writes_calls:
                 turns = with_calls_in_text(turns, self._write_calls)
-            messages = for_template(turns, self.tool_format)
             tools = [tool.to_template() for tool in prompt.tools] or None
         else:
-            messages = in_words(turns, prompt.tools)
-        if not self._takes_system:
-            messages = without_system(messages)
+            turns = in_words(turns, prompt.tools)
+        messages = for_template(self._roles.place(turns), self.tool_format)
         try:
             text = self._template.render(
                 dict(prompt.words),
@@ -296,6 +298,11 @@ class Prompter:
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
         return _cut(text, prompt.begun) if prompt.begun else text
+
+
+def _known(role: str) -> str:
+    """The role for a template that runs elsewhere, which may not know developers."""
+    return SYSTEM if role == DEVELOPER else role
 
 
 def _cut(text: str, begun: str) -> str:
