@@ -29,10 +29,10 @@ SHAPE := tests/test_layers.py tests/test_names.py tests/test_shape.py tests/test
   tests/test_kinds.py
 # Whole files that take a minute or more of a slow core each, and that repeat on the real model or on
 # all workloads what shorter tests hold already. `make test-long` runs them, and so does CI.
-LONG := tests/e2e/test_bench.py tests/e2e/test_bench_runs.py \
+LONG := tests/benchmarks/test_workloads.py tests/benchmarks/test_runs.py \
   tests/e2e/test_graph_exactness.py tests/e2e/test_llama_exactness.py \
   tests/e2e/test_langchain_standard.py tests/e2e/test_demo.py \
-  tests/integrations/test_bench_harness.py tests/e2e/test_gpu_parts.py \
+  tests/benchmarks/test_harness.py tests/benchmarks/test_gpu_parts.py \
   tests/cpu/test_models_conversion.py tests/e2e/test_model_exactness.py
 BUT_LONG := $(addprefix --ignore=,$(LONG))
 # `make test-long` draws this many graphs for the exactness of the embedded engine, `make test` 40.
@@ -71,15 +71,13 @@ test-fast: install ## about a minute: decisions on the null engine, layers, word
 
 test: install ## the product's tests that need no GPU, but for those of test-long and check
 	$(call suite,tests/null,$(NO_TORCH) $(BY_FILE_3) $(STRICT) tests/null $(NO_NET))
-	$(call suite,tests/kernels,TRITON_INTERPRET=1 $(BY_FILE) tests/kernels)
+	$(call suite,tests/kernels,TRITON_INTERPRET=1 $(BY_FILE) tests/kernels tests/benchmarks $(BUT_LONG))
 	$(call suite,integrations/langchain/tests/unit_tests,$(PYTEST) integrations/langchain/tests/unit_tests)
 	$(call suite,tests/integrations,$(BY_FILE) tests/integrations $(BUT_LONG))
 	$(call suite,tests/e2e,$(BY_FILE) tests/contract tests/e2e tests/cpu $(BUT_LONG))
 
 test-long: install ## the longest tests: exactness on the real model, all benchmarks
-	@# In one run tests/integrations would hide the folder integrations, which tests/e2e imports.
-	$(ALL_GRAPHS) $(BY_FILE) $(filter-out tests/integrations/%,$(LONG)) tests/cpu/test_graph_exactness.py
-	$(BY_FILE) $(filter tests/integrations/%,$(LONG))
+	$(ALL_GRAPHS) $(BY_FILE) $(LONG) tests/cpu/test_graph_exactness.py
 
 # In-process servers and a few real ones, without torch; FAULTS=full kills and runs ten times as much.
 test-faults: install ## what goes wrong: docs/reliability.md
@@ -92,7 +90,7 @@ check: install ## lint, types, layers, docs/ as a site, and the README's program
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers 2
-	$(PYTEST) $(SHAPE) tests/test_packaging.py tests/test_gpu_results.py tests/test_hooks.py tests/test_sync_client.py
+	$(PYTEST) $(SHAPE) tests/test_packaging.py tests/benchmarks/test_gpu_results.py tests/test_hooks.py tests/test_sync_client.py
 	@# not -q: mkdocs then counts no warnings
 	$(BIN)/mkdocs build --strict
 	$(BIN)/python .ci/check_wheels.py
@@ -265,7 +263,7 @@ bench-llamaindex: install install-bench ## a LlamaIndex query engine on a plain 
 	  --systems langchain-vllm,openai-weftline,weftline,weftline-vllm $(ARGS)
 
 gpu-compile: install ## compile the GPU's kernels for sm_80 to sm_120; a current summary is only checked
-	PYTHONPATH=$(SOURCES):. $(BIN)/python -m bench.gpu.compilation
+	PYTHONPATH=$(SOURCES):. $(BIN)/python -m tests.kernels.compilation
 
 # A machine with a GPU may have torch and triton only: pytest's settings ask for plugins, so they are
 # left out, and where pytest itself is missing the benchmark's own checks stand for the tests. Each

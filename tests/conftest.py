@@ -14,7 +14,7 @@ import pytest
 # Files that take a minute or more of a slow core. They run first, so that at the end of a suite no
 # worker is left alone with one of them.
 LONGEST = (
-    "e2e/test_bench.py",
+    "benchmarks/test_workloads.py",
     "cpu/test_graph_exactness.py",
     "e2e/test_llama_exactness.py",
     "cpu/test_models_conversion.py",
@@ -25,7 +25,7 @@ LONGEST = (
     "contract/test_openai_torch.py",
     "e2e/test_model_exactness.py",
     "e2e/test_langchain_standard.py",
-    "e2e/test_bench_runs.py",
+    "benchmarks/test_runs.py",
     "e2e/test_pull.py",
     "integrations/test_docs_llamaindex.py",
     "integrations/test_compile_parsers.py",

@@ -11,6 +11,7 @@ what runs, names them.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -183,6 +184,19 @@ def test_imports_go_one_way(path: Path) -> None:
     """Every import of our packages is one that the file's layer may make."""
     source = path.read_text(encoding="utf-8")
     assert violations(source, module_name(path), path.name == "__init__.py") == []
+
+
+_BENCH = re.compile(r"^\s*(?:from|import) bench\b", re.MULTILINE)
+
+
+def test_only_tests_of_benchmarks_import_bench() -> None:
+    """A test of the product stands on no benchmark, nor does a program in its text."""
+    found = [
+        str(path.relative_to(ROOT))
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if "benchmarks" not in path.parts and _BENCH.search(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,10 @@ if "--dry-run" in sys.argv:
 import torch
 import triton
 
-from bench.gpu import attention, checks, libraries, prefix, steps
-from bench.gpu.results import RESULTS, kernel_hashes, write
+from bench.gpu import attention, libraries, prefix, steps
+from bench.gpu.results import RESULTS, write
+from tests.gpu import checks
+from tests.kernels.hashes import kernel_hashes
 
 Row = dict[str, object]
 

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from bench.gpu import llama
-from bench.simulator.programs import Program, Step, by_client, chain, map_reduce, perform
-from bench.simulator.world import World, serving
+from tests.simulator.programs import Program, Step, by_client, chain, map_reduce, perform
+from tests.simulator.world import World, serving
 from weftline_engine import api
 from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.embedded.engine import Core

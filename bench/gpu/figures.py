@@ -29,7 +29,8 @@ if "--dry-run" in sys.argv:
 import torch
 
 from bench.gpu import apps, attention, llama
-from bench.gpu.results import RESULTS, kernel_hashes, write
+from bench.gpu.results import RESULTS, write
+from tests.kernels.hashes import kernel_hashes
 from weftline_engine.embedded.model.base import TorchModel
 from weftline_engine.embedded.model.config import LlamaConfig
 from weftline_kernels.work_list import Rows

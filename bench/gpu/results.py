@@ -5,32 +5,16 @@ It needs only the standard library, so that a test without torch can compare res
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.kernels.hashes import in_rows
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
-CUTTING = ("tiles.py", "device_tiles.py")
-# Comments, white space, and commas before a closing bracket.
-_FORMATTING = re.compile(r"#.*|\s+|,(?=\s*[)\]}])")
-KERNELS = ROOT / "kernels" / "weftline_kernels"
-
-
-def kernel_hashes(folder: Path = KERNELS) -> dict[str, str]:
-    """The SHA-256 of each file with kernels for a GPU, and of those that cut a step for them.
-
-    Comments and the breaks of lines are left out: a formatter changes no result.
-    """
-    texts = {path.name: path.read_text("utf-8") for path in sorted(folder.glob("*.py"))}
-    return {
-        name: hashlib.sha256(_FORMATTING.sub("", text).encode()).hexdigest()
-        for name, text in texts.items()
-        if "\n@kernel\n" in text or name in CUTTING
-    }
 
 
 def changed(report: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
@@ -58,11 +42,5 @@ def write(
     machine = re.sub(r"[^a-z0-9]+", "-", machine.lower()).strip("-")
     path = results / f"{date}-{machine}" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(report, indent=1)
-    path.write_text(re.sub(r"\{\n {4}([^{}]*?)\n {3}\}", on_one_line, text) + "\n")
+    path.write_text(in_rows(report))
     return path
-
-
-def on_one_line(row: re.Match[str]) -> str:
-    """A row of a report without its line breaks, so that a row is a line of a diff."""
-    return "{" + re.sub(r"\s*\n\s*", " ", row[1]) + "}"

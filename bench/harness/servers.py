@@ -8,7 +8,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.harness.instructions import HELD_TO_AVX2, held, held_python
 from bench.harness.texts import ROOT
+from tests.ports import free_port
 from weftline.errors import EngineUnavailable, InvalidRequest
 
 READY_S = 400.0  # vLLM compiles its model at its first start
@@ -272,14 +272,6 @@ def environment(spec: ServerSpec, own: Mapping[str, str]) -> dict[str, str]:
     if openmp.exists():
         found["LD_PRELOAD"] = str(openmp)
     return found
-
-
-def free_port() -> int:
-    """A port of the loopback interface that is free now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _prepare(cores: Sequence[int]) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from bench.harness.texts import ROOT
-from bench.micro.random_models import SHAPES
+from tests.random_models import SHAPES, config_of
 from weftline.errors import InvalidRequest
-from weftline_engine.embedded.model.config import Experts, HeadNorm, LlamaConfig
 
 
 def random_model(shape: str, base: Path, folder: Path = ROOT / "out" / "models") -> Path:
@@ -31,42 +29,3 @@ def random_model(shape: str, base: Path, folder: Path = ROOT / "out" / "models")
             link.symlink_to(file.resolve())
     (made / "config.json").write_text(json.dumps(config_of(SHAPES[shape], of_base), indent=1))
     return made
-
-
-def config_of(shape: LlamaConfig, base: dict[str, Any]) -> dict[str, Any]:
-    """The config.json of a shape, with the vocabulary of the config.json `base`."""
-    [kind] = shape.kinds
-    assert kind.rope is not None, "each of the shapes has rotary embeddings"
-    is_qwen = shape.norms.heads is HeadNorm.HEAD
-    type_of = "llama" if not is_qwen else "qwen3_moe" if shape.experts else "qwen3"
-    return {
-        "architectures": [shape.architecture],
-        "model_type": type_of,
-        **{name: base[name] for name in ("vocab_size", "bos_token_id", "eos_token_id")},
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.mlp,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_size,
-        "max_position_embeddings": shape.context_limit,
-        "tie_word_embeddings": shape.tied,
-        "rms_norm_eps": shape.norm_eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": kind.rope.theta},
-        "attention_bias": False,
-        "hidden_act": "silu",
-        "dtype": "bfloat16",
-        **({} if shape.experts is None else experts_of(shape.experts)),
-    }
-
-
-def experts_of(experts: Experts) -> dict[str, Any]:
-    """The keys of a mixture of experts in every layer."""
-    return {
-        "num_experts": experts.count,
-        "num_experts_per_tok": experts.used,
-        "moe_intermediate_size": experts.mlp,
-        "norm_topk_prob": experts.normalised,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }

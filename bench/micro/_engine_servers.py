@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.harness.instructions import HELD_TO_AVX2
-from bench.harness.servers import family, free_port, last_words, launched, session_cpu_seconds, stop
+from bench.harness.servers import family, last_words, launched, session_cpu_seconds, stop
 from bench.micro._engine_load import burst
+from tests.ports import free_port
 
 START_S = 600.0  # vLLM compiles for 4 minutes on two slow cores
 

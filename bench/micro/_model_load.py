@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.metrics import spread
-from bench.micro import _llama_bench
 from bench.micro._engine_servers import Server, System
+from tests.random_gguf import write_gguf
 from weftline_engine.embedded.model.config import LlamaConfig
 
 # A small KV cache, so that what the engine holds besides is known.
@@ -62,7 +62,7 @@ def loads(folder: Path, name: str, config: LlamaConfig, kind: str, repeat: int) 
     beyond the interpreter and the KV cache, at most."""
     model = folder / f"{name}-{config.layers}-{kind}-words.gguf"
     if not model.is_file():
-        new = _llama_bench.write_gguf(model.with_suffix(".new"), config, kind, words=True)
+        new = write_gguf(model.with_suffix(".new"), config, kind, words=True)
         new.replace(model)
     with tempfile.TemporaryDirectory(dir=folder) as home:
         first = load_once(model, Path(home), few=False)

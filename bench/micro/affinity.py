@@ -33,7 +33,7 @@ from typing import Any
 from bench.harness import machine
 from bench.harness.metrics import spread
 from bench.harness.results import dated, stamp, write
-from bench.simulator.world import asking, world
+from tests.simulator.world import asking, world
 from weftline import AsyncClient
 from weftline.contract.protocol import Call
 from weftline.local import local_server

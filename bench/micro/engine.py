@@ -49,7 +49,7 @@ from bench.micro._engine_load import (
     measured,
 )
 from bench.micro._engine_servers import Server, System, llama, vllm, weftline
-from bench.micro.random_models import SHAPES
+from tests.random_models import SHAPES
 from weftline_engine.models import DEFAULT_MODEL, resolve
 from weftline_kernels.cpu.variants import emulates_bfloat16, this_machine
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 
 from bench.harness import machine
 from bench.harness.results import dated, stamp, write
-from bench.simulator.many_servers import ManyServers, Placed, Simulation
+from tests.simulator.many_servers import ManyServers, Placed, Simulation
 
 
 def shown(found: Placed, seconds: float) -> dict[str, float]:

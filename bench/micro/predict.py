@@ -3,7 +3,7 @@
     weftline bench predict
     weftline bench predict --shapes "Llama-3-8B" --delays 0 --workloads chain,agents
 
-Each row is one workload on one simulated vLLM (bench/simulator/roofline.py): run by a client that
+Each row is one workload on one simulated vLLM (bench/gpu/roofline.py): run by a client that
 makes every call itself, without admission and retention and with the least recently used blocks
 evicted; and run by the server, which gets the whole graph. Nothing here was measured on a GPU.
 """
@@ -17,12 +17,12 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench.gpu.roofline import H100, SHAPES, VLLM, config
 from bench.harness import machine
 from bench.harness.results import stamp, write
-from bench.simulator.agents import Agents, simulate
-from bench.simulator.programs import Program, Step, by_client, chain, map_reduce, perform
-from bench.simulator.roofline import H100, SHAPES, VLLM, config
-from bench.simulator.world import world
+from tests.simulator.agents import Agents, simulate
+from tests.simulator.programs import Program, Step, by_client, chain, map_reduce, perform
+from tests.simulator.world import world
 from weftline_engine.pretend.simulation import SimulatedConfig
 from weftline_engine.pretend.virtual_time import VirtualLoop, run
 

@@ -23,7 +23,7 @@ from bench.harness import machine
 from bench.harness.results import stamp, write
 from bench.replay import lamps, production
 from bench.replay.trace import Recorded, drawn, read
-from bench.simulator.world import TWO_CORES
+from tests.simulator.world import TWO_CORES
 from weftline.errors import WeftlineError
 
 Row = dict[str, object]

@@ -43,7 +43,8 @@ from bench.harness.resume import of_these_sources
 from bench.harness.texts import ROOT
 from bench.micro import _llama_bench
 from bench.micro._model_load import loads
-from bench.micro.random_models import SHAPES, TYPES, RandomBlocks
+from tests.random_gguf import write_gguf
+from tests.random_models import SHAPES, TYPES, RandomBlocks
 from weftline_engine.embedded.model.base import StepInput
 from weftline_engine.embedded.model.checkpoint import RandomWeights
 from weftline_engine.embedded.model.config import LlamaConfig
@@ -266,7 +267,7 @@ def systems_of(
         if options.llama and kind not in ("bfloat16", "int8"):
             path = files / f"{options.shape}-{config.layers}-{kind}.gguf"
             if not path.is_file():
-                _llama_bench.write_gguf(path.with_suffix(".new"), config, kind).replace(path)
+                write_gguf(path.with_suffix(".new"), config, kind).replace(path)
             found[f"llama {kind}"] = turn_of_llama(
                 options.program, path, options.threads, options.part
             )

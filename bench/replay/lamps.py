@@ -15,9 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from bench.simulator.world import World, usage_of, world
-from weftline.contract.protocol import Call, InOut, Message, Placeholder, Sampling, Segment
-from weftline.contract.tools import Function, Tool
+from tests.simulator.world import World, chatting, usage_of, world
 from weftline_engine import api
 from weftline_engine.pretend.simulation import SimulatedConfig, StepCost, asking
 from weftline_engine.pretend.virtual_time import VirtualLoop, run
@@ -274,18 +272,6 @@ async def _served(made: World, load: Arrivals, number: int, agent: Agent) -> flo
         said += answer + _text(rng, max(0, turn.returned - 1))
     made.driver.close(session)
     return first
-
-
-def chatting(said: str, variable: str, tool: str, tokens: int) -> Call:
-    """A call of a chat that may ask for `tool`, with all that was said before as its prompt."""
-    sampling = Sampling(max_tokens=tokens, temperature=0.0)
-    out = Placeholder(name="o", in_out=InOut.OUT, semantic_var_id=variable, sampling=sampling)
-    prompt = (
-        Message(role="user", content=(Segment(text=said),)),
-        Message(role="assistant", content=(Segment(output="o"),)),
-    )
-    tools = (Tool(function=Function(name=tool, parameters={"type": "object"})),)
-    return Call(name="turn", prompt=prompt, placeholders=(out,), tools=tools)
 
 
 def _text(rng: random.Random, count: int) -> str:

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from bench.simulator.world import World, asking, usage_of, world
+from tests.simulator.world import World, asking, usage_of, world
 from weftline_engine import api
 from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_engine.pretend.virtual_time import VirtualLoop, run

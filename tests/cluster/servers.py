@@ -6,12 +6,13 @@ import asyncio
 import multiprocessing
 import os
 import signal
-import socket
 import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import httpx2
+
+from tests.ports import free_port
 
 START_S = 60.0
 LEASE_S = 2.0
@@ -163,10 +164,3 @@ class EngineProcess:
             process.kill()
             process.join()
             process.close()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.database import Databases
-from tests.cluster.servers import ClusterServer, free_port
+from tests.cluster.servers import ClusterServer
 from tests.cluster.test_servers import opened, value
 from tests.null.asgi import call
+from tests.ports import free_port
 
 WRONG_S = 600.0
 

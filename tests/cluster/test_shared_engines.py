@@ -11,9 +11,10 @@ from typing import Any
 import httpx2
 
 from tests.cluster.database import Databases
-from tests.cluster.servers import ClusterServer, EngineProcess, free_port
+from tests.cluster.servers import ClusterServer, EngineProcess
 from tests.cluster.test_servers import opened, running, value
 from tests.null.asgi import call
+from tests.ports import free_port
 
 
 @asynccontextmanager

@@ -16,10 +16,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bench.micro._llama_bench import write_gguf
-from bench.micro.random_models import SHAPES
 from tests.blocks import into_blocks, random_rows
 from tests.families import FAMILIES
+from tests.random_gguf import write_gguf
+from tests.random_models import SHAPES
 from tests.variants import prefill
 from weftline_engine.embedded.model import decoders
 from weftline_engine.embedded.model.blocks_file import BlocksFile

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.simulator.world import TWO_CORES
+from tests.simulator.world import TWO_CORES
 from weftline_engine.embedded.budget import (
     BESIDE_S,
     EARLY_S,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.gpu.checks import BLOCK, CHECKS, TOLERANCE, tree
+from tests.gpu.checks import BLOCK, CHECKS, TOLERANCE, tree
 from weftline_kernels.attention import attention_reference
 from weftline_kernels.attention_triton import attend
 from weftline_kernels.device_tiles import Capacity, DeviceTiles

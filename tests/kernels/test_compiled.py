@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from bench.gpu.compilation import TOOLS, all_faults, current, faults, jobs
+from tests.kernels.compilation import TOOLS, all_faults, current, faults, jobs
 
 if not (TOOLS / "cuobjdump").is_file():
     pytest.skip("this Triton brings no tools for a GPU's programs", allow_module_level=True)
@@ -24,7 +24,7 @@ if not (TOOLS / "cuobjdump").is_file():
 SHAPES = ("Llama-3-8B bfloat16 sm_90", "Gemma-3-1B float32 sm_89", ", bfloat16 sm_90")
 _COMPILE = """
 import json, sys
-from bench.gpu.compilation import compiled, jobs
+from tests.kernels.compilation import compiled, jobs
 wanted = sys.argv[1:]
 print(json.dumps({job.name: compiled(job) for job in jobs() if job.name in wanted}))
 """

@@ -11,9 +11,9 @@ import httpx2
 import numpy as np
 import pytest
 
-from bench.harness.servers import free_port
 from tests.gguf_chats import FAMILIES, write_chat_gguf
 from tests.guarded_server import guarded_server
+from tests.ports import free_port
 from weftline.local import local_server
 
 TEXTS = ["The shuttle carries the weft.", "Two whales", "é", "a long text " * 20]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.simulator.world import World, asking, world
 from tests.null.test_switches import step, words
+from tests.simulator.world import World, asking, world
 from weftline.contract.protocol import (
     Criterion,
     Segment,

@@ -8,8 +8,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.simulator.world import world
 from tests.null.test_switches import step, words
+from tests.simulator.world import world
 from weftline.contract.protocol import Call, Criterion, Segment, Submit
 from weftline_engine.pretend.simulation import SimulatedConfig, StepCost
 from weftline_engine.pretend.virtual_time import VirtualLoop, run

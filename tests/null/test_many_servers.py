@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.simulator.many_servers import ManyServers, Simulation
+from tests.simulator.many_servers import ManyServers, Simulation
 
 # A sixty-fourth of 1,024 engines and 1,000,000 sessions an hour.
 FEW = ManyServers(

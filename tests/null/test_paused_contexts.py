@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from bench.replay.lamps import chatting
-from bench.simulator.world import World, world
+from tests.simulator.world import World, chatting, world
 from weftline_engine import api
 from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine, StepCost, asking
 from weftline_engine.pretend.virtual_time import VirtualLoop, run

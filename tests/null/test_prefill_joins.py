@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.simulator.world import world
 from tests.null.test_passes import analyse, graph
 from tests.null.test_passes_items import embed, lower, search, var
 from tests.null.test_switches import CONFIG, step, words
+from tests.simulator.world import world
 from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment, Submit
 from weftline.contract.steps import Body, Each, Merge, Source
 from weftline.contract.transforms import joined_items, joins_items

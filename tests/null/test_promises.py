@@ -10,9 +10,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.simulator.programs import Step, map_reduce, perform
-from bench.simulator.world import TWO_CORES, world
 from tests.null.traffic import Traffic, beside
+from tests.simulator.programs import Step, map_reduce, perform
+from tests.simulator.world import TWO_CORES, world
 from weftline.contract.protocol import (
     Call,
     Criterion,

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.simulator.agents import Agents, in_turn, simulate
-from bench.simulator.world import TWO_CORES
+from tests.simulator.agents import Agents, in_turn, simulate
+from tests.simulator.world import TWO_CORES
 from weftline_engine import api
 from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_engine.pretend.virtual_time import VirtualLoop, run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.simulator.programs import Step, by_client, chain, perform
-from bench.simulator.world import world
+from tests.simulator.programs import Step, by_client, chain, perform
+from tests.simulator.world import world
 from weftline_engine.pretend.simulation import SimulatedConfig, StepCost
 from weftline_engine.pretend.virtual_time import VirtualLoop, run
 

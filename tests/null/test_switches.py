@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import pytest
 
-from bench.simulator.world import World, world
 from tests.null.asgi import Serve
+from tests.simulator.world import World, world
 from weftline.contract.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
 from weftline.errors import InvalidRequest
 from weftline_engine.pretend.null import NullConfig

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from bench.simulator.world import World, world
 from tests.null.asgi import Serve, call, running
 from tests.null.test_switches import step, words
+from tests.simulator.world import World, world
 from weftline.contract.protocol import (
     Call,
     Criterion,

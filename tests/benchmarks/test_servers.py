@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from bench.micro import servers
+from tests.cluster import conftest as cluster
 from tests.cluster.database import Databases
+
+postgres, stores = cluster.postgres, cluster.stores  # the fixtures of that suite
 
 
 def test_two_servers_answer_as_one_does(stores: Databases, monkeypatch: pytest.MonkeyPatch) -> None:

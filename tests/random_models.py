@@ -1,8 +1,9 @@
-"""The sizes of models that people run, and random weights of each type for them."""
+"""The sizes of models that people run, with random weights of each type and a config.json."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -103,3 +104,42 @@ class RandomBlocks(RandomWeights):
             layer, eighth = int(name.split(".")[2]), self._layers // 8
             fine = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
         return WeightType.Q6_K if fine else WeightType.Q4_K
+
+
+def config_of(shape: LlamaConfig, base: dict[str, Any]) -> dict[str, Any]:
+    """The config.json of a shape, with the vocabulary of the config.json `base`."""
+    [kind] = shape.kinds
+    assert kind.rope is not None, "each of the shapes has rotary embeddings"
+    is_qwen = shape.norms.heads is HeadNorm.HEAD
+    type_of = "llama" if not is_qwen else "qwen3_moe" if shape.experts else "qwen3"
+    return {
+        "architectures": [shape.architecture],
+        "model_type": type_of,
+        **{name: base[name] for name in ("vocab_size", "bos_token_id", "eos_token_id")},
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.mlp,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_size,
+        "max_position_embeddings": shape.context_limit,
+        "tie_word_embeddings": shape.tied,
+        "rms_norm_eps": shape.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": kind.rope.theta},
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "dtype": "bfloat16",
+        **({} if shape.experts is None else experts_of(shape.experts)),
+    }
+
+
+def experts_of(experts: Experts) -> dict[str, Any]:
+    """The keys of a mixture of experts in every layer."""
+    return {
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.used,
+        "moe_intermediate_size": experts.mlp,
+        "norm_topk_prob": experts.normalised,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }

@@ -1,8 +1,8 @@
 """Compiles every Triton kernel for GPUs that are not there, and summarises what they take.
 
-    PYTHONPATH=client:server:engine:kernels:. python -m bench.gpu.compilation [--check]
+    PYTHONPATH=client:server:engine:kernels:. python -m tests.kernels.compilation [--check]
 
-The summary is bench/gpu/compiled.json: registers, spilled bytes, shared memory, and the
+The summary is tests/kernels/compiled.json: registers, spilled bytes, shared memory, and the
 instructions that matter, for each kernel, shape, dtype and compute capability, by version of
 Triton. It names the hash of the kernels and of what is compiled. With the same hash and version
 nothing is compiled again. `--check` compiles nothing at all, and fails if the summary is older than
@@ -30,7 +30,7 @@ import triton.backends.nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bench.gpu.results import kernel_hashes, on_one_line
+from tests.kernels.hashes import in_rows, kernel_hashes
 from weftline_kernels import (
     attention_triton,
     kv_store,
@@ -252,9 +252,7 @@ def main() -> None:
             found = pool.map(_compiled_or_error, todo)
             rows = {job.name: row for job, row in zip(todo, found, strict=True)}
         summary["triton"][version] = rows
-        lines = json.dumps(summary, indent=1, sort_keys=True)
-        # A row on one line, so that a change is a line of a diff.
-        SUMMARY.write_text(re.sub(r"\{\n {4}([^{}]*?)\n {3}\}", on_one_line, lines) + "\n")
+        SUMMARY.write_text(in_rows(summary, sort_keys=True))
     wrong = all_faults(summary)
     for one in wrong:
         print(one)

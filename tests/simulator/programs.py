@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from bench.simulator.world import World, asking
+from tests.simulator.world import World, asking
 from weftline.contract.protocol import (
     Call,
     Criterion,

@@ -3,7 +3,7 @@
 A decode step reads the weights once, and the keys and values of all its tokens. A prompt's step is
 bound by arithmetic. To both come the time between kernels, which grows with the layers, and that of
 the host. The shares of the roof are fitted to what was measured on an H200 with the embedded engine
-(docs/gpu.md); tests/null/test_roofline.py states how far each measurement is from the model.
+(docs/gpu.md); tests/benchmarks/test_roofline.py states how far each measurement is from the model.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.simulator.roofline import (
+from bench.gpu.roofline import (
     COPY_S,
     EMBEDDED,
     H100,

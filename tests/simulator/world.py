@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from weftline.contract.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
+from weftline.contract.protocol import (
+    Call,
+    InOut,
+    Message,
+    Placeholder,
+    Sampling,
+    Segment,
+    Submit,
+)
+from weftline.contract.tools import Function, Tool
 from weftline_engine.api import Engine, Usage
 from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_engine.pretend.virtual_time import VirtualLoop
@@ -63,6 +72,18 @@ def asking(prompt: str, variable: str, tokens: int, **sampling: Any) -> Call:
     return Call(
         name="turn", prompt=(Segment(text=prompt), Segment(output="o")), placeholders=(out,)
     )
+
+
+def chatting(said: str, variable: str, tool: str, tokens: int) -> Call:
+    """A call of a chat that may ask for `tool`, with all that was said before as its prompt."""
+    sampling = Sampling(max_tokens=tokens, temperature=0.0)
+    out = Placeholder(name="o", in_out=InOut.OUT, semantic_var_id=variable, sampling=sampling)
+    prompt = (
+        Message(role="user", content=(Segment(text=said),)),
+        Message(role="assistant", content=(Segment(output="o"),)),
+    )
+    tools = (Tool(function=Function(name=tool, parameters={"type": "object"})),)
+    return Call(name="turn", prompt=prompt, placeholders=(out,), tools=tools)
 
 
 @asynccontextmanager

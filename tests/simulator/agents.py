@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bench.simulator.world import World, asking, world
+from tests.simulator.world import World, asking, world
 from weftline_engine.pretend.simulation import SimulatedConfig
 from weftline_engine.pretend.virtual_time import VirtualLoop, run
 from weftline_server.http.openai.conversations import Conversations

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu.results import RESULTS, kernel_hashes, stale
+from bench.gpu.results import RESULTS, stale
 from tests.committed import committed, linked
+from tests.kernels.hashes import kernel_hashes
 
 
 def test_committed_results_are_of_these_kernels(tmp_path: Path) -> None:
