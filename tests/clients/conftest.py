@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +16,13 @@ import pytest
 from tests.integrations.conftest import served
 from tests.integrations.recording import Recording, recorded
 
-# Before the package is imported. Its spans would go to OpenAI.
+# Before the packages are imported. Spans would go to OpenAI and counts to haystack's makers, and
+# litellm would fetch a list of prices, which it also has.
 os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
+os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
+FROM_NPM = Path(sys.prefix)
 ASK = "How is the weather?"
 NAME = "Name a river."
 RIVER = '{"name": "Rhine", "km": 1230}'
@@ -29,7 +36,9 @@ def calling(name: str, arguments: str) -> str:
 # The first rule counts whose text the prompt has.
 RULES = [
     ("sunny in Rome", "It is sunny in Rome."),
+    ("Ask the shell", calling("exec_command", '{"cmd": "echo sunny in $PLACE"}')),
     ("Call final_result", calling("final_result", RIVER)),
+    ("Call River", calling("River", RIVER)),
     ("Ask the other", calling("transfer_to_other", "{}")),
     ("in both", calling("get_weather", '{"city": "Rome"}') * 2),
     (ASK, calling("get_weather", '{"city": "Rome"}')),
@@ -85,6 +94,14 @@ def _call(called: dict[str, Any]) -> str:
 
 def _text(content: Any) -> str:
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def packages_of_npm(name: str) -> Path:
+    """The folder with the packages from npm, beside those from PyPI, if it has this one."""
+    found = FROM_NPM / "node_modules" / name
+    if shutil.which("node") is None or not found.exists():
+        pytest.skip(f"{name} is missing: it needs Node and npm, and `make install-clients` again")
+    return FROM_NPM
 
 
 @pytest.fixture(scope="session")
