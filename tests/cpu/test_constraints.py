@@ -15,9 +15,14 @@ from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
+from weftline.contract.protocol import Call, InOut, Placeholder
+from weftline.contract.tools import Function, Tool
 from weftline_engine.api import FinishReason
 from weftline_engine.embedded.sample.constraint import BadConstraint
 from weftline_engine.grammars import MOST_BYTES, TokenGrammars
+from weftline_server.prompt.answer import message_of
+from weftline_server.prompt.tool_format import ToolFormat, constraint
+from weftline_server.prompt.tool_parser import ToolParser
 
 Make = Callable[..., Any]
 SCHEMA = {
@@ -267,6 +272,35 @@ def test_a_structural_tag_means_what_xgrammar_means(
     held = {"structural_tag": format}
     assert [text for text in whole if not follows(grammars, held, text)] == []
     assert [text for text in wrong if follows(grammars, held, text)] == []
+
+
+ONE, TWO_CALLS = (
+    ", ".join([f'{{"name": "{name}", "arguments": {{}}}}' for name in names])
+    for names in ("f", "fg")
+)
+TOOLS = tuple(Tool(function=Function(name=name)) for name in "fg")
+
+
+@pytest.mark.parametrize("format", [ToolFormat.MISTRAL, ToolFormat.GRANITE])
+@pytest.mark.parametrize("parallel", [None, True, False], ids=["unset", "several", "one"])
+def test_a_list_of_forced_calls_has_as_many_as_the_request_allows(
+    format: ToolFormat, parallel: bool | None, grammars: TokenGrammars
+) -> None:
+    """Several calls stand in one list, which the parser of the format reads."""
+    asks = Call(
+        name="c",
+        prompt="{{output:x}}",
+        placeholders=(Placeholder(name="x", in_out=InOut.OUT),),
+        tools=TOOLS,
+        tool_choice="required",
+        parallel_tool_calls=parallel,
+    )
+    held = json.loads(constraint(asks, None, format) or "")
+    assert follows(grammars, held, f"[{ONE}]")
+    assert follows(grammars, held, f"[{TWO_CALLS}]") == (parallel is not False)
+    assert not follows(grammars, held, "[]")
+    message = message_of(ToolParser(format, ("f", "g"), "k"), f"[{TWO_CALLS}]")
+    assert [one["function"]["name"] for one in message["tool_calls"]] == ["f", "g"]
 
 
 def test_a_constraint_goes_before_a_bias(make: Make, generate: Make, tokens_of: Make) -> None:

@@ -138,12 +138,15 @@ async def test_one_call_at_most(serve: Serve) -> None:
         assert len(choice["message"]["tool_calls"]) == count
 
 
-async def test_a_model_that_has_to_call_a_tool_calls_it_once(serve: Serve) -> None:
-    """One call, unless the client asks for more."""
+async def test_a_model_that_has_to_call_one_of_two_tools_may_call_both(serve: Serve) -> None:
+    """As many calls as the request allows. The only tool is called once if it does not say."""
     server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("", CALL * 2),)))
-    for more, count in (({}, 1), ({"parallel_tool_calls": True}, 2)):
-        answer = await chat(server, USER, tools=[WEATHER], tool_choice="required", **more)
-        assert len(answer["choices"][0]["message"]["tool_calls"]) == count
+    other = {"type": "function", "function": {"name": "get_time"}}
+    for flag, alone, beside in ((None, 1, 2), (True, 2, 2), (False, 1, 1)):
+        for tools, count in (([WEATHER], alone), ([WEATHER, other], beside)):
+            more = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": flag}
+            answer = await chat(server, USER, **more)
+            assert len(answer["choices"][0]["message"]["tool_calls"]) == count
 
 
 def test_arguments_are_those_that_the_schema_names() -> None:

@@ -109,12 +109,18 @@ def test_an_answer_is_a_call_or_what_the_client_asks_for(
 
 
 def test_forced_calls_leave_no_other_text() -> None:
-    """A named function is called once, whatever the client asks for besides."""
+    """A named function is called once, whatever the client asks for besides. The only tool is
+    called once if the request does not allow more.
+    """
     once = {**CALLS, "stop_after_first": True}
     named = NamedTool(function=NamedFunction(name="f"))
-    choices: list[tuple[ToolChoice, dict[str, Any]]] = [("required", CALLS), (named, once)]
-    for choice, format in choices:
-        sent = lowered({"regex": "x"}, choice, tools=(TOOL,))
+    choices: list[tuple[ToolChoice, bool | None, dict[str, Any]]] = [
+        ("required", None, once),
+        ("required", True, CALLS),
+        (named, True, once),
+    ]
+    for choice, parallel, format in choices:
+        sent = lowered({"regex": "x"}, choice, tools=(TOOL,), parallel_tool_calls=parallel)
         assert sent == {"type": "structural_tag", "format": format}
 
 

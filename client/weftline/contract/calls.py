@@ -163,9 +163,10 @@ class Call(StrictBody):
 
     With `tools` the value of an output is the assistant's message as JSON, in OpenAI's shape:
     `role`, `content` (None where there are only tool calls) and `tool_calls`. `tool_choice` is
-    `auto`, `none`, `required` or one function by name. Without `parallel_tool_calls` the model
-    makes at most one tool call. `chat_template_kwargs` are further variables of the model's chat
-    template, such as `enable_thinking`.
+    `auto`, `none`, `required` or one function by name. If `parallel_tool_calls` is false, the model
+    makes at most one tool call. So it does with `required` and one tool if the field is not set.
+    `chat_template_kwargs` are further variables of the model's chat template, such as
+    `enable_thinking`.
 
     Waiting calls with a lower `priority` go first. One unit of priority equals ten seconds of
     waiting, so that no call starves.
@@ -178,7 +179,7 @@ class Call(StrictBody):
     criteria: Criterion | None = None
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = None
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, TemplateWord] | None = None
     priority: int = 0
 
@@ -210,6 +211,17 @@ class Call(StrictBody):
     def offered_tools(self) -> tuple[Tool, ...]:
         """The tools that the prompt describes to the model."""
         return () if self.tool_choice == "none" else self.tools
+
+    @property
+    def may_call_several(self) -> bool:
+        """Whether an output may call several tools, or one tool several times.
+
+        A small model that must call its only tool repeats the call, so there the default is one:
+        with several, SmolLM2 fails four tests of LangChain's suite.
+        """
+        if self.parallel_tool_calls is not None:
+            return self.parallel_tool_calls
+        return self.tool_choice != "required" or len(self.tools) > 1
 
     def segments(self) -> list[Segment]:
         """Every segment in the order of the prompt, including those of messages."""

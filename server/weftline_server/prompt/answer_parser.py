@@ -42,6 +42,6 @@ class AnswerParser:
 def parser_of(call: Call, key: str, format: ToolFormat, thinking: Thinking) -> AnswerParser:
     """Return the parser for an output of `call`. `key` identifies the output."""
     schemas = {tool.function.name: tool.function.schema for tool in call.offered_tools}
-    single = not call.parallel_tool_calls
+    single = not call.may_call_several
     tools = ToolParser(format, schemas, key, single=single) if schemas else None
     return AnswerParser(thinking, tools)

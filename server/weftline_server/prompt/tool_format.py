@@ -64,6 +64,10 @@ def written(format: ToolFormat, name: str) -> tuple[str, str]:
 _TRIGGERS = {ToolFormat.HERMES: "<tool_call>", ToolFormat.LLAMA: '{"name": '}
 
 
+# The text between two calls. The other formats have one call, or marks that are not text.
+_SEPARATORS = {ToolFormat.HERMES: "\n", ToolFormat.MISTRAL: ", ", ToolFormat.GRANITE: ", "}
+
+
 def triggers(format: ToolFormat) -> tuple[str, ...]:
     """Return the texts that show that an output calls a tool; none where they are not text."""
     return (_TRIGGERS[format],) if format in _TRIGGERS else ()
@@ -83,17 +87,10 @@ def constraint(call: Call, otherwise: dict[str, Any] | None, format: ToolFormat)
     if isinstance(call.tool_choice, NamedTool):
         wanted = call.tool_choice.function.name
         tools = tuple(tool for tool in tools if tool.function.name == wanted)
-    several = call.parallel_tool_calls and format is ToolFormat.HERMES
-    tags = _tags(tools, format)
+    several = call.may_call_several and format in _SEPARATORS
     # A named function is called exactly once, as in OpenAI's API.
     once = not several or isinstance(call.tool_choice, NamedTool)
-    calls = {
-        "type": "tags_with_separator",
-        "separator": "\n",
-        "tags": tags,
-        "at_least_one": True,
-        "stop_after_first": once,
-    }
+    calls = _calls(_tags(tools, format), format, once)
     if forced:
         return json.dumps({"structural_tag": calls})
     if otherwise is not None:
@@ -104,7 +101,7 @@ def constraint(call: Call, otherwise: dict[str, Any] | None, format: ToolFormat)
     free = {
         "type": "triggered_tags",
         "triggers": [_TRIGGERS[format]],
-        "tags": tags,
+        "tags": _tags(tools, format),
         "stop_after_first": once,
     }
     return json.dumps({"structural_tag": free})
@@ -149,6 +146,24 @@ def _elements(wish: dict[str, Any]) -> list[dict[str, Any]]:
         case {"structural_tag": tag}:
             return [tag_format(tag)]
     raise AssertionError(f"a client's constraint was checked: {wish}")
+
+
+def _calls(tags: list[dict[str, Any]], format: ToolFormat, once: bool) -> dict[str, Any]:
+    """The format of an answer that is one call, or several: between tags, or in one list."""
+    is_list = not once and format is not ToolFormat.HERMES
+    if is_list:
+        tags = [{**tag, "begin": tag["begin"][1:], "end": tag["end"][:-1]} for tag in tags]
+    calls = {
+        "type": "tags_with_separator",
+        "separator": _SEPARATORS.get(format, "\n"),
+        "tags": tags,
+        "at_least_one": True,
+        "stop_after_first": once,
+    }
+    if not is_list:
+        return calls
+    begin, end = ({"type": "const_string", "value": mark} for mark in "[]")
+    return {"type": "sequence", "elements": [begin, calls, end]}
 
 
 def _tags(tools: Sequence[Tool], format: ToolFormat) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ class Form:
     """A `response_format`. `kind` is the class or the JSON that LangChain received.
 
     `said` is the JSON that the openai client sends for it. It is text, so that equal forms have
-    equal hashes.
+    equal hashes. Forms whose fields have another order differ: a model writes them in that order.
     """
 
     said: str
@@ -43,7 +43,7 @@ class Form:
         if not isinstance(said, dict) or said.get("type") not in _TYPES:
             raise ValueError("it is none of json_schema, json_object and text")
         kept = kind if isinstance(kind, type) else None
-        return Form(json.dumps(said, sort_keys=True, default=repr), kept)
+        return Form(json.dumps(said, default=repr), kept)
 
     @property
     def constraint(self) -> dict[str, Any] | None:

@@ -11,14 +11,20 @@ from pydantic import TypeAdapter
 
 from weftline.contract.tools import Tool, ToolChoice
 
-FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
-_TOOLS: TypeAdapter[tuple[Tool, ...]] = TypeAdapter(tuple[Tool, ...])
-_CHOICE: TypeAdapter[ToolChoice] = TypeAdapter(ToolChoice)
+_TYPES: dict[str, TypeAdapter[Any]] = {
+    "tools": TypeAdapter(tuple[Tool, ...]),
+    "tool_choice": TypeAdapter(ToolChoice),
+    "parallel_tool_calls": TypeAdapter(bool),
+}
+FIELDS = tuple(_TYPES)
 
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """OpenAI's fields about tools, as JSON text, so that equal toolboxes have equal hashes."""
+    """OpenAI's fields about tools, as JSON text, so that equal toolboxes have equal hashes.
+
+    The order of schemas and of their fields is part of the text, because a model reads it.
+    """
 
     said: str
 
@@ -28,16 +34,11 @@ class Toolbox:
         said = {name: payload[name] for name in FIELDS if payload.get(name) is not None}
         if not said.get("tools"):
             return None
-        toolbox = Toolbox(json.dumps(said, sort_keys=True))
+        toolbox = Toolbox(json.dumps(said))
         toolbox.fields()
         return toolbox
 
     def fields(self) -> dict[str, Any]:
-        """These tools as the fields of a call."""
+        """These tools as the fields of a call. A field that the request does not set is unset."""
         said = json.loads(self.said)
-        several = said.get("parallel_tool_calls")
-        return {
-            "tools": _TOOLS.validate_python(said["tools"]),
-            "tool_choice": _CHOICE.validate_python(said.get("tool_choice")),
-            "parallel_tool_calls": True if several is None else several,
-        }
+        return {name: _TYPES[name].validate_python(value) for name, value in said.items()}

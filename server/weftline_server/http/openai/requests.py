@@ -23,7 +23,7 @@ from weftline.contract.protocol import (
     Sampling,
     Segment,
 )
-from weftline.contract.tools import ToolCall, ToolChoice
+from weftline.contract.tools import ToolCall
 from weftline_server.http.openai.constraints import ConstraintFields
 from weftline_server.http.openai.content import Content, text_of
 from weftline_server.http.openai.provenance import PieceInputs, Provenance
@@ -205,16 +205,6 @@ class ChatRequest(SharedFields):
         """Whether the answer shows the log probabilities of its tokens."""
         return bool(self.logprobs)
 
-    def _parallel(self, choice: ToolChoice) -> bool:
-        """Whether the answer may call several tools.
-
-        With `tool_choice` "required" the default is one call: a small model that must call a tool
-        would repeat the call.
-        """
-        if self.parallel_tool_calls is None:
-            return choice != "required"
-        return self.parallel_tool_calls
-
     def _begun(self, last: Message) -> tuple[Segment, ...]:
         """The text of the last message, which the answer continues. Raises InvalidRequest."""
         if last.role != "assistant" or last.tool_calls or not self.messages[-1].text.strip():
@@ -259,7 +249,7 @@ class ChatRequest(SharedFields):
             criteria=self.criteria,
             tools=tools,
             tool_choice=choice,
-            parallel_tool_calls=self._parallel(choice),
+            parallel_tool_calls=self.parallel_tool_calls,
             chat_template_kwargs=self.chat_template_kwargs or None,
         )
         return self.choices(call)

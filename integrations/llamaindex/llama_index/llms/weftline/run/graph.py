@@ -46,8 +46,11 @@ def variable(index: int) -> str:
 
 
 def request_key(messages: Iterable[tuple[str, str]], fields: Mapping[str, Any]) -> str:
-    """The key of a request. Two requests have equal keys only if messages and fields are equal."""
-    return json.dumps([list(messages), fields], sort_keys=True)
+    """The key of a request. Two requests have equal keys only if messages and fields are equal.
+
+    The fields may have any order, but not what is in them: a model reads a schema in its order.
+    """
+    return json.dumps([list(messages), sorted(fields.items())])
 
 
 class Sent(Protocol):
