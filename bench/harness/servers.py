@@ -106,7 +106,7 @@ def command(
             return (*weftline, *_starting_vllm(setup), *spec.arguments)
         if engine_url is None:
             return (*weftline, *_engine(setup), *spec.arguments)
-        engine = ("--engine", "vllm", "--connect", engine_url, *_load_format(setup))
+        engine = ("--engine", "vllm", "--connect", engine_url)
         return (*weftline, str(_model_for_vllm(setup)), *engine, *spec.arguments)
     model = _model_for_vllm(setup)
     return (

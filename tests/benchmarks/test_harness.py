@@ -580,10 +580,9 @@ def test_a_weftline_may_start_vllm_itself(tmp_path: Path, monkeypatch: pytest.Mo
     given = shlex.split(words_of(more)[-1].removeprefix("--vllm-arguments="))
     assert given[-2:] == ["--compilation-config", graphs]
     random = replace(setup, random_weights=True)
-    in_front = command(SYSTEMS["weftline-vllm"].server, random, 1, "http://v")
     ours = command(SYSTEMS["weftline"].server, random, 1)
     assert ours[ours.index("--without") + 1] == "drafting"
-    for line in (command(ServerSpec(Kind.VLLM), random, 1), words_of(random), in_front, ours):
+    for line in (command(ServerSpec(Kind.VLLM), random, 1), words_of(random), ours):
         assert line[line.index("--load-format") + 1] == "dummy"
     in_front = command(SYSTEMS["weftline-vllm"].server, setup, 1, "http://v")
     assert in_front[-5:] == (str(tmp_path), "--engine", "vllm", "--connect", "http://v")

@@ -181,6 +181,21 @@ def test_a_hub_model_becomes_an_entry(hub: str, repository: Repository, tmp_path
     assert pull("hf:org/tiny", "http://127.0.0.1:1", tmp_path)[:2] == (0, out)
 
 
+def test_a_tokenizer_comes_without_weights(
+    hub: str, repository: Repository, tmp_path: Path
+) -> None:
+    """A running endpoint has the weights. What is in the cache with them is not fetched again."""
+    code = "from weftline_engine.models import words_directory as w; print(w('hf:org/tiny'))"
+    how = command("", hub, tmp_path) | {"args": [sys.executable, "-c", code]}
+    made = Path(subprocess.run(**how, capture_output=True, text=True, check=True).stdout.strip())
+    assert made.name == "words--hf--org--tiny"
+    assert sorted(repository.served) == ["config.json", "tokenizer.json"]
+    assert pull("hf:org/tiny", hub, tmp_path)[0] == 0
+    repository.served.clear()
+    whole = Path(subprocess.run(**how, capture_output=True, text=True, check=True).stdout.strip())
+    assert (whole.name, repository.served) == ("hf--org--tiny", [])
+
+
 def test_a_model_that_the_hub_does_not_have(hub: str, tmp_path: Path) -> None:
     """The Hub responds with 404."""
     assert pull("hf:org/other", hub, tmp_path) == (

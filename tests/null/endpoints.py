@@ -24,6 +24,7 @@ class Endpoint:
         self.targets: list[str] = []
         self.metrics = b""
         self.pages: dict[str, bytes] = {}  # what it answers to other GETs
+        self.tokens: list[int] | None = None  # what /tokenize makes of any text; None: has none
 
     @asynccontextmanager
     async def on(self, path: Path) -> AsyncIterator[str]:
@@ -49,6 +50,10 @@ class Endpoint:
                     is_metrics = lines[0].startswith("GET /metrics")
                     page = self.pages.get(self.targets[-1], MODELS)
                     writer.write(answer(200, self.metrics if is_metrics else page))
+                    continue
+                if self.targets[-1] == "/tokenize":
+                    told = json.dumps({"tokens": self.tokens}).encode()
+                    writer.write(answer(404 if self.tokens is None else 200, told))
                     continue
                 self.requests.append(json.loads(body))
                 self.keys.append(headers.get("authorization", ""))

@@ -259,16 +259,6 @@ def test_a_vllm_that_runs_needs_only_the_tokenizer(model: Path) -> None:
         factory(replace(spec(connect="http://gpu1:8000"), model=str(model / "missing")))
 
 
-def test_tensor_parallelism_is_vllms(model: Path) -> None:
-    """The embedded engine names the line to type, before it looks at the model."""
-    with pytest.raises(InvalidRequest) as error:
-        factory(EngineSpec.of(model="hf:meta/llama", tensor_parallel=4))
-    assert str(error.value).endswith(
-        "tensor parallelism is vLLM's: weftline serve hf:meta/llama --engine vllm --engine-python "
-        "PYTHON --tensor-parallel 4"
-    )
-
-
 @pytest.mark.parametrize(
     "settings",
     [

@@ -76,11 +76,13 @@ def test_without_a_driver_there_is_no_gpu(gpu: Path, monkeypatch: pytest.MonkeyP
         ({"model": "/models/llama", "kv_tokens": 4096}, False),
         ({"model": "/models/llama", "connect": "http://gpu1:8000"}, False),
         ({"model": "/models/llama", "engine": "null"}, False),
+        ({"model": "/models/llama", "tensor_parallel": 2, "context_limit": 4096}, True),
+        ({"model": "/models/llama", "engine_python": "python"}, False),
     ],
 )
 def test_what_is_left_open(settings: dict[str, Any], may: bool) -> None:
     """An option of the embedded engine chooses it, and vLLM does not read these GGUF files."""
-    assert may_be_vllm(EngineSpec.of(**settings)) is may
+    assert may_be_vllm(settings) is may
 
 
 def test_serve_says_what_it_took(gpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +91,8 @@ def test_serve_says_what_it_took(gpu: Path, capsys: pytest.CaptureFixture[str]) 
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)
     [spec] = serve.described(parser.parse_args(["/models/llama"]))
-    assert spec == on_vllm(EngineSpec.of(model="/models/llama"), FoundVLLM(python, "0.32.0"))
+    found = on_vllm({"model": "/models/llama"}, FoundVLLM(python, "0.32.0"))
+    assert spec == EngineSpec.of(**found)
     assert (spec.engine, spec.vllm.engine_python) == ("vllm", python)
     assert "--engine torch takes weftline's own engine" in capsys.readouterr().err
     [spec] = serve.described(parser.parse_args(["/models/llama", "--engine", "torch"]))

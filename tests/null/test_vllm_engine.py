@@ -447,5 +447,5 @@ async def test_ranks_that_are_not_named_are_told_of(
 ) -> None:
     """vLLM chooses among them, and the sizes of their caches add up."""
     async with started(tmp_path, of_ranks(BUSY % (0, 0.0))):
-        [line] = [one for one in caplog.messages if "ranks" in one]
+        [line] = [one for one in caplog.messages if "data-parallel" in one]
         assert line.startswith("vLLM has 2 data-parallel ranks and chooses one for each call")

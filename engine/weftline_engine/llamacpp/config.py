@@ -20,12 +20,14 @@ class LlamaServerConfig:
 
     `model` is a GGUF file, and `words` a directory with its tokenizer, or None if that could not be
     read: then llama-server tokenises. `server` is the program that is started, and `connect` the
-    address of one that already runs. `slots` is how many calls run at once, and `context` the
-    tokens that each may have. `arguments` are added to the command line.
+    address of one that already runs. It must list the model as `served`, unless that is None.
+    `slots` is how many calls run at once, and `context` the tokens that each may have. `arguments`
+    are added to the command line.
     """
 
     server: str | None = None
     connect: EndpointConfig | None = None
+    served: str | None = None
     model: Path | None = None
     words: Path | None = None
     name: str | None = None

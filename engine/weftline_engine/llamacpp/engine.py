@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from weftline_engine import api
 from weftline_engine.llamacpp import requests
 from weftline_engine.llamacpp.child import LlamaChild
@@ -28,8 +26,10 @@ from weftline_engine.llamacpp.requests import Properties
 from weftline_engine.llamacpp.slots import Seat, SlotBook, SlotCall
 from weftline_engine.model_texts import tokenizer_texts
 from weftline_engine.openai.endpoint import Endpoint, EndpointConfig, EndpointError
+from weftline_engine.openai.engine import served
 from weftline_engine.openai.remote import AnswerPiece, RemoteEngine, TokenCounts
 from weftline_engine.openai.scheduling import EndpointScheduler, headers
+from weftline_engine.tokenizer_probe import PROBE, own_ids
 
 log = logging.getLogger("weftline.llamacpp")
 
@@ -40,8 +40,6 @@ FILL_TOKENS = 128
 SILENT_S = 900.0
 # Seconds that a running llama-server may take to say whether it writes slots.
 ASK_S = 10.0
-# Letters, digits, spaces, signs and characters of several bytes, which tokenizers cut differently.
-PROBE = "Hello, world! It's 12345 o'clock.\n\n  def f(x):\n\treturn x**2  # naïve 你好 🙂\n"
 
 
 class LlamaEngine(RemoteEngine):
@@ -76,6 +74,8 @@ class LlamaEngine(RemoteEngine):
         try:
             found = await self._properties(where)
             saves = self._child is not None or await self._saves_slots()
+            if self._config.served is not None:
+                await served(self._endpoint, self._config.served, "/v1/models")
             words = self._config.words if await self._reads_alike(self._config.words) else None
         except EndpointError as error:
             await self.close()
@@ -194,9 +194,7 @@ class LlamaEngine(RemoteEngine):
         """Whether our tokenizer and llama-server's give the same ids."""
         if words is None:
             return False
-        tokenizer = Tokenizer.from_file(str(words / "tokenizer.json"))
-        ours = tuple(tokenizer.encode(PROBE, add_special_tokens=False).ids)
-        if ours == await self._tokenize(PROBE, special=False):
+        if own_ids(words) == await self._tokenize(PROBE, special=False):
             return True
         log.warning(
             "the tokenizer that was read from the GGUF file differs from llama-server's, which is "

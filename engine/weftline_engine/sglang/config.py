@@ -15,12 +15,13 @@ class SGLangConfig:
     """Settings of an sglang engine.
 
     `model` is the model's directory, whose tokenizer and chat template the server uses. `connect`
-    is the address of SGLang, without a path. `kv_events` is where it publishes its KV events; None
-    means that it does not.
+    is the address of SGLang, without a path, and `served` its name of the model (None: the first
+    one it lists). `kv_events` is where it publishes its KV events; None means that it does not.
     """
 
     model: Path
     connect: EndpointConfig
+    served: str | None = None
     name: str | None = None
     kv_events: EventAddresses | None = None
     max_running: int = 64

@@ -12,12 +12,14 @@ from collections.abc import AsyncIterator
 
 from weftline_engine import api
 from weftline_engine.openai.endpoint import Endpoint, EndpointError
+from weftline_engine.openai.engine import served
 from weftline_engine.openai.remote import AnswerPiece
 from weftline_engine.openai.scheduling import EndpointScheduler, headers
 from weftline_engine.prefix_cache.engine import PrefixCacheEngine
 from weftline_engine.sglang.config import SGLangConfig
 from weftline_engine.sglang.facts import GAUGE, SGLangFacts, facts
 from weftline_engine.sglang.requests import AnswerReader, counts_of_fill, fill_body, generate_body
+from weftline_engine.tokenizer_probe import check_tokenizer
 
 TRIED_BLOCKS = 4  # blocks of the prompt that finds out whether salts part the cache
 
@@ -35,6 +37,8 @@ class SGLangEngine(PrefixCacheEngine):
         self._endpoint = Endpoint(self._config.connect)
         try:
             self._facts = await facts(self._endpoint)
+            model, _ = await served(self._endpoint, self._config.served, "/v1/models")
+            await check_tokenizer(self._endpoint, model, self._config.model)
             salts = self._facts.caches and await self._parts_tenants()
         except EndpointError as error:
             await self.close()

@@ -28,6 +28,7 @@ from weftline_engine.openai.engine import (
 from weftline_engine.openai.remote import AnswerPiece, AnswerTimes, TokenCounts
 from weftline_engine.openai.scheduling import EndpointScheduler, headers
 from weftline_engine.prefix_cache.engine import PrefixCacheEngine
+from weftline_engine.tokenizer_probe import check_tokenizer
 from weftline_engine.transport import wire
 from weftline_engine.vllm.cache_size import gauge_names, kv_blocks, kv_tokens, ranks
 from weftline_engine.vllm.child import Child
@@ -89,6 +90,7 @@ class VLLMEngine(PrefixCacheEngine):
         try:
             self._model, limit = await served(self._endpoint, wanted)
             if self._child is None:
+                await check_tokenizer(self._root, self._model, self._config.model)
                 await self._try_fields()
         except EndpointError as error:
             await self.close()
@@ -133,7 +135,7 @@ class VLLMEngine(PrefixCacheEngine):
         return api.Description(
             **self._described(self._config.model),
             model=self._config.announced,
-            context_limit=limit or self._config.max_model_len or 8192,
+            context_limit=min(filter(None, (limit, self._config.max_model_len)), default=8192),
             kv_tokens=pool,
             max_running=self._config.max_running,
             dtype=self._config.dtype,

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from weftline_engine.models.short_names import short_names
 from weftline_server.commands import machine
-from weftline_server.commands.engine_spec import EmbeddedSpec, EngineSpec
+from weftline_server.commands.option_takers import ENGINE_TAKERS
 
 _PROGRAM = "vllm"
 _MOST_LINE = 4096  # bytes of a script's first line
@@ -32,21 +34,24 @@ class FoundVLLM:
         )
 
 
-def on_vllm(spec: EngineSpec, found: FoundVLLM) -> EngineSpec:
-    return replace(spec, engine="vllm", vllm=replace(spec.vllm, engine_python=found.python))
+def on_vllm(settings: Mapping[str, Any], found: FoundVLLM) -> dict[str, Any]:
+    return {**settings, "engine": "vllm", "engine_python": found.python}
 
 
-def may_be_vllm(spec: EngineSpec) -> bool:
-    """Whether the engine was left open, and vLLM reads the model.
+def may_be_vllm(settings: Mapping[str, Any]) -> bool:
+    """Whether the engine was left open, and vLLM reads the model and takes the other settings.
 
-    vLLM reads directories and models of the hub. An option of the embedded engine chooses that.
+    vLLM reads directories and models of the hub.
     """
-    if spec.engine != "torch" or spec.model is None or spec.embedded != EmbeddedSpec():
+    model = settings.get("model")
+    if model is None or settings.keys() & {"engine", "engine_python"}:
         return False
-    if spec.dtype == "int8" or spec.kv_tokens is not None or spec.endpoint.connect is not None:
+    if settings.get("dtype") == "int8":
         return False
-    is_gguf = spec.model.endswith(".gguf") or spec.model.startswith("pypi:")
-    return not is_gguf and all(one.name != spec.model.lower() for one in short_names())
+    if not all("vllm" in ENGINE_TAKERS[name] for name in settings):
+        return False
+    is_gguf = model.endswith(".gguf") or model.startswith("pypi:")
+    return not is_gguf and all(one.name != model.lower() for one in short_names())
 
 
 def vllm_on_gpu() -> FoundVLLM | None:

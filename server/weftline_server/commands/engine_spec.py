@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from weftline.contract.errors import InvalidRequest
 from weftline_engine.pretend.null import NullMode
+from weftline_server.commands.option_takers import CONNECTS, ENGINE_TAKERS, refuse_others
 from weftline_server.commands.settings import make
 
 EngineName = Literal["torch", "vllm", "sglang", "llamacpp", "openai", "null"]
@@ -37,7 +38,8 @@ class EmbeddedSpec:
 class EndpointSpec:
     """An endpoint that runs already, and how to talk to it.
 
-    `served` is its name of the model; None takes its first. `connect_key_env` names the environment
+    `served` is its name of the model; None takes its first. Without a name of an engine, `connect`
+    is an endpoint that speaks OpenAI's API. `connect_key_env` names the environment
     variable that holds the key of `connect`, so that no file has to hold it. `kv_events` is where
     it publishes its KV events. Of a vLLM's data-parallel ranks, the engine is
     `data_parallel_rank`.
@@ -159,17 +161,28 @@ class EngineSpec:
         """
         return self.engine != "null" and self.endpoint.connect is None
 
+    @property
+    def taker(self) -> str:
+        """The engine as the options know it: one that is started takes others than one that runs
+        already."""
+        both = self.engine in ("vllm", "llamacpp")
+        return self.engine + CONNECTS if both and self.endpoint.connect else self.engine
+
     @staticmethod
     def of(**settings: Any) -> EngineSpec:
         """The engine of these settings, which are those of a table. Raises InvalidRequest."""
-        return make(EngineSpec, _nested(settings), "engine.", flat=_PARTS)
+        return _engine_of(settings, {name: f"engine.{name}" for name in _NAMES})
 
     def settings(self) -> dict[str, Any]:
-        """The settings as a table has them, without those that are None."""
+        """The settings as a table has them, without those that are None or not this engine's."""
         flat = dataclasses.asdict(self)
         for part in _PARTS:
             flat |= flat.pop(part)
-        return {name: value for name, value in flat.items() if value is not None}
+        return {
+            name: value
+            for name, value in flat.items()
+            if value is not None and self.taker in ENGINE_TAKERS[name]
+        }
 
 
 _PARTS: Mapping[str, type] = {
@@ -181,6 +194,7 @@ _PARTS: Mapping[str, type] = {
 }
 _PART_OF = {one.name: part for part, cls in _PARTS.items() for one in dataclasses.fields(cls)}
 _NAMES = {one.name for one in dataclasses.fields(EngineSpec)} - _PARTS.keys() | _PART_OF.keys()
+_FLAGS = {name: "MODEL" if name == "model" else f"--{name.replace('_', '-')}" for name in _NAMES}
 
 
 def from_tables(tables: Sequence[Mapping[str, Any]]) -> tuple[EngineSpec, ...]:
@@ -200,22 +214,48 @@ def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def named(args: argparse.Namespace) -> bool:
-    """Return whether the command line describes an engine."""
-    return any(value is not None for value in (args.model, args.engine, args.connect))
+def _engine_of(settings: Mapping[str, Any], written: Mapping[str, str]) -> EngineSpec:
+    """The engine of flat settings, which the operator wrote by the names `written`."""
+    given = dict(settings)
+    if given.get("connect") is not None:
+        given.setdefault("engine", "openai")
+    model = given.pop("model", None) if given.get("engine") == "openai" else None
+    if model is not None and given.setdefault("served", model) != model:
+        raise InvalidRequest(
+            f"the endpoint's name of the model is given twice, {model!r} as the model and "
+            f"{given['served']!r} as {written['served']}: leave one out",
+            param="served",
+        )
+    made = make(EngineSpec, _nested(given), "engine.", flat=_PARTS)
+    refuse_others(given, made.taker, ENGINE_TAKERS, written)
+    return made
+
+
+def given_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings of an engine that the command line gives, as a table has them."""
+    given = {key: value for key, value in vars(args).items() if value is not None and key in _NAMES}
+    for name in given.keys() & {"vllm_arguments", "llama_arguments"}:
+        given[name] = _words(given[name])
+    return given
+
+
+def from_settings(given: Mapping[str, Any], *, joined: bool = False) -> tuple[EngineSpec, ...]:
+    """Return the engine of settings from the command line. If engines are `joined`, settings
+    without a model, an engine or an address are none. Raises InvalidRequest."""
+    if joined and not given.keys() & {"model", "engine", "connect"}:
+        if given:
+            raise InvalidRequest(
+                f"{_FLAGS[next(iter(given))]} describes an engine, and only engines that join "
+                "serve here: give MODEL or --engine, or leave it out",
+                param=next(iter(given)),
+            )
+        return ()
+    return (_engine_of(given, _FLAGS),)
 
 
 def from_arguments(args: argparse.Namespace) -> tuple[EngineSpec, ...]:
     """Return the engine that the command line describes, or none if engines only join."""
-    if getattr(args, "engines_on", None) and not named(args):
-        return ()
-    said = {key: value for key, value in vars(args).items() if value is not None}
-    given = {key: value for key, value in said.items() if key in _NAMES}
-    if args.engine == "openai":
-        given["served"] = given.pop("model", None)
-    for name in ("vllm_arguments", "llama_arguments"):
-        given[name] = _words(given.get(name, ()))
-    return (EngineSpec.of(**given),)
+    return from_settings(given_settings(args), joined=bool(getattr(args, "engines_on", None)))
 
 
 def _words(given: Sequence[str]) -> tuple[str, ...]:

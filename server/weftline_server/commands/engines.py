@@ -14,6 +14,7 @@ from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Engine
 from weftline_engine.models import (
     DEFAULT_MODEL,
+    WORDS_PREFIX,
     ModelUnavailable,
     for_stream,
     gguf_file,
@@ -103,13 +104,6 @@ def _torch(spec: EngineSpec) -> Callable[[], Engine]:
     from weftline_engine.embedded.config import EmbeddedConfig
     from weftline_engine.transport.process import ProcessEngine
 
-    if spec.vllm.tensor_parallel > 1:
-        raise InvalidRequest(
-            "the embedded engine computes on one GPU, and tensor parallelism is vLLM's: weftline "
-            f"serve {spec.model or 'MODEL'} --engine vllm --engine-python PYTHON "
-            f"--tensor-parallel {spec.vllm.tensor_parallel}",
-            param="tensor_parallel",
-        )
     try:
         config = EmbeddedConfig(
             model=_weights(spec, direct=True),
@@ -166,17 +160,17 @@ def _vllm(spec: EngineSpec) -> Callable[[], Engine]:
         raise InvalidRequest("dtype int8 needs the embedded engine: --engine torch", param="dtype")
     dummy = ("--load-format", "dummy") if spec.embedded.load_format == "dummy" else ()
     if spec.endpoint.connect is None:
-        model = _weights(spec, direct=False)
-    else:  # vLLM has the weights, perhaps on another machine
-        model = words_directory(spec.model or DEFAULT_MODEL, progress=for_stream())
+        served, model, name = None, _weights(spec, direct=False), spec.call_it
+    else:
+        served, model, name = _words_behind(spec)
     config = VLLMConfig(
         model=model,
         python=spec.vllm.engine_python,
         connect=_endpoint(spec) if spec.endpoint.connect else None,
-        served=spec.endpoint.served,
+        served=served,
         kv_events=_kv_events(spec),
         rank=spec.endpoint.data_parallel_rank,
-        name=spec.call_it,
+        name=name,
         dtype=spec.dtype,
         max_model_len=spec.endpoint.context_limit,
         max_running=spec.max_running or 64,
@@ -192,14 +186,29 @@ def _sglang(spec: EngineSpec) -> Callable[[], Engine]:
     from weftline_engine.sglang.config import SGLangConfig
     from weftline_engine.sglang.engine import SGLangEngine
 
+    served, model, name = _words_behind(spec)
     config = SGLangConfig(
-        model=_weights(spec, direct=False),
+        model=model,
         connect=_endpoint(spec, ""),
-        name=spec.call_it,
+        served=served,
+        name=name,
         kv_events=_kv_events(spec),
         max_running=spec.max_running or 64,
     )
     return lambda: SGLangEngine(config)
+
+
+def _words_behind(spec: EngineSpec) -> tuple[str | None, Path, str]:
+    """The endpoint's name of its model (None for its first), a directory with the tokenizer, and
+    the name for clients. The endpoint has the weights, perhaps on another machine."""
+    if spec.model is None:
+        from weftline_server.commands.endpoint_model import served_model
+
+        name, words = served_model(_endpoint(spec, ""), spec.endpoint.served)
+        return name, words, spec.call_it or name
+    words = words_directory(spec.model, progress=for_stream())
+    own = _name_of(spec.model) or words.name.removeprefix(WORDS_PREFIX)
+    return spec.endpoint.served, words, spec.call_it or own
 
 
 def _kv_events(spec: EngineSpec) -> Any:
@@ -233,6 +242,7 @@ def _llamacpp(spec: EngineSpec) -> Callable[[], Engine]:
     config = LlamaServerConfig(
         server=server,
         connect=_endpoint(spec, "") if connects else None,
+        served=spec.endpoint.served,
         model=model,
         words=None if model is None else _words_of(model),
         name=spec.call_it or (None if model is None else _gguf_name(spec.model or DEFAULT_MODEL)),
@@ -389,6 +399,7 @@ def _add_http_arguments(other: argparse._ArgumentGroup) -> None:
     other.add_argument(
         "--extras",
         action="store_true",
+        default=None,
         help="send sampling parameters that OpenAI lacks, such as top_k (default: leave them out)",
     )
     other.add_argument(
@@ -455,7 +466,6 @@ def _add_null_arguments(null: argparse._ArgumentGroup) -> None:
     null.add_argument(
         "--null-mode",
         choices=(*NullMode, WORDS_MODE),
-        default=NullMode.ECHO,
         help="echo the prompt, follow --null-script, or emit max_tokens words; words has steps and "
         "a KV cache of --kv-tokens, in which each word is a token (default: echo)",
     )
@@ -467,14 +477,12 @@ def _add_null_arguments(null: argparse._ArgumentGroup) -> None:
     null.add_argument(
         "--null-fill-s",
         type=float,
-        default=0.0,
         metavar="SECONDS",
-        help="seconds that each prompt token takes (default: %(default)s)",
+        help="seconds that each prompt token takes (default: 0.0)",
     )
     null.add_argument(
         "--null-step-s",
         type=float,
-        default=0.0,
         metavar="SECONDS",
-        help="seconds that each output token takes (default: %(default)s)",
+        help="seconds that each output token takes (default: 0.0)",
     )

