@@ -32,7 +32,7 @@ ENGINES = ("vllm", "sglang")
 def words(folder: Path, first: str) -> tuple[str, list[int]]:
     """A directory with a tokenizer of words, and the ids that it gives the probe."""
     tokenizer = Tokenizer(WordLevel({first: 0, "Hello": 1, "?": 2}, unk_token="?"))
-    tokenizer.pre_tokenizer = Whitespace()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = Whitespace()
     folder.mkdir()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text("{}")

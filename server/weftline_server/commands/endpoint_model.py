@@ -21,7 +21,7 @@ _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ListedModel:
     """A model by the endpoint's name, and what else its tokenizer may be found by."""
 
     name: str
@@ -51,7 +51,7 @@ def served_model(root: EndpointConfig, wanted: str | None) -> tuple[str, Path]:
     )
 
 
-def _chosen(url: str, listed: Sequence[ServedModel], wanted: str | None) -> ServedModel:
+def _chosen(url: str, listed: Sequence[ListedModel], wanted: str | None) -> ListedModel:
     names = ", ".join(one.name for one in listed[:MOST_NAMED]) or "none"
     if wanted is not None:
         found = [one for one in listed if one.name == wanted]
@@ -64,7 +64,7 @@ def _chosen(url: str, listed: Sequence[ServedModel], wanted: str | None) -> Serv
     return found[0]
 
 
-async def _ask(root: EndpointConfig) -> tuple[list[ServedModel], list[str]]:
+async def _ask(root: EndpointConfig) -> tuple[list[ListedModel], list[str]]:
     """What GET /v1/models lists, and where SGLang has read its tokenizer."""
     endpoint = Endpoint(root)
     try:
@@ -74,7 +74,8 @@ async def _ask(root: EndpointConfig) -> tuple[list[ServedModel], list[str]]:
         info: list[str] = []
         for path in _INFO_PATHS:
             told = _object(await _found(endpoint, path))
-            info += [told[name] for name in _INFO_FIELDS if isinstance(told.get(name), str)]
+            named = [told.get(name) for name in _INFO_FIELDS]
+            info += [one for one in named if isinstance(one, str)]
         return list(_models(body)), info
     finally:
         await endpoint.close()
@@ -93,13 +94,13 @@ def _object(body: bytes) -> dict[str, object]:
     return told if isinstance(told, dict) else {}
 
 
-def _models(body: bytes) -> Iterator[ServedModel]:
+def _models(body: bytes) -> Iterator[ListedModel]:
     listed = _object(body).get("data")
     for one in listed if isinstance(listed, list) else ():
         if isinstance(one, dict) and isinstance(one.get("id"), str):
             sources = [one.get(key) for key in ("root", "parent")]
             found = tuple(source for source in sources if isinstance(source, str))
-            yield ServedModel(one["id"], found, isinstance(one.get("parent"), str))
+            yield ListedModel(one["id"], found, isinstance(one.get("parent"), str))
 
 
 def _words_of(source: str) -> Path | None:
