@@ -1,10 +1,9 @@
 """`weftline bench NAME`: runs a workload of bench/workloads on several systems in turns.
 
-NAME is a workload, or `all` of them. `summarise` makes the summaries of a run anew from its raw
-runs. `table` writes the tables of docs/benchmarks.md and the README from the newest overviews in
-bench/results; with --folder it first makes the overview of that folder's summaries. `on-vllm` runs
-pairs of LangChain and weftline on one vLLM, goes on where it was interrupted, and prints their
-table.
+NAME is a workload, or `all` of them. `table` writes the tables of docs/benchmarks.md and the README
+from the newest overviews in bench/results; with --folder it first makes the overview of that
+folder's summaries. `on-vllm` runs pairs of LangChain and weftline on one vLLM, goes on where it was
+interrupted, and prints their table.
 """
 
 from __future__ import annotations
@@ -23,12 +22,11 @@ from pathlib import Path
 
 from bench.harness import machine, probe, runner
 from bench.harness.column import COLUMN, NAME, PAIRS
-from bench.harness.estimate import Share, estimate
 from bench.harness.fleet import Fleet
-from bench.harness.results import RAW, RESULTS, dated, summarise_again
+from bench.harness.results import RESULTS, dated
 from bench.harness.servers import VLLM_PYTHON, Kind, Setup
-from bench.harness.systems import ABLATION, IN_TEN_MINUTES, ON_NULL, SYSTEMS, USUAL, Way
-from bench.harness.workload import FULL, QUICK, SCALES, TINY, Scale, Workload, load, names
+from bench.harness.systems import IN_TEN_MINUTES, ON_NULL, SYSTEMS, USUAL
+from bench.harness.workload import FULL, QUICK, SCALES, TINY, Scale, load, names
 from weftline.errors import InvalidRequest, WeftlineError
 from weftline_engine.models import DEFAULT_MODEL, ModelUnavailable, for_stream, resolve
 
@@ -51,9 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             if args.folder is not None:
                 print(write_overview(args.folder))
             write_tables()
-            return 0
-        if args.name == "summarise":
-            print("\n".join(map(str, summarise_again(_newest(args.folder)))))
             return 0
         code, folder = asyncio.run(_run(args))
         if args.name == NAME:
@@ -79,7 +74,7 @@ def _end(number: int, frame: object) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    known = ("all", NAME, "summarise", "table", *names())
+    known = ("all", NAME, "table", *names())
     made = argparse.ArgumentParser(prog="weftline bench", description=__doc__)
     made.add_argument("name", choices=known, metavar="NAME", help=", ".join(known))
     _declare_what(made.add_argument_group("what to run").add_argument)
@@ -97,8 +92,6 @@ def _declare_what(add: Callable[..., object]) -> None:
     )
     systems = f"systems, separated by commas, the baseline first: {', '.join(SYSTEMS)}"
     add("--systems", help=systems, metavar="NAMES")
-    ablation = "run weftline with each optimisation left out in turn"
-    add("--ablation", action="store_true", help=ablation)
     add("--delays", metavar="MS", help="round trips, separated by commas")
     add("--only", default="", metavar="POINT", help="only points whose name begins with this")
     add("--first", action="store_true", help="only the first point, the headline's")
@@ -155,8 +148,6 @@ async def _run(args: argparse.Namespace) -> tuple[int, Path]:
         print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
 
     chosen = {name: systems_of(args, name, scale) for name in _workloads(args)}
-    if args.name == NAME:
-        say(_estimate(args, scale, chosen))
     probed = _probe(args, model, chosen)
     if probed:
         say(f"vLLM in {probe.fastest(probed)}: {probed}")
@@ -173,7 +164,6 @@ async def _run(args: argparse.Namespace) -> tuple[int, Path]:
                 scale=scale,
                 selection=_selection(args, scale, name),
                 folder=folder,
-                variant="ablation" if args.ablation else "",
                 vllm_probe_ms=probed,
                 machine=about,
                 resume=args.resume or args.name == NAME,
@@ -186,12 +176,6 @@ async def _run(args: argparse.Namespace) -> tuple[int, Path]:
             if not outcome.complete:
                 return _over(say), folder
     return 0, folder
-
-
-def _newest(folder: Path | None) -> Path:
-    """`folder`, or the newest folder of the results that has raw runs."""
-    raw = sorted(RESULTS.glob(f"*/{RAW}"))
-    return folder or (raw[-1].parent if raw else RESULTS)
 
 
 def _setup(
@@ -274,22 +258,14 @@ def systems_of(args: argparse.Namespace, name: str, scale: Scale) -> tuple[str, 
                 raise WeftlineError(f"there is no system {one!r}: there are {', '.join(SYSTEMS)}")
         if args.name == NAME and not COLUMN[name].semaphores:
             return tuple(one for one in chosen if SYSTEMS[one].at_once is None)
-        return _with_program(chosen, workload) if args.name == "all" else chosen
+        return chosen
     if args.name == NAME:
         return COLUMN[name].systems
-    if args.ablation:
-        return ABLATION
     if args.null:
         return ON_NULL
     if scale.quick:
         return workload.quick_systems or workload.systems or IN_TEN_MINUTES
-    return _with_program(workload.systems or USUAL, workload)
-
-
-def _with_program(systems: Sequence[str], workload: Workload) -> tuple[str, ...]:
-    """Those of the systems for which the workload has a program."""
-    by_hand = workload.by_hand is not None
-    return tuple(one for one in systems if by_hand or SYSTEMS[one].way is not Way.BY_HAND)
+    return workload.systems or USUAL
 
 
 def _probe(
@@ -323,16 +299,6 @@ def _selection(args: argparse.Namespace, scale: Scale, name: str) -> runner.Sele
         only=args.only,
         first=args.first,
     )
-
-
-def _estimate(args: argparse.Namespace, scale: Scale, chosen: Mapping[str, Sequence[str]]) -> str:
-    """How long all runs of the column take, also those that an earlier part has kept."""
-    shares = []
-    for name, systems in chosen.items():
-        selection = _selection(args, scale, name)
-        turns = selection.repeats * len(selection.delays_ms or (0,))
-        shares.append(Share(name, turns * len(systems), COLUMN[name].run_s))
-    return estimate(shares, scale)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,9 @@ class ColumnRow:
 
     `metrics` are those in the table; without any it is the workload's first. The client of each of
     the `semaphores` runs a limited number of applications at once. `unchanged` is weftline in front
-    of vLLM, for a program in which nothing was changed but the address. A run at quick sizes takes
-    about `run_s` on two idle cores with AVX2, the mean of all systems and round trips. It is from
-    the table of such a machine, but for a single chat, gpts and mixed, where it is a guess.
+    of vLLM, for a program in which nothing was changed but the address.
     """
 
-    run_s: float
     only: str = ""
     delays_ms: tuple[int, ...] = _NEAR
     metrics: tuple[str, ...] = ()
@@ -38,17 +35,17 @@ class ColumnRow:
 
 
 COLUMN: Mapping[str, ColumnRow] = {
-    "independent_chat": ColumnRow(0.8, "1 at once", _BOTH),
-    "chain_summary": ColumnRow(3.5, delays_ms=_BOTH),
-    "many_chains": ColumnRow(7.4, delays_ms=_BOTH),
-    "map_reduce": ColumnRow(3.1, delays_ms=_BOTH),
-    "copilot": ColumnRow(3.0, delays_ms=_BOTH),
-    "gpts": ColumnRow(6.0),
-    "multi_agent": ColumnRow(8.6),
-    "mixed": ColumnRow(8.0, metrics=("chat ms per token", "map-reduce seconds")),
-    "rag": ColumnRow(3.6, delays_ms=_BOTH),
-    "agent_loop": ColumnRow(2.2, delays_ms=_BOTH),
+    "independent_chat": ColumnRow("1 at once", _BOTH),
+    "chain_summary": ColumnRow(delays_ms=_BOTH),
+    "many_chains": ColumnRow(delays_ms=_BOTH),
+    "map_reduce": ColumnRow(delays_ms=_BOTH),
+    "copilot": ColumnRow(delays_ms=_BOTH),
+    "gpts": ColumnRow(),
+    "multi_agent": ColumnRow(),
+    "mixed": ColumnRow(metrics=("chat ms per token", "map-reduce seconds")),
+    "rag": ColumnRow(delays_ms=_BOTH),
+    "agent_loop": ColumnRow(delays_ms=_BOTH),
     "many_agents": ColumnRow(
-        50.0, semaphores=("langchain-vllm-4", "langchain-vllm-8"), unchanged="openai-weftline-vllm"
+        semaphores=("langchain-vllm-4", "langchain-vllm-8"), unchanged="openai-weftline-vllm"
     ),
 }

@@ -20,7 +20,6 @@ from bench.harness.runs import Run, rounded, run_from
 from bench.harness.systems import SERVER_ONLY
 from bench.harness.texts import ROOT
 from bench.harness.workload import Workload, load
-from weftline.errors import InvalidRequest
 
 RESULTS = ROOT / "bench" / "results"
 RAW = "raw"  # the folder of the raw runs, beside their summaries; git ignores it
@@ -30,7 +29,6 @@ PHASES = ("queue", "fill", "generate")  # of a call
 # What a summary takes over from the report of the raw runs, beside its date and its rows.
 TAKEN = (
     "workload",
-    "variant",
     "title",
     "partial",
     "seconds",
@@ -161,16 +159,6 @@ def write_runs(folder: Path, name: str, report: Mapping[str, Any]) -> Path:
     """Write a report of raw runs below `folder`, and its summary; return where the summary is."""
     write(folder / RAW, name, report)
     return write(folder, name, summarise(report))
-
-
-def summarise_again(folder: Path) -> list[Path]:
-    """Write the summaries of all raw runs of `folder` anew. Raises InvalidRequest without any."""
-    raw = sorted((folder / RAW).glob("*.json"))
-    reports = {path.stem: json.loads(path.read_text()) for path in raw}
-    found = {name: report for name, report in reports.items() if "workload" in report}
-    if not found:
-        raise InvalidRequest(f"there are no raw runs in {folder / RAW}: measure them first")
-    return [write(folder, name, summarise(report)) for name, report in found.items()]
 
 
 def write(folder: Path, name: str, report: Mapping[str, Any]) -> Path:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from bench.harness.stage import Stage
 from bench.harness.systems import BASELINE, ONCE, SYSTEMS, System, Way
 from bench.harness.texts import Count, Texts, counter
 from bench.harness.workload import TINY, Point, Scale, Workload, load
-from weftline.errors import InvalidRequest
 
 WARM_UP_SEED = 1_000_000
 
@@ -47,26 +45,20 @@ class Plan:
     selection: Selection
     folder: Path
     machine: Mapping[str, Any]  # as machine.describe gives it
-    variant: str = ""  # or "ablation", part of the file's name
     vllm_probe_ms: Mapping[str, float] | None = None  # by which vLLM's dtype was chosen
     resume: bool = False  # keep earlier runs of the same code and settings
     until: float = math.inf  # begin no turn that would end later, by time.monotonic
     say: Callable[[str], None] = print
 
     @property
-    def name(self) -> str:
-        """The file's name, without its ending."""
-        return f"{self.workload}-{self.variant}" if self.variant else self.workload
-
-    @property
     def raw(self) -> Path:
         """Where the raw runs are."""
-        return self.folder / results.RAW / f"{self.name}.json"
+        return self.folder / results.RAW / f"{self.workload}.json"
 
     @property
     def path(self) -> Path:
         """Where the summary is."""
-        return self.folder / f"{self.name}.json"
+        return self.folder / f"{self.workload}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +112,6 @@ async def run(plan: Plan, fleet: Fleet) -> Outcome:
     bench = _Bench(plan, workload, fleet, counter(setup.model))
     report: dict[str, Any] = {
         "workload": plan.workload,
-        "variant": plan.variant,
         "title": workload.title,
         "began": time.strftime("%Y-%m-%d %H:%M:%S"),
         "partial": True,
@@ -149,7 +140,7 @@ async def run(plan: Plan, fleet: Fleet) -> Outcome:
             repeated_tokens=bench.repeated,
             runs=[run.to_json() for run in bench.runs],
         )
-        results.write_runs(plan.folder, plan.name, report)
+        results.write_runs(plan.folder, plan.workload, report)
 
     complete = await _run_all(bench, write)
     write(not complete)
@@ -223,8 +214,7 @@ async def _run_all(bench: _Bench, write: Callable[[bool], None]) -> bool:
     if workload.prepare is not None and not bench.prepared:
         name = BASELINE if BASELINE in plan.systems else plan.systems[0]
         stage = _stage(bench, SYSTEMS[name], 0, WARM_UP_SEED, 0)
-        async with aclosing(stage):
-            bench.prepared = await workload.prepare(stage)
+        bench.prepared = await workload.prepare(stage)
     left = list(_left(bench))
     await _warm_up(bench)
     bench.salt += len(bench.runs)  # so that no text of an earlier part is used again
@@ -250,17 +240,7 @@ async def _warm_up(bench: _Bench) -> None:
     for name in bench.plan.systems:
         bench.salt += 1
         stage = _stage(bench, SYSTEMS[name], 0, WARM_UP_SEED, bench.salt, TINY)
-        async with aclosing(stage):
-            await _program(bench, SYSTEMS[name])(stage, point)
-
-
-def _program(bench: _Bench, system: System) -> Callable[[Stage, Point], Awaitable[None]]:
-    """The workload's program as a user of the system writes it."""
-    if system.way is not Way.BY_HAND:
-        return bench.workload.run
-    if bench.workload.by_hand is None:
-        raise InvalidRequest(f"{bench.plan.workload} has no program by hand: leave it out")
-    return bench.workload.by_hand
+        await bench.workload.run(stage, point)
 
 
 def _order(plan: Plan, repeat: int, first: bool) -> list[str]:
@@ -283,8 +263,7 @@ async def _once(bench: _Bench, name: str, point: Point, delay: int, repeat: int)
     told = await bench.fleet.phases(system.server)
     before, client = bench.fleet.cpu_seconds(), time.process_time()
     began, machine = time.perf_counter(), busy_seconds()
-    async with aclosing(stage):
-        await _program(bench, system)(stage, point)
+    await bench.workload.run(stage, point)
     seconds, client = time.perf_counter() - began, time.process_time() - client
     spent = {spec: cpu - before[spec] for spec, cpu in bench.fleet.cpu_seconds().items()}
     outside = busy_seconds() - machine - client - sum(spent.values())

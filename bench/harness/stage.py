@@ -19,7 +19,6 @@ from langchain_core.outputs import LLMResult
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable
 
-from bench.harness.plain import PlainClient, chat
 from bench.harness.systems import System, Way
 from bench.harness.texts import Texts
 from bench.harness.workload import Scale
@@ -85,7 +84,6 @@ class Stage:
         self.apps: list[App] = []
         self.prompts: list[str] = []  # of the calls that LangChain makes itself
         self._began = time.perf_counter()
-        self._by_hand: PlainClient | None = None
 
     def llm(self, tokens: int, *, compiled: bool = True) -> BaseChatModel:
         """A greedy chat model that answers exactly `tokens` tokens.
@@ -98,30 +96,9 @@ class Stage:
             model.callbacks = [_Watch(self.now, self.prompts)]
         return model
 
-    def plain(self, tokens: int) -> PlainClient:
-        """A client for a program by hand, whose calls are recorded as the callback records them."""
-
-        def heard(
-            start: float, seconds: float, prompt: int, output: int, cached: int | None
-        ) -> None:
-            self.take_call(Call("call", start, seconds, prompt, output, cached=cached))
-
-        return PlainClient(self.url, tokens, self.now, heard)
-
     def asker(self, prompt: ChatPromptTemplate, tokens: int) -> Ask:
-        """Ask with a prompt for answers of `tokens` tokens: with a chain of one call, or, in a
-        program by hand, with a plain client that all its askers share."""
-        if self.way is not Way.BY_HAND:
-            return self.compiled(prompt | self.llm(tokens) | StrOutputParser()).ainvoke
-        if self._by_hand is None:
-            self._by_hand = self.plain(tokens)
-        client = self._by_hand
-        return lambda values: client.ask(chat(prompt, **values), tokens)
-
-    async def aclose(self) -> None:
-        """Close the client of `asker`."""
-        if self._by_hand is not None:
-            await self._by_hand.__aexit__()
+        """Ask with a prompt for answers of `tokens` tokens, by a chain of one call."""
+        return self.compiled(prompt | self.llm(tokens) | StrOutputParser()).ainvoke
 
     def compiled(self, chain: Runnable[Any, Any]) -> Runnable[Any, Any]:
         """The chain as a user of this system runs it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ class Way(StrEnum):
     CHAT_OPENAI = "ChatOpenAI"
     CHAT_WEFTLINE = "ChatWeftline"  # the swapped class alone
     ACCELERATED = "accelerate"  # LangChain runs the chain, whose calls were sent ahead
-    BY_HAND = "asyncio"  # the program by hand on plain endpoints, where the workload has one
     COMPILED = "compile_chain"  # where the program is one chain; elsewhere the class alone
 
 
@@ -71,19 +69,10 @@ class System:
 
 
 VLLM = ServerSpec(Kind.VLLM)
-# As vLLM's documentation suggests. Without the last two it looks up 5 tokens only.
-NGRAM = {
-    "method": "ngram",
-    "num_speculative_tokens": 4,
-    "prompt_lookup_min": 2,
-    "prompt_lookup_max": 5,
-}
-VLLM_NGRAM = ServerSpec(Kind.VLLM, ("--speculative-config", json.dumps(NGRAM)))
 WEFTLINE = ServerSpec(Kind.WEFTLINE)
 
 BASELINE = "langchain-vllm"
 OURS = "weftline"
-OPTIMISATIONS = ("objective", "groups", "prefix", "prefill_early", "affinity", "tree_attention")
 
 
 def _weftline(title: str, *arguments: str) -> System:
@@ -109,29 +98,10 @@ SYSTEMS: Mapping[str, System] = {
         Way.CHAT_OPENAI,
         ServerSpec(Kind.WEFTLINE, engine=VLLM),
     ),
-    "langchain-vllm-ngram": System("ChatOpenAI + vLLM, n-gram drafts", Way.CHAT_OPENAI, VLLM_NGRAM),
-    "asyncio-vllm": System("asyncio by hand + vLLM", Way.BY_HAND, VLLM),
-    # Each call is a session of its own: what the engine gives without the server's knowledge.
-    "asyncio-weftline": System("asyncio by hand + weftline", Way.BY_HAND, WEFTLINE),
-    **{
-        f"asyncio-weftline-{n}": System(
-            f"asyncio by hand + weftline, {n} at once", Way.BY_HAND, WEFTLINE, n
-        )
-        for n in (4, 8, 12)
-    },
     "without-memory": _weftline(
         "weftline without memory during tools", "--without", "admission,retention"
     ),
     "without-tool_pauses": _weftline("weftline without pauses by tool", "--without", "tool_pauses"),
-    "request-policy": _weftline("weftline, request policy", "--policy", "request"),
-    # The baseline of Parrot's experiments: a server of 2023 that holds 4,096 tokens at a time.
-    "request-capped": _weftline(
-        "weftline, request policy, 4,096 tokens", "--policy", "request", "--kv-tokens", "4096"
-    ),
-    **{
-        f"without-{name}": _weftline(f"weftline without {name}", "--without", name)
-        for name in OPTIMISATIONS
-    },
     **{
         f"langchain-vllm-{n}": System(f"ChatOpenAI + vLLM, {n} at once", Way.CHAT_OPENAI, VLLM, n)
         for n in (4, 8, 12, 16)
@@ -145,18 +115,9 @@ USUAL = (
     OURS,
     "weftline-vllm",
     "weftline-vllm-plugin",
-    "asyncio-vllm",
-    "langchain-vllm-ngram",
-    "request-capped",
 )
 IN_TEN_MINUTES = (BASELINE, "openai-weftline", OURS)
 # What the server earns on the same engine: it leads the report.
 SERVER_ONLY = ("weftline-vllm-plugin", "weftline-vllm")
 ONCE = ("openai-weftline",)  # a quick run takes these at the first point only
-ABLATION = (
-    OURS,
-    "request-policy",
-    "request-capped",
-    *(f"without-{name}" for name in OPTIMISATIONS),
-)
 ON_NULL = ("openai-weftline", "chat-weftline", "accelerated", OURS)

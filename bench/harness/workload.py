@@ -75,16 +75,15 @@ class Workload:
 
     docs/benchmarks/workloads.md says what the paper has found, and why our result differs.
 
-    `run(stage, point)` is the program, and `by_hand` the same without a framework. `prepare(stage)`
-    runs once on the baseline and measures what the points need, such as a saturation rate. Where
-    the program itself needs each answer before its next call, it `visits` the client.
+    `run(stage, point)` is the program. `prepare(stage)` runs once on the baseline and measures what
+    the points need, such as a saturation rate. Where the program itself needs each answer before
+    its next call, it `visits` the client.
     """
 
     title: str
     points: Callable[[Scale, Mapping[str, float]], Sequence[Point]]
     run: Callable[[Stage, Point], Awaitable[None]]
     metrics: Mapping[str, Metric]
-    by_hand: Callable[[Stage, Point], Awaitable[None]] | None = None
     prepare: Callable[[Stage], Awaitable[Mapping[str, float]]] | None = None
     systems: tuple[str, ...] | None = None  # None: the usual ones
     quick_systems: tuple[str, ...] | None = None

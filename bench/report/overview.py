@@ -60,8 +60,8 @@ SLOW = (
 def write_overview(folder: Path) -> Path:
     """Write the file of a folder of summaries, and return its path. Raises InvalidRequest without
     summaries."""
-    found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
-    reports = [one for one in found.values() if one.get("variant") == ""]
+    found = (json.loads(path.read_text()) for path in sorted(folder.glob("*.json")))
+    reports = [one for one in found if "workload" in one]
     if not reports:
         raise InvalidRequest(f"there are no summaries in {folder}: run `weftline bench all` first")
     first = reports[0]

@@ -11,7 +11,6 @@ from bench.workloads.many_agents import (
     OUTPUT,
     RESULT,
     SYSTEM,
-    agent_by_hand,
     graph_agent,
     turns_of,
 )
@@ -30,13 +29,6 @@ async def run(stage: Stage, point: Point) -> None:
         app.result = await graph_agent(llm, role, results, [0.0] * len(results))
 
 
-async def by_hand(stage: Stage, point: Point) -> None:
-    """The same agent as a loop."""
-    role, results = _texts(stage)
-    async with stage.plain(stage.scale.tokens(OUTPUT)) as client, stage.app("agent") as app:
-        app.result = await agent_by_hand(client, role, results, [0.0] * len(results))
-
-
 def _texts(stage: Stage) -> tuple[str, list[str]]:
     """The agent's role and the results of its tools."""
     texts, scale = stage.texts, stage.scale
@@ -51,7 +43,6 @@ WORKLOAD = Workload(
     title="One tool agent",
     points=points,
     run=run,
-    by_hand=by_hand,
     visits=True,
     metrics={"seconds": mean_seconds("agent"), "ms per token": ms_per_token("agent")},
 )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from bench.harness.metrics import mean_seconds, percentile
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload, paper
 from bench.workloads import _load
-from bench.workloads.chain_summary import chain_by_hand, chunks, refine_chain
+from bench.workloads.chain_summary import chunks, refine_chain
 
 PAPER = paper("fig12a_background")
 WORDS, OUTPUT = PAPER["background_prompt_words"], PAPER["output_tokens"]
@@ -40,23 +40,6 @@ async def run(stage: Stage, point: Point) -> None:
     llm = stage.llm(stage.scale.tokens(OUTPUT))
     chain = stage.compiled(refine_chain(llm, len(texts)))
 
-    async def summary() -> None:
-        async with stage.app("chain") as app:
-            app.result = await chain.ainvoke({"chunks": texts})
-
-    await _beside_background(stage, point, summary)
-
-
-async def by_hand(stage: Stage, point: Point) -> None:
-    """The same, the chain as a loop."""
-    texts = chunks(stage, stage.seed)
-    async with stage.plain(stage.scale.tokens(OUTPUT)) as client:
-        await _beside_background(stage, point, lambda: chain_by_hand(stage, client, texts))
-
-
-async def _beside_background(
-    stage: Stage, point: Point, summary: Callable[[], Awaitable[None]]
-) -> None:
     rate = point.values["rate"]
     requests: set[asyncio.Task[None]] = set()
 
@@ -70,7 +53,8 @@ async def _beside_background(
 
     load = asyncio.create_task(background()) if rate else None
     await asyncio.sleep(2.0 if rate else 0.0)
-    await summary()
+    async with stage.app("chain") as app:
+        app.result = await chain.ainvoke({"chunks": texts})
     if load is not None:
         load.cancel()
     await asyncio.gather(*requests)
@@ -80,7 +64,6 @@ WORKLOAD = Workload(
     title="Chain summary with background load",
     points=points,
     run=run,
-    by_hand=by_hand,
     prepare=prepare,
     metrics={
         "seconds": mean_seconds("chain"),

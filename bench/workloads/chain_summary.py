@@ -12,7 +12,6 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnablePassthrough
 
 from bench.harness.metrics import mean_seconds, ms_per_token
-from bench.harness.plain import PlainClient, chat
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload, paper
 
@@ -87,31 +86,9 @@ async def run(stage: Stage, point: Point) -> None:
         app.result = await chain.ainvoke({"chunks": texts})
 
 
-async def by_hand(stage: Stage, point: Point) -> None:
-    """The same calls, one after the other."""
-    texts = chunks(stage, stage.seed)
-    refine = ORDERS[point.values["order"]]
-    async with stage.plain(stage.scale.tokens(point.values["output"])) as client:
-        await chain_by_hand(stage, client, texts, refine)
-
-
-async def chain_by_hand(
-    stage: Stage,
-    client: PlainClient,
-    texts: Sequence[str],
-    refine: ChatPromptTemplate = SUMMARY_FIRST,
-) -> None:
-    """Record one chain whose calls are made one after the other."""
-    async with stage.app("chain") as app:
-        app.result = await client.ask(chat(START, text=texts[0]))
-        for text in texts[1:]:
-            app.result = await client.ask(chat(refine, summary=app.result, text=text))
-
-
 WORKLOAD = Workload(
     title="Chain summary",
     points=points,
     run=run,
-    by_hand=by_hand,
     metrics={"seconds": mean_seconds("chain"), "ms per token": ms_per_token("chain")},
 )

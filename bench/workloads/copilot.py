@@ -49,7 +49,6 @@ WORKLOAD = Workload(
     title="Copilot: many users, one system prompt",
     points=points,
     run=run,
-    by_hand=run,
     metrics={
         "seconds": makespan(),
         "mean latency": mean_seconds("user"),

@@ -65,7 +65,6 @@ WORKLOAD = Workload(
     title="Four GPTs applications",
     points=points,
     run=run,
-    by_hand=run,
     prepare=prepare,
     metrics={
         "ms per token": ms_per_token("user"),

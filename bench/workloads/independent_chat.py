@@ -33,7 +33,6 @@ WORKLOAD = Workload(
     title="Independent chats",
     points=points,
     run=run,
-    by_hand=run,
     metrics={
         "mean latency": mean_seconds("chat"),
         "ms per token": ms_per_token("chat"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Protocol, TypedDict
 
 from langchain_core.language_models import BaseChatModel
@@ -13,7 +13,6 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 
 from bench.harness.metrics import apps_per_minute, mean_seconds, ms_per_token
-from bench.harness.plain import PlainClient
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload
 
@@ -93,19 +92,6 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
     ]
 
 
-Work = Callable[[str, Sequence[str], Sequence[float]], Awaitable[str]]
-
-
-async def run(stage: Stage, point: Point) -> None:
-    """Every agent is a LangGraph."""
-    llm = stage.llm(stage.scale.tokens(OUTPUT), compiled=False)
-
-    async def work(role: str, results: Sequence[str], pauses: Sequence[float]) -> str:
-        return await graph_agent(llm, role, results, pauses)
-
-    await _agents(stage, point, work)
-
-
 async def graph_agent(
     llm: BaseChatModel, role: str, results: Sequence[str], pauses: Sequence[float]
 ) -> str:
@@ -123,31 +109,9 @@ async def graph_agent(
     return str((await looped(think, act, len(results), role)).content)
 
 
-async def by_hand(stage: Stage, point: Point) -> None:
-    """Every agent is a loop."""
-    async with stage.plain(stage.scale.tokens(OUTPUT)) as client:
-
-        async def work(role: str, results: Sequence[str], pauses: Sequence[float]) -> str:
-            return await agent_by_hand(client, role, results, pauses)
-
-        await _agents(stage, point, work)
-
-
-async def agent_by_hand(
-    client: PlainClient, role: str, results: Sequence[str], pauses: Sequence[float]
-) -> str:
-    """Run one agent by hand: after each answer come a pause and a tool's result."""
-    messages = [("system", role), ("user", TASK)]
-    answer = await client.ask(messages)
-    for result, pause in zip(results, pauses, strict=True):
-        await asyncio.sleep(pause)
-        messages += [("assistant", answer), ("user", f"The tool says: {result}")]
-        answer = await client.ask(messages)
-    return answer
-
-
-async def _agents(stage: Stage, point: Point, work: Work) -> None:
-    """Start all agents at once; each has its own context and pauses."""
+async def run(stage: Stage, point: Point) -> None:
+    """Start all agents at once, each a LangGraph with its own context and pauses."""
+    llm = stage.llm(stage.scale.tokens(OUTPUT), compiled=False)
     turns = turns_of(stage.scale)
 
     async def one(number: int) -> None:
@@ -159,7 +123,7 @@ async def _agents(stage: Stage, point: Point, work: Work) -> None:
         pauses = [rng.expovariate(1 / point.values["pause"]) for _ in texts]
         role = stage.texts.document(f"role {stage.seed} {number}", role_tokens(stage.scale))
         async with stage.app("agent") as app:
-            app.result = await work(role, texts, pauses)
+            app.result = await graph_agent(llm, role, texts, pauses)
 
     await asyncio.gather(*map(one, range(point.values["agents"])))
 
@@ -168,7 +132,6 @@ WORKLOAD = Workload(
     title="Many tool agents, a small KV pool",
     points=points,
     run=run,
-    by_hand=by_hand,
     visits=True,
     metrics={
         "apps per minute": apps_per_minute(),
@@ -184,7 +147,6 @@ WORKLOAD = Workload(
         "weftline-vllm",
         "weftline-vllm-plugin",
         "openai-weftline-vllm",
-        "asyncio-vllm",
     ),
     quick_systems=("langchain-vllm", "langchain-vllm-4", "weftline"),  # five contexts fit
     kv_tokens=kv_tokens,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from bench.harness.metrics import makespan, mean_seconds
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload, paper
-from bench.workloads.chain_summary import chain_by_hand, chunks, refine_chain
+from bench.workloads.chain_summary import chunks, refine_chain
 
 PAPER = paper("fig12b_concurrent_chains")
 OUTPUT = 50
@@ -36,17 +36,9 @@ async def run(stage: Stage, point: Point) -> None:
     await asyncio.gather(*map(one, range(point.values["apps"])))
 
 
-async def by_hand(stage: Stage, point: Point) -> None:
-    """The same, each application a loop."""
-    async with stage.plain(stage.scale.tokens(OUTPUT)) as client:
-        documents = [chunks(stage, f"{stage.seed} {n}") for n in range(point.values["apps"])]
-        await asyncio.gather(*(chain_by_hand(stage, client, texts) for texts in documents))
-
-
 WORKLOAD = Workload(
     title="Many chain summaries at once",
     points=points,
     run=run,
-    by_hand=by_hand,
     metrics={"mean seconds": mean_seconds("chain"), "seconds": makespan()},
 )

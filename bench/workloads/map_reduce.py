@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable
 
 from bench.harness.metrics import mean_seconds, ms_per_token
-from bench.harness.plain import PlainClient, chat
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload, paper
 
@@ -60,26 +58,9 @@ async def run(stage: Stage, point: Point) -> None:
         app.result = await chain.ainvoke(texts)
 
 
-async def by_hand(stage: Stage, point: Point) -> None:
-    """All chunks at once, then one call."""
-    texts = documents(stage, stage.seed)
-    async with stage.plain(stage.scale.tokens(point.values["output"])) as client:
-        await map_reduce_by_hand(stage, client, texts)
-
-
-async def map_reduce_by_hand(
-    stage: Stage, client: PlainClient, texts: Sequence[Mapping[str, str]]
-) -> None:
-    """Record one summary whose maps start at once."""
-    async with stage.app("map-reduce") as app:
-        found = await asyncio.gather(*(client.ask(chat(MAP, **text)) for text in texts))
-        app.result = await client.ask(chat(REDUCE, summaries="\n\n".join(found)))
-
-
 WORKLOAD = Workload(
     title="Map-reduce summary",
     points=points,
     run=run,
-    by_hand=by_hand,
     metrics={"seconds": mean_seconds("map-reduce"), "ms per token": ms_per_token("map-reduce")},
 )

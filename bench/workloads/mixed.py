@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from bench.harness.metrics import mean_seconds, ms_per_token, percentile
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload, paper
 from bench.workloads import _load
-from bench.workloads.map_reduce import documents, map_reduce_by_hand, map_reduce_chain
+from bench.workloads.map_reduce import documents, map_reduce_chain
 
 PAPER = paper("fig19_mixed")
 CHAT_PROMPT, CHAT_OUTPUT = 400, 200  # about ShareGPT's means
@@ -37,21 +37,6 @@ async def run(stage: Stage, point: Point) -> None:
         async with stage.app("map-reduce") as app:
             app.result = await chain.ainvoke(texts)
 
-    await _arrivals(stage, point, summary)
-
-
-async def by_hand(stage: Stage, point: Point) -> None:
-    """The same arrivals. The maps of a summary start at once."""
-    async with stage.plain(stage.scale.tokens(PAPER["output_tokens"])) as client:
-
-        async def summary(number: int) -> None:
-            texts = documents(stage, f"{stage.seed} {number}")
-            await map_reduce_by_hand(stage, client, texts)
-
-        await _arrivals(stage, point, summary)
-
-
-async def _arrivals(stage: Stage, point: Point, summary: Callable[[int], Awaitable[None]]) -> None:
     arrivals = _load.poisson(stage.rng, point.values["rate"])
     times = [next(arrivals) for _ in range(stage.scale.items(PAPER["chat_requests"]))]
     starts = [GAP_S * (i // GROUP) for i in range(stage.scale.items(PAPER["map_reduce_apps"]))]
@@ -66,7 +51,6 @@ WORKLOAD = Workload(
     title="Chats beside map-reduce summaries",
     points=points,
     run=run,
-    by_hand=by_hand,
     prepare=prepare,
     metrics={
         "chat ms per token": ms_per_token("chat"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnablePassthrough
 
 from bench.harness.metrics import mean_seconds
-from bench.harness.plain import Message, chat
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload, paper
 
@@ -76,43 +74,9 @@ async def run(stage: Stage, point: Point) -> None:
         app.result = str(await chain.ainvoke({"task": task}))
 
 
-async def by_hand(stage: Stage, point: Point) -> None:
-    """The same program: the files, the reviews and the revisions of a cycle start at once."""
-    files = point.values["files"]
-    state = {"task": stage.texts.document(f"task {stage.seed}", stage.scale.tokens(LENGTHS * 2000))}
-
-    async def each(prefix: str, instruction: str, lengths: Sequence[int]) -> None:
-        prompts = [
-            ChatPromptTemplate.from_template(instruction.replace("NUMBER", str(i)))
-            for i in range(files)
-        ]
-        answers = [
-            client.ask(_messages(prompt, state), _tokens(stage, lengths, i, files))
-            for i, prompt in enumerate(prompts)
-        ]
-        found = await asyncio.gather(*answers)
-        state.update({f"{prefix}_{i}": text for i, text in enumerate(found)})
-
-    async with (
-        stage.plain(stage.scale.tokens(LENGTHS * PAPER["architect"]["output"])) as client,
-        stage.app("program") as app,
-    ):
-        state["design"] = await client.ask(_messages(ARCHITECT, state))
-        await each("file", CODE, PAPER["code"]["output"])
-        for _ in range(stage.scale.items(PAPER["review_revise_cycles"], least=1)):
-            await each("review", memory(files) + REVIEW, PAPER["review"]["output"])
-            await each("file", memory(files) + REVISE, PAPER["revise"]["output"])
-        app.result = str({f"file_{i}": state[f"file_{i}"] for i in range(files)})
-
-
-def _messages(prompt: ChatPromptTemplate, state: Mapping[str, str]) -> list[Message]:
-    return chat(prompt, **{name: state[name] for name in prompt.input_variables})
-
-
 WORKLOAD = Workload(
     title="Multi-agent programming",
     points=points,
     run=run,
-    by_hand=by_hand,
     metrics={"seconds": mean_seconds("program")},
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from bench.workloads.many_agents import (
     AGENTS,
     OUTPUT,
     RESULT,
-    TASK,
     State,
     kv_tokens,
     looped,
@@ -135,52 +134,13 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
 
 
 async def run(stage: Stage, point: Point) -> None:
-    """Every agent is a LangGraph."""
+    """Start all agents at once, each a LangGraph."""
     llm = stage.llm(stage.scale.tokens(OUTPUT) + CALL, compiled=False)
-
-    async def work(agent: Agent) -> str:
-        return await graph_agent(llm, agent, stage.scale)
-
-    await _agents(stage, point, work)
-
-
-async def by_hand(stage: Stage, point: Point) -> None:
-    """Every agent is a loop."""
-    async with stage.plain(stage.scale.tokens(OUTPUT) + CALL) as client:
-
-        async def work(agent: Agent) -> str:
-            """Run one agent: a call for each tool, and the last answer."""
-            messages = [
-                {"role": "system", "content": agent.role},
-                {"role": "user", "content": TASK},
-            ]
-            for turn, name in enumerate(agent.calls):
-                more = {"tools": agent.tools, "tool_choice": chosen(name), **STOPS}
-                said = await client.say(messages, **more)
-                called = said.get("tool_calls")
-                if name == ANSWER:
-                    break
-                messages.append(said)
-                await asyncio.sleep(seconds_of(name, stage.scale))
-                result = {"role": "user", "content": agent.results[turn]}
-                if called:
-                    result |= {"role": "tool", "tool_call_id": called[0]["id"]}
-                messages.append(result)
-            return str(called[0]["function"]["arguments"] if called else said["content"])
-
-        await _agents(stage, point, work)
-
-
-Work = Callable[[Agent], Awaitable[str]]
-
-
-async def _agents(stage: Stage, point: Point, work: Work) -> None:
-    """Start all agents at once."""
 
     async def one(number: int) -> None:
         agent = drawn(stage, number)
         async with stage.app("agent") as app:
-            app.result = await work(agent)
+            app.result = await graph_agent(llm, agent, stage.scale)
 
     await asyncio.gather(*map(one, range(point.values["agents"])))
 
@@ -189,7 +149,6 @@ WORKLOAD = Workload(
     title="Agents with fast and slow tools",
     points=points,
     run=run,
-    by_hand=by_hand,
     visits=True,
     metrics={
         "seconds": mean_seconds("agent"),
@@ -202,22 +161,14 @@ WORKLOAD = Workload(
         "langchain-vllm-4",
         "langchain-vllm-8",
         "langchain-vllm-12",
-        "asyncio-weftline",
         "without-memory",
         "without-tool_pauses",
         "weftline",
         "weftline-vllm",
         "weftline-vllm-plugin",
-        "asyncio-vllm",
     ),
-    # All on our own engine, so that a clean clone can run it: the plain loop is the baseline.
-    quick_systems=(
-        "asyncio-weftline",
-        "asyncio-weftline-4",
-        "asyncio-weftline-8",
-        "without-memory",
-        "weftline",
-    ),
+    # All on our own engine, so that a clean clone can run it.
+    quick_systems=("without-memory", "without-tool_pauses", "weftline"),
     kv_tokens=kv_tokens,
     template=TEMPLATE.read_text(encoding="utf-8"),
 )

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from llama_index.core.utils import get_tokenizer
 
 from bench.harness import __main__ as options
 from bench.harness import fleet as fleets
-from bench.harness import machine, probe, results, resume, servers, systems
+from bench.harness import machine, probe, results, resume, servers
 from bench.harness.__main__ import main as harness
 from bench.harness.fleet import Fleet
 from bench.harness.instructions import held_python
@@ -56,7 +55,6 @@ from tests.random_models import SHAPES
 from weftline.delay import proxy
 from weftline.errors import EngineUnavailable, InvalidRequest
 from weftline_engine.embedded.model.families import read_config
-from weftline_server.config import OPTIMISATIONS
 from weftline_server.prompt.prompter import _compiled
 
 
@@ -207,18 +205,6 @@ def test_the_servers_sums_come_before_its_graphs() -> None:
     assert row["cached"] == 0.0
 
 
-def test_summaries_are_made_anew_from_the_raw_runs(tmp_path: Path) -> None:
-    """They have the same bytes as before; a folder without raw runs is an error of one sentence."""
-    path = results.write_runs(
-        tmp_path, "copilot", report_of("copilot", run("a", 0, app("u", 0, 4)))
-    )
-    before = path.read_bytes()
-    path.unlink()
-    assert results.summarise_again(tmp_path) == [path] and path.read_bytes() == before
-    with pytest.raises(InvalidRequest, match=r"^there are no raw runs in .*raw: measure them"):
-        results.summarise_again(tmp_path / "none")
-
-
 def test_json_for_a_reader() -> None:
     """A value that fits in a line takes one line, and short items share a line."""
     value = {"a": list(range(60)), "b": {10: 1.5, "long": "x" * 150}}
@@ -252,22 +238,6 @@ def test_every_workload_has_points() -> None:
             assert points[0].quick, name
             assert len({point.name for point in points}) == len(points), name
         assert set(workload.systems or ()) | set(workload.quick_systems or ()) <= set(SYSTEMS)
-
-
-def test_the_papers_baseline_holds_4096_tokens(tmp_path: Path) -> None:
-    """Its own pool size comes last and so takes effect."""
-    capped = SYSTEMS["request-capped"]
-    words = command(capped.server, Setup(model=None), 1)
-    assert words[-4:] == ("--policy", "request", "--kv-tokens", "4096")
-    words = command(capped.server, Setup(model=tmp_path), 1)
-    assert words.index("4096") > words.index("65536")  # the last one takes effect
-    for chosen in (systems.USUAL, systems.ABLATION):
-        assert "request-capped" in chosen and systems.OURS in chosen
-
-
-def test_the_server_knows_every_part_of_an_ablation() -> None:
-    """Otherwise the servers of an ablation would refuse to start."""
-    assert set(systems.OPTIMISATIONS) <= OPTIMISATIONS
 
 
 def test_both_sides_get_the_same_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,7 +340,7 @@ def test_only_many_agents_are_run_with_semaphores() -> None:
 def test_the_tools_of_an_agent_are_given() -> None:
     """Each has its own texts and calls. Its tools never change, so that each of its prompts begins
     with the one before. The last call is the answer."""
-    stage = Stage(SYSTEMS["asyncio-weftline"], "http://none", Texts(words, 1), QUICK, 7)
+    stage = Stage(SYSTEMS["openai-weftline"], "http://none", Texts(words, 1), QUICK, 7)
     agents = [tool_mix.drawn(stage, number) for number in range(60)]
     assert agents[3] == tool_mix.drawn(stage, 3) != agents[4]
     called = Counter(name for agent in agents for name in agent.calls)
@@ -534,28 +504,6 @@ def test_passages_of_one_length() -> None:
     assert [len(counted(text)) for text in made] == [54] * 3
 
 
-async def test_programs_by_hand_make_the_same_calls(tmp_path: Path) -> None:
-    """Each answers as many tokens to as long prompts as the LangChain program does."""
-    async with running(ServerSpec(Kind.WEFTLINE), Setup(model=None, logs=tmp_path), "ours") as ours:
-        for name in sorted(set(names()) - {"rag"}):  # whose program is LlamaIndex's
-            workload = load(name)
-            assert workload.by_hand is not None, name
-            point = workload.points(TINY, {"saturation": 100.0})[0]
-            made = []
-            for system, program in (
-                ("openai-weftline", workload.run),
-                ("asyncio-vllm", workload.by_hand),
-            ):
-                stage = Stage(SYSTEMS[system], ours.url, Texts(words, 1), TINY, 7)
-                async with aclosing(stage):
-                    await program(stage, point)
-                assert not any(app.error for app in stage.apps)
-                apps = [app for app in stage.apps if app.kind != "background"]  # as time allows
-                calls = [(call.prompt, call.output) for app in apps for call in app.calls]
-                made.append(sorted(calls))
-            assert made[0] == made[1], name
-
-
 def test_a_weftline_may_start_vllm_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets the baseline's pool and type, and its own scheduler; drafting is vLLM's option."""
     (tmp_path / "config.json").write_text(
@@ -586,6 +534,3 @@ def test_a_weftline_may_start_vllm_itself(tmp_path: Path, monkeypatch: pytest.Mo
         assert line[line.index("--load-format") + 1] == "dummy"
     in_front = command(SYSTEMS["weftline-vllm"].server, setup, 1, "http://v")
     assert in_front[-5:] == (str(tmp_path), "--engine", "vllm", "--connect", "http://v")
-    drafts = command(SYSTEMS["langchain-vllm-ngram"].server, setup, 1)
-    said = json.loads(drafts[drafts.index("--speculative-config") + 1])
-    assert (said["method"], said["prompt_lookup_min"]) == ("ngram", 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ import pytest
 
 from bench.harness import probe
 from bench.harness.column import COLUMN
-from bench.harness.estimate import Share, estimate
 from bench.harness.results import RAW, RESULTS, write
 from bench.harness.runs import Run
 from bench.harness.stage import App
-from bench.harness.workload import QUICK, names
+from bench.harness.workload import names
 from bench.report import overview, pairs
 from bench.report.tables import kind
 from tests.committed import committed, linked
@@ -68,13 +66,13 @@ def row(system: str, delay_ms: int, seconds: float, n: int = 3, **more: Any) -> 
 
 def summary(name: str, date: str, rows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     titles = {one["system"]: {"title": one["system"]} for one in rows}
-    report = {"workload": name, "variant": "", "date": date, "repeats": 3, "systems": titles}
+    report = {"workload": name, "date": date, "repeats": 3, "systems": titles}
     return {**ALIKE, **report, "rows": rows, **more}
 
 
 def test_one_file_holds_the_first_points_of_all_systems(tmp_path: Path) -> None:
-    """A system that lost calls is left out, and so are further points and runs with parts left
-    out. The commits of all workloads are named."""
+    """A system that lost calls is left out, and so are further points and other benchmarks.
+    The commits of all workloads are named."""
     plain, ours = "langchain-vllm", "weftline"
     chain = [row(plain, 0, 6), row(ours, 0, 4, failed=1), row(plain, 250, 6), row(ours, 250, 2)]
     chain.append(row(plain, 0, 9, point="second"))
@@ -82,7 +80,7 @@ def test_one_file_holds_the_first_points_of_all_systems(tmp_path: Path) -> None:
     for path, report in (
         ("chain_summary", summary("chain_summary", "day 1", chain)),
         ("rag", summary("rag", "day 2", [row(plain, 0, 6), row(ours, 0, 1.5)], **later)),
-        ("rag-ablation", summary("rag", "day 2", [row(ours, 0, 1)], variant="ablation")),
+        ("tools", {"rows": []}),
     ):
         write(tmp_path, path, report)
     found = json.loads(overview.write_overview(tmp_path).read_text())
@@ -159,7 +157,9 @@ def test_the_committed_tables_are_those_of_the_committed_results(tmp_path: Path)
 
 
 def test_every_workload_has_its_place() -> None:
-    """It has a row of the table, and a section of docs/benchmarks/workloads.md."""
+    """It has a row of the table, and a section of docs/benchmarks/workloads.md. Those of the pairs
+    are workloads."""
+    assert set(COLUMN) <= set(names())
     assert sorted(overview.ORDER) == names()
     text = (overview.PAGE.parent / overview.WORKLOADS).read_text()
     assert all(f"\n`{name}`. " in text for name in names())
@@ -240,18 +240,3 @@ def test_the_pairs_on_vllm_are_a_table(tmp_path: Path) -> None:
         f"| {label.replace(' |', ', ChatOpenAI |')} | ChatOpenAI + vLLM | 1 apps/min "
         f"| **1.50** (1.50 to 1.50; 1 of 1, p = 1) | – | – | {end}",
     ]
-
-
-def test_the_minutes_of_the_column() -> None:
-    """Before it begins, `on-vllm` tells how long it takes. At twice the lengths and the counts a
-    run takes four times as long, but not its rest before."""
-    shares = [Share("chain_summary", 48, 3.7), Share("many_agents", 48, 73.7)]
-    larger = replace(QUICK, length=2 * QUICK.length, count=2 * QUICK.count)
-    assert estimate(shares, QUICK) == (
-        "about 67 minutes on two idle cores with AVX2: many_agents 60 (48 runs), chain_summary 4 "
-        "(48 runs)"
-    )
-    assert estimate(shares[:1], larger) == (
-        "about 16 minutes on two idle cores with AVX2: chain_summary 13 (48 runs)"
-    )
-    assert set(COLUMN) <= set(names()) and all(row.run_s > 0 for row in COLUMN.values())

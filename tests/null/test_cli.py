@@ -351,7 +351,7 @@ def test_bench_runs_the_programs_of_the_checkout(tmp_path: Path) -> None:
     assert bench.benchmarks(folder) == {"small": ["-m", "bench.micro.small"]}
     (folder / "workloads" / "__init__.py").write_text("")
     (folder / "workloads" / "chain.py").write_text("")
-    found = ["all", "chain", "on-vllm", "small", "summarise", "table"]
+    found = ["all", "chain", "on-vllm", "small", "table"]
     assert list(bench.benchmarks(folder)) == found
     assert bench.pick(folder, "chain") == ["-m", "bench.harness", "chain"]
     with pytest.raises(InvalidRequest, match="no benchmark 'large': there are all, chain, on-"):

@@ -12,8 +12,8 @@ from pathlib import Path
 from weftline.contract.errors import InvalidRequest
 
 # Names that the harness takes beside its workloads: run all of them, run pairs on vLLM, and write
-# the results.
-HARNESS = ("all", "on-vllm", "summarise", "table")
+# the tables.
+HARNESS = ("all", "on-vllm", "table")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
