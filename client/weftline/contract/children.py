@@ -1,4 +1,4 @@
-"""Ends this process when the process that started it ends, even while it computes or is stopped."""
+"""What a child process does first: it ends with its parent, and keeps only what it was given."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
@@ -23,3 +24,16 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before the line above
         os._exit(0)
+
+
+def keep_only(*descriptors: int) -> None:
+    """Close all other descriptors but standard input, output and error.
+
+    uvloop starts a child with every descriptor that can be inherited, and it leaves copies of the
+    parent's standard error among them.
+    """
+    for name in os.listdir("/dev/fd"):
+        descriptor = int(name)
+        if descriptor > 2 and descriptor not in descriptors:
+            with suppress(OSError):  # the one that listed the folder
+                os.close(descriptor)

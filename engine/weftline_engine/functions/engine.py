@@ -11,15 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import signal
 import time
-from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from typing import Any
 
 from weftline_engine import api
 from weftline_engine.functions.config import FunctionConfig
+from weftline_engine.functions.process import FunctionProcess
 from weftline_engine.functions.start import Start
 from weftline_engine.tools.sandbox import CannotSandbox
 
@@ -39,7 +37,7 @@ class FunctionEngine:
 
     def __init__(self, config: FunctionConfig) -> None:
         self._config = config
-        self._idle: list[Process] = []
+        self._idle: list[FunctionProcess] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._places = asyncio.Semaphore(config.workers)
         self._out: asyncio.Queue[api.Event | None] = asyncio.Queue()
@@ -75,7 +73,7 @@ class FunctionEngine:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         for worker in self._idle:
-            await _kill(worker)
+            await worker.kill()
         self._idle.clear()
         self._out.put_nowait(None)
 
@@ -121,8 +119,7 @@ class FunctionEngine:
         worker = await self._idle_worker() or await self._spawned()
         kept = False
         try:
-            assert worker.stdin is not None
-            worker.stdin.write(json.dumps(arguments).encode() + b"\n")
+            worker.ask(json.dumps(arguments).encode() + b"\n")
             answer = await self._line(worker, self._config.timeout_s)
             kept = not self._config.sandbox
         except ConnectionError:
@@ -131,46 +128,41 @@ class FunctionEngine:
             if kept:
                 self._idle.append(worker)
             else:
-                await _kill(worker)
+                await worker.kill()
         if "error" in answer:
             raise FunctionFailed(f"function {self._config.name!r} failed: {answer['error']}")
         return answer["value"]
 
-    async def _idle_worker(self) -> Process | None:
+    async def _idle_worker(self) -> FunctionProcess | None:
         """A worker that waits for a run. Workers that were killed while they waited are skipped."""
         while self._idle:
             worker = self._idle.pop()
-            if worker.returncode is None:
+            if not worker.has_ended:
                 return worker
-            await _kill(worker)
+            await worker.kill()
         return None
 
-    async def _spawned(self) -> Process:
+    async def _spawned(self) -> FunctionProcess:
         assert self._start is not None, "the engine has been started"
-        worker = await asyncio.create_subprocess_exec(
-            *self._start.command(),
-            stdin=PIPE,
-            stdout=PIPE,
-            env=self._start.environment(),
-            limit=self._config.max_bytes,
-            start_new_session=True,
+        label = None if self._config.sandbox else self._config.name  # no log has a client's texts
+        worker = await FunctionProcess.start(
+            self._start.command(), self._start.environment(), self._config.max_bytes, label
         )
         try:
             said = await self._line(worker, START_S)
             if "error" in said:
                 raise FunctionFailed(f"function {self._config.name!r}: {said['error']}")
         except BaseException:
-            await _kill(worker)
+            await worker.kill()
             raise
         return worker
 
-    async def _line(self, worker: Process, within_s: float) -> dict[str, Any]:
+    async def _line(self, worker: FunctionProcess, within_s: float) -> dict[str, Any]:
         """The next line of a worker. Raises FunctionFailed if it is late, long or missing."""
         name = self._config.name
-        assert worker.stdout is not None
         try:
             async with asyncio.timeout(within_s):
-                line = await worker.stdout.readline()
+                line = await worker.line()
             answer = json.loads(line)
         except TimeoutError:
             raise FunctionFailed(
@@ -178,7 +170,7 @@ class FunctionEngine:
             ) from None
         except json.JSONDecodeError:
             raise ProcessEnded(
-                f"function {name!r} ended its process: the server's log has its messages"
+                f"function {name!r} ended its process{await self._reason(worker)}"
             ) from None
         except ValueError:  # asyncio's: the line is longer than the limit
             raise FunctionFailed(
@@ -187,11 +179,10 @@ class FunctionEngine:
         assert isinstance(answer, dict), "a worker writes objects"
         return answer
 
-
-async def _kill(worker: Process) -> None:
-    """End a worker and all that it has started."""
-    with contextlib.suppress(ProcessLookupError):  # it has ended
-        os.killpg(worker.pid, signal.SIGKILL)
-    await worker.wait()
-    if worker.stdin is not None:
-        worker.stdin.close()
+    async def _reason(self, worker: FunctionProcess) -> str:
+        """Where to read why a process has ended. A client reads what its own code printed."""
+        if not self._config.sandbox:
+            return ": the server's log has its messages"
+        await worker.kill()
+        last = worker.last_words.strip()
+        return f", and printed at last {last!r}" if last else ""

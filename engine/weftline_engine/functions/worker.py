@@ -6,6 +6,7 @@ What the function prints goes to standard error, so it cannot be taken for a res
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import sys
@@ -19,6 +20,8 @@ def main(target: str, *, in_sandbox: bool = False) -> None:
     """Import the function, say so, and run it for every line of standard input."""
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a run that is killed has said its lines
+            sys.stdout.reconfigure(line_buffering=True)
         module_name, _, name = target.partition(":")
         module = importlib.import_module(module_name)
         if getattr(module, "NEEDS_SANDBOX", False) and not in_sandbox:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from weftline.contract.children import keep_only
 from weftline_engine.tools.config import Limits
 
 # The oldest version of bubblewrap that has --size and --disable-userns.
@@ -84,7 +85,8 @@ class Sandbox:
         return [self.program, *self._walls(), *self._files(), "--", *inner, *arguments]
 
     def enter(self, tool: str, descriptor: int) -> NoReturn:
-        """Become the process of one call."""
+        """Become the process of one call, with no descriptor but that of its socket."""
+        keep_only(descriptor)
         os.set_inheritable(descriptor, True)
         command = self.command("--tool", tool, "--fd", str(descriptor))
         os.execve(self.program, command, self.environment)

@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from weftline.contract.children import keep_only
 from weftline.sdk.toolkit import Found, tools_in
 from weftline_engine.tools import rlimits
 from weftline_engine.tools.call import serve_call
@@ -47,8 +48,8 @@ class Zygote:
         self._tools = tools
         self._sandbox = sandbox
         self._calls: dict[int, str] = {}  # by process id
-        self._wake, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+        self._wake, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def run(self) -> None:
@@ -86,6 +87,9 @@ class Zygote:
         pid = os.fork()
         if pid == 0:
             self._control.close()
+            signal.set_wakeup_fd(-1)
+            os.close(self._wake)
+            os.close(self._wakes)
             _call(self._config, self._sandbox, self._tools[name], descriptor)
         os.close(descriptor)
         self._calls[pid] = id
@@ -130,12 +134,12 @@ def _call(config: ToolsConfig, sandbox: Sandbox | None, tool: Found, descriptor:
     try:
         os.setsid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nothing, stream)
+        os.close(nothing)
         _limit(config)
         _stand_back(config.niceness)
         if config.niceness == IDLE:
@@ -185,7 +189,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="weftline_engine.tools.zygote", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="socket to the engine")
     parser.add_argument("--name", help="the engine's name; it tells processes apart in ps")
-    control = socket.socket(fileno=parser.parse_args().fd)
+    fd = parser.parse_args().fd
+    keep_only(fd)
+    control = socket.socket(fileno=fd)
     control.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when the calls end
     config = from_environment()

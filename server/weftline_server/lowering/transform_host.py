@@ -17,7 +17,7 @@ import sys
 from typing import Any, Protocol
 
 from weftline.contract import predicates, transforms
-from weftline.contract.children import die_with
+from weftline.contract.children import die_with, keep_only
 from weftline.contract.errors import TransformFailed, WeftlineError
 
 HEADER_BYTES = 4
@@ -29,6 +29,7 @@ def main() -> None:
     """Answer requests until the other end of the socket closes."""
     fd, parent = int(sys.argv[1]), int(sys.argv[2])
     die_with(parent)
+    keep_only(fd)
     # Ctrl-C signals the whole foreground process group. The server decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))

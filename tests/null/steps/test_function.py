@@ -11,6 +11,7 @@ import pytest
 
 from tests.null.asgi import Serve, Server, call
 from tests.null.steps.wire import each, run
+from tests.null.tools.test_tool_engine import gone
 from tests.waits import WAIT_S
 from weftline.errors import InvalidRequest
 from weftline_engine import api
@@ -127,7 +128,7 @@ async def test_a_cancelled_run_ends_its_process(tmp_path: Path) -> None:
     while not (tmp_path / "pid").exists():  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     engine.cancel("o")
-    assert await asyncio.wait_for(worker.wait(), WAIT_S) < 0
+    await asyncio.wait_for(gone(worker.pid), WAIT_S)
     await engine.close()
     assert [events async for events in engine.events()] == []
 

@@ -26,7 +26,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, CallToolResult, TextContent, Tool
 
 from weftline.contract.arguments import ArgumentReader
-from weftline.contract.children import die_with
+from weftline.contract.children import die_with, keep_only
 from weftline.contract.errors import InvalidRequest
 from weftline_engine import api
 from weftline_engine.tools.calls import Begun, Observation, failed
@@ -234,7 +234,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="weftline_engine.tools.mcp.host", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="socket to the weftline server")
     parser.add_argument("--name", help="the server's name; it tells processes apart in ps")
-    connection = socket.socket(fileno=parser.parse_args().fd)
+    fd = parser.parse_args().fd
+    keep_only(fd)
+    connection = socket.socket(fileno=fd)
     connection.set_inheritable(False)
     die_with(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the weftline server decides when this ends
