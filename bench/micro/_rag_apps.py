@@ -62,7 +62,6 @@ PLANNED = questions(PARTS)
 class App(StrEnum):
     """The applications, by Teola's names for them, and one of LlamaIndex's."""
 
-    NAIVE = "naive"
     ADVANCED = "advanced"
     SEARCH = "search"
     SUB_QUESTIONS = "sub_questions"  # LlamaIndex's SubQuestionQueryEngine, of four parts

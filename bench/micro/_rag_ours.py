@@ -97,28 +97,6 @@ def _search(task: Task, vectors: str, k: int) -> Search:
     )
 
 
-def naive(task: Task) -> Graph:
-    """Three chunks, an answer from each, and a summary of the answers."""
-    question = task.question
-    leaves = [
-        ask(f"leaf{n}", apps.SUMMARY, {"context_str": hit(n), "query_str": question})
-        for n in range(apps.TOP)
-    ]
-    # The root reads the leaves as LlamaIndex joins them.
-    joined = "\n\n".join(f"{{leaf{n}}}" for n in range(apps.TOP))
-    template = apps.SUMMARY.replace("{context_str}", joined)
-    given: dict[str, str | Placeholder] = {"query_str": question}
-    for leaf in leaves:
-        given[leaf.name] = read(leaf.name, leaf.name, {"op": "strip"})
-    steps = (
-        *_indexed(task),
-        Embed(in_=Source(value=question), out="query"),
-        _search(task, "query", apps.TOP),
-        MergeStep(in_=Source(var="hits"), by="text", out="top"),
-    )
-    return (*leaves, ask("final", template, given)), steps
-
-
 def advanced(task: Task) -> Graph:
     """Three expanded queries, the hits of each, the best three of all, and a refined answer."""
     question = task.question
@@ -202,7 +180,6 @@ def sub_questions(task: Task) -> Graph:
 
 
 GRAPHS = {
-    App.NAIVE: naive,
     App.ADVANCED: advanced,
     App.SEARCH: search,
     App.SUB_QUESTIONS: sub_questions,

@@ -2,13 +2,12 @@
 
     weftline bench replay --trace FILE --sessions 24 --turns 60 --pressures 1,2
     weftline bench replay --sessions 16 --turns 24 --seed 1
-    weftline bench replay --lamps --rates 2,3,4 --seeds 0,1,2
 
 FILE holds rows of "sessions" (see bench/replay/trace.py); without --trace, sessions are drawn from
 like distributions. Without --turns they are whole. All lengths and times are multiplied by --scale.
 The pressure is what the running sessions need at their longest, over the tokens of the KV cache.
 The bound is the sessions a minute of an engine that holds all contexts, and computes as many tokens
-as Belady's optimum at that pressure. --lamps replays LAMPS's mix of requests with tools instead.
+as Belady's optimum at that pressure.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from bench.harness import machine
 from bench.harness.results import stamp, write
-from bench.replay import lamps, production
+from bench.replay import production
 from bench.replay.trace import Recorded, drawn, read
 from tests.simulator.world import TWO_CORES
 from weftline.errors import WeftlineError
@@ -33,12 +32,12 @@ def main() -> int:
     """The exit code: 0 when done, 1 with a sentence for a trace that cannot be read."""
     args = _arguments()
     try:
-        rows = _lamps(args) if args.lamps else _sessions(args)
+        rows = _sessions(args)
     except WeftlineError as error:
         print(f"weftline bench replay: {error}", file=sys.stderr)
         return 1
     if args.folder is not None:
-        trace = "lamps" if args.lamps else args.trace.stem if args.trace else "drawn"
+        trace = args.trace.stem if args.trace else "drawn"
         told = {one: getattr(args, one) for one in ("scale", "at_once", "sessions", "turns")}
         write(args.folder, f"replay-{trace}", {**stamp(machine.describe()), **told, "rows": rows})
     return 0
@@ -57,9 +56,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--at-once", type=int, default=8, help="sessions that run together")
     parser.add_argument("--pressures", default="1,2,4", help="separated by commas")
     parser.add_argument("--systems", help="separated by commas (default: all)")
-    parser.add_argument("--lamps", action="store_true", help="LAMPS's requests with tools")
-    parser.add_argument("--rates", default="2,3,4", help="of --lamps: requests a second")
-    parser.add_argument("--seeds", default="0,1,2", help="of --lamps: draws of the arrivals")
     parser.add_argument("--folder", type=Path, help="write the rows to this folder")
     return parser.parse_args()
 
@@ -106,23 +102,6 @@ def _about(sessions: Sequence[Recorded], scale: float) -> str:
         f"prompt {statistics.median(turn.input for turn in turns):.0f}, answer "
         f"{statistics.median(turn.output for turn in turns):.0f}"
     )
-
-
-def _lamps(args: argparse.Namespace) -> list[Row]:
-    agents = [lamps.drawn(seed) for seed in range(lamps.MIX_SIZE)]
-    names = args.systems.split(",") if args.systems else list(lamps.POLICIES)
-    rows: list[Row] = []
-    for rate in map(float, args.rates.split(",")):
-        for name in names:
-            served: list[float] = []
-            for seed in map(int, args.seeds.split(",")):
-                load = lamps.Arrivals(agents, rate, seed=seed)
-                row = lamps.replay(load, lamps.POLICIES[name]).row
-                rows.append({"rate": rate, "system": name, "seed": seed, **row})
-                print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
-                served.append(row["serving_s"])
-            print(f"mean of {len(served)} draws: {statistics.mean(served):.2f} s", flush=True)
-    return rows
 
 
 if __name__ == "__main__":

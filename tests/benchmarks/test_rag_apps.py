@@ -1,29 +1,33 @@
-"""The applications of `bench rag_graph`: all systems ask the model the same."""
+"""The applications of `bench rag_graph` run as one request each."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
 
 from bench.micro import _rag_apps as apps
-from bench.micro import _rag_llamaindex, _rag_ours, _rag_plain
+from bench.micro import _rag_ours
 from bench.micro._rag_apps import App
-from bench.micro.rag_graph import Texts
+from bench.micro.rag_graph import Texts, in_turns
 from tests.integrations.conftest import served
-from tests.integrations.recording import recorded
-from weftline.contract.protocol import to_wire
 
-TABLES = (
-    '[[embedder]]\nname = "minilm"\nmodel = "null"\n[[store]]\nname = "docs"\nstore = "memory"\n'
-)
-CHAT = "/v1/chat/completions"
+TABLES = f"""
+[[embedder]]
+name = "minilm"
+model = "null"
+[[store]]
+name = "docs"
+store = "memory"
+[[function]]
+name = "web"
+call = "_rag_web:search"
+path = {json.dumps(str(Path(_rag_ours.__file__).parent))}
+"""
+ANSWERS = {App.ADVANCED: "a better one", App.SEARCH: "an answer", App.SUB_QUESTIONS: "the whole"}
 
 
 def listed(count: int) -> str:
@@ -40,6 +44,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     rules = {
         apps.PLAN[:40]: listed(apps.PARTS),
         apps.EXPAND[:40]: listed(3),
+        "Does this answer need a search?": apps.NEEDS,
         "Sub question: ": "the whole",
         "Query: AAA": "one",
         "Query: BBB": "two",
@@ -54,34 +59,15 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("app", [App.ADVANCED, App.SUB_QUESTIONS])
-async def test_all_systems_ask_the_same(url: str, app: App) -> None:
-    """LlamaIndex sends the messages of the program by hand; the graph's prompts are as long."""
-    # Chunks of one length: they tie in an embedder that counts words, and each system breaks ties
-    # in its own way.
-    chunks = tuple(" ".join([f"w{number}"] * 40) for number in range(apps.CHUNKS))
-    task = replace(Texts().task(app, 0), chunks=chunks)
-    told: list[int] = []
+@pytest.mark.parametrize("app", App)
+async def test_an_application_is_one_request(url: str, app: App) -> None:
+    """It ends with its answer, whatever its calls and steps are."""
+    async with httpx2.AsyncClient(base_url=url, timeout=60) as http:
+        assert await _rag_ours.run(http, Texts().task(app, 0)) == ANSWERS[app]
 
-    async def note(response: httpx2.Response) -> None:
-        if response.url.path == CHAT:
-            await response.aread()
-            told.append(response.json()["usage"]["prompt_tokens"])
 
-    def asked(bodies: list[Any]) -> list[str]:
-        said = [message["content"] for body in bodies for message in body["messages"]]
-        return sorted(re.sub(r"w\d", "w", text) for text in said)
-
-    with recorded(url) as proxy:
-        hooks: Any = {"response": [note]}
-        async with httpx2.AsyncClient(base_url=proxy.url, timeout=60, event_hooks=hooks) as http:
-            by_hand = await _rag_plain.run(http, task)
-            prompts = asked(proxy.bodies(CHAT))
-            proxy.requests.clear()
-            assert _rag_llamaindex.run(proxy.url, task).strip() == by_hand
-            assert asked(proxy.bodies(CHAT)) == prompts
-            graph = replace(_rag_ours.submit(task), close=False)
-            answer = (await http.post("/v1/submit", json=to_wire(graph))).json()
-            assert answer["values"]["final"] == by_hand
-            shown = (await http.get(f"/v1/session/{answer['session_id']}/graph")).json()
-            assert sorted(one["prompt_tokens"] for one in shown["calls"]) == sorted(told)
+async def test_two_servers_take_turns(url: str) -> None:
+    """Each of the two gets every task but the first, which warms it up."""
+    async with httpx2.AsyncClient(base_url=url, timeout=60) as http:
+        found = await in_turns({"with": http, "without": http}, App.ADVANCED, Texts(), 2)
+    assert {name: len(seconds) for name, seconds in found.items()} == {"with": 2, "without": 2}

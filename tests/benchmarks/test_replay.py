@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.replay import lamps, production
+from bench.replay import production
 from bench.replay.belady import Access, Tree, computed
 from bench.replay.gates import HALF_S, Thunder
 from bench.replay.retention import HISTORY, Continuum, FixedTtl
@@ -186,28 +186,3 @@ def test_sessions_are_replayed_on_a_simulated_engine() -> None:
     most = production.bound(CUT, at_once=8, config=config, more=min(optima) / least)
     assert max(rates, key=lambda name: rates[name]) == "weftline"
     assert rates["weftline"] < most
-
-
-@pytest.mark.parametrize("policy", lamps.POLICIES)
-def test_every_request_ends_though_all_contexts_are_paused(policy: str) -> None:
-    """The pool holds two contexts. One agent pauses for a minute, and eight need the room. Each
-    policy gets every request through.
-    """
-    turn = lamps.Turn
-    crowd = [lamps.Agent(300, (turn(20, "walk", 60.0, 10), turn(20)))] + [
-        lamps.Agent(300 + n, (turn(20, "clock", 0.01, 10), turn(20))) for n in range(8)
-    ]
-    load = lamps.Arrivals(crowd, rate=20.0, window_s=1.5)
-    found = lamps.replay(load, lamps.POLICIES[policy], 800)
-    assert found.row["requests"] == len(load.arrivals())
-    assert min(found.serving_s) > 0
-
-
-def test_the_mix_is_that_of_the_published_figures() -> None:
-    """Requests stay within the papers' limit, and the last turn of each has no tool."""
-    some = [lamps.drawn(seed) for seed in range(300)]
-    assert lamps.drawn(7) == lamps.drawn(7)
-    assert {turn.tool for one in some for turn in one.turns[:-1]} == {k.name for k in lamps.MIX}
-    for one in some:
-        tokens = one.prompt + sum(turn.output + turn.returned for turn in one.turns)
-        assert tokens <= lamps.MOST_TOKENS and not one.turns[-1].tool
