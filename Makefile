@@ -90,7 +90,7 @@ check: install ## lint, types, layers, docs/ as a site, and the README's program
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers 2
-	$(PYTEST) $(SHAPE) tests/test_packaging.py tests/benchmarks/test_gpu_results.py tests/test_hooks.py tests/test_sync_client.py
+	$(PYTEST) $(SHAPE) tests/test_packaging.py tests/benchmarks/test_gpu_results.py tests/test_hooks.py
 	@# not -q: mkdocs then counts no warnings
 	$(BIN)/mkdocs build --strict
 	$(BIN)/python .ci/check_wheels.py

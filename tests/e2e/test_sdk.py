@@ -95,7 +95,7 @@ def test_a_client_that_goes_away_cancels_its_work(slow_url: str) -> None:
     """A call is cancelled when the only client that waits for it disconnects."""
     with Client(slow_url) as client, client.session() as session:
         semantic_function(_shout)("word " * 400)
-        said = session._pending[0].placeholders[1].semantic_var_id
+        said = session.state.calls[0].placeholders[1].semantic_var_id
         session.flush()
         body = {"session_id": session.id, "semantic_var_id": said}
         with pytest.raises(httpx2.ReadTimeout):

@@ -18,7 +18,7 @@ from tests.waits import until
 from weftline import AsyncClient, Client
 from weftline.contract.protocol import Call, InOut, Placeholder, Segment, Submit
 from weftline.errors import ConnectionFailed
-from weftline.sdk.http import get_body
+from weftline.sdk.client import Session
 from weftline.watching import Part, Value
 
 WORDS = " ".join(f"word{number}" for number in range(20)) + " "
@@ -99,11 +99,10 @@ async def test_gets_of_both_clients_wait_for_the_server(server: Killed) -> None:
 
         def blocking() -> str:
             with Client(server.url) as other:
-                body = get_body(session.id, "a", None, None, False)
-                other.connection.request("POST", "/v1/get", body)  # it learns what the server does
+                same = Session(other, session.id)
+                same.get("a")  # the client learns what the server does
                 learnt.set()
-                body = get_body(session.id, "c", None, None, False)
-                return str(other.connection.request("POST", "/v1/get", body)["value"])
+                return str(same.get("c"))
 
         second = asyncio.create_task(asyncio.to_thread(blocking))
         assert await asyncio.to_thread(learnt.wait, 20)

@@ -15,9 +15,9 @@ from tests.integrations.conftest import served
 from tests.waits import wait_until
 from weftline.adapters import (
     BACKGROUND,
-    Background,
     Chain,
     Claims,
+    Clients,
     Closer,
     Closers,
     Feed,
@@ -31,7 +31,7 @@ from weftline.adapters import (
     RunSessions,
     Server,
 )
-from weftline.adapters.background import MAX_CLIENTS
+from weftline.adapters.clients import MAX_CLIENTS
 from weftline.adapters.openai import finish_reason, message, whole_delta
 from weftline.adapters.pieces import as_name, by_search, to_wire
 from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment
@@ -105,30 +105,28 @@ def test_work_that_is_cancelled_ends() -> None:
 
 def test_work_on_one_server_shares_a_client_when_the_oldest_goes(echo_url: str) -> None:
     """The client that makes room takes time to close. All that asks meanwhile gets the same one."""
-    background = Background()
+    clients = Clients()
 
     def server(number: int) -> Server:
         return Server(echo_url, headers=(("x-number", str(number)),))
 
     async def connect(number: int) -> None:
-        client = await background.client(server(number))
+        client = await clients.of(server(number))
         async with client.session():  # its connection stays open
             pass
 
     async def ask() -> None:
         for number in range(MAX_CLIENTS):
             await connect(number)
-        first = await background.client(server(0))
-        asked = (background.client(server(MAX_CLIENTS)) for _ in range(20))
+        first = await clients.of(server(0))
+        asked = (clients.of(server(MAX_CLIENTS)) for _ in range(20))
         assert len({id(client) for client in await asyncio.gather(*asked)}) == 1
-        assert await background.client(server(0)) is first  # used last but one: 1 went, not 0
-        assert len(background._clients) == MAX_CLIENTS
-        for client in background._clients.values():
+        assert await clients.of(server(0)) is first  # used last but one: 1 went, not 0
+        assert len(clients._clients) == MAX_CLIENTS
+        for client in clients._clients.values():
             await client.close()
 
-    background.run(ask())
-    assert background._loop is not None
-    background._loop.call_soon_threadsafe(background._loop.stop)
+    BACKGROUND.run(ask())
 
 
 def call(name: str, variable: str, text: str) -> Call:

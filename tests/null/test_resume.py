@@ -70,7 +70,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(seconds: float) -> None:
         waited.append(seconds)
 
-    monkeypatch.setattr("weftline.sdk.aconnection.sleep", sleep)
+    monkeypatch.setattr("weftline.sdk.connection.sleep", sleep)
     return waited
 
 
@@ -173,9 +173,8 @@ async def test_openai_streams_are_not_resumed(serve: Serve) -> None:
     assert failed.value.began and len(transport.asked) == 1
 
 
-def test_the_synchronous_client_goes_on_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_synchronous_client_goes_on_too() -> None:
     """It resumes with the id of the last event that it saw."""
-    monkeypatch.setattr("weftline.sdk.connection.sleep", lambda seconds: None)
     asked: list[str | None] = []
     answers = [
         'id: 3\nevent: part\ndata: {"offset": 0, "text": "one"}\n\n',

@@ -106,7 +106,7 @@ async def test_a_full_server_is_retried_after_its_retry_after(
         if len(pauses) == 2:
             await server.http.delete(f"/v1/session/{held}")
 
-    monkeypatch.setattr("weftline.sdk.aconnection.sleep", sleep)
+    monkeypatch.setattr("weftline.sdk.connection.sleep", sleep)
     client = AsyncClient("http://t", transport=httpx2.ASGITransport(server.app))
     session = await client.session().open()
     assert pauses == [1.0, 1.0] and session.id != held
@@ -118,7 +118,11 @@ async def test_a_full_server_is_retried_after_its_retry_after(
 def test_the_synchronous_client_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests and streams get a refusal, then a broken connection, then the response."""
     pauses: list[float] = []
-    monkeypatch.setattr("weftline.sdk.connection.sleep", pauses.append)
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr("weftline.sdk.connection.sleep", sleep)
 
     def answers(last: httpx2.Response) -> Iterator[httpx2.Response | None]:
         yield httpx2.Response(503, headers={"Retry-After": "2"})

@@ -1,7 +1,7 @@
 """The kit that the LangChain and the LlamaIndex adapter share. It imports neither framework.
 
 server      Server: where models are served, and the environment's settings
-background  Background: one event loop in a thread of its own, which sends all requests
+clients     Clients: the asynchronous client of each server, on the background loop
 faults      what readers get for an exception of code that is not weftline's
 feed        Feed: submits the calls of a run, and receives their values as the server pushes them
 claims      Claims: finds, for a request, the equal call that was sent ahead
@@ -17,22 +17,25 @@ parsers     the transforms that replace LangChain's parsers
 
 from __future__ import annotations
 
-from weftline.adapters.background import BACKGROUND, Background, Chain, Relay, awaited
 from weftline.adapters.calls import OUTPUT, Inputs
 from weftline.adapters.claims import Claims, Planned
+from weftline.adapters.clients import CLIENTS, Clients
 from weftline.adapters.feed import Feed, Result
 from weftline.adapters.pieces import Piece, Pieces
 from weftline.adapters.promises import Promises
 from weftline.adapters.retrieval import Retrieval
 from weftline.adapters.server import Server
 from weftline.adapters.sessions import Closer, Closers, Request, RunSession, RunSessions
+from weftline.sdk.background import BACKGROUND, Background, Chain, Relay, awaited
 
 __all__ = [
     "BACKGROUND",
+    "CLIENTS",
     "OUTPUT",
     "Background",
     "Chain",
     "Claims",
+    "Clients",
     "Closer",
     "Closers",
     "Feed",

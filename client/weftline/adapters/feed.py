@@ -13,13 +13,14 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from weftline.adapters.background import BACKGROUND, Chain, awaited
+from weftline.adapters.clients import CLIENTS
 from weftline.adapters.faults import FOREIGN, as_ours
 from weftline.adapters.server import Server
 from weftline.contract.errors import Cancelled, ClientStepFailed, Timeout, WeftlineError
 from weftline.contract.protocol import Call, InOut, Submit
 from weftline.contract.steps import Branch, Step
 from weftline.sdk.aclient import AsyncSession
+from weftline.sdk.background import BACKGROUND, Chain, awaited
 from weftline.sdk.client_steps import outcome_of
 from weftline.sdk.events import Event, Failed, Graph, Part, Submitted, Value
 from weftline.sdk.http import MAX_RETRIES, OnGraph
@@ -344,7 +345,7 @@ class Feed:
         """
         began = False
         try:
-            client = await BACKGROUND.client(self.server)
+            client = await CLIENTS.of(self.server)
             pushed = client.watch(draft.submit(session), max_retries=draft.max_retries)
             async with aclosing(pushed) as events:
                 async for event in events:
@@ -432,7 +433,7 @@ class Feed:
         """Fail the refused sides of the branches that are about to be submitted."""
         for side in sorted(draft.sides & self._refused.keys() - self._failed):
             self._failed.add(side)
-            client = await BACKGROUND.client(self.server)
+            client = await CLIENTS.of(self.server)
             outcome = outcome_of(self._refused[side])
             await client.set(await awaited(self.session), side, outcome)
 
@@ -482,9 +483,7 @@ class Feed:
             self._settle(Failed(variable, error))
 
     async def _session_client(self) -> AsyncSession:
-        session = (await BACKGROUND.client(self.server)).session()
-        session.id = await awaited(self.session)
-        return session
+        return AsyncSession(await CLIENTS.of(self.server), await awaited(self.session))
 
     async def _fetch_graph(self) -> dict[str, Any]:
         return await (await self._session_client()).graph()

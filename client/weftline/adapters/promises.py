@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from weftline.adapters.background import BACKGROUND, awaited
+from weftline.adapters.clients import CLIENTS
 from weftline.adapters.faults import raising_ours
 from weftline.adapters.feed import Feed
 from weftline.contract.protocol import Call, InOut, SetVariable
 from weftline.contract.steps import MAX_NAME, Branch, ClientStep, Step
+from weftline.sdk.background import BACKGROUND, awaited
 from weftline.sdk.client_steps import outcome_of
 
 log = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ def _log(told: Future[None]) -> None:
 
 async def _set(feed: Feed, variable: str, body: SetVariable) -> None:
     with raising_ours():
-        client = await BACKGROUND.client(feed.server)
+        client = await CLIENTS.of(feed.server)
         await client.set(await awaited(feed.session), variable, body)
 
 

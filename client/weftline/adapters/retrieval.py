@@ -11,11 +11,12 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from weftline.adapters.background import BACKGROUND, awaited
+from weftline.adapters.clients import CLIENTS
 from weftline.adapters.faults import raising_ours
 from weftline.adapters.server import Server
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.steps import Delete, Embed, Fetch, Ingest, Rerank, Search, Source, Step
+from weftline.sdk.background import BACKGROUND, awaited
 
 T = TypeVar("T")
 
@@ -147,7 +148,7 @@ class Retrieval:
 
     async def _ask(self, asked: Asked) -> Any:
         with raising_ours():
-            client = await BACKGROUND.client(self.server)
+            client = await CLIENTS.of(self.server)
             answer = await client.run((), (ANSWER,), steps=asked.steps)
         return answer.values[ANSWER]
 

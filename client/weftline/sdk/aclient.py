@@ -1,7 +1,4 @@
-"""The asynchronous client: sessions with their variables and calls, for coroutines.
-
-`.ci/sync_client.py` makes the synchronous client, `weftline.sdk.client`, from this file.
-"""
+"""The asynchronous client: sessions with their variables and calls, for coroutines."""
 
 from __future__ import annotations
 
@@ -15,11 +12,13 @@ import httpx2
 from weftline.contract.errors import WeftlineError
 from weftline.contract.protocol import Call, Criterion, SetVariable, Submit
 from weftline.contract.steps import Step
-from weftline.sdk.aconnection import AsyncConnection
 from weftline.sdk.agent import Agent, AgentTool, Prompt
 from weftline.sdk.agent_arun import AsyncAgentRun
+from weftline.sdk.connection import AsyncConnection
+from weftline.sdk.control_verbs import SessionState
 from weftline.sdk.events import Event, event_of
 from weftline.sdk.http import MAX_RETRIES, OnGraph, get_body, sessions_path
+from weftline.sdk.own_functions import Compute, on_the_loop
 from weftline.sdk.session import Answer, SessionBase, SubmittedCall
 from weftline.sdk.step_tasks import StepTasks
 from weftline.sdk.variable import VariableBase
@@ -140,7 +139,7 @@ class AsyncClient:
         rows: list[dict[str, Any]] = answer["advice"]
         return rows
 
-    # The adapters are asynchronous inside, so the synchronous client has none of what follows.
+    # Only the adapters need what follows, so the synchronous client has none of it.
 
     async def watch(
         self, submit: Submit, *, max_retries: int | None = None
@@ -231,14 +230,15 @@ class AsyncSession(SessionBase[AsyncVariable]):
     Inside its `async with` block, each semantic function that you call adds a call to this session.
     """
 
-    def __init__(self, client: AsyncClient, id: str = "") -> None:
-        super().__init__(id)
+    def __init__(self, client: AsyncClient, id: str = "", compute: Compute = on_the_loop) -> None:
+        super().__init__(SessionState(id))
         self._connection = client.connection
-        self._steps = StepTasks(self, self._connection)
+        self._compute = compute
+        self._steps = StepTasks(self.state, self._connection, compute)
 
     async def open(self) -> Self:
         """Open the session on the server. The server chooses its `id`."""
-        self.id = (await self._connection.request("POST", "/v1/session"))["session_id"]
+        self.state.id = (await self._connection.request("POST", "/v1/session"))["session_id"]
         return self
 
     async def __aenter__(self) -> Self:
@@ -300,7 +300,7 @@ class AsyncSession(SessionBase[AsyncVariable]):
         the variable may be one that no call writes yet. Raises the error of the call that failed
         first, NoProducer or Timeout.
         """
-        if criteria is None and timeout_s is None and not wait and not self._computations:
+        if criteria is None and timeout_s is None and not wait and not self.state.computations:
             submit = self._take_pending(get=(variable,))
             if submit is not None:  # the calls go, and the value comes, in one round trip
                 answer = await self._connection.request("POST", "/v1/submit", submit)
@@ -339,7 +339,8 @@ class AsyncSession(SessionBase[AsyncVariable]):
         are complete, while the model still writes. `options` are further fields of a chat
         completion, such as `model` and `max_tokens`.
         """
-        return AsyncAgentRun(self, self._connection, Agent(self.id, prompt, tools, system, options))
+        made = Agent(self.id, prompt, tools, system, options)
+        return AsyncAgentRun(self, self._connection, made, self._compute)
 
     async def graph(self) -> dict[str, Any]:
         """The session's graph as JSON: calls, variables, edges, and the seconds of each phase."""
@@ -365,6 +366,7 @@ class AsyncSession(SessionBase[AsyncVariable]):
         """
         if self.closed:
             return
-        self.closed, self._pending, self._pending_steps, self._computations = True, [], [], []
+        self.state.closed = True
+        self.state.clear()
         await self._steps.close()
         await self._connection.request("DELETE", f"/v1/session/{self.id}")

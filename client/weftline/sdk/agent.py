@@ -7,7 +7,6 @@ call's variable to its result.
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -52,10 +51,6 @@ class OwnTool:
 
     spec: ToolSpec
     function: Callable[..., Any]
-
-    @property
-    def is_async(self) -> bool:
-        return inspect.iscoroutinefunction(self.function)
 
 
 @dataclass(frozen=True, slots=True)

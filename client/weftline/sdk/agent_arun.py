@@ -1,15 +1,17 @@
-"""Runs an agent for the asynchronous client. Its tools run on the event loop, or in threads."""
+"""Runs an agent: sends its request, computes the calls of its tools, and reads its stream."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from weftline.contract.protocol import SetVariable
-from weftline.sdk.aconnection import AsyncConnection
 from weftline.sdk.agent import ROUTE, Agent, AgentResult, DueCall, observation_of
+from weftline.sdk.connection import AsyncConnection
+from weftline.sdk.own_functions import Compute
 from weftline.sdk.step_tasks import send
 
 T = TypeVar("T")
@@ -18,7 +20,9 @@ T = TypeVar("T")
 class AsyncAgentSession(Protocol):
     """What a run asks of its session."""
 
-    id: str
+    @property
+    def id(self) -> str:
+        """The server's name for the session."""
 
     async def flush(self) -> None:
         """Send the calls that were added before the run."""
@@ -28,11 +32,16 @@ class AsyncAgentRun:
     """One run of an agent. Iterate over `stream` for its text, or `await` it for its result."""
 
     def __init__(
-        self, session: AsyncAgentSession, connection: AsyncConnection, agent: Agent
+        self,
+        session: AsyncAgentSession,
+        connection: AsyncConnection,
+        agent: Agent,
+        compute: Compute,
     ) -> None:
         self._session = session
         self._connection = connection
         self._agent = agent
+        self._run = compute
         self._texts: AsyncGenerator[str, None] | None = None
 
     def __await__(self) -> Generator[Any, None, AgentResult]:
@@ -71,14 +80,15 @@ class AsyncAgentRun:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def _compute(self, call: DueCall, lost: asyncio.Future[None]) -> None:
-        function, timeout_s = call.tool.function, call.tool.spec.timeout_s
+        spec = call.tool.spec
         try:
-            given = call.bound()
-            work = function(**given) if call.tool.is_async else asyncio.to_thread(function, **given)
-            made = observation_of(await asyncio.wait_for(work, timeout_s))
+            function = partial(call.tool.function, **call.bound())
+            work = self._run(spec.function.name, function)
+            done = await asyncio.wait_for(work, spec.timeout_s)
+            made = observation_of(done.value) if done.error is None else call.failed(done.error)
         except TimeoutError:
             made = SetVariable(value=call.timed_out)
-        except Exception as error:
+        except ValueError as error:  # the arguments
             made = call.failed(error)
         try:
             await send(self._session.id, self._connection, call.variable, made)

@@ -1,23 +1,25 @@
-"""The synchronous client: sessions with their variables and calls, over an HTTP connection pool.
+"""The synchronous client: the asynchronous one, for programs without coroutines.
 
-Made by `.ci/sync_client.py`; change `weftline.sdk.aclient`.
+Each method runs its asynchronous counterpart on the event loop of `weftline.sdk.background`, and
+waits. So threads may share a client, and a program may use it inside a loop of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from typing import Any, Self
 
 import httpx2
 
-from weftline.contract.protocol import Call, Criterion, SetVariable, Submit
+from weftline.contract.protocol import Call, Criterion
 from weftline.contract.steps import Step
-from weftline.sdk.agent import Agent, AgentTool, Prompt
-from weftline.sdk.agent_run import AgentRun
-from weftline.sdk.connection import Connection
-from weftline.sdk.http import MAX_RETRIES, OnGraph, get_body, sessions_path
+from weftline.sdk.aclient import AsyncClient, AsyncSession
+from weftline.sdk.agent import AgentResult, AgentTool, Prompt
+from weftline.sdk.agent_arun import AsyncAgentRun
+from weftline.sdk.background import BACKGROUND, Relay
+from weftline.sdk.http import MAX_RETRIES, OnGraph
+from weftline.sdk.own_functions import OwnThreads
 from weftline.sdk.session import Answer, SessionBase, SubmittedCall
-from weftline.sdk.step_threads import StepThreads
 from weftline.sdk.variable import VariableBase
 
 
@@ -45,12 +47,14 @@ class Client:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
         max_retries: int = MAX_RETRIES,
-        transport: httpx2.BaseTransport | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        self.connection = Connection(
+        if transport is not None and not isinstance(transport, httpx2.AsyncBaseTransport):
+            raise TypeError("requests are sent on an event loop: give an httpx2.AsyncBaseTransport")
+        self.remote = AsyncClient(
             base_url,
             api_key,
-            headers=headers or {},
+            headers=headers,
             timeout_s=timeout_s,
             max_retries=max_retries,
             transport=transport,
@@ -64,7 +68,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connections. Sessions stay on the server until they are closed or expire."""
-        self.connection.close()
+        BACKGROUND.run(self.remote.close())
 
     def session(self) -> Session:
         """Open a session for one run of an application. A `with` block closes it."""
@@ -85,10 +89,7 @@ class Client:
         request and closes it at the end. Raises the error of the call that failed first, and
         GraphError if the calls do not make a graph.
         """
-        body = Submit(
-            calls=tuple(calls), steps=tuple(steps), get=tuple(get), graph=graph, close=True
-        )
-        return Answer.of(self.connection.request("POST", "/v1/submit", body))
+        return BACKGROUND.run(self.remote.run(calls, get, steps=steps, graph=graph))
 
     def stream(
         self, calls: Sequence[Call], variable: str, *, on_graph: OnGraph | None = None
@@ -98,13 +99,16 @@ class Client:
         `on_graph` is a function. It is called with the session's graph when the text has ended.
         Raises the error of the call that failed first.
         """
-        graph = on_graph is not None
-        body = Submit(calls=tuple(calls), stream=variable, graph=graph, close=True)
-        return self.connection.texts("/v1/submit", body, on_graph)
+        if on_graph is None:
+            return _read(self.remote.stream(calls, variable))
+        # The function runs in the reader's thread, where it may use the client.
+        graphs: list[dict[str, Any]] = []
+        texts = self.remote.stream(calls, variable, on_graph=graphs.append)
+        return _read(texts, lambda: on_graph(graphs[0]))
 
     def models(self) -> list[str]:
         """The names of the served models. The default model comes first."""
-        return [model["id"] for model in self.connection.request("GET", "/v1/models")["data"]]
+        return BACKGROUND.run(self.remote.models())
 
     def sessions(self, *, limit: int = 100, text: str = "") -> list[dict[str, Any]]:
         """The sessions of your API key: open ones, and those closed a short time ago.
@@ -113,9 +117,7 @@ class Client:
         session's id, its name, its state, how many calls are in each state, and its tokens so far.
         With `text` only sessions whose prompts or values contain it are listed.
         """
-        answer = self.connection.request("GET", sessions_path(limit, text))
-        found: list[dict[str, Any]] = answer["sessions"]
-        return found
+        return BACKGROUND.run(self.remote.sessions(limit=limit, text=text))
 
     def advice(self, *, limit: int = 100, lengths: bool = False) -> list[dict[str, Any]]:
         """Where prompts of your programs part although equal text follows, which is computed anew.
@@ -126,10 +128,7 @@ class Client:
         not log prompts. With `lengths` a row has the lengths of recorded calls, before and after
         the change, for a simulation.
         """
-        query = f"limit={limit}" + ("&lengths=true" if lengths else "")
-        answer = self.connection.request("GET", f"/v1/advice?{query}")
-        rows: list[dict[str, Any]] = answer["advice"]
-        return rows
+        return BACKGROUND.run(self.remote.advice(limit=limit, lengths=lengths))
 
 
 class Variable(VariableBase):
@@ -166,13 +165,12 @@ class Session(SessionBase[Variable]):
     """
 
     def __init__(self, client: Client, id: str = "") -> None:
-        super().__init__(id)
-        self._connection = client.connection
-        self._steps = StepThreads(self, self._connection)
+        self._remote = AsyncSession(client.remote, id, OwnThreads())
+        super().__init__(self._remote.state)
 
     def open(self) -> Self:
         """Open the session on the server. The server chooses its `id`."""
-        self.id = self._connection.request("POST", "/v1/session")["session_id"]
+        BACKGROUND.run(self._remote.open())
         return self
 
     def __enter__(self) -> Self:
@@ -190,11 +188,7 @@ class Session(SessionBase[Variable]):
 
     def flush(self) -> None:
         """Send the calls that were added since the last submit. `get` and `stream` also do this."""
-        submit, computations = self._take_pending(), self._take_computations()
-        if submit is not None and computations is not None:
-            self._steps.start(submit, computations)
-        elif submit is not None:
-            self._connection.request("POST", "/v1/submit", submit)
+        BACKGROUND.run(self._remote.flush())
 
     def submit(self, calls: Sequence[Call], *, detach: bool = False) -> list[SubmittedCall]:
         """Send `calls` now. The server accepts all of them or none.
@@ -202,23 +196,18 @@ class Session(SessionBase[Variable]):
         With `detach` the calls run to their end although nobody reads their outputs. Raises
         GraphError if the calls do not make a graph.
         """
-        self.flush()
-        body = Submit(session_id=self.id, calls=tuple(calls), detach=detach)
-        answer = self._connection.request("POST", "/v1/submit", body)
-        return [SubmittedCall.of(call) for call in answer["calls"]]
+        return BACKGROUND.run(self._remote.submit(calls, detach=detach))
 
     def set(self, variable: str, value: Any) -> None:
         """Set the value of the variable with this id. Raises AlreadySet.
 
         A value is a text or any other JSON value except None.
         """
-        path = f"/v1/session/{self.id}/variable/{variable}"
-        self._connection.request("PUT", path, SetVariable(value=value))
+        BACKGROUND.run(self._remote.set(variable, value))
 
     def cancel(self, variable: str) -> None:
         """Cancel the call that generates a variable. A variable that is ready keeps its value."""
-        self.flush()
-        self._connection.request("DELETE", f"/v1/session/{self.id}/variable/{variable}")
+        BACKGROUND.run(self._remote.cancel(variable))
 
     def get(
         self,
@@ -234,15 +223,7 @@ class Session(SessionBase[Variable]):
         the variable may be one that no call writes yet. Raises the error of the call that failed
         first, NoProducer or Timeout.
         """
-        if criteria is None and timeout_s is None and not wait and not self._computations:
-            submit = self._take_pending(get=(variable,))
-            if submit is not None:  # the calls go, and the value comes, in one round trip
-                answer = self._connection.request("POST", "/v1/submit", submit)
-                return answer["values"][variable]
-        self.flush()
-        body = get_body(self.id, variable, criteria, timeout_s, wait)
-        with self._own_failures():
-            return self._connection.request("POST", "/v1/get", body)["value"]
+        return BACKGROUND.run(self._remote.get(variable, criteria, timeout_s, wait))
 
     def stream(
         self, variable: str, criteria: Criterion | str | None = None, wait: bool = False
@@ -252,8 +233,7 @@ class Session(SessionBase[Variable]):
         The parameters are those of `get`.
         """
         self.flush()
-        body = get_body(self.id, variable, criteria, None, wait, stream=True)
-        return self._connection.texts("/v1/get", body)
+        return _read(self._remote.stream(variable, criteria, wait))
 
     def agent(
         self,
@@ -272,12 +252,12 @@ class Session(SessionBase[Variable]):
         are complete, while the model still writes. `options` are further fields of a chat
         completion, such as `model` and `max_tokens`.
         """
-        return AgentRun(self, self._connection, Agent(self.id, prompt, tools, system, options))
+        run = self._remote.agent(prompt, tools=tools, system=system, **options)
+        return AgentRun(run)
 
     def graph(self) -> dict[str, Any]:
         """The session's graph as JSON: calls, variables, edges, and the seconds of each phase."""
-        answer: dict[str, Any] = self._connection.request("GET", f"/v1/session/{self.id}/graph")
-        return answer
+        return BACKGROUND.run(self._remote.graph())
 
     def events(self) -> list[dict[str, Any]]:
         """The newest events of the session, the oldest of them first.
@@ -285,16 +265,40 @@ class Session(SessionBase[Variable]):
         Each event has its number `n`, its time `t` in seconds, its kind `event`, what it is
         `about`, and a `text`.
         """
-        answer = self._connection.request("GET", f"/v1/session/{self.id}/events")
-        events: list[dict[str, Any]] = answer["events"]
-        return events
+        return BACKGROUND.run(self._remote.events())
 
     def close(self) -> None:
         """Close the session on the server, which cancels its running calls.
 
         A second `close` does nothing.
         """
-        if self.closed:
-            return
-        self.closed, self._pending, self._pending_steps, self._computations = True, [], [], []
-        self._connection.request("DELETE", f"/v1/session/{self.id}")
+        BACKGROUND.run(self._remote.close())
+
+
+class AgentRun:
+    """One run of an agent. Iterate over `stream` for its text, or call `get` for its result."""
+
+    def __init__(self, remote: AsyncAgentRun) -> None:
+        self._remote = remote
+        self._texts: Generator[str, None, None] | None = None
+
+    def stream(self) -> Generator[str, None, None]:
+        """The model's text in all its turns, in parts, as it is generated."""
+        if self._texts is None:
+            self._texts = _read(self._remote.stream())
+        return self._texts
+
+    def get(self) -> AgentResult:
+        """Wait for the end of the run, and return its result."""
+        for _ in self.stream():
+            pass
+        return BACKGROUND.run(self._remote.get())
+
+
+def _read(
+    texts: AsyncGenerator[str, None], then: Callable[[], None] | None = None
+) -> Generator[str, None, None]:
+    """The texts as they come. A reader that leaves ends the request, too."""
+    yield from Relay(texts)
+    if then is not None:
+        then()

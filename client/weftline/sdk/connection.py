@@ -1,15 +1,14 @@
-"""The HTTP connections of the synchronous client: requests, event streams, and their retries.
-
-Made by `.ci/sync_client.py`; change `weftline.sdk.aconnection`.
-"""
+"""The HTTP connections of a client: requests, event streams, and their retries."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import closing
+import os
+from asyncio import sleep
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from itertools import count
-from time import sleep
 from typing import Any
+from weakref import WeakSet
 
 import httpx2
 
@@ -29,11 +28,24 @@ from weftline.sdk.http import (
     text_of_event,
 )
 from weftline.sdk.resume import StreamedRequest
-from weftline.sdk.text_stream import text_stream
 
 
-class Connection:
-    """A pool of connections to one server. Threads may share it."""
+class _OfParent(httpx2.AsyncBaseTransport):
+    """Stands for a transport that was given to the client before the process was forked."""
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        raise RuntimeError(
+            "the transport of this client belongs to the parent process: make a client with a "
+            "transport of its own after the fork"
+        )
+
+
+class AsyncConnection:
+    """A pool of connections to one server, for one event loop.
+
+    A process that was forked gets a pool of its own: on a connection that two processes share,
+    each could read the other's answer.
+    """
 
     def __init__(
         self,
@@ -43,7 +55,7 @@ class Connection:
         headers: Mapping[str, str],
         timeout_s: float | None,
         max_retries: int,
-        transport: httpx2.BaseTransport | None,
+        transport: httpx2.AsyncBaseTransport | None,
     ) -> None:
         self._endpoint = ServerEndpoint.find(base_url, api_key)
         self._known = Known()
@@ -51,26 +63,36 @@ class Connection:
         self._timeout = (
             TIMEOUT if timeout_s is None else httpx2.Timeout(timeout_s, connect=CONNECT_S)
         )
-        self._http = httpx2.Client(
+        self._headers = {**headers, **self._endpoint.headers}
+        self._transport = transport
+        self._http = self._pool(transport)
+        _CONNECTIONS.add(self)
+
+    def _pool(self, transport: httpx2.AsyncBaseTransport | None) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(
             base_url=self._endpoint.base_url,
-            headers={**headers, **self._endpoint.headers},
+            headers=self._headers,
             timeout=self._timeout,
             limits=LIMITS,
             transport=transport,
             verify=certificates(),
         )
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
+    def renew(self) -> None:
+        """Leave the connections to the parent process, and begin with none."""
+        self._http = self._pool(None if self._transport is None else _OfParent())
 
-    def request(self, method: str, path: str, body: object = None) -> Any:
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def request(self, method: str, path: str, body: object = None) -> Any:
         """The JSON of the response. Raises the error that the server answers with."""
         content = None if body is None else to_wire(body)
         headers = idempotency(method, path)
         for attempt in count():
             try:
-                answer = self._http.request(method, path, json=content, headers=headers)
+                answer = await self._http.request(method, path, json=content, headers=headers)
             except httpx2.TransportError as error:
                 wait = pause(attempt, method, path, error, self._max_retries, self._known)
                 if wait is None:
@@ -80,24 +102,23 @@ class Connection:
                 wait = pause(attempt, method, path, answer, self._max_retries, self._known)
                 if wait is None:
                     return body_of(answer)
-            sleep(wait)
+            await sleep(wait)
 
-    @text_stream
-    def texts(
+    async def texts(
         self, path: str, body: Get | Submit, on_graph: OnGraph | None = None
-    ) -> Generator[str, None, None]:
+    ) -> AsyncGenerator[str, None]:
         """The text of one variable, in parts. `on_graph` gets the session's graph at its end."""
-        with closing(self.events(path, body)) as events:
-            for event in events:
+        async with aclosing(self.events(path, body)) as events:
+            async for event in events:
                 if text := text_of_event(event, on_graph):
                     yield text
 
-    def events(
+    async def events(
         self,
         path: str,
         body: Get | Submit | Mapping[str, Any],
         max_retries: int | None = None,
-    ) -> Generator[httpx2.ServerSentEvent, None, None]:
+    ) -> AsyncGenerator[httpx2.ServerSentEvent, None]:
         """The events of a streamed response, each once, also over broken connections.
 
         `max_retries` defaults to that of the client.
@@ -110,7 +131,7 @@ class Connection:
             timeout = httpx2.Timeout(max(timeout.read, PINGS_S), connect=CONNECT_S)
         while True:
             try:
-                with self._http.sse(
+                async with self._http.sse(
                     path,
                     method="POST",
                     json=request.content,
@@ -119,18 +140,29 @@ class Connection:
                     max_event_size=None,  # a value or a graph is as large as the server makes it
                 ) as source:
                     if request.goes_on(source.response):
-                        for event in source:
+                        async for event in source:
                             if (new := request.new(event)) is not None:
                                 yield new
                         request.check_whole()
                         return
                     wait = request.pause(source.response)
                     if wait is None:
-                        source.response.read()
+                        await source.response.aread()
                         body_of(source.response)
             except httpx2.TransportError as error:
                 wait = request.pause(error)
                 if wait is None:
                     raise self._endpoint.unreachable(error, began=request.began) from error
             assert wait is not None, "an answer without success raises its error"
-            sleep(wait)
+            await sleep(wait)
+
+
+_CONNECTIONS: WeakSet[AsyncConnection] = WeakSet()
+
+
+def _renew() -> None:
+    for connection in list(_CONNECTIONS):
+        connection.renew()
+
+
+os.register_at_fork(after_in_child=_renew)

@@ -7,6 +7,7 @@ import textwrap
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from weftline.contract.errors import InvalidRequest
@@ -30,13 +31,32 @@ from weftline.sdk.variable import V, VariableBase
 T = TypeVar("T")
 
 
+@dataclass(slots=True)
+class SessionState:
+    """The session's `id` at the server, and the calls and steps that the next submit will have.
+
+    `computations` are those of the client steps among them. `failures` has what client steps
+    raised, by variable. A synchronous session shares this object with the asynchronous one that
+    sends its requests.
+    """
+
+    id: str
+    closed: bool = False
+    calls: list[Call] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    computations: list[Computation] = field(default_factory=list)
+    failures: dict[str, BaseException] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Forget what was not sent."""
+        self.calls, self.steps, self.computations = [], [], []
+
+
 class ControlVerbs(ABC, Generic[V]):
     """Adds steps to the next submit of a session. Each method returns the variable of its step."""
 
-    def __init__(self) -> None:
-        self._pending: list[Call] = []
-        self._pending_steps: list[Step] = []
-        self._computations: list[Computation] = []  # of the pending client steps
+    def __init__(self, state: SessionState) -> None:
+        self.state = state
 
     @abstractmethod
     def _variable(self, id: str) -> V:
@@ -66,8 +86,8 @@ class ControlVerbs(ABC, Generic[V]):
             effects=function.effects,
             lease_s=function.lease_s,
         )
-        self._pending_steps.append(step)
-        self._computations.append(Computation(step, function.function, args, kwargs))
+        self.state.steps.append(step)
+        self.state.computations.append(Computation(step, function.function, args, kwargs))
         return made
 
     def function(
@@ -99,7 +119,7 @@ class ControlVerbs(ABC, Generic[V]):
             after=tuple(one.id for one in after),
             effects=effects,
         )
-        self._pending_steps.append(step)
+        self.state.steps.append(step)
         return made
 
     def native(
@@ -149,7 +169,7 @@ class ControlVerbs(ABC, Generic[V]):
             default=default.id,
             out=made.id,
         )
-        self._pending_steps.append(step)
+        self.state.steps.append(step)
         return made
 
     def each(
@@ -189,7 +209,7 @@ class ControlVerbs(ABC, Generic[V]):
             on_error=on_error,
             otherwise=otherwise,
         )
-        self._pending_steps.append(step)
+        self.state.steps.append(step)
         return made
 
     def loop(
@@ -221,7 +241,7 @@ class ControlVerbs(ABC, Generic[V]):
             most=most,
             out=made.id,
         )
-        self._pending_steps.append(step)
+        self.state.steps.append(step)
         return made
 
     @abstractmethod
@@ -237,16 +257,17 @@ class ControlVerbs(ABC, Generic[V]):
 
         The calls and steps of the body do not become part of the next submit.
         """
-        calls, steps, sent = self._pending, self._pending_steps, len(self._computations)
-        self._pending, self._pending_steps = [], []
+        state = self.state
+        calls, steps, sent = state.calls, state.steps, len(state.computations)
+        state.calls, state.steps = [], []
         self._enter()
         try:
             made = build()
-            return Body(calls=tuple(self._pending), steps=tuple(self._pending_steps)), made
+            return Body(calls=tuple(state.calls), steps=tuple(state.steps)), made
         finally:
             self._exit()
-            self._pending, self._pending_steps = calls, steps
-            del self._computations[sent:]
+            state.calls, state.steps = calls, steps
+            del state.computations[sent:]
 
     def _check_own(self, variable: VariableBase) -> None:
         if variable.owner is not self:

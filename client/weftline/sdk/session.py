@@ -25,7 +25,7 @@ from weftline.contract.steps import (
     Text,
 )
 from weftline.sdk.client_steps import SentSteps
-from weftline.sdk.control_verbs import ControlVerbs
+from weftline.sdk.control_verbs import ControlVerbs, SessionState
 from weftline.sdk.current_session import CURRENT, CurrentSession
 from weftline.sdk.function import SemanticFunction
 from weftline.sdk.variable import V, VariableBase
@@ -65,14 +65,21 @@ class Answer:
 
 
 class SessionBase(ControlVerbs[V]):
-    """Collects calls until they are sent. `id` is the server's name for the session."""
+    """Collects calls until they are sent."""
 
-    def __init__(self, id: str) -> None:
-        super().__init__()
-        self.id = id
-        self.closed = False
-        self.failures: dict[str, BaseException] = {}  # what client steps raised, by variable
+    def __init__(self, state: SessionState) -> None:
+        super().__init__(state)
         self._tokens: list[Token[CurrentSession | None]] = []
+
+    @property
+    def id(self) -> str:
+        """The server's name for the session. It is empty until the session is open."""
+        return self.state.id
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session was closed."""
+        return self.state.closed
 
     def add_call(self, function: SemanticFunction, given: Mapping[str, Any]) -> list[V]:
         """Add a call of `function` to the next submit. Returns the variables of its outputs.
@@ -110,7 +117,7 @@ class SessionBase(ControlVerbs[V]):
             model=function.model,
             criteria=function.criteria,
         )
-        self._pending.append(call)
+        self.state.calls.append(call)
         return made
 
     def _input(self, name: str, value: Any, transforms: Sequence[Mapping[str, Any]]) -> Placeholder:
@@ -187,7 +194,7 @@ class SessionBase(ControlVerbs[V]):
         """Make one text of texts, one after the other, such as `session.text("Q: ", question)`."""
         made = self.variable()
         step = Text(parts=tuple(self._source(part, ()) for part in parts), out=made.id)
-        self._pending_steps.append(step)
+        self.state.steps.append(step)
         return made
 
     def mean(self, *embedded: V) -> V:
@@ -197,7 +204,7 @@ class SessionBase(ControlVerbs[V]):
         """
         made = self.variable()
         step = Mean(parts=tuple(self._source(part, ()) for part in embedded), out=made.id)
-        self._pending_steps.append(step)
+        self.state.steps.append(step)
         return made
 
     def rerank(
@@ -258,7 +265,7 @@ class SessionBase(ControlVerbs[V]):
         made = self.variable()
         waits = tuple(variable.id for variable in after)
         step = kind(in_=self._source(read, transforms), out=made.id, after=waits, **more)
-        self._pending_steps.append(cast(Step, step))
+        self.state.steps.append(cast(Step, step))
         return made
 
     def _source(self, read: object, transforms: Sequence[Mapping[str, Any]]) -> Source:
@@ -273,15 +280,16 @@ class SessionBase(ControlVerbs[V]):
 
         The response to the submit will have the values of the variables in `get`.
         """
-        if not self._pending and not self._pending_steps:
+        state = self.state
+        if not state.calls and not state.steps:
             return None
-        calls, self._pending = tuple(self._pending), []
-        steps, self._pending_steps = tuple(self._pending_steps), []
+        calls, state.calls = tuple(state.calls), []
+        steps, state.steps = tuple(state.steps), []
         return Submit(session_id=self.id, calls=calls, steps=steps, get=get)
 
     def _take_computations(self) -> SentSteps | None:
         """The client steps of the submit that `_take_pending` returned, or None."""
-        taken, self._computations = self._computations, []
+        taken, self.state.computations = self.state.computations, []
         return SentSteps(taken) if taken else None
 
     @contextmanager
@@ -290,7 +298,7 @@ class SessionBase(ControlVerbs[V]):
         try:
             yield
         except ClientStepFailed as error:
-            raise error from self.failures.get(error.param or "")
+            raise error from self.state.failures.get(error.param or "")
 
     def _enter(self) -> None:
         self._tokens.append(CURRENT.set(self))

@@ -1,9 +1,8 @@
-"""Computes the client steps of an asynchronous session, on its event loop."""
+"""Watches the variables that client steps read, and computes the steps."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
@@ -12,10 +11,11 @@ from typing import Any
 
 from weftline.contract.errors import AlreadySet, ConnectionFailed, UnknownSession
 from weftline.contract.protocol import SetVariable, Submit
-from weftline.sdk.aconnection import AsyncConnection
 from weftline.sdk.client_steps import Computation, SentSteps, outcome_of, result_of
+from weftline.sdk.connection import AsyncConnection
+from weftline.sdk.control_verbs import SessionState
 from weftline.sdk.events import Submitted, event_of
-from weftline.sdk.session import SessionBase
+from weftline.sdk.own_functions import Compute
 
 log = logging.getLogger("weftline.steps")
 
@@ -23,14 +23,14 @@ MOST_SENDS = 3  # of one result, over broken connections
 
 
 class StepTasks:
-    """Sends submits with client steps, watches the variables that they read, and runs them.
+    """Sends submits with client steps, watches the variables that they read, and runs them."""
 
-    A coroutine function runs on the loop, any other function in a thread.
-    """
-
-    def __init__(self, session: SessionBase[Any], connection: AsyncConnection) -> None:
+    def __init__(
+        self, session: SessionState, connection: AsyncConnection, compute: Compute
+    ) -> None:
         self._session = session
         self._connection = connection
+        self._run = compute
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, submit: Submit, waiting: SentSteps) -> None:
@@ -42,9 +42,12 @@ class StepTasks:
 
     async def close(self) -> None:
         """Cancel the watches and the steps that are running."""
-        for task in self._tasks:
+        loop = asyncio.get_running_loop()
+        # Tasks of another loop are those of the process from which this one was forked.
+        own = [task for task in self._tasks if task.get_loop() is loop]
+        for task in own:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*own, return_exceptions=True)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -74,17 +77,19 @@ class StepTasks:
                 await self._tell(out, outcome_of(error))
 
     async def _compute(self, computation: Computation, function: Callable[[], Any]) -> None:
+        out, made = computation.out, await self._run(computation.step.name, function)
+        if made.error is not None:
+            await self._fail(out, made.error)
+            return
         try:
-            if inspect.iscoroutinefunction(computation.function):
-                value = await function()
-            else:
-                value = await asyncio.to_thread(function)
-            await send(
-                self._session.id, self._connection, computation.out, result_of(computation, value)
-            )
+            body = result_of(computation, made.value)
+            await send(self._session.id, self._connection, out, body)
         except Exception as error:
-            self._session.failures[computation.out] = error
-            await self._tell(computation.out, outcome_of(error))
+            await self._fail(out, error)
+
+    async def _fail(self, out: str, error: BaseException) -> None:
+        self._session.failures[out] = error
+        await self._tell(out, outcome_of(error))
 
     async def _tell(self, out: str, body: SetVariable) -> None:
         try:

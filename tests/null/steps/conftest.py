@@ -27,7 +27,7 @@ class Socket:
 
     def client(self) -> Client:
         """A synchronous client; use it in another thread than the server's."""
-        return Client("http://t", transport=httpx2.HTTPTransport(uds=self.path))
+        return Client("http://t", transport=httpx2.AsyncHTTPTransport(uds=self.path))
 
     def aclient(self) -> AsyncClient:
         return AsyncClient("http://t", transport=httpx2.AsyncHTTPTransport(uds=self.path))

@@ -15,6 +15,7 @@ from tests.waits import until
 from weftline import Output, client_step, semantic_function
 from weftline.errors import ClientGone, ClientStepFailed, ConnectionFailed, InvalidRequest
 from weftline.sdk.client_steps import SentSteps
+from weftline.sdk.own_functions import on_the_loop
 from weftline.sdk.step_tasks import StepTasks
 from weftline_server.session.variable import VariableState
 
@@ -368,7 +369,7 @@ async def test_a_client_that_misses_its_values_says_so(listen: Listen) -> None:
         raise ConnectionFailed("the stream broke")
 
     async with socket.aclient() as made, made.session() as session:
-        session._steps = Broken(session, made.connection)
+        session._steps = Broken(session.state, made.connection, on_the_loop)
         with pytest.raises(ClientStepFailed, match="the stream broke") as caught:
             await answer(shout(session.variable())).get()
         assert caught.value.code == "ConnectionFailed"

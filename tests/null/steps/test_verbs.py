@@ -78,4 +78,4 @@ async def test_what_a_body_cannot_hold_is_refused(session: AsyncSession) -> None
     with pytest.raises(InvalidRequest, match="a variable of another session"):
         session.branch(AsyncClient("http://t").session().variable(), [], default=before)
     assert await before.get() == "before"
-    assert len(session._computations) == 0
+    assert len(session.state.computations) == 0

@@ -9,7 +9,7 @@ from typing import Any
 from langchain_weftline.lower.segments import TemplateSegment, segments_of
 from langchain_weftline.lower.steps import Step
 from langchain_weftline.lower.symbols import name_of
-from weftline.adapters import BACKGROUND, Server
+from weftline.adapters import BACKGROUND, CLIENTS, Server
 
 # A variable is told if this much constant text stands behind it: 64 tokens, from which on the
 # server tells a difference, too.
@@ -76,7 +76,7 @@ def by_server(
 
 
 async def _rows(server: Server) -> list[dict[str, Any]]:
-    return await (await BACKGROUND.client(server)).advice(limit=MOST_ROWS)
+    return await (await CLIENTS.of(server)).advice(limit=MOST_ROWS)
 
 
 def _of_template(step: Step) -> Iterator[Advice]:

@@ -14,7 +14,7 @@ from llama_index.llms.weftline.model.wire import CHAT, strip_to_text
 from llama_index.llms.weftline.run.graph import Sent, request_key
 from llama_index.llms.weftline.trace.spans import SPANS
 
-from weftline.adapters import BACKGROUND, Relay, Request, Result, Server, awaited
+from weftline.adapters import BACKGROUND, CLIENTS, Relay, Request, Result, Server, awaited
 from weftline.adapters.faults import raising_ours, traceback_of
 from weftline.adapters.openai import finish_reason, message, usage, whole_delta
 from weftline.adapters.sessions import OURS
@@ -62,7 +62,7 @@ class Asking:
 
     async def _find_limits(self) -> dict[str, int]:
         with raising_ours():
-            client = await BACKGROUND.client(self.server)
+            client = await CLIENTS.of(self.server)
             return await client.context_limits()
 
     def served_name(self, model: str) -> str:
@@ -138,7 +138,7 @@ class Asking:
             else:
                 return _answer_of(asked, value)
         with raising_ours(), _telling(asked) as request:
-            client = await BACKGROUND.client(self.server)
+            client = await CLIENTS.of(self.server)
             answer = await client.openai(asked.route, _body(asked))
             _hear(request, answer)
             return answer
@@ -166,7 +166,7 @@ class Asking:
                     raise  # the caller already has the first part
                 self.warn(error)
         with raising_ours(), _telling(asked) as request:
-            client = await BACKGROUND.client(self.server)
+            client = await CLIENTS.of(self.server)
             body = {**_body(asked), "stream_options": {"include_usage": True}}
             async with aclosing(client.openai_stream(asked.route, body)) as chunks:
                 async for chunk in chunks:

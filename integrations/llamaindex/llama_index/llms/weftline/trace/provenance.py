@@ -22,7 +22,16 @@ from llama_index.core.prompts.base import (
     SelectorPromptTemplate,
 )
 
-from weftline.adapters import BACKGROUND, Closer, Closers, Piece, Pieces, RunSession, Server
+from weftline.adapters import (
+    BACKGROUND,
+    CLIENTS,
+    Closer,
+    Closers,
+    Piece,
+    Pieces,
+    RunSession,
+    Server,
+)
 from weftline.adapters.pieces import as_name, text_of
 from weftline.sdk.aclient import AsyncSession
 from weftline.sdk.http import OnGraph
@@ -191,6 +200,4 @@ def _show(server: Server, closer: Closer, on_graph: OnGraph, id: str) -> None:
 
 
 async def _session(server: Server, id: str) -> AsyncSession:
-    session = (await BACKGROUND.client(server)).session()
-    session.id = id
-    return session
+    return AsyncSession(await CLIENTS.of(server), id)

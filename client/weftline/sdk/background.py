@@ -1,49 +1,58 @@
-"""One event loop in a thread of its own, which sends the requests of all adapters.
+"""One event loop in a thread of its own, which sends the requests of synchronous programs.
 
-A framework may call a model from any thread and any event loop. Work on this loop and its
-connections outlive the caller's loop. A caller waits for a future, so that no caller can block the
-result of another one.
+The synchronous client and the adapters use it. A framework may call a model from any thread and any
+event loop. Work on this loop and its connections outlive the caller's loop. A caller waits for a
+future, so that no caller can block the result of another one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread
 from typing import Any, Generic, TypeVar
-
-from weftline.adapters.server import Server
-from weftline.sdk.aclient import AsyncClient
 
 T = TypeVar("T")
 
-MAX_CLIENTS = 64
-
 
 class Background:
-    """The event loop, and one client for each server. Each one is made when it is first needed."""
+    """The event loop. It is made when it is first needed, in each process."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._clients: dict[Server, AsyncClient] = {}
+        self._thread: Thread | None = None
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start `work` on the loop. Cancelling the future cancels the work."""
+        """Start `work` on the loop, with the caller's context variables.
+
+        Cancelling the future cancels the work.
+        """
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                name = "weftline-background"
-                Thread(target=_run, args=(self._loop,), name=name, daemon=True).start()
+                # A daemon: a program ends although a request of it is still open.
+                self._thread = Thread(
+                    target=_run, args=(self._loop,), name="weftline-background", daemon=True
+                )
+                self._thread.start()
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for the result of `work`. If the wait is interrupted, the work is cancelled."""
+        """Wait for the result of `work`. If the wait is interrupted, the work is cancelled.
+
+        Raises RuntimeError where the wait would never end: on the loop itself, and when Python has
+        already stopped the loop's thread at the end of the program.
+        """
+        if (wrong := self._refusal()) is not None:
+            work.close()
+            raise RuntimeError(wrong)
         future = self.start(work)
         try:
             return future.result()
@@ -51,22 +60,16 @@ class Background:
             future.cancel()
             raise
 
-    async def client(self, server: Server) -> AsyncClient:
-        """The client of `server`. Only work on the loop may use it."""
-        client = self._clients.pop(server, None)
-        oldest = None
-        if client is None:
-            if len(self._clients) >= MAX_CLIENTS:
-                oldest = self._clients.pop(next(iter(self._clients)))
-            client = _connected(server)
-        self._clients[server] = client  # the least recently used comes first
-        if oldest is not None:
-            await oldest.close()  # other work may ask for this server's client meanwhile
-        return client
+    def _refusal(self) -> str | None:
+        if current_thread() is self._thread:
+            return "the event loop of weftline cannot wait for itself: use AsyncClient here"
+        if sys.is_finalizing():
+            return "the program has ended: close its sessions and clients before its last line"
+        return None
 
     def forget(self) -> None:
         """Start afresh after a fork: the child process has a copy of the loop, but no thread."""
-        self._lock, self._loop, self._clients = Lock(), None, {}
+        self._lock, self._loop, self._thread = Lock(), None, None
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
@@ -80,16 +83,6 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         with suppress(KeyboardInterrupt, SystemExit):
             loop.run_forever()
             return
-
-
-def _connected(server: Server) -> AsyncClient:
-    return AsyncClient(
-        server.base_url,
-        server.api_key,
-        headers=dict(server.headers),
-        timeout_s=server.timeout_s,
-        max_retries=server.max_retries,
-    )
 
 
 async def awaited(future: Future[T], timeout_s: float | None = None) -> T:
