@@ -10,6 +10,7 @@ from typing import Any
 MOST_LOOKS = 256
 MOST_SHOWN = 200  # characters of a pattern
 
+_SHARED = ("$defs", "definitions")
 _BY_NAME = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
 _ONE = ("items", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else",
         "unevaluatedProperties", "unevaluatedItems", "additionalItems")  # fmt: skip
@@ -21,7 +22,7 @@ Judge = Callable[[Any], str]
 
 def fault(schema: dict[str, Any], judge: Judge, judge_pattern: Judge) -> str:
     """The path of the smallest part of `schema` that fails alone, and why. "" if none does."""
-    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    shared: dict[str, Any] = {name: schema[name] for name in _SHARED if name in schema}
     looks = MOST_LOOKS
     path: list[str] = []
     part, reason = schema, ""
@@ -32,7 +33,9 @@ def fault(schema: dict[str, Any], judge: Judge, judge_pattern: Judge) -> str:
             looks -= 1
             if looks < 0:
                 break
-            found = judge({**shared, **child} if place[0] not in shared else child)
+            if _needs_the_whole(child, shared):
+                continue  # alone it would fail for what it lacks
+            found = judge({**shared, **child})
             if found:
                 path += place
                 part, reason, descending = child, found, True
@@ -41,6 +44,22 @@ def fault(schema: dict[str, Any], judge: Judge, judge_pattern: Judge) -> str:
         if found := judge_pattern(pattern):
             return f"{'.'.join([*path, name])}: the pattern {pattern[:MOST_SHOWN]!r}: {found}"
     return f"{'.'.join(path)}: {reason}" if path else ""
+
+
+def _needs_the_whole(part: dict[str, Any], shared: dict[str, Any]) -> bool:
+    """Whether a part refers to a place of the whole schema that is not among what is `shared`."""
+    waiting: list[Any] = [part]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            reference = str(value.get("$ref", ""))
+            place = reference.removeprefix("#/").partition("/")[0]
+            if reference.startswith("#") and place not in shared:
+                return True
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    return False
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[tuple[list[str], dict[str, Any]]]:

@@ -416,6 +416,18 @@ LOOK = "look-around, including look-ahead and look-behind, is not supported"
                              "properties": {"x": {"$ref": "#/$defs/a"}}}},
             ["$defs.a.items.0.pattern: the pattern '(?<!a)b'", LOOK],
         ),
+        (  # the first property fails alone, for what it refers to
+            {"json_schema": {"properties": {"x": {"$ref": "#/properties/y"},
+                                            "y": {"pattern": "(?<!a)b"}}}},
+            ["properties.y.pattern: the pattern '(?<!a)b'", LOOK],
+        ),
+        (
+            {"json_schema": {"$defs": {"a": {"items": {"$ref": "#/$defs/b"}},
+                                       "b": {"type": "string"}, "c": {"pattern": "(?<!a)b"}},
+                             "properties": {"x": {"$ref": "#/$defs/a"},
+                                            "y": {"$ref": "#/$defs/c"}}}},
+            ["$defs.c.pattern: the pattern '(?<!a)b'", LOOK],
+        ),
         ({"json_schema": {"patternProperties": {"a(?!b)": {}}}},
          ["patternProperties: the pattern 'a(?!b)'", LOOK]),
         ({"json_schema": {"pattern": "(?=a)"}}, ["pattern: the pattern '(?=a)'", LOOK]),
@@ -487,3 +499,11 @@ def test_a_grammar_is_compiled_once(
     grammars.advance([matchers[0]], [ord("a")])
     before, after = grammars.masks([matchers[1]]), grammars.masks([matchers[0]])
     assert (before != after).any()
+
+
+def test_a_long_schema_is_followed(grammars: TokenGrammars) -> None:
+    """One of 2,000 properties has 150,000 characters. The schemas of many tools have more."""
+    many = {f"p{at}": {"type": "string", "description": "a" * 60} for at in range(2000)}
+    text = json.dumps({"json_schema": {"type": "object", "properties": many}})
+    assert 150_000 < len(text) < MOST_BYTES
+    assert not grammars.compile(text).error

@@ -120,7 +120,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"constraint": {"choice": []}}, "constraint"),
     ({"constraint": {"choice": ["a", ""]}}, "constraint"),
     ({"constraint": {"regex": "a" * 70_000}}, "constraint"),
-    ({"constraint": {"json_schema": {"x": "a" * 70_000}}}, "constraint"),
+    ({"constraint": {"json_schema": {"x": "a" * 600_000}}}, "constraint"),
 ]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from weftline.contract.bodies import LooseBody, StrictBody
-from weftline.contract.constraints import check_schema
+from weftline.contract.constraints import check_references, check_schema
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.lease import check_lease
 
@@ -36,6 +36,8 @@ class Function(LooseBody):
                 param="tools",
             )
         check_schema(self.parameters, "tools")
+        if self.strict:
+            check_references(self.parameters, "tools")
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -145,7 +147,8 @@ def check_tools(tools: tuple[Tool, ...]) -> None:
 
 
 def check_choice(choice: ToolChoice, tools: tuple[Tool, ...]) -> None:
-    """Raise InvalidRequest if `choice` needs a tool that is not among `tools`."""
+    """Raise InvalidRequest if `choice` needs a tool that is not among `tools`, or that cannot be
+    forced because its schema is not whole."""
     if isinstance(choice, NamedTool):
         if choice.function.name not in {tool.function.name for tool in tools}:
             raise InvalidRequest(
@@ -154,3 +157,6 @@ def check_choice(choice: ToolChoice, tools: tuple[Tool, ...]) -> None:
             )
     elif choice == "required" and not tools:
         raise InvalidRequest("tool_choice 'required' needs tools: give some", param="tool_choice")
+    if isinstance(choice, NamedTool) or choice == "required":
+        for tool in tools:
+            check_references(tool.function.parameters, "tools")

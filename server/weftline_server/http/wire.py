@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,19 +36,65 @@ async def read(request: Request, kind: type[T], check: Check | None = None) -> T
 
     Raises Cancelled if the client leaves before it has sent all of the body.
     """
-    config = state_of(request.app).config
+    most = state_of(request.app).config.max_body
+    is_packed = _is_packed(request)
     body = bytearray()
     try:
         async for chunk in request.stream():
             body += chunk
-            if len(body) > config.max_body:
-                raise BodyTooLarge(f"the body is larger than {config.max_body} bytes", param="body")
+            if len(body) > most:
+                raise _too_large(most)
     except ClientDisconnect as error:
         raise Cancelled("the client went away") from error
+    if is_packed:
+
+        def parse_packed() -> T:
+            unpacked = unpack(bytes(body), most)
+            check_counts(unpacked)
+            return parse(unpacked, kind, check)
+
+        return await asyncio.get_running_loop().run_in_executor(None, parse_packed)
     if len(body) <= INLINE_BYTES:
         return parse(bytes(body), kind, check)
     check_counts(body)
     return await asyncio.get_running_loop().run_in_executor(None, parse, bytes(body), kind, check)
+
+
+def _is_packed(request: Request) -> bool:
+    """Whether the body is in gzip. Raises InvalidRequest for any other encoding."""
+    match request.headers.get("content-encoding", "").strip().lower():
+        case "" | "identity":
+            return False
+        case "gzip" | "x-gzip":
+            return True
+        case other:
+            raise InvalidRequest(
+                f"a body in the encoding {other[:40]!r} is not read: send it in gzip or without an "
+                "encoding",
+                param="Content-Encoding",
+            )
+
+
+def unpack(body: bytes, most: int) -> bytes:
+    """The bytes that `body` holds in gzip. Raises BodyTooLarge beyond `most` bytes, of which it
+    makes no more, and InvalidRequest for what is no gzip."""
+    unpacking = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)  # 16 asks for gzip's head and sum
+    try:
+        unpacked = unpacking.decompress(body, most + 1)
+    except zlib.error as error:
+        raise InvalidRequest(f"the body is not gzip: {error}", param="body") from error
+    if len(unpacked) > most:
+        raise _too_large(most)
+    if not unpacking.eof or unpacking.unused_data:
+        raise InvalidRequest(
+            "the body is not one whole gzip stream: it is cut off, or goes on after its end",
+            param="body",
+        )
+    return unpacked
+
+
+def _too_large(most: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body is larger than {most} bytes", param="body")
 
 
 def check_counts(body: bytes | bytearray) -> None:

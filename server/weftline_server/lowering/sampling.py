@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
+from weftline.contract.constraints import MAX_CONSTRAINT_CHARS, MAX_SCHEMA_CHARS
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.protocol import Call, Placeholder, Sampling
 from weftline_engine import api
@@ -12,6 +14,7 @@ from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.tool_format import constraint
 
 DEFAULT_MAX_TOKENS = 512
+CHARS_OF_TOKEN = 4  # of English, about
 _NO_WISHES = Sampling()
 # What an engine without Capability.SAMPLING does not take, with the values that change nothing.
 _LOCAL: dict[str, tuple[object, ...]] = {
@@ -53,6 +56,7 @@ def check_served(call: Call, description: api.Description) -> None:
                     f"of the constraints it takes {others}: ask for the form in the text",
                     param="constraint",
                 )
+            _check_schema(wish.constraint.get("json_schema"), description)
         if wish.logit_bias:
             _check_biases(wish.logit_bias, description)
         _check_known("stop_token_ids", wish.stop_token_ids, description)
@@ -63,6 +67,17 @@ def check_served(call: Call, description: api.Description) -> None:
                         f"the engine of model {description.model!r} takes no {name}: leave it out",
                         param=name,
                     )
+
+
+def _check_schema(schema: object, description: api.Description) -> None:
+    """A schema may be as long as a text that fills the model's context, as tools may be."""
+    most = max(MAX_CONSTRAINT_CHARS, CHARS_OF_TOKEN * description.context_limit)
+    if most < MAX_SCHEMA_CHARS and (size := len(json.dumps(schema))) > most:
+        raise InvalidRequest(
+            f"the schema has {size:,} characters, and beside a context of "
+            f"{description.context_limit:,} tokens it may have {most:,}: shorten it",
+            param="constraint",
+        )
 
 
 def _check_biases(biases: dict[str, float], description: api.Description) -> None:
