@@ -74,7 +74,23 @@ CASES: list[tuple[str, ToolFormat, str, str | None, list[tuple[str, str]]]] = [
         [("add", "null")],
     ),
     ("cut off", H, '<tool_call>{"name": "add", "arguments": {"a": "b', None, [("add", '{"a": "b')]),
-    ("cut in its name", H, '<tool_call>{"name": "ad', '<tool_call>{"name": "ad', []),
+    ("cut in its name", H, 'Well. <tool_call>{"name": "ad', "Well.", []),
+    ("cut before its arguments", H, '<tool_call>{"name": "add", "arguments": ', "", []),
+    ("cut behind its mark", H, "Well. <tool_call>\n", "Well.", []),
+    ("cut in another order", H, '<tool_call>{"arguments": {"a": 1}, "na', "", []),
+    ("cut in its mark", H, "Well. <tool_ca", "Well.", []),
+    ("cut in XML", H, "Well. <tool_call>\n<function=ad", "Well.", []),
+    ("cut in GLM's name", H, "Well. <tool_call>get_we", "Well.", []),
+    (
+        "a second call, cut",
+        H,
+        '<tool_call>{"name": "add", "arguments": {}}</tool_call>\n<tool_call>\n{',
+        None,
+        [("add", "{}")],
+    ),
+    ("nonsense, cut", H, '<tool_call>{"name": 1, "x', '<tool_call>{"name": 1, "x', []),
+    ("cut, Mistral's", M, 'Well. [TOOL_CALLS] [{"name": "ad', "Well.", []),
+    ("cut behind Mistral's mark", M, "Well. [TOOL_CALLS]", "Well.", []),
     ("no JSON", H, "<tool_call>add(1)</tool_call>!", "<tool_call>add(1)</tool_call>!", []),
     ("a tag in part", H, "a <tool", "a <tool", []),
     ("Llama's", L, '{"name": "add", "parameters": {"a": 1}}', None, [("add", '{"a": 1}')]),
@@ -135,7 +151,7 @@ CASES: list[tuple[str, ToolFormat, str, str | None, list[tuple[str, str]]]] = [
     ("the name of no tool", N, 'y{"a": 1}', 'y{"a": 1}', []),
     ("its mark before text", N, "[TOOL_CALLS]add(1)", "[TOOL_CALLS]add(1)", []),
     ("cut in its arguments", N, '[TOOL_CALLS]add[ARGS]{"a": [', None, [("add", '{"a": [')]),
-    ("cut in its name's mark", N, "[TOOL_CALLS]add[AR", "[TOOL_CALLS]add[AR", []),
+    ("cut in its name's mark", N, "[TOOL_CALLS]add[AR", "", []),
 ]
 
 

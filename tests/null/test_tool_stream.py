@@ -235,7 +235,7 @@ def test_a_name_alone_is_a_call_of_a_tool_that_exists() -> None:
     called, *more = events(ToolParser(H, NAMES, "k"), ["<tool_call>add</tool_call>"])
     assert isinstance(called, Called) and called.name == "add"
     assert more == [Arguments(0, "{}"), Sealed(0)]
-    for other in ("<tool_call>sub</tool_call>", "<tool_call>add it</tool_call>", "<tool_call>a"):
+    for other in ("<tool_call>sub</tool_call>", "<tool_call>add it</tool_call>", "<tool_call>z"):
         assert told(events(ToolParser(H, NAMES, "k"), [other])) == ([], {"said": other})
         assert told(events(ToolParser(H, NAMES, "k"), other)) == ([], {"said": other})
 

@@ -28,6 +28,7 @@ _LISTS = (ToolFormat.MISTRAL, ToolFormat.GRANITE)  # calls are entries of a list
 _HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*'
 )
+_NAME = re.compile(r'\{"name":"(?:[^"\\]|\\.)*')  # without white space, and without its end
 # A call that begins with its name, and a beginning of one. Engines leave special tokens such as
 # `[ARGS]` out of their texts.
 _NAMED = re.compile(
@@ -35,6 +36,7 @@ _NAMED = re.compile(
 )
 _BEGINS_NAMED = re.compile(r"[\w.-]{0,128}\s{0,8}(?:\[[A-Z_]{0,8}\]?\s{0,8}\w{0,64}\s{0,8}){0,2}")
 MAX_HEAD = 4096  # characters; text that is no call by then is not one
+SURE_MARK = 6  # characters of a mark, such as "<tool_", that are no text if the answer ends there
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,8 @@ class ToolParser:
 
     The ids of its calls are derived from `key`, so they are the same each time. Bare JSON (Llama,
     or Mistral without its mark), and a bare name before JSON, count as a call only if they begin
-    the answer and name one of `names`. Text that only looks like a call stays text. If `single`,
-    only the first call counts.
+    the answer and name one of `names`. Text that only looks like a call stays text. A call that is
+    cut off before its arguments is neither. If `single`, only the first call counts.
     """
 
     def __init__(
@@ -197,6 +199,9 @@ class ToolParser:
             self._enter(rest, tagged=True)
             before = before.rstrip()
         elif last:
+            size = kept_back(before, mark)
+            if size >= SURE_MARK:
+                before = before[:-size].rstrip()
             self._held = ""
         else:
             # Hold back white space, which is dropped before a call, and the beginning of a mark.
@@ -231,7 +236,7 @@ class ToolParser:
             else:
                 yield from self._give_up()
         elif last:
-            yield from self._give_up()
+            yield from self._give_up(cut_off=True)
 
     def _may_be_named(self, text: str) -> bool:
         """Whether a call may begin with its name, and `text` begins with one or begins one."""
@@ -246,7 +251,7 @@ class ToolParser:
             self._held, self._json = text[head.end() :], JsonScanner()
             self._state = _State.ARGUMENTS
         elif head is not None or last or not _BEGINS_NAMED.fullmatch(text):
-            yield from self._give_up()
+            yield from self._give_up(cut_off=_BEGINS_NAMED.fullmatch(text) is not None)
 
     def _xml_head(self, style: XmlStyle, text: str, last: bool) -> Iterator[Delta]:
         """A name alone, as GLM writes it, is a call only of a tool that exists."""
@@ -257,7 +262,8 @@ class ToolParser:
             return
         if found is None:
             if last:
-                yield from self._give_up()
+                is_named = style is QWEN or any(name.startswith(text) for name in self._names)
+                yield from self._give_up(cut_off=is_named)
         elif found[1].startswith(CLOSE_TAG) and found[0] not in self._names:
             yield from self._give_up()
         else:
@@ -284,12 +290,15 @@ class ToolParser:
                 self._reader = ArgumentReader()  # so that the tail does not seal it again
             self._held, self._state = rest, _State.TAIL
         elif end is not None or last or len(text) > MAX_HEAD:
-            yield from self._give_up()
+            yield from self._give_up(cut_off=last and end is None and _may_be_head(text))
 
-    def _give_up(self) -> Iterator[Delta]:
-        """Give up on a call: its text, the mark included, is said."""
+    def _give_up(self, cut_off: bool = False) -> Iterator[Delta]:
+        """Give up on a call: its text, the mark included, is said. A call that was `cut_off` behind
+        its mark is no text of the answer."""
         self._state = _State.SAYING
-        if self._tagged:
+        if self._tagged and cut_off:
+            self._held = ""
+        elif self._tagged:
             yield Said(self._mark)
 
     def _called(self, name: str) -> Called:
@@ -422,6 +431,17 @@ def _string(text: str) -> str | None:
     except ValueError:
         return None
     return value if isinstance(value, str) else None
+
+
+def _may_be_head(text: str) -> bool:
+    """Whether `text` is the beginning of a call that lacks its name or its arguments."""
+    bare = "".join(text.split())
+    if bare.startswith(('{"arguments":', '{"parameters":')):
+        return True  # its name comes last
+    found = _NAME.match(bare)
+    rest = bare[found.end() :] if found else ""
+    ends = ('","arguments":', '","parameters":') if found else ('{"name":"', '{"arguments":')
+    return any(end.startswith(rest if found else bare) for end in ends)
 
 
 def _call(text: str) -> tuple[str, str] | None:
