@@ -6,6 +6,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import pytest
@@ -32,6 +33,7 @@ from weftline_server.observe.advice.difference import (
     ends,
     parting,
     shared,
+    tool_chars,
 )
 from weftline_server.observe.advice.ledger import MOST_PROGRAMS, Ledger, Told
 from weftline_server.observe.advice.lineage import MOST_CHARS, MOST_LINEAGES, Lineage, Lineages
@@ -289,3 +291,34 @@ def cpu_us(session: Session, ended: list[TaskRun]) -> float:
     for run in ended[1000:]:
         advisor.task_ended(session, run)
     return (time.process_time() - began) / len(ended[1000:]) * 1e6
+
+
+@pytest.mark.parametrize(
+    ("cached", "lost"),
+    [(0, 900), (500, 500), (900, 100), (1000, None)],
+    ids=["nothing is cached", "system first", "some tools too", "all is cached"],
+)
+def test_what_was_cached_is_not_lost_by_reordered_tools(cached: int, lost: int | None) -> None:
+    """Qwen's template writes the system message before the tools, so it stays shared. Of 1,000
+    equal tokens those that were cached are told as cached, and no more than the others as lost."""
+    tools = [Tool(function=Function(name=n, description=n * 360)) for n in "abcde"]
+    assert len({tool_chars([tool]) for tool in tools}) == 1
+    system = "s" * (5 * tool_chars(tools[:1]))
+
+    def asked(number: int) -> Told:
+        order = tools if number == 0 else [tools[0], *tools[:0:-1]]
+        messages = (
+            Message(role="system", content=(Segment(text=system),)),
+            Message(role="assistant", content=(Segment(output="out"),)),
+        )
+        out = Placeholder(name="out", in_out=InOut.OUT, semantic_var_id="v")
+        call = Call(name="ask", prompt=messages, placeholders=(out,), tools=tuple(order))
+        usage = replace(USAGE, prompt_tokens=1000, cached_tokens=cached if number else 0)
+        return Told(call, {}, None, usage, "engine", float(number))
+
+    ledger = Ledger()
+    for number in range(2):
+        ledger.note(asked(number))
+    (program,) = ledger.programs
+    found = [one.lost for one in program.findings.values()]
+    assert found == ([] if lost is None else [lost])

@@ -52,7 +52,7 @@ async def respond(request: Request) -> Response:
         [choice] = choices_of(running)
         whole = await or_disconnect(request, choice.whole())
         running.runs.responded(running.session)
-        for event in made.read(deltas_of(whole["message"])):
+        for event in (*made.read(deltas_of(whole["message"])), *made.end()):
             assert event, "the response is built of its events"
         return JSONResponse(made.ended(whole["finish_reason"], running.usage(running.tasks)))
     except WeftlineError as error:
@@ -79,7 +79,7 @@ async def _events(running: Running, made: Made) -> AsyncGenerator[bytes, None]:
         async for deltas in choice.deltas():
             for event in made.read(deltas):
                 yield numbered(event)
-        for event in made.close():
+        for event in made.end():
             yield numbered(event)
         step = choice.step
         assert step is not None and step.reason is not None, "the stream has ended"
@@ -190,8 +190,6 @@ class Made:
     def ended(self, reason: str, usage: Mapping[str, Any]) -> dict[str, Any]:
         """The response at its end. A response that was cut off says so."""
         cut = reason == FinishReason.LENGTH.value
-        if all(item.form is _Form.THOUGHTS for item in self.items):  # an empty text is a message
-            list(self.read([Said("")]))
         details = {"reason": "max_output_tokens"} if cut else None
         return {
             **self.body("incomplete" if cut else "completed"),
@@ -228,7 +226,8 @@ class Made:
     def _text(self, form: _Form, text: str, **body: Any) -> Iterator[Event]:
         if self.open is None or self.open.form is not form:
             yield from self._begin(form, **body, content=[])
-        yield self._grow(text)
+        if text:
+            yield self._grow(text)
 
     def _grow(self, text: str) -> Event:
         item = self.open
@@ -237,7 +236,7 @@ class Made:
         return item.event("delta", delta=text, **item.beside())
 
     def _begin(self, form: _Form, **body: Any) -> Iterator[Event]:
-        yield from self.close()
+        yield from self._close()
         name, prefix, _ = form.value
         body = {"type": name, "id": f"{prefix}_{uuid.uuid4().hex}", **body}
         self.open = item = _Item(form, body, len(self.items))
@@ -247,7 +246,13 @@ class Made:
         if form is not _Form.CALL:
             yield {"type": "response.content_part.added", **item.place, "part": item.part()}
 
-    def close(self) -> Iterator[Event]:
+    def end(self) -> Iterator[Event]:
+        """End the output. An output without a text and without calls has a message that is empty."""
+        if all(item.form is _Form.THOUGHTS for item in self.items):
+            yield from self._text(_Form.MESSAGE, "", role="assistant")
+        yield from self._close()
+
+    def _close(self) -> Iterator[Event]:
         """End the item that is open, if any."""
         item, self.open = self.open, None
         if item is None:

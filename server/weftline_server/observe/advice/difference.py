@@ -32,6 +32,11 @@ class Cause(StrEnum):
     TOOLS_SET = "tools_set"  # a tool came or went
     TOOLS_TEXT = "tools_text"  # a tool is described in another way
 
+    @property
+    def is_of_tools(self) -> bool:
+        """Whether the lists of tools differ."""
+        return self in (Cause.TOOLS_ORDER, Cause.TOOLS_SET, Cause.TOOLS_TEXT)
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -85,7 +90,8 @@ def differences(before: Prompt, after: Prompt, places: Places, least: int) -> It
 
 
 def _of_tools(before: Prompt, after: Prompt) -> Difference:
-    """The difference of two lists of tools. Chat templates write tools before the messages."""
+    """The difference of two lists of tools. Most chat templates write tools before the messages;
+    where one does not, `same_chars` and the cached tokens tell."""
     old = {tool.function.name: tool for tool in before.tools}
     new = {tool.function.name: tool for tool in after.tools}
     changed: str | None = None
@@ -103,6 +109,14 @@ def _of_tools(before: Prompt, after: Prompt) -> Difference:
     return Difference(
         cause, same, (), kept + sum(map(len, after.texts[:same])), same - 1, tool=changed
     )
+
+
+def same_chars(before: Prompt, after: Prompt) -> int:
+    """About the characters of the second prompt's tools and first texts that the first one has."""
+    old = {tool.function.name: tool for tool in before.tools}
+    kept = [tool for tool in after.tools if old.get(tool.function.name) == tool]
+    same = parting(before.texts, after.texts)
+    return tool_chars(kept) + sum(map(len, after.texts[:same]))
 
 
 def tool_chars(tools: Sequence[Tool]) -> int:

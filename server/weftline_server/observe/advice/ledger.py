@@ -13,6 +13,7 @@ from weftline_engine.api import Usage
 from weftline_server.observe.advice.difference import (
     differences,
     parting,
+    same_chars,
     shared,
     tool_chars,
 )
@@ -135,7 +136,12 @@ class Ledger:
             return places
 
         for found in differences(before, after, where, math.ceil(LEAST_TOKENS / rate)):
-            program.add(found, where(), (before, after), round(found.lost * rate))
+            lost = round(found.lost * rate)
+            if found.cause.is_of_tools:  # a template may write a system message before its tools
+                same = round(same_chars(before, after) * rate)
+                lost = min(lost, same - usage.cached_tokens)
+            if lost >= LEAST_TOKENS or not found.cause.is_of_tools:
+                program.add(found, where(), (before, after), lost)
 
 
 def _earlier(
