@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.null.asgi import Serve
-from tests.null.test_openai_tools import CALL, WEATHER
+from tests.null.test_openai_tools import CALL
 from tests.null.test_thinking import SWITCHED
 from weftline_engine.pretend import null
 from weftline_engine.pretend.null import NullConfig, NullMode
 
-TOOL: dict[str, Any] = {"type": "function", **dict(WEATHER["function"])}
+TOOL: dict[str, Any] = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
 
 
 @pytest.mark.parametrize(

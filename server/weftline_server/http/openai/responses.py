@@ -247,7 +247,7 @@ class Made:
             yield {"type": "response.content_part.added", **item.place, "part": item.part()}
 
     def end(self) -> Iterator[Event]:
-        """End the output. An output without a text and without calls has a message that is empty."""
+        """End the output. One without a text and without calls has an empty message."""
         if all(item.form is _Form.THOUGHTS for item in self.items):
             yield from self._text(_Form.MESSAGE, "", role="assistant")
         yield from self._close()
