@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from tests.null.asgi import Serve, Server, call
 from weftline.contract.protocol import Call, InOut, Placeholder
 from weftline.contract.tools import Function, Tool
@@ -13,18 +15,17 @@ from weftline_engine.pretend import null
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullMode
 from weftline_server.prompt.tool_format import ToolFormat, constraint
 
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather of a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}},
-            "required": ["city"],
-        },
+SIGNATURE: dict[str, Any] = {
+    "name": "get_weather",
+    "description": "The weather of a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
     },
 }
+WEATHER = {"type": "function", "function": SIGNATURE}
+FUNCTION = {"type": "function", **SIGNATURE}  # of a response
 USER = {"role": "user", "content": "How is the weather in Rome?"}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 SAYS = NullConfig(
@@ -117,6 +118,75 @@ async def test_a_call_is_read_from_the_answer(serve: Serve) -> None:
     assert all(one["index"] == 0 for one in calls)
     assert "".join(one["function"]["arguments"] for one in calls) == '{"city": "Rome"}'
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+CUTS: list[tuple[dict[str, Any], str]] = [
+    ({"stop": [' "Rome']}, "stop"),
+    ({"max_tokens": 8}, "length"),
+]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize(("more", "reason"), CUTS, ids=["stop", "length"])
+async def test_a_call_that_is_cut_is_no_call(
+    serve: Serve, more: dict[str, Any], reason: str, choice: str
+) -> None:
+    """The answer is the text before it. A stream has told of the call by then: its finish reason
+    says that it is not complete."""
+    server = await serve(SAYS)
+    asks = {"tools": [WEATHER], "tool_choice": choice, **more}
+    whole = (await chat(server, USER, **asks))["choices"][0]
+    assert whole["message"] == {"role": "assistant", "content": "Let me look.", "refusal": None}
+    assert whole["finish_reason"] == reason
+    chunks = await streamed(server, USER, **asks)
+    assert chunks[-1]["choices"][0]["finish_reason"] == reason
+
+
+async def test_a_whole_call_before_one_that_is_cut_counts(serve: Serve) -> None:
+    """The client can run it. The reason is that of an answer with calls."""
+    server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("", CALL + CALL[:-30]),)))
+    asks = {"tools": [WEATHER], "parallel_tool_calls": True}
+    whole = (await chat(server, USER, **asks))["choices"][0]
+    assert (whole["finish_reason"], len(whole["message"]["tool_calls"])) == ("tool_calls", 1)
+    assert (await streamed(server, USER, **asks))[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(("more", "reason"), CUTS, ids=["stop", "length"])
+async def test_a_call_of_a_response_that_is_cut_is_no_call(
+    serve: Serve, more: dict[str, Any], reason: str
+) -> None:
+    """A whole response has the text before it. A streamed one has told of the call, whose item ends
+    as incomplete."""
+    server = await serve(SAYS)
+    asks: dict[str, Any] = {"input": "Rome?", "stop": more.get("stop")}
+    asks |= {"tools": [FUNCTION], "max_output_tokens": more.get("max_tokens")}
+    whole = (await server.http.post("/v1/responses", json=asks)).json()
+    [message] = whole["output"]
+    assert message["content"][0]["text"] == "Let me look."
+    status = "incomplete" if reason == "length" else "completed"
+    assert whole["status"] == status
+    answer = await server.http.post("/v1/responses", json={**asks, "stream": True})
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:6] == "data: "]
+    kinds = [event["type"] for event in events]
+    assert "response.function_call_arguments.done" not in kinds
+    assert kinds[-1] == f"response.{status}"
+    message, call = events[-1]["response"]["output"]
+    assert (call["status"], call["arguments"]) == ("incomplete", '{"city":')
+
+
+async def test_arguments_that_a_history_leaves_out_are_an_empty_object(serve: Serve) -> None:
+    """Clients write null, nothing or an empty text for a call without arguments."""
+    server = await serve()
+    for given in ({"arguments": None}, {}, {"arguments": ""}, {"arguments": "null"}):
+        asked = {"id": "c1", "type": "function", "function": {"name": "get_weather", **given}}
+        history = [USER, {"role": "assistant", "content": None, "tool_calls": [asked]}]
+        text = (await chat(server, *history))["choices"][0]["message"]["content"]
+        assert '{"name": "get_weather", "arguments": {}}' in text
+        item = {"type": "function_call", "call_id": "c1", "name": "get_weather", **given}
+        body = {"input": [{"role": "user", "content": "Rome?"}, item]}
+        made = (await server.http.post("/v1/responses", json=body)).json()
+        said = made["output"][0]["content"][0]["text"]
+        assert '{"name": "get_weather", "arguments": {}}' in said
 
 
 async def test_without_tools_the_same_text_is_text(serve: Serve) -> None:

@@ -19,6 +19,7 @@ from weftline_server.prompt.tool_parser import (
     Said,
     Sealed,
     ToolParser,
+    Unfinished,
 )
 
 NAMES = ("add", "get_weather")
@@ -71,9 +72,37 @@ CASES: list[tuple[str, ToolFormat, str, str | None, list[tuple[str, str]]]] = [
         H,
         '<tool_call>{"name": "add", "arguments": null}</tool_call>',
         None,
-        [("add", "null")],
+        [("add", "{}")],
     ),
-    ("cut off", H, '<tool_call>{"name": "add", "arguments": {"a": "b', None, [("add", '{"a": "b')]),
+    (
+        "none, in another order",
+        H,
+        '<tool_call>{"arguments": null, "name": "add"}</tool_call>',
+        None,
+        [("add", "{}")],
+    ),
+    ("without arguments", H, '<tool_call>{"name": "add"}</tool_call>', None, [("add", "{}")]),
+    ("cut off", H, 'Well.\n<tool_call>{"name": "add", "arguments": {"a": "b', "Well.", []),
+    (
+        "cut off in the second",
+        H,
+        '<tool_call>{"name": "add", "arguments": {}}</tool_call>\n<tool_call>{"name": "y", '
+        '"arguments": nu',
+        None,
+        [("add", "{}")],
+    ),
+    ("cut in a string of JSON", H, '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}', "", []),
+    ("cut in a parameter in XML", H, "<tool_call>\n<function=add>\n<parameter=a>\n1", "", []),
+    ("Llama's, cut", L, '{"name": "add", "parameters": {"a": ', "", []),
+    ("Mistral's, cut", M, '[TOOL_CALLS] [{"name": "add", "arguments": {"a": ', "", []),
+    ("Mistral's without marks, cut", N, 'add{"a": ', "", []),
+    (
+        "cut behind the arguments",
+        H,
+        '<tool_call>{"name": "add", "arguments": {"a": 1}',
+        None,
+        [("add", '{"a": 1}')],
+    ),
     ("cut in its name", H, 'Well. <tool_call>{"name": "ad', "Well.", []),
     ("cut before its arguments", H, '<tool_call>{"name": "add", "arguments": ', "", []),
     ("cut behind its mark", H, "Well. <tool_call>\n", "Well.", []),
@@ -150,8 +179,8 @@ CASES: list[tuple[str, ToolFormat, str, str | None, list[tuple[str, str]]]] = [
     ("a name within a sentence", N, "add it up {}", "add it up {}", []),
     ("the name of no tool", N, 'y{"a": 1}', 'y{"a": 1}', []),
     ("its mark before text", N, "[TOOL_CALLS]add(1)", "[TOOL_CALLS]add(1)", []),
-    ("cut in its arguments", N, '[TOOL_CALLS]add[ARGS]{"a": [', None, [("add", '{"a": [')]),
     ("cut in its name's mark", N, "[TOOL_CALLS]add[AR", "", []),
+    ("cut in its arguments", N, '[TOOL_CALLS]add[ARGS]{"a": [', "", []),
 ]
 
 
@@ -176,6 +205,8 @@ def whole(deltas: list[Delta]) -> tuple[str, list[list[str]]]:
                 calls.append([id, name, ""])
             case Arguments(index, text):
                 calls[index][2] += text
+            case Unfinished(index):
+                calls[index].append("unfinished")
     return said, calls
 
 

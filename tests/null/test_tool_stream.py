@@ -21,6 +21,7 @@ from weftline_server.prompt.tool_parser import (
     Said,
     Sealed,
     ToolParser,
+    Unfinished,
 )
 
 H, L, M = ToolFormat.HERMES, ToolFormat.LLAMA, ToolFormat.MISTRAL
@@ -50,6 +51,8 @@ def told(deltas: Sequence[Delta]) -> tuple[list[Any], dict[Any, str]]:
                 texts[index] = texts.get(index, "") + text
             case ArgumentText(index, key, text):
                 texts[index, key] = texts.get((index, key), "") + text
+            case Unfinished():
+                pass  # the end of a text alone tells it
             case _:
                 places.append(delta)
     return places, texts
@@ -182,7 +185,7 @@ NEVER_SEALED = {
     "half of a pair": '<tool_call>{"name": "add", "arguments": {"a": "\\ud83d"}}</tool_call>',
     "the same key twice": '<tool_call>{"name": "add", "arguments": {"a": 1, "a": 2}}</tool_call>',
     "too deep": f'<tool_call>{{"name": "add", "arguments": {{"a": {"[" * 200}}}}}</tool_call>',
-    "no object": '<tool_call>{"name": "add", "arguments": null}</tool_call>',
+    "no object": '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
     "more fields": '<tool_call>{"name": "add", "arguments": {}, "id": 1}</tool_call>',
     "a comma": '<tool_call>{"name": "add", "arguments": {"a": 1,}}</tool_call>',
     "XML, cut": "<tool_call><function=add><parameter=a>\n1\n</parameter></function>",

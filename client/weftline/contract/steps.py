@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from weftline.contract import predicates
+from weftline.contract.bodies import JsonBody, StrictBody
 from weftline.contract.calls import Call, InOut, Message
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.ids import check_id
@@ -35,23 +36,24 @@ def _in_json(name: str) -> str:
     return name.rstrip("_")
 
 
-_STRICT = {
-    "extra": "forbid",
-    "allow_inf_nan": False,
-    "alias_generator": _in_json,
-    "validate_by_name": False,
-}
+class StepObject(JsonBody):
+    """An object of a step, whose unknown fields are refused. A reserved word is a field's name."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[dict[str, Any]] = {
+        **StrictBody.__pydantic_config__,
+        "alias_generator": _in_json,
+        "validate_by_name": False,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(StepObject):
     """What a step reads: a variable, whose value goes through `transforms`, or a constant value."""
 
     var: str | None = None
     value: Any = None
     transforms: tuple[dict[str, Any], ...] = ()
-
-    __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
         if (self.var is None) == (self.value is None):
@@ -61,7 +63,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepBase:
+class StepBase(StepObject):
     """The fields of every step.
 
     `out` is the variable that the step writes. Without it the server makes one. The step also waits
@@ -71,8 +73,6 @@ class StepBase:
     name: str = ""
     out: str | None = None
     after: tuple[str, ...] = ()
-
-    __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
         if len(self.name) > MAX_NAME or not (self.name.isprintable() or not self.name):
@@ -298,7 +298,7 @@ class _Steps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Body:
+class Body(StepObject):
     """Calls and steps that run once for each item of a list, or in each round of a loop.
 
     The calls and steps of a body read variables of the body, and any other variable of the session.
@@ -306,8 +306,6 @@ class Body:
 
     calls: tuple[Call, ...] = ()
     steps: Annotated[tuple[Any, ...], _Steps()] = ()
-
-    __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
         if not self.calls and not self.steps:
@@ -327,13 +325,11 @@ class Body:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Case(StepObject):
     """One way of a branch: when the predicate holds, the branch has the value of `take`."""
 
     when: dict[str, Any]
     take: str
-
-    __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
         predicates.read(self.when)
@@ -412,14 +408,12 @@ class Each(StepBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Until:
+class Until(StepObject):
     """The condition that ends a loop: the predicate holds for the body's variable `on`."""
 
     on: str
     when: dict[str, Any]
     transforms: tuple[dict[str, Any], ...] = ()
-
-    __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
         check_id(self.on, "on")

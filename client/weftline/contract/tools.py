@@ -96,12 +96,15 @@ class ServedTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalledFunction(LooseBody):
-    """The function of a tool call, and its arguments as JSON text."""
+    """The function of a tool call, and its arguments as JSON text. No arguments are an empty
+    object, however a client writes them."""
 
     name: str
     arguments: str = "{}"
 
     def __post_init__(self) -> None:
+        if self.arguments.strip() in ("", "null"):
+            object.__setattr__(self, "arguments", "{}")
         if len(self.name) > MAX_NAME_CHARS:
             raise InvalidRequest(
                 f"a called function's name has at most {MAX_NAME_CHARS} characters",

@@ -16,6 +16,7 @@ from weftline_server.prompt.tool_parser import (
     Sealed,
     Thought,
     ToolParser,
+    Unfinished,
 )
 
 
@@ -25,7 +26,7 @@ class CallState(StrEnum):
     OPEN = "open"  # the model writes it
     SEALED = "sealed"  # it is complete
     ENDED = "ended"  # the answer went on, or ended, without the call's closing mark
-    CUT = "cut"  # the answer was cut off in it
+    CUT = "cut"  # the answer ended in it
     REFUSED = "refused"  # its tool ended before the call was complete
     GONE = "gone"  # it is not in the answer, which was written again
 
@@ -63,7 +64,7 @@ class _Writing:
     id: str
     name: str
     pieces: list[str] = field(default_factory=list)
-    sealed: bool = False
+    state: CallState = CallState.OPEN
 
 
 class AnswerBuilder:
@@ -86,7 +87,9 @@ class AnswerBuilder:
             case Arguments(index, text):
                 self._calls[index].pieces.append(text)
             case Sealed(index):
-                self._calls[index].sealed = True
+                self._calls[index].state = CallState.SEALED
+            case Unfinished(index):
+                self._calls[index].state = CallState.CUT
 
     @property
     def said(self) -> str:
@@ -96,20 +99,20 @@ class AnswerBuilder:
     def call(self, index: int) -> WrittenCall:
         """Call number `index` as far as it was read."""
         one = self._calls[index]
-        state = CallState.SEALED if one.sealed else CallState.OPEN
-        return WrittenCall(one.id, one.name, "".join(one.pieces), state)
+        return WrittenCall(one.id, one.name, "".join(one.pieces), one.state)
 
     def calls(self) -> Iterator[WrittenCall]:
         """The answer's calls, in the order in which they were written."""
         return map(self.call, range(len(self._calls)))
 
     def message(self) -> dict[str, Any]:
-        """The answer as OpenAI's assistant message: its text, and its thoughts and calls if any."""
+        """The answer as OpenAI's assistant message: its text, and its thoughts and whole calls if
+        any."""
         message: dict[str, Any] = {"role": "assistant", "content": self.said}
         if self._thoughts:
             message["reasoning_content"] = "".join(self._thoughts)
-        if self._calls:
-            calls = [one.to_message() for one in self.calls()]
+        calls = [one.to_message() for one in self.calls() if one.state is not CallState.CUT]
+        if calls:
             message |= {"content": self.said or None, "tool_calls": calls}
         return message
 

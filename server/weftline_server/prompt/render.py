@@ -158,8 +158,8 @@ def _calls_of(message: dict[str, Any], param: str) -> list[Any]:
 
 def _tool_call(value: Any, param: str) -> ToolCall:
     match value:
-        case {"function": {"name": str(name), "arguments": str(arguments)}}:
+        case {"function": {"name": str(name), "arguments": str() | None as arguments}}:
             id = value.get("id")
-            function = CalledFunction(name=name, arguments=arguments)
+            function = CalledFunction(name=name, arguments=arguments or "{}")
             return ToolCall(function=function, id=id if isinstance(id, str) else "")
     raise InvalidRequest(f"a tool call of input {param!r} is not an OpenAI tool call", param=param)

@@ -98,7 +98,14 @@ class Sealed:
     index: int
 
 
-Delta = Said | Thought | Called | Arguments | Argument | ArgumentText | Sealed
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """The answer has ended inside the arguments of call number `index`, so it is no call."""
+
+    index: int
+
+
+Delta = Said | Thought | Called | Arguments | Argument | ArgumentText | Sealed | Unfinished
 
 
 class _State(Enum):
@@ -109,6 +116,10 @@ class _State(Enum):
     QUOTED = auto()  # in arguments that are a string, which holds JSON
     XML = auto()  # in the parameters of a call in XML
     TAIL = auto()  # after the arguments, before the end of the call
+
+
+_IN_ARGUMENTS = frozenset({_State.ARGUMENTS, _State.QUOTED, _State.XML})
+_NULL = "null"  # as arguments it is an empty object
 
 
 class ToolParser:
@@ -155,7 +166,10 @@ class ToolParser:
 
     def end(self) -> list[Delta]:
         """Take the end of the text, and return the last deltas."""
-        return [one for one in self._advance(last=True) if self._counts(one)]
+        found = list(self._advance(last=True))
+        if self._state in _IN_ARGUMENTS:
+            found.append(Unfinished(self.calls - 1))
+        return [one for one in found if self._counts(one)]
 
     def _counts(self, delta: Delta) -> bool:
         return not self._single or isinstance(delta, Said | Thought) or delta.index == 0
@@ -311,6 +325,9 @@ class ToolParser:
         return Called(index, id, name)
 
     def _arguments(self, last: bool) -> Iterator[Delta]:
+        is_first = not self._json.begun
+        if is_first and not last and _NULL.startswith(self._held):
+            return
         end = self._json.feed(self._held)
         if end is None:
             text, self._held = self._held, ""
@@ -318,16 +335,15 @@ class ToolParser:
             text, self._held = self._held[:end], self._held[end:]
             self._state = _State.TAIL
         if text:
-            yield from self._read(text)
+            yield from self._read(_object(text) if is_first else text)
 
     def _quoted(self, last: bool) -> Iterator[Delta]:
         end = JsonScanner().feed(self._held)
-        if end is None and not last:
+        if end is None:
             return
-        raw = self._held[:end]
-        self._held = "" if end is None else self._held[end:]
-        self._state = _State.TAIL
-        yield from self._read(_string(raw) or raw)
+        raw, self._held, self._state = self._held[:end], self._held[end:], _State.TAIL
+        text = _string(raw)
+        yield from self._read(raw if text is None else _object(text))
 
     def _read(self, text: str) -> Iterator[Delta]:
         """More of the arguments, as text and decoded."""
@@ -391,7 +407,7 @@ class JsonScanner:
         self._depth = 0
         self._in_string = False
         self._escaped = False
-        self._begun = False
+        self.begun = False  # whether more than white space has come
 
     def feed(self, text: str) -> int | None:
         """Return the index after the value's last character in `text`; None if it goes on."""
@@ -400,18 +416,19 @@ class JsonScanner:
                 if self._leaves_string(char) and self._depth == 0:
                     return index + 1
             elif char == '"':
-                self._in_string = self._begun = True
+                self._in_string = self.begun = True
             elif char in "{[":
                 self._depth += 1
+                self.begun = True
             elif char in "}]":
                 self._depth -= 1
                 if self._depth <= 0:
                     # A bare number or null ends where the list or object around it ends.
                     return index + 1 if self._depth == 0 else index
-            elif char == "," and self._depth == 0 and self._begun:
+            elif char == "," and self._depth == 0 and self.begun:
                 return index
             elif not char.isspace():
-                self._begun = True
+                self.begun = True
         return None
 
     def _leaves_string(self, char: str) -> bool:
@@ -452,7 +469,12 @@ def _call(text: str) -> tuple[str, str] | None:
         return None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
-    arguments = value.get("arguments", value.get("parameters", {}))
+    arguments = value.get("arguments", value.get("parameters"))
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    return value["name"], arguments
+    return value["name"], _object(arguments)
+
+
+def _object(arguments: str) -> str:
+    """The JSON text of arguments. Those that a model leaves out are an empty object."""
+    return "{}" if arguments.strip() in ("", _NULL) else arguments

@@ -113,6 +113,14 @@ async def test_the_server_runs_its_tools(server: Server) -> None:
     assert answer["usage"]["completion_tokens"] > 50
 
 
+async def test_a_call_that_a_stop_string_cuts_runs_nothing(server: Server) -> None:
+    """It is no call, so the turn is the answer."""
+    answer = await ask(server, "#weather", stop=[', "days"'])
+    [choice] = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "Let me see.", "refusal": None}
+    assert (choice["finish_reason"], told(answer)) == ("stop", [])
+
+
 async def test_a_run_has_a_price(serve: Serve, tmp_path: Path) -> None:
     """That of all turns together, whole and streamed."""
     price = {"null": Price(prompt=1_000_000.0, output=3_000_000.0)}

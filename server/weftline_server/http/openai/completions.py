@@ -36,7 +36,7 @@ from weftline_server.observe.view import output_step
 from weftline_server.prompt.answer import message_of
 from weftline_server.prompt.answer_parser import AnswerParser
 from weftline_server.prompt.thinking_block import Thinking
-from weftline_server.prompt.tool_parser import Called, Delta
+from weftline_server.prompt.tool_parser import Called, Delta, Unfinished
 from weftline_server.runtime.service import Service
 from weftline_server.session.task import Step
 
@@ -113,19 +113,20 @@ class ReplyChoice:
         is_text = not self.calls_tools and self.thinking is Thinking.NONE
         plain = is_text and not self.running.body.wants_logprobs
         text_chunk = reply.text_chunk(self.index)
-        calls = False
+        calls = 0
         if plain:
             service = self.running.service
             async for chunk in service.readers.stream(self.running.session, self.task.writes[0]):
                 yield text_chunk(chunk.text)
         else:
             async for deltas in self.deltas():
-                calls = calls or any(isinstance(one, Called) for one in deltas)
+                calls += sum(isinstance(one, Called) for one in deltas)
+                calls -= sum(isinstance(one, Unfinished) for one in deltas)
                 for part in self._parts(deltas_of(deltas)):
                     yield part
         step = self.step
         assert step is not None and step.reason is not None, "the stream has ended"
-        finish = finish_reason(step.reason, calls)
+        finish = finish_reason(step.reason, calls > 0)
         yield reply.chunk(self.index, {}, logprobs=self.logprobs(), finish=finish)
 
     async def deltas(self) -> AsyncIterator[Sequence[Delta]]:

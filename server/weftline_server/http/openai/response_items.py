@@ -40,7 +40,7 @@ class InputMessage(LooseBody):
 
     role: str
     content: Content
-    type: Literal["message"] | None = "message"
+    type: Literal["message"] = "message"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from weftline_server.http.openai.surface import OpenAIRoute, check
 from weftline_server.http.state import asking
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.prompt.answer import deltas_of
-from weftline_server.prompt.tool_parser import Arguments, Called, Said, Thought
+from weftline_server.prompt.tool_parser import Arguments, Called, Said, Thought, Unfinished
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=Direct)
 
@@ -117,12 +117,13 @@ class _Form(Enum):
 
 @dataclass(slots=True)
 class _Item:
-    """One item of the output while it grows."""
+    """One item of the output while it grows. A call in which the answer ended is not complete."""
 
     form: _Form
     body: dict[str, Any]
     index: int
     text: str = ""
+    is_cut: bool = False
 
     @property
     def place(self) -> dict[str, Any]:
@@ -144,6 +145,7 @@ class _Item:
 
     def whole(self, status: str) -> dict[str, Any]:
         if self.form is _Form.CALL:
+            status = "incomplete" if self.is_cut else status
             return {**self.body, "arguments": self.text, "status": status}
         content = [self.part()] if self.text or status == "completed" else []
         return {**self.body, "content": content, "status": status}
@@ -220,6 +222,8 @@ class Made:
                     yield from self._begin(_Form.CALL, call_id=id, name=name, arguments="")
                 case Arguments(_, text):
                     yield self._grow(text)
+                case Unfinished() if self.open is not None:
+                    self.open.is_cut = True
                 case _:
                     pass  # parts that only early tools read
 
@@ -257,7 +261,9 @@ class Made:
         item, self.open = self.open, None
         if item is None:
             return
-        if item.form is _Form.CALL:
+        if item.form is _Form.CALL and item.is_cut:
+            pass  # its arguments are not done
+        elif item.form is _Form.CALL:
             yield item.event("done", arguments=item.text, name=item.body["name"])
         else:
             yield item.event("done", text=item.text, **item.beside())
