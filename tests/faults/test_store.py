@@ -15,10 +15,12 @@ import pytest
 from tests.null.asgi import Server, call
 from tests.null.journal.test_restart import running
 from tests.waits import until
-from weftline.errors import InvalidRequest
+from weftline.errors import InvalidRequest, StorageFull
 from weftline_engine.pretend.null import LatencyProfile, NullConfig
+from weftline_server.commands.retrieval import factories, from_tables
 from weftline_server.journal import writer
 from weftline_server.journal.store import JournalStore, JournalStoreConfig
+from weftline_server.session import events as ev
 
 SLOW = NullConfig(latency=LatencyProfile(step_s=0.05))
 
@@ -98,6 +100,89 @@ async def test_a_full_disk_and_space_again(tmp_path: Path) -> None:
         assert (await server.get(second, "a")).json()["value"] == "four "
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+MODULE = """
+import sys
+
+def work(mark, text):
+    with open(mark, "a") as file:
+        file.write("x")
+    return "done " + text
+"""
+
+
+def function(out: str, mark: Path) -> dict[str, Any]:
+    """A step that may run once, on the value of `a`."""
+    args = {"mark": {"value": str(mark)}, "text": {"var": "a"}}
+    return {"kind": "function", "function": "work", "args": args, "out": out, "effects": "once"}
+
+
+async def test_a_step_that_runs_once_waits_for_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It becomes due while another program holds a lock on the file. It begins when that can be
+    recorded, and a stream of its variable gets the value. Another session ends meanwhile, and the
+    server, too, where the store stays away: the step did not begin, and runs in the next run.
+    """
+    monkeypatch.setattr("weftline_server.journal.store.BUSY_MS", 50)
+    (tmp_path / "ours.py").write_text(MODULE)
+    table = {"name": "work", "call": "ours:work", "path": str(tmp_path)}
+    also = factories(from_tables({"function": [table]}))
+    path, first, second = tmp_path / "store", tmp_path / "first", tmp_path / "second"
+    one = call("one", "one two three four {{output:x}}", x="a")
+
+    async def due(server: Server, id: str) -> None:
+        """Wait until the step is due, whose start is not recorded."""
+        session = server.service.registry.find("local", id)
+        await until(lambda: is_broken(server) and session.variables["a"].settled)
+        journal = server.service.registry.journal
+        assert journal is not None
+        await until(lambda: any(one.is_patient for one in journal._ledger._waiting))
+
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        async with running(path, SLOW, also) as server:
+            id = await server.session()
+            await server.submit(id, one, steps=[function("b", first)])
+            other.execute("BEGIN EXCLUSIVE")
+            stream = asyncio.create_task(server.get(id, "b", stream=True))
+            await due(server, id)
+            assert not first.exists() and not stream.done()
+            other.execute("COMMIT")
+            events = (await stream).text
+            assert 'event: value\ndata: {"value": "done one two three four "}' in events
+            assert first.read_text() == "x"
+            id = await server.session()
+            await server.submit(id, one, steps=[function("b", second)])
+            other.execute("BEGIN EXCLUSIVE")
+            await due(server, id)
+            assert not second.exists()
+        other.execute("COMMIT")
+        assert not second.exists()
+    async with running(path, also=also) as server:
+        assert (await server.get(id, "b")).json()["value"] == "done one two three four "
+    assert (first.read_text(), second.read_text()) == ("x", "x")
+
+
+async def test_a_stream_of_a_step_that_failed_by_the_store_has_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session was given up, as its records were too many for the memory. Several servers share
+    such a store, and a reader does not come back for what has failed.
+    """
+    async with running(tmp_path / "store", SLOW) as server:
+        journal = server.service.registry.journal
+        assert journal is not None
+        monkeypatch.setattr(journal, "is_shared", True)
+        id = await server.session()
+        await server.submit(id, call("one", "one {{output:x}}", x="a"))
+        session = server.service.registry.find("local", id)
+        (primitive,), error = session.primitives, StorageFull("the session could not be kept")
+        server.driver.apply(session, ev.PrimitiveFailed(now=session.opened, primitive=primitive, error=error))
+        events = (await server.get(id, "a", stream=True)).text
+        assert "event: error" in events and "could not be kept" in events
+        watched = (await server.submit(id, watch=["a"])).text
+        assert "event: failed" in watched and "could not be kept" in watched
 
 
 async def test_a_locked_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

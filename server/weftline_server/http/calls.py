@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from itertools import chain
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -18,9 +19,12 @@ from weftline_server.http.direct import Direct
 from weftline_server.http.event_stream import EventStream, sse, sse_or_error
 from weftline_server.http.idempotency import key_of
 from weftline_server.http.openai.runs import Runs
+from weftline_server.http.renderings import Held, Renderings
 from weftline_server.http.state import GRACE, asking, sees_all, state_of, tenant_of
+from weftline_server.http.value_response import ValueResponse, value_event
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.journal.fence import SessionMoved
+from weftline_server.lowering.bounds import is_small
 from weftline_server.lowering.kinds.prompt import outputs_of
 from weftline_server.observe.parts import json_text, to_json
 from weftline_server.observe.snapshot import Snapshot
@@ -29,6 +33,7 @@ from weftline_server.runtime.service import Service, SessionHolds
 from weftline_server.session.client_values import client_step
 from weftline_server.session.origin import name_run
 from weftline_server.session.session import Session
+from weftline_server.session.variable import Variable
 
 router = APIRouter(prefix="/v1", tags=["calls"], route_class=Direct)
 
@@ -64,20 +69,22 @@ async def submit(request: Request) -> Response:
             for variable in watched:
                 session.watch.check(variable, wait=body.wait)
             close = leaves = False
-            events = _whole_run(service, runs, session, body, response, whole)
+            renderings = state_of(request.app).renderings
+            events = _whole_run(service, renderings, runs, session, body, response, whole)
             if held is not None:
                 events = _held(held, session, events)
             resumed = {} if earlier is None else {"Weftline-Resumed": "true"}
             return EventStream(sse_or_error(events), {**headers, **resumed})
+        values: dict[str, Any] = {}
         if body.get:
-            response["values"] = await or_disconnect(request, _values(service, session, body.get))
+            values = await or_disconnect(request, _values(service, session, body.get))
         graph = await _graph(service, session, whole) if body.graph else ""
+        large = await _large(request, session, values)
         close = body.close
         runs.responded(session)
-        if not graph:
-            return JSONResponse(response, headers=headers)
-        content = f'{to_json(response)[:-1]},"graph":{graph}}}'
-        return Response(content, headers=headers, media_type="application/json")
+        if large is not None:
+            return ValueResponse(large, _with_values(response, values, large, graph), headers)
+        return _answered(response | ({"values": values} if body.get else {}), graph, headers)
     finally:
         if held is not None:
             held.remove(session)
@@ -116,6 +123,7 @@ async def _held(
 
 async def _whole_run(
     service: Service,
+    renderings: Renderings,
     runs: Runs,
     session: Session,
     body: Submit,
@@ -127,10 +135,10 @@ async def _whole_run(
         yield sse("submitted", response)
         runs.responded(session)
         if body.stream is None:
-            events = _watch(service, session, body)
+            events = _watch(service, renderings, session, body)
         else:
             get = Get(session_id=session.id, semantic_var_id=body.stream)
-            events = _events(service, session, get, offset=0)
+            events = _events(service, renderings, session, get, offset=0)
         async with aclosing(events):
             async for event in events:
                 yield event
@@ -141,6 +149,37 @@ async def _whole_run(
             runs.leave(session)
         if body.close:
             service.close(session)
+
+
+async def _large(request: Request, session: Session, values: dict[str, Any]) -> Held | None:
+    """The renderings of the values if any of them is large, as soon as there is room for them."""
+    if all(map(is_small, values.values())):
+        return None
+    renderings, variables = state_of(request.app).renderings, list(values)
+    while not renderings.has_room(session, variables):
+        await or_disconnect(request, renderings.changed())
+    return renderings.enter(session, variables)
+
+
+def _answered(response: dict[str, Any], graph: str, headers: dict[str, str]) -> Response:
+    """The response with the graph, which is JSON, if there is one."""
+    if not graph:
+        return JSONResponse(response, headers=headers)
+    content = f'{to_json(response)[:-1]},"graph":{graph}}}'
+    return Response(content, headers=headers, media_type="application/json")
+
+
+def _with_values(
+    response: dict[str, Any], values: dict[str, Any], large: Held, graph: str
+) -> Iterator[str]:
+    """The response with the values and the graph, as JSON in pieces."""
+    yield f'{to_json(response)[:-1]},"values":'
+    before = "{"
+    for variable in values:
+        yield f"{before}{to_json(variable)}:"
+        yield from large.pieces(variable)
+        before = ","
+    yield f'}},"graph":{graph}}}' if graph else "}}"
 
 
 async def _graph(service: Service, session: Session, whole: bool) -> str:
@@ -193,7 +232,8 @@ async def get(request: Request) -> Response:
         # A variable that will not come is an error status, not an event after a status of 200.
         session.watch.check(body.semantic_var_id, body.wait)
         since = _since(request.headers.get("last-event-id"))
-        events = _events(service, session, body, *since, grace_s=_grace(request))
+        renderings = state_of(request.app).renderings
+        events = _events(service, renderings, session, body, *since, grace_s=_grace(request))
         return EventStream(sse_or_error(events), durability(service))
     waiting = service.readers.get(
         session,
@@ -204,8 +244,12 @@ async def get(request: Request) -> Response:
         grace_s=_grace(request),
     )
     variable = await or_disconnect(request, waiting)
-    found = {"semantic_var_id": variable.id, "status": "ready", "value": variable.value}
-    return JSONResponse(found, headers=durability(service))
+    headers, found = durability(service), {"semantic_var_id": variable.id, "status": "ready"}
+    large = await _large(request, session, {variable.id: variable.value})
+    if large is not None:
+        texts = chain([f'{to_json(found)[:-1]},"value":'], large.pieces(variable.id), "}")
+        return ValueResponse(large, texts, headers)
+    return JSONResponse({**found, "value": variable.value}, headers=headers)
 
 
 def _grace(request: Request) -> float:
@@ -235,6 +279,7 @@ def _id(attempt: int, end: int) -> str:
 
 async def _events(
     service: Service,
+    renderings: Renderings,
     session: Session,
     body: Get,
     offset: int,
@@ -264,26 +309,59 @@ async def _events(
             made = session.variable(body.semantic_var_id).attempt
             yield sse("part", {"offset": chunk.offset, "text": chunk.text}, id=_id(made, end))
     except WeftlineError as error:
-        if _leaves(service, error):
+        if _leaves(service, session.variable(body.semantic_var_id), error):
             return
         raise
     variable = session.variable(body.semantic_var_id)
-    yield sse("value", {"value": variable.value}, id=_id(variable.attempt, end))
+    place = _id(variable.attempt, end)
+    if is_small(variable.value):
+        yield sse("value", {"value": variable.value}, id=place)
+        return
+    async with aclosing(value_event(renderings, session, variable.id, "{}", place)) as event:
+        async for piece in event:
+            yield piece
 
 
-def _leaves(service: Service, error: WeftlineError) -> bool:
-    """Whether the session goes on later, or at another server.
+def _leaves(service: Service, variable: Variable, error: WeftlineError) -> bool:
+    """Whether the session goes on later, or at another server, and so may the variable.
 
     The stream then ends without its last event, as it does when the server is killed, and the
     client comes back.
     """
     journal = service.registry.journal
     if journal is not None and journal.is_shared and isinstance(error, SessionMoved | StorageFull):
-        return True
+        return error is not variable.error  # a step that failed by it stays failed
     return service.lifecycle.draining and isinstance(error, EngineUnavailable)
 
 
-async def _watch(service: Service, session: Session, body: Submit) -> AsyncGenerator[bytes, None]:
+async def _event(
+    renderings: Renderings, session: Session, event: bytes | str
+) -> AsyncGenerator[bytes, None]:
+    """The event, or that with the value of the ready variable of this name, in pieces if it is
+    large.
+    """
+    if isinstance(event, bytes):
+        if event:
+            yield event
+        return
+    variable = event
+    if is_small(session.variable(variable).value):
+        value = await json_text(value_parts(session, variable))
+        yield sse("value", value, id=f"{variable} ")
+        return
+    fields = await json_text(
+        part for part in value_parts(session, variable) if part is None or part[0] != "value"
+    )
+    async with aclosing(
+        value_event(renderings, session, variable, fields, f"{variable} ")
+    ) as pieces:
+        async for piece in pieces:
+            yield piece
+
+
+async def _watch(
+    service: Service, renderings: Renderings, session: Session, body: Submit
+) -> AsyncGenerator[bytes, None]:
     """One `value` or `failed` event for each watched variable; with `parts` also its text in parts.
 
     A `due` event says that the client may compute the step that makes the variable. A failed
@@ -305,7 +383,7 @@ async def _watch(service: Service, session: Session, body: Submit) -> AsyncGener
                 await service.readers.get(session, variable, wait=body.wait)
             last: bytes | str = variable
         except WeftlineError as error:
-            if _leaves(service, error):
+            if _leaves(service, session.variable(variable), error):
                 await events.put((b"", True))
                 return
             failed = {"semantic_var_id": variable, **error.to_body()}
@@ -324,11 +402,9 @@ async def _watch(service: Service, session: Session, body: Submit) -> AsyncGener
         while left:
             event, is_last = await events.get()
             left -= is_last
-            if isinstance(event, str):
-                value = await json_text(value_parts(session, event))
-                event = sse("value", value, id=f"{event} ")
-            if event:
-                yield event
+            async with aclosing(_event(renderings, session, event)) as pieces:
+                async for piece in pieces:
+                    yield piece
     finally:
         for follower in followers:
             follower.cancel()

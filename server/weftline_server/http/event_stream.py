@@ -115,8 +115,12 @@ class JsonStream(EventStream):
 
     media_type = "application/json"
 
-    def __init__(self, texts: AsyncGenerator[str, None]) -> None:
-        super().__init__(_encoded(texts))
+    def __init__(
+        self,
+        texts: AsyncGenerator[str, None],
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(_encoded(texts), headers)
 
     async def _ping(self, send: Send) -> None:
         """Nothing: what is not in the document may not be sent."""

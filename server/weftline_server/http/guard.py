@@ -7,21 +7,24 @@ pointed there. So such a server checks Host, Origin and the content type.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
 from weftline.contract.errors import Forbidden, Overloaded, WeftlineError
 from weftline_server.config import LOOPBACK
+from weftline_server.http.renderings import MOST_OF_TENANT
 from weftline_server.http.state import tenant_of
 from weftline_server.http.unknown_routes import instead_of
 from weftline_server.http.wire import error_response
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+PIECE_BYTES = 1 << 16  # about what a connection holds for a client that reads slowly
 # Content types that a page may send anywhere without asking first.
 _OF_FORMS = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
 
@@ -78,13 +81,16 @@ def _name(authority: str) -> str:
 
 
 class Connections:
-    """Bounds a tenant's requests under way, and tells clients to leave when the server drains."""
+    """Bounds a tenant's requests under way and the bytes of its answers that are not sent yet, and
+    sends these by pieces. Tells clients to leave when the server drains.
+    """
 
     def __init__(self, app: ASGIApp, most: int, draining: Callable[[], bool]) -> None:
         self._app = app
         self._most = most
         self._draining = draining
         self._running: dict[str, int] = {}
+        self._unsent: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -94,7 +100,16 @@ class Connections:
         async def leaving(message: Message) -> None:
             if message["type"] == "http.response.start" and self._draining():
                 message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
-            await send(message)
+            size = len(message.get("body", b""))
+            if size <= PIECE_BYTES:
+                await send(message)
+                return
+            self._unsent[tenant] += size
+            try:
+                for piece in _pieces(message):
+                    await send(piece)
+            finally:
+                self._unsent[tenant] -= size
 
         tenant = _tenant(scope)
         running = self._running.get(tenant, 0)
@@ -104,13 +119,21 @@ class Connections:
             )
             await error_response(error)(scope, receive, leaving)
             return
+        if self._unsent[tenant] >= MOST_OF_TENANT:
+            error = Overloaded(
+                f"{self._unsent[tenant]:,} bytes of answers to you are not read yet: read them, "
+                "and try again",
+                retry_after_s=1.0,
+            )
+            await error_response(error)(scope, receive, leaving)
+            return
         self._running[tenant] = running + 1
         try:
             await self._app(scope, receive, leaving)
         finally:
             self._running[tenant] -= 1
             if not self._running[tenant]:
-                del self._running[tenant]
+                del self._running[tenant], self._unsent[tenant]
 
 
 def _tenant(scope: Scope) -> str:
@@ -119,3 +142,11 @@ def _tenant(scope: Scope) -> str:
         return tenant_of(Request(scope))
     except WeftlineError:
         return ""
+
+
+def _pieces(message: Message) -> Iterator[Message]:
+    """A part of a body in parts, of which a connection takes the next when it has sent the last."""
+    body, more = message["body"], message.get("more_body", False)
+    for at in range(0, len(body), PIECE_BYTES):
+        end = at + PIECE_BYTES
+        yield {**message, "body": body[at:end], "more_body": more or end < len(body)}

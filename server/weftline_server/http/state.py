@@ -15,6 +15,7 @@ from weftline_server.config import ServerConfig
 from weftline_server.http.openai.conversations import Conversations
 from weftline_server.http.openai.runs import Runs
 from weftline_server.http.peer_client import PeerClient
+from weftline_server.http.renderings import Renderings
 from weftline_server.observe.advice.advisor import Advisor
 from weftline_server.observe.cost import Prices
 from weftline_server.observe.metrics import Metrics
@@ -35,6 +36,7 @@ class ServerState(State):
     prices: Prices
     runs: Runs
     peers: PeerClient | None  # the other servers of the store
+    renderings: Renderings
     awaits_engine: bool  # before it listens, since others do
     conversations: Conversations | None  # finds the sessions of clients that name none
 
@@ -48,6 +50,7 @@ class ServerState(State):
         self.advisor = advisor
         self.prices = Prices(config.price)
         self.runs = Runs(service)
+        self.renderings = Renderings()
         self.peers = None
         self.awaits_engine = False
         self.conversations = None

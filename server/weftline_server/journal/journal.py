@@ -115,6 +115,7 @@ class Journal:
         writer, self._writer = self._writer, None
         if writer is not None:
             await asyncio.to_thread(writer.close)
+            self._ledger.end(_ending())
         elif self._loop is None:
             self._store.close()
 
@@ -194,12 +195,23 @@ class Journal:
         return track is not None and track.gone
 
     async def begin(self, session: Session, primitive: str) -> None:
-        """Record that an engine may have begun a primitive that must not run twice."""
+        """Record that an engine may have begun a primitive that must not run twice.
+
+        While the store cannot be written this waits: the primitive did nothing yet, and may begin
+        later. Raises StorageFull where the session was given up, EngineUnavailable where the server
+        ends, and SessionMoved.
+        """
         track = self._tracks.get(session)
-        if track is not None:
-            sent = ev.PrimitiveSent(now=self._now(), primitive=primitive, engine="")
-            self._put(track, SessionRecord(track.number, Noted(sent)))
-            await self.kept(session)
+        if track is None:
+            return
+        if track.gone:
+            raise SessionMoved(session)
+        if self._writer is None:
+            raise _ending()
+        sent = ev.PrimitiveSent(now=self._now(), primitive=primitive, engine="")
+        self._put(track, SessionRecord(track.number, Noted(sent)))
+        self._hurry()
+        await self._ledger.written(track.mark, track.number)
 
     def admit(self) -> None:
         """Raise StorageFull while nothing can be written."""
@@ -220,11 +232,7 @@ class Journal:
         if track.opening is not None:
             self._put(track)
         if self._writer is None and session.ended is not None and not (track.closed or track.gone):
-            raise EngineUnavailable(
-                "the server is shutting down, and goes on with the session when it runs again: "
-                "ask again then",
-                retry_after_s=1.0,
-            )
+            raise _ending()
         if not self._ledger.has(track.mark):
             self._hurry()
         await self._ledger.reached(track.mark, track.number)
@@ -271,6 +279,14 @@ class Journal:
             self._loop.call_soon_threadsafe(self._ledger.hear, progress)
 
 
+def _ending() -> EngineUnavailable:
+    return EngineUnavailable(
+        "the server is shutting down, and goes on with the session when it runs again: ask again "
+        "then",
+        retry_after_s=1.0,
+    )
+
+
 def earlier_of(one: Keyed, session: str) -> Earlier:
     """What is stored of a key, whose submit went to this session."""
     return Earlier(session, tuple(one.tasks.split()), one.digest)
@@ -288,7 +304,7 @@ class WriteLedger:
         self._lost: frozenset[int] = frozenset()
         self._full = False
         self._fenced = False
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._waiting: list[_Waiting] = []
 
     def admit(self) -> None:
         if self._fenced:
@@ -301,24 +317,39 @@ class WriteLedger:
         return mark <= self._done
 
     async def reached(self, mark: int, session: int) -> None:
-        """Return when `mark` items are on disk. Raises StorageFull."""
-        if session in self._lost:
-            raise StorageFull("the session could not be kept while the disk was full: open another")
-        if self.has(mark):
-            return
-        if self._fenced:
-            raise SessionMoved()
-        if self.error:
+        """Return when `mark` items are on disk. Raises StorageFull, at once where the disk cannot
+        be written now.
+        """
+        if self.error and session not in self._lost and not (self.has(mark) or self._fenced):
             raise self._failed()
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((mark, future))
         try:
             async with asyncio.timeout(ACK_S):
-                await future
+                await self.written(mark, session, is_patient=False)
         except TimeoutError:
             raise StorageFull(
                 "the disk of the server does not answer: try again later", retry_after_s=5.0
             ) from None
+
+    async def written(self, mark: int, session: int, *, is_patient: bool = True) -> None:
+        """Return when `mark` items are on disk, however long that takes. Raises StorageFull where
+        the session was given up.
+        """
+        if session in self._lost:
+            raise _given_up()
+        if self.has(mark):
+            return
+        if self._fenced:
+            raise SessionMoved()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(mark, session, future, is_patient))
+        await future
+
+    def end(self, error: EngineUnavailable) -> None:
+        """Nothing more is written: what waits gets this error."""
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if not one.future.done():
+                one.future.set_exception(error)
 
     def hear(self, progress: WriteProgress) -> None:
         if progress.error and not self.error:
@@ -329,17 +360,19 @@ class WriteLedger:
         self._lost, self._full = progress.lost, progress.full
         self._fenced = progress.fenced
         still = []
-        for mark, future in self._waiting:
-            if future.done():
+        for one in self._waiting:
+            if one.future.done():
                 continue
-            if mark <= self._done:
-                future.set_result(None)
+            if one.session in self._lost:
+                one.future.set_exception(_given_up())
+            elif one.mark <= self._done:
+                one.future.set_result(None)
             elif self._fenced:
-                future.set_exception(SessionMoved())
-            elif self.error:
-                future.set_exception(self._failed())
+                one.future.set_exception(SessionMoved())
+            elif self.error and not one.is_patient:
+                one.future.set_exception(self._failed())
             else:
-                still.append((mark, future))
+                still.append(one)
         self._waiting = still
 
     def _failed(self) -> StorageFull:
@@ -348,3 +381,19 @@ class WriteLedger:
             "later",
             retry_after_s=2.0,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """What waits until `mark` items are on disk, for a session; also while nothing is written, if
+    it is patient.
+    """
+
+    mark: int
+    session: int
+    future: asyncio.Future[None]
+    is_patient: bool
+
+
+def _given_up() -> StorageFull:
+    return StorageFull("the session could not be kept while the disk was full: open another")

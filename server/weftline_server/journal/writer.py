@@ -119,6 +119,7 @@ class Writer:
         changes: list[Change] = []
         count = 0
         while True:
+            ends = ends or self._ends  # an attempt that began after that was the last
             held = sum(len(one.body) for one in changes if isinstance(one, Append))
             while self._items:
                 count += 1

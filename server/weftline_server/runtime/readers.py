@@ -20,6 +20,8 @@ from weftline_server.session.session import Session
 from weftline_server.session.task import UNDER_WAY
 from weftline_server.session.variable import Variable
 
+MOST_CHUNK = 1 << 16  # characters, so that many readers of a long text hold little each
+
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
@@ -139,7 +141,7 @@ class Readers:
         async with reading as (found, signal):
             self._apply(session, ev.VariableRead(now=self._now(), variable=variable))
             while True:
-                if text := found.text[offset:]:
+                if text := found.text[offset : offset + MOST_CHUNK]:
                     self.shown(session, variable)
                     yield TextChunk(offset, text)
                     offset += len(text)

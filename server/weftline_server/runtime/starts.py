@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 
-from weftline.contract.errors import StorageFull, WeftlineError
+from weftline.contract.errors import WeftlineError
 from weftline_server.graph.primitive import Primitive, PrimitiveId, Where
 from weftline_server.journal.journal import Journal
 from weftline_server.lowering.kinds.prompt import PromptBody
@@ -140,11 +140,14 @@ class Starts:
         payload: Payload,
         begun: Coroutine[object, object, None],
     ) -> None:
-        """Queue a primitive that must not run twice once its beginning is on disk."""
+        """Queue a primitive that must not run twice once its beginning is on disk, which may be
+        when a store that is away is back.
+        """
         try:
             await begun
-        except StorageFull as error:
+        except WeftlineError as error:
             self._fail(session, primitive, error)
+            return
         if session.primitives[primitive.id].live:
             self._enqueue(session, primitive, payload)
 
