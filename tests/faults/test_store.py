@@ -178,7 +178,8 @@ async def test_a_stream_of_a_step_that_failed_by_the_store_has_its_error(
         await server.submit(id, call("one", "one {{output:x}}", x="a"))
         session = server.service.registry.find("local", id)
         (primitive,), error = session.primitives, StorageFull("the session could not be kept")
-        server.driver.apply(session, ev.PrimitiveFailed(now=session.opened, primitive=primitive, error=error))
+        failed = ev.PrimitiveFailed(now=session.opened, primitive=primitive, error=error)
+        server.driver.apply(session, failed)
         events = (await server.get(id, "a", stream=True)).text
         assert "event: error" in events and "could not be kept" in events
         watched = (await server.submit(id, watch=["a"])).text
