@@ -10,11 +10,11 @@ from collections.abc import (
     Generator,
     Iterable,
     Iterator,
+    Mapping,
     Sequence,
 )
 from contextlib import aclosing, closing
 from typing import Any, Self, cast
-from urllib.request import getproxies
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
@@ -40,7 +40,7 @@ from langchain_weftline.early_tools.answers import (
 from langchain_weftline.model.description import DescribedChat
 from langchain_weftline.model.envelope import Sending, keep_pieces, sending
 from langchain_weftline.model.patience import Patience
-from langchain_weftline.model.transport import async_client
+from langchain_weftline.model.transport import Proxies, SharedClient, async_client, client
 from langchain_weftline.run.prefetch import take
 from langchain_weftline.trace.provenance import listen
 from weftline.adapters.early_tools import EarlyTurn, early_turn
@@ -48,13 +48,10 @@ from weftline.adapters.server import NO_KEY, Server, default_api_key, default_ba
 from weftline.adapters.sessions import OURS
 
 # If the user sets one of these, the model uses the user's connections.
-_CONNECTIONS = {
-    "http_socket_options",
-    "http_async_client",
-    "async_client",
-    "root_async_client",
-    "openai_proxy",
-}
+_SYNC = frozenset({"http_socket_options", "http_client", "client", "root_client"})
+_ASYNC = frozenset(
+    {"http_socket_options", "http_async_client", "async_client", "root_async_client"}
+)
 # Closing a session waits no longer than this, because an unused session expires in the server.
 DELETE_TIMEOUT_S = 2.0
 
@@ -133,14 +130,21 @@ class ChatWeftline(DescribedChat):
 
     @model_validator(mode="before")
     @classmethod
-    def _share_async_client(cls, values: dict[str, Any]) -> dict[str, Any]:
-        proxied = getproxies() or os.environ.get("OPENAI_PROXY")
-        if proxied or not _CONNECTIONS.isdisjoint(values):
-            return values
-        return {**values, "http_async_client": async_client()}
+    def _share_connections(cls, values: dict[str, Any]) -> dict[str, Any]:
+        proxies = Proxies.of(values.get("openai_proxy", os.environ.get("OPENAI_PROXY")))
+        if _is_free(_SYNC, values):
+            values = {**values, "http_client": client(proxies)}
+        if _is_free(_ASYNC, values):
+            values = {**values, "http_async_client": async_client(proxies)}
+        if isinstance(values.get("http_client"), SharedClient):
+            # LangChain takes a proxy or clients, not both. `_listen` sets the proxy again.
+            values = {**values, "openai_proxy": None}
+        return values
 
     @model_validator(mode="after")
     def _listen(self) -> Self:
+        if isinstance(self.http_client, SharedClient):
+            self.openai_proxy = self.http_client.proxies.own
         if self.provenance:
             listen()
         return self
@@ -347,6 +351,11 @@ class ChatWeftline(DescribedChat):
             if (ours := chunk.get(OURS)) is not None:
                 generation.generation_info = {**(generation.generation_info or {}), OURS: ours}
         return generation
+
+
+def _is_free(names: frozenset[str], values: Mapping[str, Any]) -> bool:
+    """Whether none of these settings has a value."""
+    return all(values.get(name) is None for name in names)
 
 
 def _without_none(value: Any) -> Any:

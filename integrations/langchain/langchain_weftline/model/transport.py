@@ -1,18 +1,23 @@
-"""An async HTTP client that works on any event loop: each loop has its own connections.
+"""HTTP clients whose connections belong to one process and, where they are async, to one loop.
 
-A connection belongs to the loop that opened it. The openai client has one pool for all loops, so a
-second `asyncio.run` would use connections whose loop is closed.
+A child process that fork makes has copies of its parent's connections: on one of them, it would
+read the answer to another process's prompt. An async connection belongs to the loop that opened it.
+The openai client has one pool for all loops, so a second `asyncio.run` would use connections whose
+loop is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from urllib.request import getproxies
 from weakref import WeakKeyDictionary
 
 import openai
@@ -48,22 +53,68 @@ MAX_KEPT = 100
 ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
 
 
-class _PerLoop(httpx.AsyncBaseTransport):
-    """Sends each request over the connections of the running loop."""
+@dataclass(frozen=True, slots=True)
+class Proxies:
+    """The proxies of requests: that of the model, or those that the environment names."""
 
-    def __init__(self) -> None:
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Pool] = WeakKeyDictionary()
+    own: str | None
+    of_environment: tuple[tuple[str, str], ...]
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    @staticmethod
+    def of(own: str | None) -> Proxies:
+        return Proxies(own, () if own else tuple(sorted(getproxies().items())))
+
+    def options(self, transport: Callable[..., Any]) -> dict[str, Any]:
+        """The options of an HTTP client, whose `transport` goes through no proxy."""
+        limits = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_KEPT)
+        made = {"verify": _certificates(), "limits": limits}
+        if self.own is not None or self.of_environment:
+            return {**made, "proxy": self.own}  # without a transport, it reads the environment
+        return {"transport": transport(**made, socket_options=ALIVE)}
+
+
+class SharedClient(httpx.Client):
+    """Sends each request over the connections of the running process."""
+
+    def __init__(self, proxies: Proxies) -> None:
+        super().__init__(transport=httpx.MockTransport(_no_response))
+        self.proxies = proxies
+        # The clients of parent processes stay: closing one could end a connection of the parent.
+        self._by_process: dict[int, Any] = {}
+
+    def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        process = os.getpid()
+        client = self._by_process.get(process)
+        if client is None:  # no lock, which a fork could copy while it is held
+            made = openai.DefaultHttpxClient(**self.proxies.options(httpx.HTTPTransport))
+            client = self._by_process.setdefault(process, made)
+        response: httpx.Response = client.send(request, **options)
+        return response
+
+    def close(self) -> None:
+        """Nothing to do: other models use these connections, too."""
+
+
+class SharedAsyncClient(httpx.AsyncClient):
+    """Sends each request over the connections of the running process and loop."""
+
+    def __init__(self, proxies: Proxies) -> None:
+        super().__init__(transport=httpx.MockTransport(_no_response))
+        self.proxies = proxies
+        self._by_process: dict[int, WeakKeyDictionary[asyncio.AbstractEventLoop, _Pool]] = {}
+
+    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
         loop = asyncio.get_running_loop()
-        pool = self._loops.get(loop)
+        loops = self._by_process.setdefault(os.getpid(), WeakKeyDictionary())
+        pool = loops.get(loop)
         if pool is None:
-            for other in list(self._loops):
+            for other in list(loops):
                 if other.is_closed():  # drop its connections, which would keep the loop in memory
-                    self._loops.pop(other, None)
-            pool = self._loops[loop] = _Pool()
+                    loops.pop(other, None)
+            pool = loops[loop] = _Pool(self.proxies)
             await pool.open()
-        return await pool.transport.handle_async_request(request)
+        response: httpx.Response = await pool.client.send(request, **options)
+        return response
 
     async def aclose(self) -> None:
         """Nothing to do: each loop closes its own connections when it ends."""
@@ -72,11 +123,9 @@ class _PerLoop(httpx.AsyncBaseTransport):
 class _Pool:
     """The connections of one loop. They are closed when the loop ends."""
 
-    def __init__(self) -> None:
-        limits = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_KEPT)
-        self.transport = httpx.AsyncHTTPTransport(
-            verify=_certificates(), limits=limits, socket_options=ALIVE
-        )
+    def __init__(self, proxies: Proxies) -> None:
+        options = proxies.options(httpx.AsyncHTTPTransport)
+        self.client: Any = openai.DefaultAsyncHttpxClient(**options)
         self._end = self._wait_for_the_end()
 
     async def open(self) -> None:
@@ -87,7 +136,11 @@ class _Pool:
         try:
             yield
         finally:
-            await self.transport.aclose()
+            await self.client.aclose()
+
+
+def _no_response(request: Any) -> Any:
+    raise AssertionError("a shared client sends over the client of its process")
 
 
 @cache
@@ -97,7 +150,12 @@ def _certificates() -> ssl.SSLContext:
 
 
 @cache
-def async_client() -> Any:  # its type depends on the package that openai uses
-    """The HTTP client that all models share."""
-    transport: Any = _PerLoop()
-    return openai.DefaultAsyncHttpxClient(transport=transport)
+def client(proxies: Proxies) -> SharedClient:
+    """The HTTP client of all models with these proxies."""
+    return SharedClient(proxies)
+
+
+@cache
+def async_client(proxies: Proxies) -> SharedAsyncClient:
+    """The async HTTP client of all models with these proxies."""
+    return SharedAsyncClient(proxies)
