@@ -27,15 +27,13 @@ STRICT := -W error::ResourceWarning
 NO_NET := --disable-socket --allow-unix-socket
 SHAPE := tests/test_layers.py tests/test_names.py tests/test_shape.py tests/test_words.py \
   tests/test_kinds.py
-# Whole files that take a minute or more of a slow core each, and that repeat on the real model or on
-# all workloads what shorter tests hold already. `make test-long` runs them, and so does CI.
-LONG := tests/benchmarks/test_workloads.py tests/benchmarks/test_runs.py \
-  tests/e2e/test_graph_exactness.py tests/e2e/test_llama_exactness.py \
+# Whole files that take a minute or more of a slow core each, and that repeat on the real model what
+# shorter tests hold already. `make test-long` runs them and the tests of the benchmarks, and so does CI.
+LONG := tests/e2e/test_graph_exactness.py tests/e2e/test_llama_exactness.py \
   tests/e2e/test_langchain_standard.py tests/e2e/test_demo.py \
-  tests/benchmarks/test_harness.py tests/benchmarks/test_gpu_parts.py \
   tests/cpu/test_models_conversion.py tests/e2e/test_model_exactness.py
 BUT_LONG := $(addprefix --ignore=,$(LONG))
-# `make test-long` draws this many graphs for the exactness of the embedded engine, `make test` 40.
+# `make test-long` draws this many graphs for the exactness of the embedded engine, `make test` 16.
 ALL_GRAPHS := EXACT_GRAPHS=200
 # What `make test-fast` leaves to `make test`: files that start MCP servers, sandboxes, tools and
 # interpreters, which take a second or more each, long simulations, and four of five random graphs.
@@ -71,13 +69,14 @@ test-fast: install ## about a minute: decisions on the null engine, layers, word
 
 test: install ## the product's tests that need no GPU, but for those of test-long and check
 	$(call suite,tests/null,$(NO_TORCH) $(BY_FILE_3) $(STRICT) tests/null $(NO_NET))
-	$(call suite,tests/kernels,TRITON_INTERPRET=1 $(BY_FILE) tests/kernels tests/benchmarks $(BUT_LONG))
+	$(call suite,tests/kernels,TRITON_INTERPRET=1 $(BY_FILE) tests/kernels)
 	$(call suite,integrations/langchain/tests/unit_tests,$(PYTEST) integrations/langchain/tests/unit_tests)
-	$(call suite,tests/integrations,$(BY_FILE) tests/integrations $(BUT_LONG))
+	$(call suite,tests/integrations,$(BY_FILE) tests/integrations)
 	$(call suite,tests/e2e,$(BY_FILE) tests/contract tests/e2e tests/cpu $(BUT_LONG))
 
-test-long: install ## the longest tests: exactness on the real model, all benchmarks
+test-long: install ## the longest tests: exactness on the real model, and the benchmarks
 	$(ALL_GRAPHS) $(BY_FILE) $(LONG) tests/cpu/test_graph_exactness.py
+	TRITON_INTERPRET=1 $(BY_FILE) tests/benchmarks
 
 # In-process servers and a few real ones, without torch; FAULTS=full kills and runs ten times as much.
 test-faults: install ## what goes wrong: docs/reliability.md

@@ -26,7 +26,7 @@ from weftline_kernels.libraries import AttentionLibrary
 from weftline_server.app import create_app
 from weftline_server.config import OPTIMISATIONS, ServerConfig
 
-GRAPHS = int(os.environ.get("EXACT_GRAPHS", "40"))  # `make test-long` draws 200
+GRAPHS = int(os.environ.get("EXACT_GRAPHS", "16"))  # `make test-long` draws 200
 AT_ONCE = 25
 # On a pretended device a step takes 10 times as long, so each library runs a quarter.
 OF_A_LIBRARY = GRAPHS // 4
