@@ -16,7 +16,7 @@ from langchain_tests.unit_tests import EmbeddingsUnitTests
 from langchain_weftline import WeftlineEmbeddings, WeftlineRerank, WeftlineVectorStore
 from tests.integrations.conftest import RETRIEVES, served
 from tests.integrations.recording import recorded
-from weftline.errors import InvalidRequest, WeftlineError
+from weftline.errors import ContextTooLong, InvalidRequest, WeftlineError
 
 TEXTS = ["a red fox", "a blue whale", "a red whale"]
 
@@ -50,6 +50,22 @@ class TestEmbeddingsUnit(_Embeddings, EmbeddingsUnitTests):
     def init_from_env_params(self):
         environment = {"WEFTLINE_BASE_URL": "http://there/v1", "WEFTLINE_API_KEY": "key"}
         return environment, {}, {"base_url": "http://there", "api_key": "key"}
+
+
+def test_a_text_that_is_too_long() -> None:
+    """It is an error that has the lengths, and not a vector of its beginning, unless the
+    application lets texts be cut: then the store cuts alike when it adds and when it searches."""
+    long = "fox " * 9000 + "whale"
+    with pytest.raises(ContextTooLong, match=r"text 1 has 9001 tokens, .* length is 8192 tokens"):
+        WeftlineEmbeddings().embed_documents(["fox", long])
+    with pytest.raises(ContextTooLong):
+        WeftlineVectorStore().add_texts([long])
+    cut = WeftlineEmbeddings(truncate_prompt_tokens=-1)
+    assert cut.embed_query(long) == cut.embed_query("fox")
+    store = WeftlineVectorStore(cut)
+    ids = store.add_texts([long])
+    assert [one.page_content for one in store.similarity_search(long, k=1)] == [long]
+    store.delete(ids)
 
 
 class TestServerEmbeds(VectorStoreIntegrationTests):

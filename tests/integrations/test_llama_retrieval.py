@@ -20,6 +20,7 @@ from llama_index.postprocessor.weftline import WeftlineRerank
 from llama_index.vector_stores.weftline import WeftlineVectorStore
 
 from weftline import Client
+from weftline.errors import ContextTooLong
 
 TEXTS = ["a red fox", "a blue whale", "a red whale"]
 
@@ -52,6 +53,15 @@ def test_a_query_engine(index: VectorStoreIndex) -> None:
     [source] = answer.source_nodes
     assert source.node.get_content() == "a blue whale" and source.node.metadata == {"n": 1}
     assert "a blue whale" in str(answer) and "a red fox" not in str(answer)
+
+
+def test_a_text_that_is_too_long() -> None:
+    """It is an error, unless the application lets texts be cut."""
+    long = "fox " * 9000
+    with pytest.raises(ContextTooLong, match="text 0 has 9000 tokens"):
+        WeftlineEmbedding().get_text_embedding(long)
+    cut = WeftlineEmbedding(truncate_prompt_tokens=-1)
+    assert cut.get_query_embedding(long) == cut.get_query_embedding("fox")
 
 
 async def test_an_index_is_opened_again(index: VectorStoreIndex) -> None:

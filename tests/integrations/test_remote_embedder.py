@@ -103,6 +103,27 @@ async def test_an_answer_that_is_wrong_fails_the_op(data: list[Any], message: st
         await engine.close()
 
 
+async def test_tokens_are_those_that_the_endpoint_counts() -> None:
+    """They were a fourth of the characters. The field that cuts texts is sent on."""
+    asked: list[dict[str, Any]] = []
+
+    async def embeddings(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        data = [{"index": at, "embedding": [1.0]} for at in range(len(asked[-1]["input"]))]
+        return web.json_response({"data": data, "usage": {"prompt_tokens": 7, "total_tokens": 7}})
+
+    app = web.Application()
+    app.router.add_post("/v1/embeddings", embeddings)
+    async with TestServer(app) as server:
+        there = EndpointConfig(url=str(server.make_url("/v1")))
+        engine = RemoteItems(RemoteConfig(name="far", kind="embed", endpoint=there, batch=2))
+        await engine.start()
+        found = await value(engine, "embed", texts=["a", "b", "c"], truncate_prompt_tokens=-1)
+        await engine.close()
+    assert isinstance(found, api.Finished) and found.usage.prompt_tokens == 14
+    assert [one.get("truncate_prompt_tokens") for one in asked] == [None, -1, -1]
+
+
 async def test_a_reranker_that_speaks_as_tei_does() -> None:
     """It refuses Jina's `documents`, takes `texts`, and answers with a list, the best first."""
     asked: list[Any] = []

@@ -38,16 +38,32 @@ class Asked:
     steps: tuple[Step, ...]
 
 
-def embed(texts: Sequence[str], engine: str | None) -> Asked:
+@dataclass(frozen=True, slots=True)
+class Embedder:
+    """An embedder of the server, and what becomes of texts that are too long.
+
+    `name` None is the first one. `cut` is the `truncate_prompt_tokens` of its steps.
+    """
+
+    name: str | None = None
+    cut: int | None = None
+
+    def step(self, source: Source, out: str, name: str = "") -> Embed:
+        return Embed(
+            in_=source, out=out, name=name, engine=self.name, truncate_prompt_tokens=self.cut
+        )
+
+
+def embed(texts: Sequence[str], embedder: Embedder) -> Asked:
     """Embeds texts. `vectors_of` reads the vectors from the value."""
-    return Asked((Embed(in_=Source(value=list(texts)), out=ANSWER, engine=engine),))
+    return Asked((embedder.step(Source(value=list(texts)), ANSWER),))
 
 
-def add(items: Sequence[Item], store: str, engine: str | None) -> Asked:
+def add(items: Sequence[Item], store: str, embedder: Embedder) -> Asked:
     """Embeds items and adds them to a store."""
     source = Source(value=[dict(item) for item in items])
     ingest = Ingest(in_=Source(var=EMBEDDED), out=ANSWER, store=store)
-    return Asked((Embed(in_=source, out=EMBEDDED, engine=engine), ingest))
+    return Asked((embedder.step(source, EMBEDDED), ingest))
 
 
 def add_embedded(items: Sequence[Item], vectors: Sequence[Sequence[float]], store: str) -> Asked:
@@ -57,13 +73,13 @@ def add_embedded(items: Sequence[Item], vectors: Sequence[Sequence[float]], stor
 
 
 def find(
-    query: str, store: str, engine: str | None, k: int, filter: Mapping[str, Any] | None
+    query: str, store: str, embedder: Embedder, k: int, filter: Mapping[str, Any] | None
 ) -> Asked:
     """Embeds a query and finds the nearest documents."""
     search = Search(
         in_=Source(var=EMBEDDED), out=ANSWER, store=store, k=k, filter=dict(filter or {})
     )
-    return Asked((Embed(in_=Source(value=query), out=EMBEDDED, engine=engine), search))
+    return Asked((embedder.step(Source(value=query), EMBEDDED), search))
 
 
 def find_near(

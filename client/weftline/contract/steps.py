@@ -22,6 +22,7 @@ from weftline.contract.lease import check_lease
 from weftline.contract.tools import ServedTool
 
 MAX_K = 1000  # hits of a search, and items that a rerank keeps
+MAX_CUT = 1 << 30  # tokens
 MAX_NAME = 128  # characters
 MAX_CASES = 64
 MAX_PARTS = 256  # of a text or a mean
@@ -62,6 +63,15 @@ class Source(StepObject):
             check_id(self.var, "var")
 
 
+def check_cut(tokens: int) -> None:
+    """Raise InvalidRequest unless texts can be cut to so many tokens, or to the model's (-1)."""
+    if tokens != -1 and not 1 <= tokens <= MAX_CUT:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens must be -1, for what the model takes, or 1 to {MAX_CUT}",
+            param="truncate_prompt_tokens",
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBase(StepObject):
     """The fields of every step.
@@ -83,6 +93,8 @@ class StepBase(StepObject):
             count = getattr(self, name, None)
             if count is not None and not 1 <= count <= MAX_K:
                 raise InvalidRequest(f"{name} must be between 1 and {MAX_K}", param=name)
+        if (cut := getattr(self, "truncate_prompt_tokens", None)) is not None:
+            check_cut(cut)
 
     @property
     def sources(self) -> Mapping[str, Source]:
@@ -114,10 +126,15 @@ class Reading(StepBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embed(Reading):
-    """Embeds texts with the embedder `engine`. None means the first one."""
+    """Embeds texts with the embedder `engine`. None means the first one.
+
+    A text that is longer than the model takes fails the step, or is cut to
+    `truncate_prompt_tokens`. -1 cuts it to what the model takes.
+    """
 
     kind: Literal["embed"] = field(default_factory=lambda: "embed")
     engine: str | None = None
+    truncate_prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,12 +186,16 @@ class Merge(Reading):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerank(Reading):
-    """Keeps the `k` hits or texts that the reranker `engine` scores best for `query`."""
+    """Keeps the `k` hits or texts that the reranker `engine` scores best for `query`.
+
+    A text that is too long fails the step, or is cut as in an Embed.
+    """
 
     query: Source
     kind: Literal["rerank"] = field(default_factory=lambda: "rerank")
     engine: str | None = None
     k: int | None = None  # None keeps all
+    truncate_prompt_tokens: int | None = None
 
     @property
     def sources(self) -> Mapping[str, Source]:

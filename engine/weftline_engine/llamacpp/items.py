@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from weftline_engine.llamacpp.child import LlamaChild
 from weftline_engine.llamacpp.config import LlamaPoolingConfig
 from weftline_engine.openai.endpoint import EndpointConfig, EndpointError
 from weftline_engine.retrieval.descriptions import EMBED, RERANK
-from weftline_engine.retrieval.remote import RemoteConfig, RemoteItems
+from weftline_engine.retrieval.remote import Part, RemoteConfig, RemoteItems
 
 
 class LlamaItems(RemoteItems):
@@ -52,15 +52,25 @@ class LlamaItems(RemoteItems):
         await super().close()
         await self._child.close()
 
-    async def _part(self, query: str | None, texts: Sequence[str]) -> list[Any]:
-        """`RemoteItems._part`. llama-server calls a text that is too long an error of its own."""
+    async def _part(
+        self,
+        query: str | None,
+        texts: Sequence[str],
+        more: Mapping[str, Any] | None = None,
+    ) -> Part:
+        """`RemoteItems._part`. llama-server calls a text that is too long an error of its own, and
+        cuts none."""
+        if more:
+            raise EndpointError(
+                "InvalidRequest", "llama-server cuts no text: leave truncate_prompt_tokens out"
+            )
         try:
             return await super()._part(query, texts)
         except EndpointError as error:
             if "too large to process" not in str(error):
                 raise
             raise EndpointError(
-                "InvalidRequest",
+                "ContextTooLong",
                 f"a text has more than the {self._context:,} tokens that {self._config.name} takes "
                 "at once: split it",
             ) from None

@@ -23,6 +23,28 @@ MOST_ITEMS, MOST_TOKENS = 32, 8192  # of a batch, where nothing was measured
 class InputRefused(Exception):
     """The op cannot be computed, because its input does not fit. The message is for the user."""
 
+    error: ClassVar[str] = "InvalidRequest"  # a type of weftline.errors
+
+    def said(self, before: int = 0) -> str:
+        """The message for an op that has had so many items before."""
+        return str(self)
+
+
+class InputTooLong(InputRefused):
+    """The text at an index has more tokens than the model takes."""
+
+    error: ClassVar[str] = "ContextTooLong"
+
+    def __init__(self, at: int, length: int, most: int) -> None:
+        super().__init__(at, length, most)
+
+    def said(self, before: int = 0) -> str:
+        at, length, most = self.args
+        return (
+            f"text {before + at} has {length} tokens, and this model's maximum context length is "
+            f"{most} tokens: split it, or cut it with truncate_prompt_tokens"
+        )
+
 
 class Unavailable(Exception):
     """The database or service that computes the op does not respond. The op may be tried again."""
@@ -151,7 +173,7 @@ class ItemsCore:
             else:
                 items = self._backend.items(op)
         except InputRefused as reason:
-            self._fail(op, "InvalidRequest", str(reason))
+            self._fail(op, reason.error, reason.said())
             return
         self._live[op.id] = _Live(op, items, self._now())
 
@@ -171,7 +193,7 @@ class ItemsCore:
             live.add(self._backend.fed(live.op, values))
         except InputRefused as reason:
             del self._live[op]
-            self._fail(live.op, "InvalidRequest", str(reason))
+            self._fail(live.op, reason.error, reason.said(len(live.items)))
             return
         live.op = replace(live.op, open=not last)
 
@@ -257,7 +279,7 @@ class ItemsCore:
         try:
             results = self._backend.compute(kind, list(missing.values()))
         except InputRefused as reason:
-            self._broken(shares, "InvalidRequest", str(reason))
+            self._broken(shares, reason.error, reason.said())
         except Unavailable as reason:
             self._broken(shares, "EngineUnavailable", str(reason), retryable=True)
         except Exception as error:  # a library's error: it ends the op that causes it, no other

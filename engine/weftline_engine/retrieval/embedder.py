@@ -14,12 +14,12 @@ import numpy as np
 
 from weftline_engine import api
 from weftline_engine.retrieval import descriptions, vectors
-from weftline_engine.retrieval.core import CHARS_PER_TOKEN, InputRefused, Item
+from weftline_engine.retrieval.core import CHARS_PER_TOKEN, InputRefused, InputTooLong, Item
 from weftline_engine.retrieval.descriptions import EMBED, RERANK
 
 PROFILED_ITEMS = (1, 4, 8, 32)  # batch sizes that are timed at start
 PROFILED_TOKENS = 32  # of each text
-MAX_CHARS = 1_000_000  # of one text; the model cuts a longer one at its own limit anyway
+MAX_CHARS = 1_000_000  # of one text
 
 
 def texts_of(op: api.Op, name: str = "texts") -> list[str]:
@@ -49,8 +49,24 @@ def size(text: str) -> int:
     return 1 + len(text) // CHARS_PER_TOKEN
 
 
+def most_tokens(op: api.Op, limit: int | None) -> tuple[int | None, bool]:
+    """The most tokens that a text of the op may have, and whether a longer one is cut.
+
+    -1 is as many as the model takes. Raises Refused for more than that.
+    """
+    asked = op.inputs.get("truncate_prompt_tokens")
+    if asked is None:
+        return limit, False
+    if not isinstance(asked, int) or (limit is not None and asked > limit):
+        raise InputRefused(f"truncate_prompt_tokens is -1, or a number up to {limit}")
+    return (limit if asked == -1 else asked), True
+
+
 class TextBackend:
-    """The part that all models of texts share: their items, and the values of their results."""
+    """The part that all models of texts share: their items, and the values of their results.
+
+    A payload is a text, or a query and a text.
+    """
 
     pure: ClassVar[frozenset[str]] = frozenset({EMBED, RERANK})
 
@@ -59,12 +75,40 @@ class TextBackend:
         return self.fed(op, texts_of(op))
 
     def fed(self, op: api.Op, values: Sequence[Any]) -> Sequence[Item]:
-        """The items of texts that come later."""
+        """The items of texts that come later. A text that is too long is refused, or cut where the
+        op says so."""
         texts = checked_texts(op, values)
-        if op.kind == EMBED:
-            return [Item(text, size(text)) for text in texts]
-        query = query_of(op)
-        return [Item((query, text), size(query) + size(text)) for text in texts]
+        payloads: Sequence[Any] = texts
+        if op.kind == RERANK:
+            query = query_of(op)
+            payloads = [(query, text) for text in texts]
+        limit = self.limit(op.kind)
+        most, cuts = most_tokens(op, limit)
+        items = []
+        for at, (payload, length) in enumerate(
+            zip(payloads, self.lengths(op.kind, payloads), strict=True)
+        ):
+            fits = most is None or length <= most
+            if not fits and not cuts:
+                assert most is not None, "without a limit every text fits"
+                raise InputTooLong(at, length, most)
+            if most is None or fits:
+                items.append(Item(payload, length))
+            else:
+                items.append(Item(self.cut(op.kind, payload, most), most))
+        return items
+
+    def limit(self, kind: str) -> int | None:
+        """The tokens that the model takes, None where that is not known."""
+        return None
+
+    def lengths(self, kind: str, payloads: Sequence[Any]) -> Sequence[int]:
+        """The tokens that the model reads of each payload."""
+        raise NotImplementedError
+
+    def cut(self, kind: str, payload: Any, most: int) -> Any:
+        """The beginning of a payload, of at most so many tokens."""
+        raise NotImplementedError
 
     def value(self, kind: str, result: Any) -> object:
         """A vector, or a score."""
@@ -108,6 +152,52 @@ class SentenceBackend(TextBackend):
         return descriptions.of_model(
             self._name, kinds, tuple(self._timed(kind, items) for items in PROFILED_ITEMS)
         )
+
+    def limit(self, kind: str) -> int | None:
+        """The tokens of a text, or of a query and a text together; of MaxSim, of each of both."""
+        model = self._bi or self._cross
+        most = getattr(model, "max_seq_length", None)
+        return most if isinstance(most, int) else None
+
+    def lengths(self, kind: str, payloads: Sequence[Any]) -> Sequence[int]:
+        """Counted by the model's tokenizer, with the tokens that it adds."""
+        if kind == EMBED:
+            return self._counts(list(payloads))
+        if self._cross is not None:
+            return self._counts([q for q, _ in payloads], [text for _, text in payloads])
+        queries = dict.fromkeys(query for query, _ in payloads)
+        counts = dict(zip(queries, self._counts(list(queries)), strict=True))
+        texts = self._counts([text for _, text in payloads])
+        return [max(counts[q], count) for (q, _), count in zip(payloads, texts, strict=True)]
+
+    def cut(self, kind: str, payload: Any, most: int) -> Any:
+        """The text up to the end of its last token that fits. Of a pair that is read as one the
+        query stays whole."""
+        if kind == EMBED:
+            return self._cut(payload, most)
+        query, text = payload
+        if self._cross is None:
+            return self._cut(query, most), self._cut(text, most)
+        [both], [alone] = self._counts([query], [text]), self._counts([text])
+        if both - most >= alone:
+            raise InputRefused(f"the query leaves no room for a text in {most} tokens: shorten it")
+        return query, self._cut(text, alone - (both - most))
+
+    def _counts(self, texts: list[str], pairs: list[str] | None = None) -> list[int]:
+        read = self.tokenizer(texts, pairs, truncation=False, verbose=False)
+        return [len(ids) for ids in read["input_ids"]]
+
+    def _cut(self, text: str, most: int) -> str:
+        read = self.tokenizer(
+            text, truncation=True, max_length=most, return_offsets_mapping=True, verbose=False
+        )
+        return text[: max(end for _, end in read["offset_mapping"])]
+
+    @property
+    def tokenizer(self) -> Any:
+        model = self._bi or self._cross
+        assert model is not None
+        return model.tokenizer
 
     def compute(self, kind: str, payloads: Sequence[Any]) -> Sequence[Any]:
         """Vectors (D,) of texts, or the scores of pairs."""

@@ -22,6 +22,7 @@ from weftline_engine.retrieval.stores import Document
 from weftline_engine.retrieval.vectors import Vectors
 
 DIMENSIONS = 32
+MOST_WORDS = 8192
 
 
 def words_of(text: str) -> list[str]:
@@ -37,13 +38,32 @@ def vector_of(text: str) -> Vectors:
 
 
 class WordBackend(TextBackend):
-    """Embeds by counting words; reranks by the share of the query's words that a text has."""
+    """Embeds by counting words; reranks by the share of the query's words that a text has.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    A word is a token, and a text has at most `most` of them.
+    """
+
+    def __init__(self, name: str, most: int = MOST_WORDS) -> None:
+        self._name, self._most = name, most
 
     def describe(self) -> api.Description:
         return descriptions.of_model(self._name, (EMBED, RERANK))
+
+    def limit(self, kind: str) -> int | None:
+        return self._most
+
+    def lengths(self, kind: str, payloads: Sequence[Any]) -> Sequence[int]:
+        """Of a query and a text, the words of both."""
+        if kind == EMBED:
+            return [len(words_of(text)) for text in payloads]
+        return [len(words_of(query)) + len(words_of(text)) for query, text in payloads]
+
+    def cut(self, kind: str, payload: Any, most: int) -> Any:
+        if kind == EMBED:
+            return " ".join(words_of(payload)[:most])
+        query, text = payload
+        left = max(0, most - len(words_of(query)))
+        return query, " ".join(words_of(text)[:left])
 
     def compute(self, kind: str, payloads: Sequence[Any]) -> Sequence[Any]:
         """Vectors, or scores between 0 and 1."""

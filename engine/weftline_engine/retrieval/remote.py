@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,14 @@ class RemoteConfig:
     batch: int = 32
     requests: int = 8  # at once
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The results of one request, and the tokens that the endpoint read for them."""
+
+    rows: list[Any]
+    tokens: int
 
 
 class RemoteItems(RemoteEngine):
@@ -85,17 +93,18 @@ class RemoteItems(RemoteEngine):
             texts = texts_of(op)
             query = query_of(op) if op.kind == RERANK else None
         except InputRefused as refusal:
-            raise EndpointError("InvalidRequest", str(refusal)) from None
-        step = self._config.batch
+            raise EndpointError(refusal.error, str(refusal)) from None
+        step, cut = self._config.batch, op.inputs.get("truncate_prompt_tokens")
+        more = {} if cut is None else {"truncate_prompt_tokens": cut}
         parts = [texts[at : at + step] for at in range(0, len(texts), step)]
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._limited(query, part)) for part in parts]
+                tasks = [group.create_task(self._limited(query, part, more)) for part in parts]
         except* EndpointError as errors:
             raise _first(errors) from None
-        rows = [row for task in tasks for row in task.result()]
+        rows = [row for task in tasks for row in task.result().rows]
         usage = api.Usage(
-            prompt_tokens=sum(map(size, texts)),
+            prompt_tokens=sum(task.result().tokens for task in tasks),
             cached_tokens=0,
             output_tokens=0,
             started=answer.started,
@@ -106,32 +115,51 @@ class RemoteItems(RemoteEngine):
         reason = api.FinishReason.STOP
         self._outbox.put(api.Finished(**head, reason=reason, usage=usage, value=value))
 
-    async def _limited(self, query: str | None, texts: Sequence[str]) -> list[Any]:
+    async def _limited(
+        self, query: str | None, texts: Sequence[str], more: Mapping[str, Any]
+    ) -> Part:
         async with self._free:
-            return await self._part(query, texts)
+            return await self._part(query, texts, more)
 
-    async def _part(self, query: str | None, texts: Sequence[str]) -> list[Any]:
+    async def _part(
+        self,
+        query: str | None,
+        texts: Sequence[str],
+        more: Mapping[str, Any] | None = None,
+    ) -> Part:
         """One vector or score for each text, in their order. Raises EndpointError."""
-        model: dict[str, Any] = {} if self._config.model is None else {"model": self._config.model}
+        named = {} if self._config.model is None else {"model": self._config.model}
+        extra: dict[str, Any] = {**named, **(more or {})}
         if query is None:
-            body = {**model, "input": list(texts), "encoding_format": "float"}
+            body = {**extra, "input": list(texts), "encoding_format": "float"}
             answer = await self.endpoint.post("/embeddings", body)
-            return [_vector(row) for row in _ordered(answer.get("data"), "embedding", len(texts))]
-        scores = await self._reranks(model, query, texts)
-        if not all(isinstance(one, (int, float)) and math.isfinite(one) for one in scores):
+            rows = _ordered(answer.get("data"), "embedding", len(texts))
+            return Part([_vector(row) for row in rows], _counted(answer) or sum(map(size, texts)))
+        part = await self._reranks(extra, query, texts)
+        if not all(isinstance(one, (int, float)) and math.isfinite(one) for one in part.rows):
             raise _wrong("scores that are not numbers")
-        return scores
+        return part
 
-    async def _rerank(self, model: dict[str, Any], query: str, texts: Sequence[str]) -> list[Any]:
-        body = {**model, "query": query, "documents": list(texts), "top_n": len(texts)}
+    async def _rerank(self, extra: dict[str, Any], query: str, texts: Sequence[str]) -> Part:
+        body = {**extra, "query": query, "documents": list(texts), "top_n": len(texts)}
         answer = await self.endpoint.post("/rerank", body)
-        return _ordered(answer.get("results"), "relevance_score", len(texts))
+        rows = _ordered(answer.get("results"), "relevance_score", len(texts))
+        return Part(rows, _counted(answer) or sum(map(size, (query, *texts))))
 
-    async def _rerank_of_tei(
-        self, model: dict[str, Any], query: str, texts: Sequence[str]
-    ) -> list[Any]:
-        rows = await self.endpoint.post_for_list("/rerank", {"query": query, "texts": list(texts)})
-        return _ordered(rows, "score", len(texts))
+    async def _rerank_of_tei(self, extra: dict[str, Any], query: str, texts: Sequence[str]) -> Part:
+        cut = {"truncate": True} if "truncate_prompt_tokens" in extra else {}
+        body = {"query": query, "texts": list(texts), **cut}
+        rows = await self.endpoint.post_for_list("/rerank", body)
+        return Part(_ordered(rows, "score", len(texts)), sum(map(size, (query, *texts))))
+
+
+def _counted(answer: Mapping[str, Any]) -> int | None:
+    """The tokens that the endpoint counted: in OpenAI's and Jina's place, or in Cohere's."""
+    usage, meta = answer.get("usage"), answer.get("meta")
+    found = usage.get("total_tokens") if isinstance(usage, dict) else None
+    if found is None and isinstance(meta, dict) and isinstance(meta.get("tokens"), dict):
+        found = meta["tokens"].get("input_tokens")
+    return found if isinstance(found, int) else None
 
 
 def _ordered(rows: object, name: str, count: int) -> list[Any]:

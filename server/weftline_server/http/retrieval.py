@@ -41,19 +41,45 @@ def _no_token_ids(given: Any) -> Any:
     return tuple(given)
 
 
+def _end(given: Any) -> Any:
+    """`given` in capitals. Raises InvalidRequest for the end that is not cut."""
+    if given == "START":
+        raise InvalidRequest("texts are cut at their end: write END", param="truncate")
+    return given.upper() if isinstance(given, str) else given
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingsRequest(StrictBody):
+class Truncation:
+    """What becomes of texts that are too long: vLLM's field, and Cohere's. Without both they are
+    refused."""
+
+    truncate_prompt_tokens: int | None = None
+    truncate: Annotated[Literal["NONE", "END"] | None, BeforeValidator(_end)] = None
+
+    @property
+    def cut(self) -> int | None:
+        """As in a step."""
+        if self.truncate_prompt_tokens is None and self.truncate == "END":
+            return -1
+        return self.truncate_prompt_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingsRequest(Truncation, StrictBody):
     """A text or texts to embed. `dimensions` keeps that many leading numbers of each vector.
 
-    Token ids as input are refused: a tokenizer of OpenAI's is not the embedder's. `user` is taken
-    and not used.
+    Token ids as input are refused: a tokenizer of OpenAI's is not the embedder's. `user`,
+    `metadata` and `input_type` are taken and not used: an embedder adds the words that its own
+    directory names, whatever the type.
     """
 
     input: Annotated[str | tuple[str, ...], BeforeValidator(_no_token_ids)]
     model: str | None = None
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     user: str | None = None
+    input_type: str | None = None
+    metadata: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         count = 1 if isinstance(self.input, str) else len(self.input)
@@ -64,7 +90,7 @@ class EmbeddingsRequest(StrictBody):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RerankRequest(LooseBody):
+class RerankRequest(Truncation, LooseBody):
     """Documents to order by how well they fit `query`; `top_n` keeps that many."""
 
     query: str
@@ -90,7 +116,12 @@ async def embeddings(request: Request) -> Response:
     service, tenant = asking(request)
     body = await read(request, EmbeddingsRequest)
     texts = [body.input] if isinstance(body.input, str) else list(body.input)
-    step = Embed(in_=Source(value=texts), out="vectors", engine=body.model or None)
+    step = Embed(
+        in_=Source(value=texts),
+        out="vectors",
+        engine=body.model or None,
+        truncate_prompt_tokens=body.cut,
+    )
     value, tokens, resource = await or_disconnect(request, _run(service, tenant, step))
     rows = _rows(value, body.dimensions)
     as_text = body.encoding_format == "base64"
@@ -120,6 +151,7 @@ async def rerank(request: Request) -> Response:
         out="ranked",
         engine=body.model or None,
         k=None if body.top_n is None else min(body.top_n, len(items)),
+        truncate_prompt_tokens=body.cut,
     )
     value, tokens, resource = await or_disconnect(request, _run(service, tenant, step))
     results = [

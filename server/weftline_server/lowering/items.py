@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from weftline.contract.errors import InvalidRequest, WeftlineError
-from weftline.contract.steps import Reading, StepBase
+from weftline.contract.steps import Embed, Reading, Rerank, StepBase
 from weftline_server.graph.primitive import ItemFlow, Where
 from weftline_server.lowering.step import StepKind, named
 
@@ -88,6 +88,12 @@ class ItemKind(StepKind[R]):
         """The results that the server can pass on of a step that it computes, beside those that are
         `known`."""
         return ()
+
+
+def cutting(step: Embed | Rerank) -> dict[str, Any]:
+    """The input of the op that says to how many tokens texts are cut, if they are."""
+    cut = step.truncate_prompt_tokens
+    return {} if cut is None else {"truncate_prompt_tokens": cut}
 
 
 def key_of(item: Any) -> str:

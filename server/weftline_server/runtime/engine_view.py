@@ -110,6 +110,11 @@ class EngineView:
         return tuple(self.model(name) for name in self._dispatcher.catalogue.models)
 
     @property
+    def items_models(self) -> tuple[str, ...]:
+        """The embedders and rerankers, without names that generate, too."""
+        return self._dispatcher.catalogue.items_models
+
+    @property
     def tools(self) -> Tools:
         """The tools that this server runs now."""
         return self._dispatcher.catalogue.tools

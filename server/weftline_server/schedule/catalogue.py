@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weftline.contract.errors import EngineUnavailable, UnknownModel, UnknownStore, WeftlineError
+from weftline_engine.api.description import BATCHED
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.schedule import model_names
 from weftline_server.schedule.engines.fleet import Fleet
@@ -26,6 +27,12 @@ class Catalogue:
     def models(self) -> list[str]:
         """The models that some engine generates with, the default one first."""
         return list(self._fleet.models)
+
+    @property
+    def items_models(self) -> tuple[str, ...]:
+        """The models that embed or rerank, without those that generate."""
+        found = (name for kind in sorted(BATCHED) for name in self._fleet.resources(kind))
+        return tuple(one for one in dict.fromkeys(found) if one not in self._fleet.models)
 
     def model(self, name: str | None) -> str:
         """Return the served model that `name` means. Raises UnknownModel, EngineUnavailable."""

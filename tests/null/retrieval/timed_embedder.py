@@ -43,6 +43,9 @@ class _Timed(WordBackend):
         super().__init__("words")
         self.now = 0.0
 
+    def lengths(self, kind: str, payloads: Sequence[Any]) -> Sequence[int]:
+        return [len(text) // CHARS_PER_TOKEN for text in payloads]
+
     def compute(self, kind: str, payloads: Sequence[Any]) -> Sequence[Any]:
         chars = max(map(len, payloads)) * len(payloads)  # with the padding
         self.now += STEP_S + TOKEN_S * chars / CHARS_PER_TOKEN

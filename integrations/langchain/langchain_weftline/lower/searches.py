@@ -60,12 +60,8 @@ class SearchDraft:
             source = steps.Source(var=self.query.var, transforms=self.query.transforms)
         else:
             source = steps.Source(value=self.query)
-        embed = steps.Embed(
-            in_=source,
-            out=self.embedded,
-            engine=self.terms.store.embedder,
-            name=f"{_STEP}embed{self.name}",
-        )
+        embedder = self.terms.store.embedder
+        embed = embedder.step(source, self.embedded, f"{_STEP}embed{self.name}")
         search = steps.Search(
             in_=steps.Source(var=self.embedded),
             out=self.var,

@@ -17,15 +17,23 @@ class WeftlineEmbeddings(Place, Embeddings):
         embeddings = WeftlineEmbeddings()
         embeddings.embed_query("What carries the weft?")
 
-    Requests of all callers share the embedder's batches. Errors are those of `weftline.errors`.
+    Requests of all callers share the embedder's batches. Errors are those of `weftline.errors`. A
+    text that is longer than the model takes is one, ContextTooLong, unless texts are cut to
+    `truncate_prompt_tokens`; -1 is as many as the model takes.
     """
 
     model: str | None = Field(default=None)
+    truncate_prompt_tokens: int | None = Field(default=None)
+
+    @property
+    def embedder(self) -> retrieval.Embedder:
+        """The embedder of all requests, and to how many tokens it cuts texts."""
+        return retrieval.Embedder(self.model, self.truncate_prompt_tokens)
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         vectors: list[list[float]] = []
         for part in retrieval.portions(texts):
-            value = self.server.ask(retrieval.embed(texts[part], self.model))
+            value = self.server.ask(retrieval.embed(texts[part], self.embedder))
             vectors += retrieval.vectors_of(value)
         return vectors
 
@@ -35,7 +43,7 @@ class WeftlineEmbeddings(Place, Embeddings):
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
         vectors: list[list[float]] = []
         for part in retrieval.portions(texts):
-            value = await self.server.aask(retrieval.embed(texts[part], self.model))
+            value = await self.server.aask(retrieval.embed(texts[part], self.embedder))
             vectors += retrieval.vectors_of(value)
         return vectors
 

@@ -19,11 +19,11 @@ Filter = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StoreInServer:
-    """A store of a server, by its name, and the embedder of its queries; None is the first one."""
+    """A store of a server, by its name, and the embedder of its queries."""
 
     server: Server
     name: str
-    embedder: str | None
+    embedder: retrieval.Embedder
 
 
 class WeftlineVectorStore(VectorStore):
@@ -62,7 +62,7 @@ class WeftlineVectorStore(VectorStore):
         """The store, where the server embeds its queries. None where the client embeds them."""
         if not isinstance(self._embedding, WeftlineEmbeddings):
             return None
-        return StoreInServer(self._place.server.server, self._store, self._embedding.model)
+        return StoreInServer(self._place.server.server, self._store, self._embedding.embedder)
 
     @classmethod
     def from_texts(
@@ -108,7 +108,7 @@ class WeftlineVectorStore(VectorStore):
             vectors = self._embedding.embed_documents(texts) if texts else []
             asked = _with_vectors(items, vectors, self._store)
         else:
-            asked = _without_vectors(items, self._store, self._embedding.model)
+            asked = _without_vectors(items, self._store, self._embedding.embedder)
         return [id for one in asked for id in self._place.server.ask(one)["ids"]]
 
     async def aadd_texts(
@@ -125,7 +125,7 @@ class WeftlineVectorStore(VectorStore):
             vectors = await self._embedding.aembed_documents(texts) if texts else []
             asked = _with_vectors(items, vectors, self._store)
         else:
-            asked = _without_vectors(items, self._store, self._embedding.model)
+            asked = _without_vectors(items, self._store, self._embedding.embedder)
         return [id for one in asked for id in (await self._place.server.aask(one))["ids"]]
 
     def delete(
@@ -159,7 +159,7 @@ class WeftlineVectorStore(VectorStore):
             vector = self._embedding.embed_query(query)
             asked = retrieval.find_near(vector, self._store, k, filter)
         else:
-            asked = retrieval.find(query, self._store, self._embedding.model, k, filter)
+            asked = retrieval.find(query, self._store, self._embedding.embedder, k, filter)
         return _scored(self._place.server.ask(asked))
 
     async def asimilarity_search_with_score(
@@ -170,7 +170,7 @@ class WeftlineVectorStore(VectorStore):
             vector = await self._embedding.aembed_query(query)
             asked = retrieval.find_near(vector, self._store, k, filter)
         else:
-            asked = retrieval.find(query, self._store, self._embedding.model, k, filter)
+            asked = retrieval.find(query, self._store, self._embedding.embedder, k, filter)
         return _scored(await self._place.server.aask(asked))
 
     def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
@@ -232,9 +232,11 @@ def _with_vectors(
     return [retrieval.add_embedded(items[part], vectors[part], store) for part in parts]
 
 
-def _without_vectors(items: Sequence[Item], store: str, model: str | None) -> list[Asked]:
+def _without_vectors(
+    items: Sequence[Item], store: str, embedder: retrieval.Embedder
+) -> list[Asked]:
     parts = retrieval.portions([item["text"] for item in items])
-    return [retrieval.add(items[part], store, model) for part in parts]
+    return [retrieval.add(items[part], store, embedder) for part in parts]
 
 
 def _document(item: Item) -> Document:

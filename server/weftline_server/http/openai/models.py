@@ -52,13 +52,18 @@ class TokenizeRequest(LooseBody):
 
 @router.get("/v1/models")
 async def models(service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
-    """The served models, the default one first, in OpenAI's shape."""
-    return {"object": "list", "data": [_row(model) for model in service.engines.models]}
+    """The served models, the default one first, then embedders and rerankers, in OpenAI's shape."""
+    items = service.engines.items_models
+    generate = [_row(model) for model in service.engines.models]
+    return {"object": "list", "data": generate + [_items_row(one) for one in items]}
 
 
 @router.get("/v1/models/{model:path}")
 async def model(model: str, service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
     """One served model. A short name finds it too, if only one model fits."""
+    for one in service.engines.items_models:
+        if one == model:
+            return _items_row(one)
     return _row(service.engines.model(model))
 
 
@@ -78,6 +83,11 @@ async def tokenize(request: Request, service: ServiceDep, tenant: Tenant) -> dic
         "max_model_len": found.context_limit,
         "tokens": list(payload.tokens),
     }
+
+
+def _items_row(name: str) -> dict[str, Any]:
+    """An embedder or a reranker."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "weftline"}
 
 
 def _row(model: ServedModel) -> dict[str, Any]:

@@ -29,7 +29,11 @@ _STRUCTURE = {"begin": "<f=x>", "schema": _SCHEMA, "end": "</f>"}
 _NAMED = {"type": "function", "function": {"name": "get_weather"}}
 _BODY = {"calls": [{"name": "short", "prompt": "Shorten {{input:item}}: {{output:line}}"}]}
 
+_TRUNCATE = Field("NONE, or END: a text is cut to what the model takes.", None)
+
 _OF_ALL = {
+    "truncate_prompt_tokens": Field("To how many tokens a longer text is cut; -1 is what the model "
+                                    "takes. Without it a longer text is refused.", None),
     "after": Field("Steps that must have ended first, by the variables that they write.", ["kept"]),
     "agent_hints": Field("The hints of NVIDIA Dynamo that count here.", {"priority": 5}),
     "AgentHints.priority": Field("A higher one goes first, as in Dynamo. `priority` goes before "
@@ -235,6 +239,10 @@ _OPENAI = {
     "CompletionRequest.prompt": Field("A text, or several.", "The longest river of Europe is"),
     "EmbeddingsRequest.dimensions": Field("How many leading numbers of each vector to keep.", None),
     "EmbeddingsRequest.encoding_format": Field("float, or base64 of 32-bit floats.", "float"),
+    "EmbeddingsRequest.truncate": _TRUNCATE,
+    "RerankRequest.truncate": _TRUNCATE,
+    "EmbeddingsRequest.input_type": Field("Taken, and not used.", None),
+    "EmbeddingsRequest.metadata": Field("Taken, and not used.", None),
     "EmbeddingsRequest.input": Field("A text, or several.", "Where does the Rhine rise?"),
     "EmbeddingsRequest.model": Field("An embedder of this server. None is the first.", None),
     "JsonSchema.schema": Field("The schema.", _SCHEMA),

@@ -8,7 +8,7 @@ from typing import Any
 
 from weftline.contract.steps import Embed
 from weftline_server.graph.primitive import Traits
-from weftline_server.lowering.items import ItemKind, items_of, texts_of
+from weftline_server.lowering.items import ItemKind, cutting, items_of, texts_of
 
 
 class EmbedKind(ItemKind[Embed]):
@@ -18,7 +18,10 @@ class EmbedKind(ItemKind[Embed]):
     engine = "embedder"
 
     def inputs(self, step: Embed, given: Mapping[str, Any]) -> dict[str, Any]:
-        return {"texts": texts_of(step, given["in"])}
+        return {"texts": texts_of(step, given["in"]), **cutting(step)}
+
+    def rest(self, step: Embed, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {**given, **cutting(step)}
 
     def result(self, step: Embed, given: Mapping[str, Any], result: Any) -> object:
         items = items_of(step, given["in"])

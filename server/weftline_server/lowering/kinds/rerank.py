@@ -8,7 +8,7 @@ from typing import Any
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.steps import Rerank
 from weftline_server.graph.primitive import Traits
-from weftline_server.lowering.items import ItemKind, items_of, texts_of
+from weftline_server.lowering.items import ItemKind, cutting, items_of, texts_of
 from weftline_server.lowering.step import named
 
 
@@ -25,7 +25,10 @@ class RerankKind(ItemKind[Rerank]):
         query = given["query"]
         if not isinstance(query, str):
             raise InvalidRequest(f"{named(step)} takes a query that is text", param="query")
-        return {"query": query, "texts": texts_of(step, given["in"])}
+        return {"query": query, "texts": texts_of(step, given["in"]), **cutting(step)}
+
+    def rest(self, step: Rerank, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {**given, **cutting(step)}
 
     def result(self, step: Rerank, given: Mapping[str, Any], result: Any) -> object:
         items = items_of(step, given["in"])

@@ -25,10 +25,13 @@ class WeftlineEmbedding(BaseEmbedding, ServerFields):
 
         Settings.embed_model = WeftlineEmbedding()
 
-    Requests of all callers share the embedder's batches. Errors are those of `weftline.errors`.
+    Requests of all callers share the embedder's batches. Errors are those of `weftline.errors`. A
+    text that is longer than the model takes is one, ContextTooLong, unless texts are cut to
+    `truncate_prompt_tokens`; -1 is as many as the model takes.
     """
 
     model_name: str = Field(default="default")
+    truncate_prompt_tokens: int | None = Field(default=None)
     # The server forms its own batches, so one request may have many texts.
     embed_batch_size: int = Field(default=256, gt=0, le=2048)
 
@@ -75,4 +78,5 @@ class WeftlineEmbedding(BaseEmbedding, ServerFields):
 
     def asked(self, texts: list[str]) -> retrieval.Asked:
         """The request for the vectors of texts."""
-        return retrieval.embed(texts, None if self.model_name == "default" else self.model_name)
+        name = None if self.model_name == "default" else self.model_name
+        return retrieval.embed(texts, retrieval.Embedder(name, self.truncate_prompt_tokens))
