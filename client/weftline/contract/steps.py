@@ -19,7 +19,7 @@ from weftline.contract.calls import Call, InOut, Message
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.ids import check_id
 from weftline.contract.lease import check_lease
-from weftline.contract.tools import ServedTool
+from weftline.contract.tools import ClientTool, ServedTool
 
 MAX_K = 1000  # hits of a search, and items that a rerank keeps
 MAX_CUT = 1 << 30  # tokens
@@ -331,9 +331,11 @@ class Body(StepObject):
     def __post_init__(self) -> None:
         if not self.calls and not self.steps:
             raise InvalidRequest("a body has a call or a step", param="body")
-        if any(isinstance(step, ClientStep) for step in self.steps):
+        if any(_needs_its_client(step) for step in self.steps):
             raise InvalidRequest(
-                "a client step cannot stand in a body: put it before or behind", param="body"
+                "a client step, or an agent with client_tools, cannot stand in a body: put it "
+                "before or behind",
+                param="body",
             )
         if self.depth > MAX_NESTED:
             raise InvalidRequest(f"bodies nest at most {MAX_NESTED} deep", param="body")
@@ -480,17 +482,19 @@ class Loop(StepBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentStep(StepBase):
-    """Runs `call`, and the tools of the server that its answer calls, until an answer calls none.
+    """Runs `call`, and the tools that its answer calls, until an answer calls none.
 
     Each turn is a call that reads the tools' results. The call has a prompt of messages and one
-    output. Without `tools` it may call all tools of the server. A call of any other tool ends the
-    run, and so do `most` turns. The value is the text of the last answer.
+    output. Without `tools` it may call all tools of the server. The client computes those of
+    `client_tools`, which are among the call's tools: each call of one is a client step. A call of
+    any other tool ends the run, and so do `most` turns. The value is the text of the last answer.
 
     The server fills in `served`: who runs the tools.
     """
 
     call: Call
     most: int = MAX_TURNS
+    client_tools: tuple[ClientTool, ...] = ()
     served: tuple[ServedTool, ...] = ()
     kind: Literal["agent"] = field(default_factory=lambda: "agent")
 
@@ -512,6 +516,10 @@ class AgentStep(StepBase):
                 "the call of an agent has a prompt of messages, and the last of them is the output",
                 param="call",
             )
+
+
+def _needs_its_client(step: StepBase) -> bool:
+    return isinstance(step, ClientStep) or (isinstance(step, AgentStep) and bool(step.client_tools))
 
 
 STEPS: Mapping[str, type[StepBase]] = MappingProxyType(

@@ -13,7 +13,7 @@ from weftline.contract.errors import WeftlineError
 from weftline.contract.protocol import Call, Criterion, SetVariable, Submit
 from weftline.contract.steps import Step
 from weftline.sdk.agent import Agent, AgentTool, Prompt
-from weftline.sdk.agent_arun import AsyncAgentRun
+from weftline.sdk.agent_run import AsyncAgentRun
 from weftline.sdk.connection import AsyncConnection
 from weftline.sdk.control_verbs import SessionState
 from weftline.sdk.events import Event, event_of
@@ -336,10 +336,10 @@ class AsyncSession(SessionBase[AsyncVariable]):
         of a system message before them. `tools` has functions, which run in this process, and
         names of tools that run in the server. None offers the model all tools of the server. A
         function with `@tool(effects="none")` of `weftline.toolkit` starts as soon as its arguments
-        are complete, while the model still writes. `options` are further fields of a chat
-        completion, such as `model` and `max_tokens`.
+        are complete, while the model still writes. `options` are `model` and other
+        fields of a call, and those of `Sampling`, such as `max_tokens`.
         """
-        made = Agent(self.id, prompt, tools, system, options)
+        made = Agent(self.variable().id, prompt, tools, system, options)
         return AsyncAgentRun(self, self._connection, made, self._compute)
 
     async def graph(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""One run of an agent, without the network: it builds the request and reads the stream.
+"""One run of an agent, without the network: the step that is sent, and what its events say.
 
-The model's turns and the server's tools run in the server. A function of the client that is given
-as a tool runs in the client. The stream has an event for each call of it, and the client sets the
-call's variable to its result.
+The agent is a step of the server's graph, which runs the model's turns and the server's tools. A
+function of the program that is given as a tool is a client step: an event says that a call of it is
+due, and the client sets the call's variable to its result.
 """
 
 from __future__ import annotations
@@ -10,18 +10,33 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from weftline.contract.arguments import ArgumentReader
-from weftline.contract.errors import ConnectionFailed, WeftlineError
-from weftline.contract.protocol import SetVariable
-from weftline.contract.tools import Function
+from weftline.contract.errors import ConnectionFailed, InvalidRequest
+from weftline.contract.protocol import (
+    Call,
+    InOut,
+    Message,
+    Placeholder,
+    Sampling,
+    Segment,
+    SetVariable,
+)
+from weftline.contract.steps import AgentStep
+from weftline.contract.tools import (
+    ClientTool,
+    Function,
+    NamedFunction,
+    NamedTool,
+    Tool,
+)
+from weftline.sdk.events import Due, Event, Failed, Part, Value
 from weftline.sdk.toolkit import ToolSpec, spec_of
 
 log = logging.getLogger("weftline.agent")
 
-ROUTE = "/v1/chat/completions"
 MAX_ERROR_CHARS = 20_000
 MOST_BYTES = 8 << 20  # of a result, as in the server
 
@@ -83,11 +98,11 @@ class DueCall:
 
 
 class Agent:
-    """A run's request, and its result once the stream has ended."""
+    """The step of a run, whose value is the variable `out`, and its result once it has ended."""
 
     def __init__(
         self,
-        session: str,
+        out: str,
         prompt: Prompt,
         tools: Sequence[AgentTool] | None,
         system: str | None,
@@ -95,8 +110,9 @@ class Agent:
     ) -> None:
         if isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
-        before = [] if system is None else [{"role": "system", "content": system}]
-        self._messages: list[dict[str, Any]] = [*before, *map(dict, prompt)]
+        self._messages = [*map(dict, prompt)]
+        if system is not None:
+            self._messages.insert(0, {"role": "system", "content": system})
         self._own = {
             spec.function.name: OwnTool(spec, one)
             for one in tools or ()
@@ -104,71 +120,83 @@ class Agent:
             for spec in (spec_of(one),)
         }
         self._called: set[str] = set()  # a call runs once, even if the stream repeats its event
-        self._finish = ""
-        self._usage: Mapping[str, Any] = {}
-        self._ours: Mapping[str, Any] | None = None
-        named = [
-            _as_tool(Function(name=one) if isinstance(one, str) else spec_of(one).function)
+        self._result: AgentResult | None = None
+        offered = tuple(
+            Tool(function=Function(name=one) if isinstance(one, str) else spec_of(one).function)
             for one in tools or ()
-        ]
-        self.request = {
-            **options,
-            "messages": self._messages,
-            **({"tools": named} if named else {}),
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "weftline": self._asked(session),
-        }
+        )
+        self.step = AgentStep(
+            name="agent",
+            out=out,
+            call=_call(self._messages, offered, options),
+            client_tools=tuple(
+                ClientTool(name=name, effects=one.spec.effects) for name, one in self._own.items()
+            ),
+        )
 
-    def _asked(self, session: str) -> dict[str, Any]:
-        """The request's own field of our server: the run, and the tools of this process."""
-        own = [{"name": name, "effects": one.spec.effects} for name, one in self._own.items()]
-        return {
-            "session_id": session,
-            "name": "agent",
-            "run_tools": True,
-            "client_tools": own,
-        }
-
-    def hear(self, data: str) -> str | DueCall | None:
-        """The text or the due call in an event of the stream. Raises the error in the event."""
-        if data == "[DONE]":
-            return None
-        chunk: dict[str, Any] = json.loads(data)
-        if "error" in chunk:
-            raise WeftlineError.from_body(chunk, 0)
-        self._usage = chunk.get("usage") or self._usage
-        ours = chunk.get("weftline") or {}
-        if "tool_call" in ours:
-            return self._due(ours["tool_call"])
-        if "message" in ours:
-            self._ours = ours
-        for choice in chunk["choices"]:
-            self._finish = choice["finish_reason"] or self._finish
-            return str(choice["delta"].get("content") or "") or None
+    def hear(self, event: Event) -> str | DueCall | None:
+        """The text or the due call in an event. Raises the error of a run that has failed."""
+        match event:
+            case Part(text=text):
+                return text
+            case Due(variable, call) if call is not None and call["id"] not in self._called:
+                self._called.add(call["id"])
+                return DueCall(self._own[call["name"]], call["arguments"], variable)
+            case Failed(error=error):
+                raise error
+            case Value(value=text, facts=facts):
+                messages = [*self._messages, *facts["messages"]]
+                self._result = AgentResult(text, messages, facts["finish_reason"], facts["usage"])
         return None
-
-    def _due(self, call: Mapping[str, str]) -> DueCall | None:
-        if call["id"] in self._called:
-            return None
-        self._called.add(call["id"])
-        return DueCall(self._own[call["name"]], call["arguments"], call["variable"])
 
     @property
     def result(self) -> AgentResult:
         """The result of the run. Raises ConnectionFailed if the stream ended before it."""
-        if self._ours is None:
+        if self._result is None:
             raise ConnectionFailed("the run of the agent broke off: start it again")
-        last = dict(self._ours["message"])
-        messages = [*self._messages, *self._ours["messages"], last]
-        return AgentResult(last["content"] or "", messages, self._finish, self._usage)
+        return self._result
 
 
-def _as_tool(function: Function) -> dict[str, Any]:
-    described: dict[str, Any] = {"name": function.name, "description": function.description}
-    if function.parameters is not None:
-        described["parameters"] = function.parameters
-    return {"type": "function", "function": described}
+_OF_SAMPLING = frozenset(one.name for one in fields(Sampling)) - {"logprobs"}
+_OF_CALL = frozenset(
+    {"model", "criteria", "priority", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"}
+)
+
+
+def _call(
+    messages: Sequence[Mapping[str, Any]], tools: tuple[Tool, ...], options: Mapping[str, Any]
+) -> Call:
+    """The first turn of an agent. Raises InvalidRequest for an option that agents do not have."""
+    given = dict(options)
+    if (limit := given.pop("max_completion_tokens", None)) is not None:  # OpenAI's newer name
+        given["max_tokens"] = limit
+    for name in given:
+        if name not in _OF_SAMPLING | _OF_CALL:
+            raise InvalidRequest(
+                f"an agent has no option {name!r}: give a field of Sampling, such as max_tokens or "
+                f"constraint, or one of {', '.join(sorted(_OF_CALL))}",
+                param=name,
+            )
+    if isinstance(given.get("stop"), str):
+        given["stop"] = (given["stop"],)
+    if isinstance(choice := given.get("tool_choice"), Mapping):
+        named = NamedFunction(name=choice["function"]["name"])
+        given["tool_choice"] = NamedTool(function=named)
+    # The server reads a message of OpenAI's API where an input stands among messages. An input for
+    # each, because prompts share a prefix from input to input.
+    said = [
+        Placeholder(name=f"message_{number}", in_out=InOut.IN, value=one)
+        for number, one in enumerate(messages)
+    ]
+    sampling = Sampling(**{name: given.pop(name) for name in _OF_SAMPLING & given.keys()})
+    answer = Message(role="assistant", content=(Segment(output="answer"),))
+    return Call(
+        name="agent",
+        prompt=(*(Segment(input=one.name) for one in said), answer),
+        placeholders=(*said, Placeholder(name="answer", in_out=InOut.OUT, sampling=sampling)),
+        tools=tools,
+        **given,
+    )
 
 
 def observation_of(value: object) -> SetVariable:

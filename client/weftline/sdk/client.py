@@ -15,7 +15,7 @@ from weftline.contract.protocol import Call, Criterion
 from weftline.contract.steps import Step
 from weftline.sdk.aclient import AsyncClient, AsyncSession
 from weftline.sdk.agent import AgentResult, AgentTool, Prompt
-from weftline.sdk.agent_arun import AsyncAgentRun
+from weftline.sdk.agent_run import AsyncAgentRun
 from weftline.sdk.background import BACKGROUND, Relay
 from weftline.sdk.http import MAX_RETRIES, OnGraph
 from weftline.sdk.own_functions import OwnThreads
@@ -249,8 +249,8 @@ class Session(SessionBase[Variable]):
         of a system message before them. `tools` has functions, which run in this process, and
         names of tools that run in the server. None offers the model all tools of the server. A
         function with `@tool(effects="none")` of `weftline.toolkit` starts as soon as its arguments
-        are complete, while the model still writes. `options` are further fields of a chat
-        completion, such as `model` and `max_tokens`.
+        are complete, while the model still writes. `options` are `model` and other
+        fields of a call, and those of `Sampling`, such as `max_tokens`.
         """
         run = self._remote.agent(prompt, tools=tools, system=system, **options)
         return AgentRun(run)

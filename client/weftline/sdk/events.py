@@ -42,9 +42,14 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """The client step that writes the variable may run, once the client has the step's inputs."""
+    """The client step that writes the variable may run, once the client has the step's inputs.
+
+    The step of an agent that calls a tool of the client has the `id`, the `name` and the
+    `arguments` of the `call`.
+    """
 
     variable: str
+    call: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ def event_of(event: ServerSentEvent) -> Event | None:
             variable = data.pop("semantic_var_id")
             return Value(variable, data.pop("value"), data)
         case "due":
-            return Due(data["semantic_var_id"])
+            return Due(data["semantic_var_id"], data.get("call"))
         case "failed":
             return Failed(data["semantic_var_id"], WeftlineError.from_body(data, 0))
         case "graph":

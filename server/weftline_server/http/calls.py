@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from weftline.contract.errors import EngineUnavailable, InvalidRequest, StorageFull, WeftlineError
+from weftline.contract.errors import InvalidRequest, WeftlineError
 from weftline.contract.protocol import Get, Submit
 from weftline_server.graph.primitive import Task
 from weftline_server.http.direct import Direct
@@ -22,24 +22,21 @@ from weftline_server.http.openai.runs import Runs
 from weftline_server.http.renderings import Held, Renderings
 from weftline_server.http.state import GRACE, asking, sees_all, state_of, tenant_of
 from weftline_server.http.value_response import ValueResponse, value_event
+from weftline_server.http.watch_stream import event_id, leaves, watch
 from weftline_server.http.wire import or_disconnect, read, schema
-from weftline_server.journal.fence import SessionMoved
 from weftline_server.lowering.bounds import is_small
 from weftline_server.lowering.kinds.prompt import outputs_of
 from weftline_server.observe.parts import json_text, to_json
 from weftline_server.observe.snapshot import Snapshot
-from weftline_server.observe.view import graph_parts, value_parts
+from weftline_server.observe.view import graph_parts
 from weftline_server.runtime.service import Service, SessionHolds
-from weftline_server.session.client_values import client_step
 from weftline_server.session.origin import name_run
 from weftline_server.session.session import Session
-from weftline_server.session.variable import Variable
 
 router = APIRouter(prefix="/v1", tags=["calls"], route_class=Direct)
 
 RESUME_S = 2.0  # seconds that work continues after a stream was cut off
 _NUMBER = re.compile("[0-9]+")
-MAX_UNSENT = 256  # events of a watch; a slow reader must not fill the server's memory
 
 
 @router.post("/submit", openapi_extra=schema(Submit), response_model=None)
@@ -135,7 +132,7 @@ async def _whole_run(
         yield sse("submitted", response)
         runs.responded(session)
         if body.stream is None:
-            events = _watch(service, renderings, session, body)
+            events = watch(service, renderings, session, body)
         else:
             get = Get(session_id=session.id, semantic_var_id=body.stream)
             events = _events(service, renderings, session, get, offset=0)
@@ -258,7 +255,7 @@ def _grace(request: Request) -> float:
 
 
 def _since(last_event_id: str | None) -> tuple[int, int]:
-    """The offset to resume from, and the attempt whose text the client has: see `_id`."""
+    """The offset to resume from, and the attempt whose text the client has: see `event_id`."""
     if last_event_id is None:
         return 0, 0
     attempt, _, offset = last_event_id.rpartition(".")
@@ -268,13 +265,6 @@ def _since(last_event_id: str | None) -> tuple[int, int]:
             "Last-Event-ID must be the id of an earlier event", param="Last-Event-ID"
         )
     return int(offset), int(attempt or 0)
-
-
-def _id(attempt: int, end: int) -> str:
-    """The id of an event: the character offset after its part, behind the attempt that made the
-    text. Most texts are made in one attempt, number 0.
-    """
-    return f"{attempt}.{end}" if attempt else str(end)
 
 
 async def _events(
@@ -292,7 +282,7 @@ async def _events(
     """
     variable = session.variables.get(body.semantic_var_id)
     if offset and variable is not None and variable.attempt != attempt:
-        yield sse("restarted", {"semantic_var_id": variable.id}, id=_id(variable.attempt, 0))
+        yield sse("restarted", {"semantic_var_id": variable.id}, id=event_id(variable.attempt, 0))
         offset = 0
     chunks = service.readers.stream(
         session,
@@ -307,105 +297,16 @@ async def _events(
         async for chunk in chunks:
             end = chunk.end
             made = session.variable(body.semantic_var_id).attempt
-            yield sse("part", {"offset": chunk.offset, "text": chunk.text}, id=_id(made, end))
+            yield sse("part", {"offset": chunk.offset, "text": chunk.text}, id=event_id(made, end))
     except WeftlineError as error:
-        if _leaves(service, session.variable(body.semantic_var_id), error):
+        if leaves(service, session.variable(body.semantic_var_id), error):
             return
         raise
     variable = session.variable(body.semantic_var_id)
-    place = _id(variable.attempt, end)
+    place = event_id(variable.attempt, end)
     if is_small(variable.value):
         yield sse("value", {"value": variable.value}, id=place)
         return
     async with aclosing(value_event(renderings, session, variable.id, "{}", place)) as event:
         async for piece in event:
             yield piece
-
-
-def _leaves(service: Service, variable: Variable, error: WeftlineError) -> bool:
-    """Whether the session goes on later, or at another server, and so may the variable.
-
-    The stream then ends without its last event, as it does when the server is killed, and the
-    client comes back.
-    """
-    journal = service.registry.journal
-    if journal is not None and journal.is_shared and isinstance(error, SessionMoved | StorageFull):
-        return error is not variable.error  # a step that failed by it stays failed
-    return service.lifecycle.draining and isinstance(error, EngineUnavailable)
-
-
-async def _event(
-    renderings: Renderings, session: Session, event: bytes | str
-) -> AsyncGenerator[bytes, None]:
-    """The event, or that with the value of the ready variable of this name, in pieces if it is
-    large.
-    """
-    if isinstance(event, bytes):
-        if event:
-            yield event
-        return
-    variable = event
-    if is_small(session.variable(variable).value):
-        value = await json_text(value_parts(session, variable))
-        yield sse("value", value, id=f"{variable} ")
-        return
-    fields = await json_text(
-        part for part in value_parts(session, variable) if part is None or part[0] != "value"
-    )
-    async with aclosing(
-        value_event(renderings, session, variable, fields, f"{variable} ")
-    ) as pieces:
-        async for piece in pieces:
-            yield piece
-
-
-async def _watch(
-    service: Service, renderings: Renderings, session: Session, body: Submit
-) -> AsyncGenerator[bytes, None]:
-    """One `value` or `failed` event for each watched variable; with `parts` also its text in parts.
-
-    A `due` event says that the client may compute the step that makes the variable. A failed
-    variable leaves the others alone. The stream ends with the last variable; closing it earlier
-    counts as a reader that leaves each variable that is not ready.
-    """
-    # A text stands for the variable of that name, which is ready. Its value is made when its turn
-    # has come, so that a large one does not arrive after what followed from it.
-    events: asyncio.Queue[tuple[bytes | str, bool]] = asyncio.Queue(MAX_UNSENT)
-
-    async def follow(variable: str) -> None:
-        try:
-            if body.parts:
-                async for chunk in service.readers.stream(session, variable, wait=body.wait):
-                    text = {"semantic_var_id": variable, "offset": chunk.offset, "text": chunk.text}
-                    place = _id(session.variable(variable).attempt, chunk.end)
-                    await events.put((sse("part", text, id=f"{variable} {place}"), False))
-            else:
-                await service.readers.get(session, variable, wait=body.wait)
-            last: bytes | str = variable
-        except WeftlineError as error:
-            if _leaves(service, session.variable(variable), error):
-                await events.put((b"", True))
-                return
-            failed = {"semantic_var_id": variable, **error.to_body()}
-            last = sse("failed", failed, id=f"{variable} ")
-        await events.put((last, True))
-
-    async def offer(variable: str) -> None:
-        if await service.readers.due(session, variable):
-            await events.put((sse("due", {"semantic_var_id": variable}), False))
-
-    followers = [asyncio.create_task(follow(variable)) for variable in body.watch]
-    left = len(followers)
-    own = [one for one in body.watch if client_step(session.execution, one) is not None]
-    followers += [asyncio.create_task(offer(variable)) for variable in own]
-    try:
-        while left:
-            event, is_last = await events.get()
-            left -= is_last
-            async with aclosing(_event(renderings, session, event)) as pieces:
-                async for piece in pieces:
-                    yield piece
-    finally:
-        for follower in followers:
-            follower.cancel()
-        await asyncio.gather(*followers, return_exceptions=True)

@@ -308,3 +308,22 @@ async def test_a_kill_at_any_commit_runs_a_tool_once(
     # Before it began it runs, then it may have run, then its result is on disk.
     states = [("It is noted.", True), ("I check.", False), ("It is noted.", False)]
     assert [state for state, _ in groupby(ends)] == states
+
+
+async def test_a_call_of_the_client_waits_for_it_after_a_restart(tmp_path: Path) -> None:
+    """The server is killed while the client computes. The next run takes the result, and the agent
+    goes on."""
+    step = agent({"text": "#add"})
+    step["call"]["tools"] = [{"type": "function", "function": {"name": "mine"}}]
+    step["client_tools"] = [{"name": "mine"}]
+    async with serving(tmp_path, adds=called("mine")) as server:
+        session = await server.session()
+        answer = await server.submit(session, steps=[step])
+        assert answer.status_code == 200, answer.text
+        await task_named(server, session, "mine", "running")
+    async with serving(tmp_path, adds=called("mine")) as server:
+        await task_named(server, session, "mine", "running")
+        [due] = [one for one in (await server.graph(session))["steps"] if one["name"] == "mine"]
+        path = f"/v1/session/{session}/variable/{due['outputs'][0]}"
+        assert (await server.http.put(path, json={"value": "noted"})).status_code == 200
+        assert (await server.get(session, "a")).json()["value"] == "It is noted."

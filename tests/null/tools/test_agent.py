@@ -13,9 +13,11 @@ import pytest
 
 from tests.null.asgi import Serve
 from tests.null.steps.conftest import Listen, Socket, listen  # noqa: F401 - a fixture
+from tests.null.test_resume import CutsStreams
 from tests.null.tools.conftest import config
 from tests.null.tools.test_tool_runs import PACE, called
-from weftline.errors import UnknownModel
+from weftline import AsyncClient
+from weftline.errors import InvalidRequest, UnknownModel
 from weftline.toolkit import StreamingTool, tool
 from weftline_engine.pretend.null import NullConfig, NullMode
 from weftline_engine.tools.calls import Begun
@@ -58,6 +60,11 @@ def odd() -> object:
     return object()
 
 
+def add(a: int, b: int) -> int:
+    """A function with the name of a tool of the server."""
+    return a + b
+
+
 @pytest.fixture
 async def served(listen: Listen) -> AsyncIterator[Socket]:  # noqa: F811
     begun = Begun()
@@ -66,7 +73,8 @@ async def served(listen: Listen) -> AsyncIterator[Socket]:  # noqa: F811
 
 
 async def test_an_agent_uses_tools_of_the_server_and_of_the_client(served: Socket) -> None:
-    """The result has the text and the whole conversation. The graph has a step for each call."""
+    """The result has the text and the whole conversation. The graph has the agent, its two turns
+    and a step for each call."""
     async with served.aclient() as client, client.session() as session:
         made = await session.agent("#both", tools=[length, "add"], system="Be brief.")
         graph = await session.graph()
@@ -82,7 +90,7 @@ async def test_an_agent_uses_tools_of_the_server_and_of_the_client(served: Socke
     ]
     assert [one["content"] for one in made.messages[3:]] == ["1230 km", "3", made.text]
     names = [one["name"] for part in ("calls", "steps") for one in graph[part]]
-    assert sorted(names) == ["add", "agent", "agent", "length"]
+    assert sorted(names) == ["add", "agent", "agent", "agent", "length"]
 
 
 async def test_an_agent_streams(served: Socket) -> None:
@@ -159,6 +167,92 @@ async def test_the_synchronous_client_runs_an_agent(served: Socket) -> None:
     assert text == "".join(texts) == "The Rhine has 1230 km, and 3."
     assert slowly == "It takes long."
     assert threads == ["weftline-length"]
+
+
+async def test_a_conversation_goes_on_with_other_options(served: Socket) -> None:
+    """The messages of a result are the prompt of the next run, with parts of text. A call that the
+    request forces is written, and the limit of tokens in OpenAI's newer name ends the answer."""
+    async with served.aclient() as client, client.session() as session:
+        first = await session.agent("#both", tools=[length, "add"], temperature=0, stop="never")
+        parts = [{"type": "text", "text": "Was it sent "}, {"type": "text", "text": "to you?"}]
+        more = {"role": "user", "content": parts}
+        asked = [*first.messages, more]
+        third = await session.agent([more], tools=[length])
+        second = await session.agent(
+            asked,
+            tools=[length],
+            tool_choice={"type": "function", "function": {"name": "length"}},
+            max_completion_tokens=2,
+        )
+    assert second.messages[: len(asked)] == asked
+    assert (second.text.split(), second.finish_reason) == (["The", "Rhine"], "length")
+    assert second.usage["completion_tokens"] == 2
+    assert third.text == "It is sent."
+
+
+async def test_a_run_goes_on_over_broken_connections(served: Socket) -> None:
+    """The stream is cut again and again. The text comes once, and the result is whole."""
+    whole = CutsStreams(served.server, [])
+    cuts = CutsStreams(served.server, [1, 2, 3])
+    made = []
+    for transport in (whole, cuts):
+        client = AsyncClient("http://t", transport=transport)
+        async with client, client.session() as session:
+            run = session.agent("It has 1230 km?", tools=[length])
+            text = "".join([part async for part in run.stream()])
+            made.append((text, (await run).messages))
+    assert made[0] == made[1] and made[0][0] == "The Rhine has 1230 km, and 3."
+    assert (len(whole.asked), len(cuts.asked)) == (1, 4)
+
+
+async def test_a_watch_of_an_agent_is_on_the_wire(serve: Serve) -> None:
+    """A step with `client_tools`: the texts of its turns, the call that is due, and at the end the
+    conversation. The agent cannot stand in a body, where no client is asked."""
+    server = await serve(NullConfig(mode=NullMode.SCRIPT, script=SCRIPT))
+    session = await server.session()
+    step = {
+        "kind": "agent",
+        "out": "a",
+        "call": {
+            "name": "ask",
+            "prompt": [
+                {"role": "user", "content": [{"text": "#mail"}]},
+                {"role": "assistant", "content": [{"output": "answer"}]},
+            ],
+            "placeholders": [{"name": "answer", "in_out": "out"}],
+            "tools": [{"type": "function", "function": {"name": "send"}}],
+        },
+        "client_tools": [{"name": "send"}],
+    }
+    body = {"session_id": session, "steps": [step], "watch": ["a"], "parts": True}
+    reading = asyncio.create_task(server.http.post("/v1/submit", json=body))
+    while not (steps := due(server, session)):  # noqa: ASYNC110 - no event marks it
+        await asyncio.sleep(0)
+    [variable] = steps
+    path = f"/v1/session/{session}/variable/{variable}"
+    answer = await server.http.put(path, json={"value": "sent to you"})
+    assert answer.status_code == 200, answer.text
+    events = [
+        (kind.removeprefix("event: "), json.loads(data.removeprefix("data: ")))
+        for said in (await reading).text.strip().split("\n\n")
+        for kind, data in [[line for line in said.split("\n") if line[:3] != "id:"]]
+    ]
+    call = {"id": events[1][1]["call"]["id"], "name": "send", "arguments": '{"to": "you"}'}
+    assert events[1] == ("due", {"semantic_var_id": variable, "agent": "a", "call": call})
+    said = "".join(data["text"] for kind, data in events if kind == "part")
+    ended = events[-1][1]
+    assert (said, ended["value"], ended["finish_reason"]) == ("It is sent.",) * 2 + ("stop",)
+    assert [one["role"] for one in ended["messages"]] == ["assistant", "tool", "assistant"]
+    assert ended["messages"][1]["content"] == "sent to you"
+    assert {kind for kind, _ in events} == {"submitted", "due", "part", "value"}
+    each = {"kind": "each", "over": {"value": [1]}, "body": {"steps": [step]}}
+    refused = await server.http.post(
+        "/v1/submit", json={"steps": [{**each, "collect": {"a": "b"}}]}
+    )
+    assert refused.status_code == 400 and "an agent with client_tools" in refused.text
+    strange = {**step, "client_tools": [{"name": "mine"}]}
+    refused = await server.http.post("/v1/submit", json={"steps": [strange]})
+    assert refused.status_code == 400 and "'mine', which is not among the tools" in refused.text
 
 
 async def test_a_run_that_is_given_up_ends_its_tools(served: Socket, tmp_path: Path) -> None:
@@ -257,5 +351,13 @@ async def test_what_is_not_served_is_refused(serve: Serve, served: Socket) -> No
     async with served.aclient() as client, client.session() as session:
         with pytest.raises(TypeError, match="a tool is a function"):
             session.agent("x", tools=[StreamingTool])
+        for option in ("response_format", "n", "logprobs"):
+            with pytest.raises(InvalidRequest, match=f"no option '{option}': give a field of Samp"):
+                session.agent("x", tools=[length], **dict[str, Any]({option: 1}))
+        image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+        with pytest.raises(InvalidRequest, match="content that is not text"):
+            await session.agent([image], tools=[length])
+        with pytest.raises(InvalidRequest, match="client_tools names 'add', which the server runs"):
+            await session.agent("x", tools=[add])
         with pytest.raises(UnknownModel):
             await session.agent("x", tools=[length], model="nobody")

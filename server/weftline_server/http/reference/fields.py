@@ -104,6 +104,7 @@ _ASKS = {
 _STEPS = {
     "AgentStep.call": Field("The first turn: a prompt of messages, the last of which is the "
                             "output.", _ASKS),
+    "AgentStep.client_tools": Field("Tools of the call that the client computes.", []),
     "AgentStep.most": Field("The most turns.", 16),
     "AgentStep.served": Field("Who runs the tools. The server fills it in.", []),
     "Body.calls": Field("Calls of the body, as in a submit.", _BODY["calls"]),

@@ -27,7 +27,7 @@ from weftline_server.lowering.control.base import (
     waits_for,
 )
 from weftline_server.lowering.control.body import renamed_call
-from weftline_server.lowering.kinds.tool import served_tool, starts_early, tool_of
+from weftline_server.lowering.kinds.tool import RunTool, served_tool, starts_early, tool_of
 from weftline_server.lowering.kinds.turn import AgentRun, AnswerBody, as_turn, turn_of
 from weftline_server.lowering.step import Kinds, Rename, Resolver, StepKind, Tools
 
@@ -41,7 +41,8 @@ class AgentKind(StepKind[AgentStep]):
     traits = GROWS
 
     def changes(self, step: AgentStep, kinds: Kinds) -> bool:
-        return not all(map(starts_early, step.served))
+        tools: tuple[RunTool, ...] = (*step.served, *step.client_tools)
+        return not all(map(starts_early, tools))
 
     def generates(self, step: AgentStep) -> bool:
         return True
@@ -60,13 +61,15 @@ class AgentKind(StepKind[AgentStep]):
     def resolved(self, step: AgentStep, resolver: Resolver) -> AgentStep:
         if step.served:
             raise InvalidRequest("the server fills in 'served': leave it out", param="served")
-        call, served = _offered(resolver.prepare(step.call), resolver.tools())
+        call, tools, own = resolver.prepare(step.call), resolver.tools(), step.client_tools
+        _check_own(call, own, tools, "client_tools")
+        call, served = _offered(call, tools, has_others=bool(own))
         return replace(step, call=call, served=served)
 
     def lower(
         self, step: AgentStep, resource: str, id: str, batch: int | None, kinds: Kinds
     ) -> Task:
-        run = AgentRun(id=id, owner=id, served=step.served, most=step.most)
+        run = AgentRun(id=id, owner=id, served=step.served, own=step.client_tools, most=step.most)
         [first] = turn_of(run, kinds, step.call, f"{id}.0").primitives
         later, waits = self.later(step, kinds), waits_for(step)
         body = AgentBegin(run, step.call, kinds)
@@ -119,7 +122,7 @@ def agent_of(
         argument = _text_argument(tools, code)
         run = AgentRun(id="", served=_served([code], tools), code=(code, argument))
     else:
-        _check_own(call, own, tools)
+        _check_own(call, own, tools, "weftline.client_tools")
         call, served = _offered(call, tools, has_others=bool(own))
         run = AgentRun(id="", served=served, own=tuple(own))
     return call, partial(_first_turn, run=run, kinds=kinds)
@@ -154,14 +157,14 @@ def _served(names: Iterable[str], tools: Tools) -> tuple[ServedTool, ...]:
     return tuple(served_tool(engine, told) for engine, told in known)
 
 
-def _check_own(call: Call, own: Sequence[ClientTool], tools: Tools) -> None:
+def _check_own(call: Call, own: Sequence[ClientTool], tools: Tools, field: str) -> None:
     offered = {one.function.name for one in call.tools}
     for one in own:
         if one.name in tools or one.name not in offered:
             raise InvalidRequest(
                 f"client_tools names {one.name!r}, which "
                 + ("the server runs" if one.name in tools else "is not among the tools"),
-                param="weftline.client_tools",
+                param=field,
             )
 
 

@@ -1,4 +1,4 @@
-"""Runs an agent: sends its request, computes the calls of its tools, and reads its stream."""
+"""Runs an agent: sends its step, computes the calls of its tools, and reads its events."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from weftline.contract.protocol import SetVariable
-from weftline.sdk.agent import ROUTE, Agent, AgentResult, DueCall, observation_of
+from weftline.contract.protocol import SetVariable, Submit
+from weftline.sdk.agent import Agent, AgentResult, DueCall, observation_of
 from weftline.sdk.connection import AsyncConnection
+from weftline.sdk.events import event_of
 from weftline.sdk.own_functions import Compute
 from weftline.sdk.step_tasks import send
 
-T = TypeVar("T")
 
-
-class AsyncAgentSession(Protocol):
+class AgentSession(Protocol):
     """What a run asks of its session."""
 
     @property
@@ -32,11 +31,7 @@ class AsyncAgentRun:
     """One run of an agent. Iterate over `stream` for its text, or `await` it for its result."""
 
     def __init__(
-        self,
-        session: AsyncAgentSession,
-        connection: AsyncConnection,
-        agent: Agent,
-        compute: Compute,
+        self, session: AgentSession, connection: AsyncConnection, agent: Agent, compute: Compute
     ) -> None:
         self._session = session
         self._connection = connection
@@ -61,25 +56,39 @@ class AsyncAgentRun:
 
     async def _read(self) -> AsyncGenerator[str, None]:
         await self._session.flush()
-        running: set[asyncio.Task[None]] = set()
-        lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        said: asyncio.Queue[str | Exception | None] = asyncio.Queue()
+        tasks: set[asyncio.Task[None]] = set()
+        tasks.add(asyncio.create_task(self._watch(said, tasks)))
         try:
-            events = self._connection.events(ROUTE, self._agent.request)
-            async with aclosing(events), aclosing(_until(lost, events)) as read:
-                async for event in read:
-                    said = self._agent.hear(event.data)
-                    if isinstance(said, str):
-                        yield said
-                    elif said is not None:
-                        task = asyncio.create_task(self._compute(said, lost))
-                        running.add(task)
-                        task.add_done_callback(running.discard)
+            while (one := await said.get()) is not None:
+                if isinstance(one, Exception):
+                    raise one
+                yield one
         finally:  # cancel the tools when the reader leaves the run
-            for task in running:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _compute(self, call: DueCall, lost: asyncio.Future[None]) -> None:
+    async def _watch(
+        self, said: asyncio.Queue[str | Exception | None], tasks: set[asyncio.Task[None]]
+    ) -> None:
+        step = self._agent.step
+        assert step.out is not None, "the SDK names every output"
+        submit = Submit(session_id=self._session.id, steps=(step,), watch=(step.out,), parts=True)
+        try:
+            async with aclosing(self._connection.events("/v1/submit", submit)) as events:
+                async for event in events:
+                    heard = event_of(event)
+                    found = None if heard is None else self._agent.hear(heard)
+                    if isinstance(found, str):
+                        said.put_nowait(found)
+                    elif found is not None:
+                        tasks.add(asyncio.create_task(self._compute(found, said)))
+            said.put_nowait(None)
+        except Exception as error:
+            said.put_nowait(error)
+
+    async def _compute(self, call: DueCall, said: asyncio.Queue[str | Exception | None]) -> None:
         spec = call.tool.spec
         try:
             function = partial(call.tool.function, **call.bound())
@@ -93,26 +102,4 @@ class AsyncAgentRun:
         try:
             await send(self._session.id, self._connection, call.variable, made)
         except Exception as error:  # the run raises it: the server would wait for the result
-            if not lost.done():
-                lost.set_exception(error)
-
-
-async def _until(lost: asyncio.Future[None], events: AsyncGenerator[T]) -> AsyncGenerator[T]:
-    """The events. Raises the error of `lost` as soon as it has one."""
-    while True:
-        coming = asyncio.ensure_future(_next(events))
-        try:
-            await asyncio.wait((coming, lost), return_when=asyncio.FIRST_COMPLETED)
-            if lost.done():
-                lost.result()
-            found = await coming
-        finally:
-            coming.cancel()
-            await asyncio.gather(coming, return_exceptions=True)
-        if found is None:
-            return
-        yield found
-
-
-async def _next(events: AsyncGenerator[T]) -> T | None:
-    return await anext(events, None)
+            said.put_nowait(error)
