@@ -22,7 +22,7 @@ from weftline.contract.protocol import PROTOCOL_VERSION
 from weftline_engine.api import Engine
 from weftline_server.config import ServerConfig
 from weftline_server.extras import install
-from weftline_server.http import advice, calls, health, page, retrieval, sessions
+from weftline_server.http import advice, calls, health, page, retrieval, scores, sessions
 from weftline_server.http import engines as engine_routes
 from weftline_server.http.direct import add_routes
 from weftline_server.http.guard import Connections
@@ -103,6 +103,7 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
         sessions.lists,
         models.router,
         retrieval.router,
+        scores.router,
         engine_routes.router,
         advice.router,
         health.router,

@@ -55,6 +55,7 @@ LEAST: dict[str, dict[str, Any]] = {
     "ClientTool": {"name": "f"},
     "CompletionRequest": {"prompt": "Hi"},
     "Delete": STORED,
+    "DetokenizeRequest": {"tokens": [1]},
     "Each": {"over": {"var": "a"}, "body": BODY, "collect": {"x": "y"}},
     "Embed": READS,
     "EmbeddingsRequest": {"input": "Hi"},

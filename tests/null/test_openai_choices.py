@@ -144,7 +144,8 @@ async def test_refused_fields(serve: Serve, more: dict[str, Any], param: str) ->
         ({"prompt": []}, "prompt"),
         ({"prompt": ["a", ""]}, "prompt"),
         ({"prompt": ["a"] * 129}, "prompt"),
-        ({"prompt": [1, 2]}, "prompt.0"),
+        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": ["a", 2]}, "prompt.1"),
         ({"prompt": {"a": 1}}, "prompt"),
     ],
 )

@@ -43,13 +43,15 @@ class InOut(StrEnum):
 class Segment(StrictBody):
     """A part of a prompt: exactly one of constant text, an input or an output.
 
-    `from_var` names the variable that the text was read from.
+    `from_var` names the variable that the text was read from. `tokens` are the ids of the text in
+    the model's tokenizer, which are then the whole prompt before the call's output.
     """
 
     text: str | None = None
     input: str | None = None
     output: str | None = None
     from_var: str | None = None
+    tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if [self.text, self.input, self.output].count(None) != 2:
@@ -60,6 +62,8 @@ class Segment(StrictBody):
             check_id(self.from_var, "from_var")
             if self.text is None:
                 raise InvalidRequest("'from_var' needs a 'text'", param="from_var")
+        if self.tokens and self.text is None:
+            raise InvalidRequest("'tokens' need the 'text' that they are", param="tokens")
         name = self.input if self.input is not None else self.output
         if name is not None and not _NAME.fullmatch(name):
             raise InvalidRequest(f"{name[:40]!r} is not a placeholder name", param="prompt")
@@ -86,6 +90,8 @@ class Message(StrictBody):
                 f"role {self.role[:40]!r} is none of system, user, assistant, tool, developer",
                 param="role",
             )
+        if any(s.tokens for s in self.content):
+            raise InvalidRequest("a message has no tokens: send its text", param="tokens")
         outputs = [s for s in self.content if s.output is not None]
         if outputs and (self.role != "assistant" or outputs != [self.content[-1]]):
             raise InvalidRequest(
@@ -200,6 +206,13 @@ class Call(StrictBody):
                     f"{len(items):,}: split the call",
                     param=what,
                 )
+        if len(self.prompt) != 2 and any(
+            isinstance(item, Segment) and item.tokens for item in self.prompt
+        ):
+            raise InvalidRequest(
+                "tokens are a whole prompt: nothing but the call's output may follow them",
+                param="tokens",
+            )
         if self.chat_template_kwargs:
             _check_words(self.chat_template_kwargs)
         if self.tools:

@@ -137,11 +137,12 @@ async def embeddings(request: Request) -> Response:
     return JSONResponse({"object": "list", "data": data, "model": resource, "usage": usage})
 
 
-# Cohere's present client asks /v2; its older one, Jina's and TEI's users ask /v1.
+# Cohere's present client asks /v2; its older one and Jina's ask /v1, TEI's and vLLM's /rerank.
 @router.post("/v2/rerank", response_model=None, include_in_schema=False)
+@router.post("/rerank", response_model=None, include_in_schema=False)
 @router.post("/v1/rerank", openapi_extra=schema(RerankRequest), response_model=None)
 async def rerank(request: Request) -> Response:
-    """Order documents by a query, the best first. POST /v2/rerank does the same."""
+    """Order documents by a query, the best first. POST /rerank and /v2/rerank do the same."""
     service, tenant = asking(request)
     body = await read(request, RerankRequest)
     items = [{"text": _text(one), "index": at} for at, one in enumerate(body.documents)]
@@ -168,13 +169,24 @@ async def rerank(request: Request) -> Response:
 
 async def _run(service: Service, tenant: str, step: Step) -> tuple[Any, int, str]:
     """Run one step in a session of its own: its value, its tokens and what ran it."""
+    [value], tokens, resource = await run_steps(service, tenant, [step])
+    return value, tokens, resource
+
+
+async def run_steps(
+    service: Service, tenant: str, steps: Sequence[Step]
+) -> tuple[list[Any], int, str]:
+    """Run steps in a session of their own: their values, the sum of their tokens, and what ran
+    them."""
     session: Session = service.open(tenant, stays=False)
     try:
-        (task,) = await service.submit(session, Submit(steps=(step,)))
-        variable = await service.readers.get(session, task.writes[0])
-        (last,) = session.tasks[task.id].steps
-        usage = last.usage
-        return variable.value, 0 if usage is None else usage.prompt_tokens, task.resource
+        tasks = await service.submit(session, Submit(steps=tuple(steps)))
+        values, tokens = [], 0
+        for task in tasks:
+            values.append((await service.readers.get(session, task.writes[0])).value)
+            (last,) = session.tasks[task.id].steps
+            tokens += 0 if last.usage is None else last.usage.prompt_tokens
+        return values, tokens, tasks[0].resource
     finally:
         service.close(session)
 

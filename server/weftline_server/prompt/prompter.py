@@ -49,6 +49,7 @@ SHORT_CHARS = 4096
 UNSTABLE_CHARS = 32
 # Beginnings of prompts whose ids are kept. Calls that read one variable ask for it in one moment.
 MOST_STABLE = 8
+MOST_TOKENS = 1 << 31  # a tokenizer cannot be asked for a higher id
 MOST_REASON = 300  # characters of what Jinja says of a template
 MOST_SWITCHES = 64  # sets of chat_template_kwargs whose prompts' ends are known
 BEGINNING = "\ue000"  # stands for a first message
@@ -131,6 +132,21 @@ class Prompter:
 
         Raises ContextTooLong, and InvalidRequest if it is empty or the template refuses it.
         """
+        payload = self.tokenised(prompt)
+        limit, size = self.description.context_limit, payload.size
+        if size >= limit:
+            raise ContextTooLong(
+                f"the prompt has {size} tokens, and the model's context holds {limit}, "
+                "at least one of them for the answer: shorten the prompt",
+                param="prompt",
+            )
+        if size == 0:
+            raise InvalidRequest("the prompt before an output is empty: add text", param="prompt")
+        return payload
+
+    def tokenised(self, prompt: PromptBefore, *, special: bool = True) -> Payload:
+        """Return `prompt` as tokens, of whatever number. A text has the tokenizer's special tokens
+        if `special`. Raises InvalidRequest if the template refuses the messages."""
         if self.description.takes_messages and prompt.messages is not None:
             if prompt.words:
                 raise InvalidRequest(
@@ -145,29 +161,45 @@ class Prompter:
                     param="continue_final_message",
                 )
             turns = in_words(prompt.messages, prompt.tools)
-            messages = tuple((_known(turn.role), turn.content) for turn in turns)
-            payload = Payload(None, None, messages)
-        elif self.tokenizer is None:
-            payload = Payload(None, self.text(prompt))
-        else:
-            text = self.text(prompt)
-            # A chat template writes its own special tokens. Plain text gets the tokenizer's (BOS).
-            plain = prompt.messages is None
-            ids = self._encode(text, plain).ids
-            begin = self.tokenizer.token_to_id(self.description.bos_token)
-            if not ids and begin is not None:
-                ids = [begin]  # an output at the very start needs a token to follow
-            payload = Payload(tuple(ids), None)
-        limit, size = self.description.context_limit, payload.size
-        if size >= limit:
-            raise ContextTooLong(
-                f"the prompt has {size} tokens, and the model's context holds {limit}, "
-                "at least one of them for the answer: shorten the prompt",
-                param="prompt",
+            return Payload(None, None, tuple((_known(turn.role), turn.content) for turn in turns))
+        if self.tokenizer is None:
+            return Payload(None, self.text(prompt))
+        if prompt.tokens:
+            self._check(prompt.tokens, "tokens")
+            return Payload(prompt.tokens, None)
+        text = self.text(prompt)
+        # A chat template writes its own special tokens. Plain text gets the tokenizer's (BOS).
+        plain = special and prompt.messages is None
+        ids = self._encode(text, plain).ids
+        begin = self.tokenizer.token_to_id(self.description.bos_token)
+        if not ids and begin is not None and special:
+            ids = [begin]  # an output at the very start needs a token to follow
+        return Payload(tuple(ids), None)
+
+    def decoded(self, tokens: Sequence[int], param: str) -> str:
+        """Return the text of ids that a client sent, with special tokens in words. Raises
+        InvalidRequest, which names `param`, for an id that is none."""
+        if self.tokenizer is None:
+            raise InvalidRequest(
+                f"the engine of model {self.description.model!r} keeps its tokenizer to itself: "
+                "send a text",
+                param=param,
             )
-        if size == 0:
-            raise InvalidRequest("the prompt before an output is empty: add text", param="prompt")
-        return payload
+        self._check(tokens, param)
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=False)
+
+    def _check(self, tokens: Sequence[int], param: str) -> None:
+        assert self.tokenizer is not None
+        for id in {min(tokens, default=0), max(tokens, default=0)}:
+            if not 0 <= id < MOST_TOKENS or self.tokenizer.id_to_token(id) is None:
+                raise InvalidRequest(
+                    f"{param} has {id}, which is no token of model {self.description.model!r}",
+                    param=param,
+                )
+
+    def token_name(self, id: int) -> str:
+        """Return a token as its tokenizer spells it."""
+        return (self.tokenizer.id_to_token(id) if self.tokenizer is not None else None) or ""
 
     def thinking(self, words: Mapping[str, TemplateWord]) -> Thinking:
         """How answers think to prompts with these words for the template."""
@@ -213,6 +245,8 @@ class Prompter:
         """
         if self.tokenizer is None:
             return ()
+        if prompt.tokens:
+            return prompt.tokens[:-1]
         known, found, _ = self.text(prompt).partition(hole)
         plain = prompt.messages is None
         if not found:

@@ -30,7 +30,7 @@ class PromptBefore:
     """The prompt before one output: `text`, or if there are `messages`, these and the tools.
 
     `words` are further variables of the chat template. `begun` is the beginning of the message
-    that the output continues.
+    that the output continues. `tokens` are those of the text, if the client has sent tokens.
     """
 
     text: str
@@ -38,6 +38,7 @@ class PromptBefore:
     tools: tuple[Tool, ...] = ()
     words: Mapping[str, TemplateWord] = field(default_factory=dict)
     begun: str = ""
+    tokens: tuple[int, ...] = ()
 
     @property
     def chars(self) -> int:
@@ -80,6 +81,7 @@ def render(call: Call, output: Placeholder, texts: Mapping[str, str]) -> PromptB
     chat = Message in map(type, call.prompt)
     turns: list[RenderedMessage] = []
     text: list[str] = []
+    tokens: tuple[int, ...] = ()
     begun = ""
     for item in call.prompt:
         if isinstance(item, Message):
@@ -96,9 +98,10 @@ def render(call: Call, output: Placeholder, texts: Mapping[str, str]) -> PromptB
             turns += turns_of(text_of(item), item.input or "")
         else:
             text.append(text_of(item))
+            tokens = item.tokens
     messages = tuple(turns) if chat else None
     return PromptBefore(
-        "".join(text), messages, call.offered_tools, call.chat_template_kwargs or {}, begun
+        "".join(text), messages, call.offered_tools, call.chat_template_kwargs or {}, begun, tokens
     )
 
 

@@ -46,6 +46,10 @@ class WordTokenizer:
     def id_to_token(self, id: int) -> str:
         return f"w{id}"
 
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The words of ids. Of a word that is none of the engine's own only the id is known."""
+        return " ".join(map(self.id_to_token, ids))
+
     def _id(self, word: str) -> int:
         own = _OWN.fullmatch(word)
         if own and (number := int(own.group(1))) < self._words:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from weftline_engine import api
 from weftline_server.lowering.step import Tools
-from weftline_server.prompt.prompter import Payload, Prompter
-from weftline_server.prompt.render import PromptBefore
+from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.runtime.lifecycle import Lifecycle
 from weftline_server.runtime.registry import Registry
@@ -24,10 +23,6 @@ class ServedModel:
     context_limit: int
     tool_format: ToolFormat
     prompter: Prompter
-
-    def payload(self, prompt: PromptBefore) -> Payload:
-        """`prompt` as an engine would get it. Any thread may ask."""
-        return self.prompter.payload(prompt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,8 +118,9 @@ class PromptRunner(Runner):
         text = self.answers.text(part, primitive)
         is_read = body_of(primitive).is_read
         deltas = self.answers.read(part.op, primitive, text) if is_read else ()
+        made = part.offset + len(part.tokens)
         return ev.TextGenerated(
-            now=now, primitive=primitive.id, text=text, logprobs=logprobs, deltas=deltas
+            now=now, primitive=primitive.id, text=text, made=made, logprobs=logprobs, deltas=deltas
         )
 
     def last(self, primitive: Primitive, finished: api.Finished) -> ev.TextGenerated | None:

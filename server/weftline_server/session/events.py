@@ -127,9 +127,12 @@ class PrimitiveSent(PrimitiveEvent):
 
 @record
 class TextGenerated(PrimitiveEvent):
-    """An engine generated a part of the primitive's output."""
+    """An engine generated a part of the primitive's output. `made` are the output's tokens so far,
+    0 where the engine does not say.
+    """
 
     text: str
+    made: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     deltas: tuple[Delta, ...] = ()  # what was read of an answer that may call tools
 

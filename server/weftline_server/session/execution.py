@@ -122,6 +122,8 @@ class Execution:
         except BudgetExceeded as error:
             return self.fail(run.task, error)
         run.tokens += event.tokens
+        if run.step is not None:
+            run.step.charged = event.tokens
         return []
 
     def sent(self, event: ev.PrimitiveSent) -> list[ev.Action]:
@@ -142,6 +144,7 @@ class Execution:
         run = self._live(event)
         if run is None or run.step is None:
             return []
+        run.step.made = event.made or run.step.made + (event.text != "")
         if event.logprobs:
             run.step.logprobs += event.logprobs
         if not event.text and not event.deltas:
@@ -391,6 +394,7 @@ def restarted(execution: Execution, event: ev.PrimitiveRestarted) -> list[ev.Act
     if not run.live or run.step is None:
         return []
     run.step.logprobs.clear()
+    run.step.made = 0
     for var in execution.graph.primitives[run.id].writes:
         execution.variables[var].restart(event.attempt)
     return []

@@ -66,6 +66,8 @@ class Step:
     node: str = ""  # the machine, where the engine runs on another one
     why: tuple[EngineScore, ...] = ()  # what placement weighed, for `engine` first
     admitted: float | None = None  # to the KV cache, if it waited for that
+    charged: int = 0  # tokens of its prompt and its longest output
+    made: int = 0  # tokens of its output so far
     usage: Usage | None = None
     reason: FinishReason | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)  # only if the client asked for them

@@ -68,7 +68,7 @@ def lasting(session: Session) -> dict[str, Any]:
     """What a session is, apart from its readers and the calls that run.
 
     The text of a call that was stopped while it ran is not recorded, nor why a call ran on its
-    engine.
+    engine, nor the counts that readers see before its end.
     """
     graph = session.graph
     named = {*graph.producer, *graph.consumers}
@@ -84,7 +84,7 @@ def lasting(session: Session) -> dict[str, Any]:
             for id, run in session.tasks.items()
         },
         "steps": {
-            id: replace(run.step, why=())
+            id: replace(run.step, why=(), charged=0, made=0)
             for id, run in ended.items()
             if run.state == "done" and run.step is not None
         },

@@ -178,3 +178,57 @@ async def test_documents_have_text(server: Server, documents: list[Any]) -> None
     body = {"query": "a", "documents": documents}
     answer = await server.http.post("/v1/rerank", json=body)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "documents"
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+async def test_documents_are_reranked_at_every_address(server: Server, path: str) -> None:
+    """TEI's and vLLM's clients ask for /rerank."""
+    body = {"query": "blue whale", "documents": ["red fox", "a blue whale"]}
+    answer = (await server.http.post(path, json=body)).json()
+    assert [one["index"] for one in answer["results"]] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("body", "scores"),
+    [
+        ({"text_1": "blue whale", "text_2": "a blue whale"}, [1.0]),
+        ({"text_1": "blue whale", "text_2": ["red fox", "a blue whale"]}, [0.0, 1.0]),
+        ({"text_1": ["blue whale"], "text_2": ["red whale", "red fox"]}, [0.5, 0.0]),
+        (
+            {"text_1": ["red fox", "blue whale", "red fox"],
+             "text_2": ["a red fox", "red fox", "a whale"]},
+            [1.0, 0.0, 0.0],
+        ),
+        ({"queries": "blue whale", "documents": ["a blue whale"]}, [1.0]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/score", "/v1/score"])
+async def test_texts_are_scored(
+    server: Server, path: str, body: dict[str, Any], scores: list[float]
+) -> None:
+    """vLLM's route: the scores stand in the order of the request, and not by their size."""
+    answer = (await server.http.post(path, json={"model": "words", **body})).json()
+    assert [one["score"] for one in answer["data"]] == scores
+    assert [one["index"] for one in answer["data"]] == list(range(len(scores)))
+    assert (answer["object"], answer["model"]) == ("list", "words")
+    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 0
+    assert server.service.engines.status().sessions == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"text_1": ["a", "b"], "text_2": "c"}, "text_1"),
+        ({"queries": ["a", "b"], "documents": ["c", "d", "e"]}, "queries"),
+        ({"text_1": "a"}, "text_2"),
+        ({"text_1": "a", "queries": "b", "text_2": "c"}, "text_1"),
+        ({"text_1": "a", "text_2": []}, "text_2"),
+        ({"text_1": "a", "documents": ["b"] * 2049}, "documents"),
+        ({"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ],
+)
+async def test_texts_that_make_no_pairs(server: Server, body: dict[str, Any], param: str) -> None:
+    """A bad request names the field, and opens no session."""
+    answer = await server.http.post("/v1/score", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert server.service.engines.status().sessions == 0

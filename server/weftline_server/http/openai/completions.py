@@ -25,13 +25,14 @@ from weftline_server.http.openai.replies import (
     finish_reason,
     logprobs_body,
 )
-from weftline_server.http.openai.requests import ChatRequest, CompletionRequest
+from weftline_server.http.openai.requests import ChatRequest, CompletionRequest, StreamOptions
 from weftline_server.http.openai.submission import Body, Running, start
 from weftline_server.http.openai.surface import OpenAIRoute, check
 from weftline_server.http.state import asking
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.kinds.prompt import call_of, outputs_of
 from weftline_server.lowering.results import thinking_of
+from weftline_server.lowering.sampling import asked
 from weftline_server.observe.view import output_step
 from weftline_server.prompt.answer import message_of
 from weftline_server.prompt.answer_parser import AnswerParser
@@ -106,12 +107,35 @@ class ReplyChoice:
         assert step is not None, "a ready output has a step"
         return running.reply.choice(self.index, value, step, self.logprobs())
 
-    async def chunks(self) -> AsyncIterator[str | dict[str, Any]]:
-        """The choice in chunks as it is generated, each JSON or data that becomes JSON."""
+    async def counted(self) -> AsyncIterator[str | dict[str, Any]]:
+        """The same chunks, each with the usage of the choice so far."""
+        async for chunk in self.chunks(counted=True):
+            assert not isinstance(chunk, str), "a chunk that is counted is data"
+            yield {**chunk, "usage": self._usage()}
+
+    def _usage(self) -> dict[str, int]:
+        """The tokens of the choice so far: those that the engine has told, at its end as it counts
+        them."""
+        step, [output] = self.step, outputs_of(self.task)
+        if step is None:
+            prompt, made = 0, 0
+        elif step.usage is not None:
+            prompt, made = step.usage.prompt_tokens, step.usage.output_tokens
+        else:
+            prompt, made = max(0, step.charged - asked(output)), step.made
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": made,
+            "total_tokens": prompt + made,
+        }
+
+    async def chunks(self, *, counted: bool = False) -> AsyncIterator[str | dict[str, Any]]:
+        """The choice in chunks as it is generated, each JSON or data that becomes JSON. Those that
+        are `counted` are data."""
         reply = self.running.reply
         yield reply.chunk(self.index, {"content": ""}, first=True)
         is_text = not self.calls_tools and self.thinking is Thinking.NONE
-        plain = is_text and not self.running.body.wants_logprobs
+        plain = is_text and not self.running.body.wants_logprobs and not counted
         text_chunk = reply.text_chunk(self.index)
         calls = 0
         if plain:
@@ -183,8 +207,7 @@ async def _complete(
     """The response to `body`, whole or as a stream."""
     running = await start(request, service, tenant, body, shape)
     if body.stream:
-        usage = body.stream_options is not None and body.stream_options.include_usage
-        return EventStream(_events(running, usage))
+        return EventStream(_events(running, body.stream_options or StreamOptions()))
     try:
         reading = asyncio.gather(*(choice.whole() for choice in choices_of(running)))
         choices = await or_disconnect(request, reading)
@@ -197,16 +220,18 @@ async def _complete(
         running.end()
 
 
-async def _events(running: Running, with_usage: bool) -> AsyncGenerator[bytes, None]:
+async def _events(running: Running, options: StreamOptions) -> AsyncGenerator[bytes, None]:
     """Chunks as the text is generated. The calls end with the stream, whichever side ends it."""
     try:
-        streams = [choice.chunks() for choice in choices_of(running)]
+        counted = options.include_usage and options.continuous_usage_stats
+        choices = choices_of(running)
+        streams = [choice.counted() if counted else choice.chunks() for choice in choices]
         async with aclosing(_merged(streams)) as chunks:
             async for chunk in chunks:
                 yield sse(None, chunk)
                 running.runs.responded(running.session)
         usage = b""
-        if with_usage:
+        if options.include_usage:
             usage = sse(None, running.reply.usage_chunk(running.usage(running.tasks)))
         yield usage + sse(None, "[DONE]")
     except WeftlineError as error:

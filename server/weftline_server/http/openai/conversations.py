@@ -246,7 +246,7 @@ class Conversations:
 def _chars(body: ChatRequest | CompletionRequest) -> int:
     if isinstance(body, ChatRequest):
         return sum(len(message.text) for message in body.messages)
-    return sum(map(len, (body.prompt,) if isinstance(body.prompt, str) else body.prompt))
+    return sum(map(len, body.prompts))
 
 
 def _digests(body: ChatRequest) -> Sequence[bytes]:

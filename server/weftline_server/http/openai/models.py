@@ -1,19 +1,23 @@
-"""GET /v1/models and /v1/models/{id}, and POST /tokenize: what is served, and its tokens."""
+"""What is served, and its tokens: GET /v1/models, GET /v1/models/{id}, /tokenize, /detokenize."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
 
 from weftline.contract.bodies import LooseBody
+from weftline.contract.calls import TemplateWord
 from weftline.contract.errors import InvalidRequest
-from weftline_server.http.openai.requests import ChatMessage, check_parts
+from weftline_server.http.openai.requests import ChatMessage, ChatRequest
+from weftline_server.http.openai.surface import OpenAIRoute, check
+from weftline_server.http.openai.tool_types import AnyChatTool, ChatChoice
 from weftline_server.http.state import ServiceDep, Tenant
 from weftline_server.http.wire import read, schema
-from weftline_server.prompt.render import PromptBefore, RenderedMessage
+from weftline_server.prompt.render import PromptBefore, render
 from weftline_server.runtime.service import ServedModel
 
 router = APIRouter(tags=["openai"])
@@ -21,33 +25,54 @@ router = APIRouter(tags=["openai"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeRequest(LooseBody):
-    """A text or a chat to tokenise, as the server would before it generates."""
+    """A text or a chat to tokenise, as the server would before it generates.
+
+    A field that would change the tokens of the request it is about is served or refused as there.
+    """
 
     model: str | None = None
     prompt: str | None = None
     messages: tuple[ChatMessage, ...] | None = None
+    tools: tuple[AnyChatTool, ...] | None = None
+    tool_choice: ChatChoice | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, TemplateWord] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("give either a prompt or messages", param="prompt")
-        check_parts(self.messages or ())
 
-    @property
     def before(self) -> PromptBefore:
         """The prompt of an answer to this text or chat."""
         if self.messages is None:
             return PromptBefore(self.prompt or "")
-        turns = tuple(
-            RenderedMessage(
-                one.role,
-                one.text,
-                name=one.name,
-                tool_calls=one.tool_calls or (),
-                tool_call_id=one.tool_call_id,
-            )
-            for one in self.messages
+        chat = ChatRequest(
+            messages=self.messages,
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            continue_final_message=self.continue_final_message,
+            chat_template_kwargs=self.chat_template_kwargs,
         )
-        return PromptBefore("", turns)
+        [call] = chat.calls(None)
+        return render(call, call.placeholders[-1], {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetokenizeRequest(LooseBody):
+    """Tokens whose text is asked for."""
+
+    tokens: tuple[int, ...]
+    model: str | None = None
+
+
+def _check_fields(body: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest for a field that is not served in a request with this prompt."""
+    if body.get("messages") is not None:
+        check(OpenAIRoute.CHAT, body)
+    else:  # a text may be tokenised without special tokens, and is always completed with them
+        check(OpenAIRoute.TEXT, {k: body[k] for k in body if k != "add_special_tokens"})
 
 
 @router.get("/v1/models")
@@ -70,19 +95,36 @@ async def model(model: str, service: ServiceDep, tenant: Tenant) -> dict[str, An
 @router.post("/tokenize", openapi_extra=schema(TokenizeRequest))
 async def tokenize(request: Request, service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
     """The tokens of a text, or of a chat in the model's template."""
-    body = await read(request, TokenizeRequest)
+    body = await read(request, TokenizeRequest, _check_fields)
     found = service.engines.model(body.model)
-    payload = await asyncio.get_running_loop().run_in_executor(None, found.payload, body.before)
-    if payload.tokens is None:
+    prompter = found.prompter
+
+    def tokens() -> tuple[int, ...] | None:
+        special = body.add_special_tokens is not False
+        return prompter.tokenised(body.before(), special=special).tokens
+
+    ids = await asyncio.get_running_loop().run_in_executor(None, tokens)
+    if ids is None:
         raise InvalidRequest(
             f"the engine of model {found.name!r} keeps its tokenizer to itself", param="model"
         )
+    names = list(map(prompter.token_name, ids)) if body.return_token_strs else None
     return {
         "model": found.name,
-        "count": len(payload.tokens),
+        "count": len(ids),
         "max_model_len": found.context_limit,
-        "tokens": list(payload.tokens),
+        "tokens": list(ids),
+        "token_strs": names,
     }
+
+
+@router.post("/detokenize", openapi_extra=schema(DetokenizeRequest))
+async def detokenize(request: Request, service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
+    """The text of tokens, with special tokens in words."""
+    body = await read(request, DetokenizeRequest)
+    prompter = service.engines.model(body.model).prompter
+    loop = asyncio.get_running_loop()
+    return {"prompt": await loop.run_in_executor(None, prompter.decoded, body.tokens, "tokens")}
 
 
 def _items_row(name: str) -> dict[str, Any]:

@@ -94,24 +94,27 @@ class Provenance(StrictBody):
 
 @dataclass
 class PieceInputs:
-    """Collects the placeholders of one call's named pieces; equal pieces share one placeholder."""
+    """Collects the placeholders of one call's named pieces; equal pieces share one placeholder.
 
-    session: Session
+    Without a session no text has come from a variable.
+    """
+
+    session: Session | None
     taken: set[str]
     _names: dict[tuple[str, str, str | None], str] = field(default_factory=dict)
     _numbers: dict[str, int] = field(default_factory=dict)  # the last number of each base name
-    _sources: Sources = field(init=False)
+    _sources: Sources | None = field(init=False)
     placeholders: list[Placeholder] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._sources = Sources(self.session)
+        self._sources = None if self.session is None else Sources(self.session)
 
     def segments(self, pieces: Iterable[Piece]) -> tuple[Segment, ...]:
         return tuple(self._segment(piece) for piece in pieces)
 
     def _segment(self, piece: Piece) -> Segment:
         var = piece.from_var
-        if var is not None and not self._sources.came_from(var, piece.text):
+        if self._sources is None or (var and not self._sources.came_from(var, piece.text)):
             var = None
         if piece.name is None and var is None:
             return Segment(text=piece.text)

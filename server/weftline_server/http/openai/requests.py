@@ -6,8 +6,11 @@ A field that is not here is looked up in `surface`: one that would change what m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated, Any, cast
+
+from pydantic import Discriminator, Tag
 
 from weftline.contract.bodies import LooseBody
 from weftline.contract.calls import TemplateWord
@@ -64,8 +67,10 @@ def check_parts(messages: Iterable[ChatMessage]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions(LooseBody):
-    """The options of a stream besides the text."""
+    """The options of a stream besides the text. As in vLLM, `continuous_usage_stats` counts only
+    with `include_usage`."""
 
+    continuous_usage_stats: bool = False
     include_usage: bool = False
 
 
@@ -215,7 +220,7 @@ class ChatRequest(SharedFields):
             )
         return last.content
 
-    def calls(self, session: Session) -> tuple[Call, ...]:
+    def calls(self, session: Session | None) -> tuple[Call, ...]:
         """The request as calls of `session` with one output each, one call for each choice."""
         if not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
@@ -255,11 +260,32 @@ class ChatRequest(SharedFields):
         return self.choices(call)
 
 
+def _kind_of_prompt(value: Any) -> str:
+    match value:
+        case [int(), *_]:
+            return "Tokens"
+        case [[*_], *_]:
+            return "TokenLists"
+        case [*_]:
+            return "Texts"
+    return "Text"
+
+
+PromptOrPrompts = Annotated[
+    Annotated[str, Tag("Text")]
+    | Annotated[tuple[str, ...], Tag("Texts")]
+    | Annotated[tuple[int, ...], Tag("Tokens")]
+    | Annotated[tuple[tuple[int, ...], ...], Tag("TokenLists")],
+    Discriminator(_kind_of_prompt),
+]
+Decode = Callable[[Sequence[int], str], str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(SharedFields):
     """The body of POST /v1/completions. Each of several prompts has `n` choices, in order."""
 
-    prompt: str | tuple[str, ...]
+    prompt: PromptOrPrompts
     logprobs: int | None = None
 
     @property
@@ -271,12 +297,33 @@ class CompletionRequest(SharedFields):
     def weftline(self) -> None:
         """A text completion has no `weftline` object."""
 
-    def calls(self, session: Session) -> tuple[Call, ...]:
-        """The request as calls of `session` with one output each, one call for each choice."""
-        prompts = (self.prompt,) if isinstance(self.prompt, str) else self.prompt
+    @property
+    def prompts(self) -> tuple[str | tuple[int, ...], ...]:
+        """The texts, or the tokens of each prompt."""
+        if isinstance(self.prompt, str):
+            return (self.prompt,)
+        found: list[str | tuple[int, ...]] = []
+        for one in self.prompt:
+            if isinstance(one, int):
+                return (cast(tuple[int, ...], self.prompt),)
+            found.append(one)
+        return tuple(found)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether a prompt is one of tokens."""
+        return any(isinstance(one, tuple) for one in self.prompts)
+
+    def calls(self, session: Session, decode: Decode) -> tuple[Call, ...]:
+        """The request as calls of `session` with one output each, one call for each choice.
+
+        `decode` makes the text of tokens.
+        """
+        prompts = self.prompts
         if not prompts or not all(prompts):
             raise InvalidRequest(
-                "prompt must be a non-empty text, or a list of them", param="prompt"
+                "prompt must be a non-empty text or list of tokens, or a list of them",
+                param="prompt",
             )
         if len(prompts) * (self.n or 1) > MAX_CHOICES:
             raise InvalidRequest(
@@ -286,7 +333,7 @@ class CompletionRequest(SharedFields):
         calls = (
             Call(
                 name="completion",
-                prompt=(Segment(text=prompt), Segment(output=OUTPUT)),
+                prompt=(_segment(prompt, decode), Segment(output=OUTPUT)),
                 placeholders=(output,),
                 model=self.model,
                 priority=self.own_priority,
@@ -295,6 +342,12 @@ class CompletionRequest(SharedFields):
             for prompt in prompts
         )
         return tuple(choice for call in calls for choice in self.choices(call))
+
+
+def _segment(prompt: str | tuple[int, ...], decode: Decode) -> Segment:
+    if isinstance(prompt, str):
+        return Segment(text=prompt)
+    return Segment(text=decode(prompt, "prompt"), tokens=prompt)
 
 
 def _output(sampling: Sampling, logprobs: int | None) -> Placeholder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -94,7 +95,7 @@ async def start(
     else:
         session = runs.enter(tenant, said.session_id, opens=said.open)
     try:
-        calls, shaped = _calls(service, session, body, said)
+        calls, shaped = await _calls(service, session, body, said)
         submit = Submit(session_id=session.id, calls=calls)
         tasks = await service.submit(session, submit, whole=not body.stream, shaped=shaped)
     except BaseException as error:
@@ -112,12 +113,18 @@ async def start(
     return Running(service, runs, session, tasks, own, body, reply, state.prices, guessed)
 
 
-def _calls(
+async def _calls(
     service: Service, session: Session, body: Body, said: Provenance
 ) -> tuple[tuple[Call, ...], Callable[[Task], Task] | None]:
     """The calls of the request. With `run_tools` it is the first turn of an agent, and the function
     makes its task one.
     """
+    if isinstance(body, CompletionRequest):
+        decode = service.engines.model(body.model).prompter.decoded
+        if body.has_tokens:  # decoding a megabyte of them takes a while
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(None, body.calls, session, decode), None
+        return body.calls(session, decode), None
     calls = body.calls(session)
     if not said.run_tools:
         return calls, None

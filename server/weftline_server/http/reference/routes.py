@@ -203,6 +203,12 @@ ANSWERS: Mapping[tuple[str, str], RouteAnswer] = MappingProxyType({
         {"model": "minilm", "results": [{"index": 0, "relevance_score": 0.83}],
          "meta": {"billed_units": {"search_units": 1}, "tokens": {"input_tokens": 20}}},
         (*OF_BODY, *OF_WORK, "UnknownModel", "EngineFailed", "Cancelled")),
+    ("POST", "/v1/score"): RouteAnswer(
+        "The score of each pair, in the order of the request.",
+        {"id": "score-1", "object": "list", "created": 1800000000, "model": "minilm",
+         "data": [{"index": 0, "object": "score", "score": 0.83}],
+         "usage": {"prompt_tokens": 20, "total_tokens": 20}},
+        (*OF_BODY, *OF_WORK, "UnknownModel", "EngineFailed", "Cancelled")),
     ("GET", "/health/live"): RouteAnswer("The process runs.", {"status": "live"}, open=True),
     ("GET", "/health/ready"): RouteAnswer(
         "Every model has an engine that takes work. With 503 the same body, and at least one has "
@@ -216,8 +222,11 @@ ANSWERS: Mapping[tuple[str, str], RouteAnswer] = MappingProxyType({
     ("GET", "/v1/models/{model}"): RouteAnswer("The model.", _MODEL, (*OF_WORK, "UnknownModel")),
     ("POST", "/tokenize"): RouteAnswer(
         "The tokens.",
-        {"model": "default", "count": 2, "max_model_len": 8192, "tokens": [19556, 28]},
-        (*OF_BODY, *OF_WORK, "UnknownModel", "ContextTooLong")),
+        {"model": "default", "count": 2, "max_model_len": 8192, "tokens": [19556, 28],
+         "token_strs": None},
+        (*OF_BODY, *OF_WORK, "UnknownModel")),
+    ("POST", "/detokenize"): RouteAnswer(
+        "The text.", {"prompt": "Name a"}, (*OF_BODY, *OF_WORK, "UnknownModel")),
     ("POST", "/v1/responses"): RouteAnswer(
         "The response. With `stream` typed events.", _RESPONSE, _TO_OPENAI, (JSON, EVENTS)),
 })  # fmt: skip
@@ -245,8 +254,11 @@ REQUESTS: Mapping[tuple[str, str], Any] = MappingProxyType({
         "messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 16},
     ("POST", "/v1/responses"): {"input": "Name a river.", "max_output_tokens": 64},
     ("POST", "/tokenize"): {"prompt": "Name a river."},
+    ("POST", "/detokenize"): {"tokens": [19556, 28]},
     ("POST", "/v1/completions"): {"prompt": "The longest river of Europe is", "max_tokens": 16},
     ("POST", "/v1/embeddings"): {"input": "Where does the Rhine rise?"},
+    ("POST", "/v1/score"): {"text_1": "Where does the Rhine rise?",
+                            "text_2": ["The Rhine rises in the Alps.", "Bread needs flour."]},
     ("POST", "/v1/rerank"): {"query": "Where does the Rhine rise?",
                              "documents": ["The Rhine rises in the Alps.", "Bread needs flour."]},
 })  # fmt: skip
