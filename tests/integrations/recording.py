@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 
@@ -17,10 +18,15 @@ POLL_S = 0.005  # how long the proxy's end may take; the default is half a secon
 
 @dataclass
 class Recording:
-    """The requests: method, path and JSON body, in order. `url` is the proxy's address."""
+    """The requests: method, path and JSON body, in order. `url` is the proxy's address.
+
+    `headers` has those of each request. The path of a request that asks for any other server, as
+    of a proxy, is a whole address.
+    """
 
     url: str
     requests: list[tuple[str, str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
     lock: Lock = field(default_factory=Lock)
 
     def bodies(self, path: str) -> list[Any]:
@@ -61,7 +67,9 @@ class _Handler(BaseHTTPRequestHandler):
         with proxy.recording.lock:
             sent = json.loads(body) if body else None
             proxy.recording.requests.append((self.command, self.path, sent))
-        where = "/nowhere" if self.path == proxy.refused else self.path
+            proxy.recording.headers.append({k.lower(): v for k, v in self.headers.items()})
+        asked = urlsplit(self.path)._replace(scheme="", netloc="").geturl()
+        where = "/nowhere" if self.path == proxy.refused else asked
         if proxy.client.is_closed:  # an open connection may outlive the block
             self.close_connection = True
             return

@@ -39,6 +39,8 @@ def _connected(server: Server) -> AsyncClient:
         server.base_url,
         server.api_key,
         headers=dict(server.headers),
+        query=dict(server.query),
+        proxy=server.proxy,
         timeout_s=server.timeout_s,
         max_retries=server.max_retries,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from weftline.sdk.http import DEFAULT_BASE_URL, MAX_RETRIES, without_v1
@@ -17,7 +18,8 @@ class Server:
     """The address of a server, without /v1, and how requests are sent to it.
 
     `timeout_s` is the longest silence of the server, in seconds, before Timeout is raised.
-    `headers` are sent with every request, beside the API key.
+    `headers` and `query` are sent with every request, beside the API key. `proxy` replaces the
+    environment's proxies.
     """
 
     base_url: str
@@ -25,11 +27,18 @@ class Server:
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     timeout_s: float | None = None
     max_retries: int = MAX_RETRIES
+    query: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    proxy: str | None = field(default=None, repr=False)
 
     @property
     def place(self) -> tuple[str, str | None]:
         """The address and the key. Two servers with equal places share their sessions."""
         return self.base_url, None if self.api_key in ("", NO_KEY) else self.api_key
+
+    @property
+    def way(self) -> Hashable:
+        """The place, and what else requests carry to it and pass through."""
+        return self.place, self.headers, self.query, self.proxy
 
 
 def default_base_url() -> str:

@@ -29,8 +29,8 @@ class AsyncClient:
 
     `base_url` is the server's address. It defaults to the environment variable WEFTLINE_BASE_URL,
     and without that to http://127.0.0.1:8600. `api_key` defaults to WEFTLINE_API_KEY; without a
-    key, none is sent. `headers` are sent with every request. `transport` replaces httpx2's
-    transport, for example in tests.
+    key, none is sent. `headers` and `query` are sent with every request, through `proxy` or else
+    the environment's proxies. `transport` replaces httpx2's transport, for example in tests.
 
     `timeout_s` is the longest silence of the server, in seconds, before a request raises Timeout.
     None means no limit, except for a stream, where the server sends a ping every 15 seconds.
@@ -46,6 +46,8 @@ class AsyncClient:
         api_key: str | None = None,
         *,
         headers: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
+        proxy: str | None = None,
         timeout_s: float | None = None,
         max_retries: int = MAX_RETRIES,
         transport: httpx2.AsyncBaseTransport | None = None,
@@ -54,6 +56,8 @@ class AsyncClient:
             base_url,
             api_key,
             headers=headers or {},
+            query=query or {},
+            proxy=proxy,
             timeout_s=timeout_s,
             max_retries=max_retries,
             transport=transport,

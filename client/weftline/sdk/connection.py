@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from itertools import count
 from typing import Any
+from urllib.parse import urlencode
 from weakref import WeakSet
 
 import httpx2
@@ -53,6 +54,8 @@ class AsyncConnection:
         api_key: str | None,
         *,
         headers: Mapping[str, str],
+        query: Mapping[str, str],
+        proxy: str | None,
         timeout_s: float | None,
         max_retries: int,
         transport: httpx2.AsyncBaseTransport | None,
@@ -63,7 +66,10 @@ class AsyncConnection:
         self._timeout = (
             TIMEOUT if timeout_s is None else httpx2.Timeout(timeout_s, connect=CONNECT_S)
         )
-        self._headers = {**headers, **self._endpoint.headers}
+        # A header of the user's replaces ours, also the key, as in the openai client.
+        self._headers = httpx2.Headers(self._endpoint.headers)
+        self._headers.update(headers)
+        self._query, self._proxy = urlencode(query), proxy
         self._transport = transport
         self._http = self._pool(transport)
         _CONNECTIONS.add(self)
@@ -72,6 +78,7 @@ class AsyncConnection:
         return httpx2.AsyncClient(
             base_url=self._endpoint.base_url,
             headers=self._headers,
+            proxy=self._proxy,
             timeout=self._timeout,
             limits=LIMITS,
             transport=transport,
@@ -86,13 +93,19 @@ class AsyncConnection:
         """Close the connections."""
         await self._http.aclose()
 
+    def _at(self, path: str) -> str:
+        """A path with the user's query. httpx2 would put that in the place of the path's own."""
+        return f"{path}{'&' if '?' in path else '?'}{self._query}" if self._query else path
+
     async def request(self, method: str, path: str, body: object = None) -> Any:
         """The JSON of the response. Raises the error that the server answers with."""
         content = None if body is None else to_wire(body)
         headers = idempotency(method, path)
         for attempt in count():
             try:
-                answer = await self._http.request(method, path, json=content, headers=headers)
+                answer = await self._http.request(
+                    method, self._at(path), json=content, headers=headers
+                )
             except httpx2.TransportError as error:
                 wait = pause(attempt, method, path, error, self._max_retries, self._known)
                 if wait is None:
@@ -132,7 +145,7 @@ class AsyncConnection:
         while True:
             try:
                 async with self._http.sse(
-                    path,
+                    self._at(path),
                     method="POST",
                     json=request.content,
                     headers=request.headers,

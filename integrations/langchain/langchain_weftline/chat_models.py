@@ -6,6 +6,7 @@ import os
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
+    Awaitable,
     Callable,
     Generator,
     Iterable,
@@ -37,6 +38,7 @@ from langchain_weftline.early_tools.answers import (
     see_chunk,
     streamed_answer,
 )
+from langchain_weftline.model.connection import server_of
 from langchain_weftline.model.description import DescribedChat
 from langchain_weftline.model.envelope import Sending, keep_pieces, sending
 from langchain_weftline.model.patience import Patience
@@ -95,7 +97,9 @@ class ChatWeftline(DescribedChat):
     openai_api_base: str | None = Field(
         default_factory=default_base_url, alias="base_url", validate_default=True
     )
-    openai_api_key: SecretStr = Field(default_factory=_api_key, alias="api_key")
+    openai_api_key: SecretStr | Callable[[], str] | Callable[[], Awaitable[str]] | None = Field(
+        default_factory=_api_key, alias="api_key"
+    )
     stream_usage: bool | None = True
     provenance: bool = Field(default_factory=_provenance, exclude=True)
     """Whether to tell the server which template and values made a prompt, and its run.
@@ -120,8 +124,8 @@ class ChatWeftline(DescribedChat):
 
     @property
     def server(self) -> Server:
-        """The server's address, without the OpenAI prefix, and the key."""
-        return Server(self.server_url, self.openai_api_key.get_secret_value())
+        """The server's address, without the OpenAI prefix, and what requests to it carry."""
+        return server_of(self)
 
     @property
     def patience(self) -> Patience:

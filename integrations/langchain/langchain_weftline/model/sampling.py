@@ -10,6 +10,7 @@ from langchain_core.globals import get_llm_cache
 
 from langchain_weftline.lower.graph import CallOptions
 from langchain_weftline.lower.symbols import CannotCompile
+from langchain_weftline.model.connection import Connected, obstacle
 from langchain_weftline.model.failures import as_model
 from langchain_weftline.model.forms import Form
 from langchain_weftline.model.tools import FIELDS, Toolbox
@@ -24,7 +25,7 @@ _NOT_SENT = frozenset({"messages", "model", "stream", "stream_options", "user", 
 _FOR_TRACES = frozenset({"ls_structured_output_format", "structured_output_format"})
 
 
-class ModelSettings(Protocol):
+class ModelSettings(Connected, Protocol):
     """What the options are read from, which a ChatWeftline has."""
 
     cache: Any
@@ -37,7 +38,12 @@ class ModelSettings(Protocol):
 
 
 def _check_settings(model: ModelSettings) -> None:
-    """Raise CannotCompile if something between the model and the server may answer or wait."""
+    """Raise CannotCompile if only the model itself can send the request.
+
+    Something between the model and the server may answer, wait, or change it.
+    """
+    if (why := obstacle(model)) is not None:
+        raise CannotCompile(model, why)
     if model.cache:
         raise CannotCompile(model, "it has a cache")
     if model.cache is None and get_llm_cache() is not None:

@@ -16,6 +16,7 @@ from langchain_weftline.lower.maps import EachDraft
 from langchain_weftline.lower.plan import Planned, plan
 from langchain_weftline.lower.steps import Mode, Note
 from langchain_weftline.lower.symbols import AnswerMessage, Ref
+from langchain_weftline.model.connection import obstacle
 from langchain_weftline.run.advice import Advice, by_server, by_templates
 
 _FUNCTION = (
@@ -163,7 +164,7 @@ def explain(
     templates = lowering.calls.templates
     advice = by_templates(templates)
     if ask_server:
-        servers = [model.server for model in lowering.calls.models]
+        servers = [one.server for one in lowering.calls.models if obstacle(one) is None]
         names = {draft.name for draft in lowering.calls.drafts}
         advice += by_server(servers, templates, names)
     return Explanation(tuple(notes), before, after, streams, mode.is_ahead, tuple(advice))

@@ -83,12 +83,12 @@ def option_of(
 
 
 def is_sent_ahead(llm: Any, server: Server) -> bool:
-    """Whether calls of this LLM are sent ahead to `server`."""
+    """Whether calls of this LLM are sent ahead to `server`, as the LLM itself would send them."""
     return (
         hasattr(llm, "asking")
         and llm.ahead
         and getattr(llm, "rate_limiter", None) is None  # LlamaIndex 0.14.12 has none
-        and llm.asking.server.place == server.place
+        and llm.asking.server.way == server.way
     )
 
 

@@ -210,7 +210,7 @@ class Spans:
         if llm is None or llm.asking.server.place != finding.server.place:
             return None
         run = self.run_of(span, llm)
-        if span.instance._node_postprocessors or not is_sent_ahead(llm, finding.server):
+        if span.instance._node_postprocessors or not is_sent_ahead(llm, llm.asking.server):
             return None
         try:
             plan = plan_on_hits(synthesizer, finding.query, finding.k, finding.node_tokens)
