@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from weftline_engine import api
 from weftline_engine.openai import constraints
 from weftline_engine.openai.breaker import BreakerConfig
+from weftline_engine.openai.deltas import DeltaText
 from weftline_engine.openai.endpoint import Endpoint, EndpointConfig, EndpointError
 from weftline_engine.openai.remote import AnswerPiece, RemoteEngine, TokenCounts
 from weftline_engine.openai.scheduling import EndpointScheduler, fields, headers
@@ -95,15 +96,13 @@ class OpenAIEngine(RemoteEngine):
         if op.sampling.constraint is not None:
             held, begin, end = constraints.fields(self._config.scheduler, op.sampling.constraint)
         body = self._body(op, chat) | held
+        # A text has no block of thoughts, nor has an answer in a form from its first token on.
+        thinks = op.messages is not None and op.sampling.constraint is None
+        answer = DeltaText(begin, end, thinks=thinks)
         async for event in self.endpoint.stream(path, body, headers(self._config.scheduler, op)):
-            piece = _piece(event)
-            if piece is None:
-                continue
-            if begin and piece.text:
-                piece, begin = replace(piece, text=begin + piece.text), ""
-            if end and not begin and piece.reason is api.FinishReason.STOP:
-                piece, end = replace(piece, text=piece.text + end), ""
-            yield piece
+            piece = _piece(event, answer)
+            if piece is not None:
+                yield piece
 
     def _body(self, op: api.Op, chat: bool) -> dict[str, Any]:
         assert op.sampling is not None, "a generate has sampling parameters"
@@ -231,13 +230,11 @@ def first_choice(event: dict[str, Any]) -> dict[str, Any] | None:
     return choices[0]
 
 
-def _piece(event: dict[str, Any]) -> AnswerPiece | None:
+def _piece(event: dict[str, Any], answer: DeltaText) -> AnswerPiece | None:
     choice, counts = first_choice(event), counts_of(event)
     if choice is None:
         return None if counts is None else AnswerPiece(counts=counts)
     delta = choice.get("delta")
-    text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
-    if not (isinstance(text, str) or text is None):
-        raise EndpointError("EngineFailed", "the endpoint sent content that is not text")
+    text = answer.feed(delta if isinstance(delta, dict) else {"content": choice.get("text")})
     reason = finish_reason(choice.get("finish_reason"))
-    return AnswerPiece(text=text or "", reason=reason, counts=counts)
+    return AnswerPiece(text=text + answer.last(reason), reason=reason, counts=counts)

@@ -109,7 +109,8 @@ class Prompter:
         self.marks = self._special_marks()
         begins = self.dialect is not None and self.dialect.thinks
         # LFM2.5's template names the mark that closes a block alone, to cut earlier blocks off.
-        self._thinks = begins or any(mark in (template or "") for mark in (OPEN_BLOCK, CLOSE_BLOCK))
+        marks = any(mark in (template or "") for mark in (OPEN_BLOCK, CLOSE_BLOCK))
+        self._thinks = begins or marks or description.takes_messages  # an endpoint may
         self._thinking: Memo[Thinking] = Memo(MOST_SWITCHES)
         self._stable: Memo[tuple[int, ...]] = Memo(MOST_STABLE)
         # How to decode an output without tools whose client wishes nothing: most are such.
