@@ -62,11 +62,17 @@ async def check_refusal_and_recovery(
     refused = await server.http.post("/v1/session")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_full")
     assert refused.headers["retry-after"] == "2"
+    ready = await server.http.get("/health/ready")
+    assert (ready.status_code, ready.json()["status"]) == (503, "not ready")
+    assert ready.json()["store"] == "unavailable" and "Error" in ready.json()["reasons"]["store"]
+    chat = {"messages": [{"role": "user", "content": "a"}], "model": "null"}
+    assert (await server.http.post("/v1/chat/completions", json=chat)).status_code == 200
     more = await server.submit(id, call("three", "three {{output:x}}", x="c"))
     assert (more.status_code, more.json()["error"]["type"]) == (503, "StorageFull")
     assert (await server.get(id, "b")).json()["value"] == "one two and some more "
     mend_it()
     await until(lambda: not is_broken(server))
+    assert (await server.http.get("/health/ready")).status_code == 200
     other = await server.session()
     answer = await server.submit(other, call("four", "four {{output:x}}", x="a"))
     assert answer.status_code == 200

@@ -327,3 +327,16 @@ def test_only_repeatable_responses_are_kept(status: int, kept: bool) -> None:
     answers = Responses(ResponsesConfig())
     answered(answers, "k", 1, status=status)
     assert (answers.find("k", b"d", now=0) is not None) is kept
+
+
+def test_what_no_client_may_see_is_not_kept() -> None:
+    """A server of several says 421 to the one that has passed a request on. The request is done
+    when it comes again. An error of the client's own is kept.
+    """
+    answers = Responses(ResponsesConfig())
+    for status, kept in ((421, False), (404, True)):
+        entry = answers.begin("k", b"d", 0.0)
+        entry.response.begin(status, ())
+        entry.response.add(b"{}", last=True)
+        answers.end("k")
+        assert (answers.find("k", b"d", 1.0) is not None) == kept

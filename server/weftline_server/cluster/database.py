@@ -7,6 +7,8 @@ refused or found again.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from weftline_server.cluster.card import Card, Peer, refusal, replaced
 from weftline_server.cluster.route import KeyPlace, SessionPlace
 from weftline_server.cluster.takeover import Orphan
 from weftline_server.cluster.tally import TenantTally
+from weftline_server.journal.deadline import cut
 from weftline_server.journal.fence import Fenced
 from weftline_server.journal.postgres import STATEMENT_MS, conninfo
 from weftline_server.journal.postgres_schema import FENCED
@@ -28,6 +31,8 @@ from weftline_server.journal.store import Keyed, Stored
 FAILURES = (psycopg.Error, PoolTimeout)  # what the methods raise where the database fails
 CONNECTIONS = 4  # of a server at most, besides the writer's
 WAIT_S = 2.0  # for a connection
+ASK_S = 3.0  # for the answer to a question, by this machine's clock
+JOIN_S = 10.0  # to join, for which servers wait for one another
 MOST_ORPHANS = 512  # that are looked at together
 _CARD = "address, host, version, models, keys"
 _STORED = "s.number, s.tenant, s.id, s.alias, s.opened, s.stays, s.closed"
@@ -110,6 +115,10 @@ WHERE k.tenant = %s AND k.key = %s
 """
 
 
+# The pool has a line for each attempt to connect. What it means is said once, by the member.
+logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterView:
     """The servers that hold a lease, or held one until now. `steady_s` is for how long this one
@@ -134,12 +143,26 @@ class _Pooled:
             return await (await db.execute(sql.encode(), values, binary=binary)).fetchall()
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    async def _connection(
+        self, within_s: float = ASK_S
+    ) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        loop, is_late = asyncio.get_running_loop(), False
+
+        def end(db: psycopg.AsyncConnection[Any]) -> None:
+            nonlocal is_late
+            is_late = True
+            cut(db)
+
         try:
             async with self._pool.connection() as db:
-                yield db
-        except (psycopg.OperationalError, PoolTimeout):
-            await self._pool.check()  # the other connections are probably broken, too
+                late = loop.call_later(within_s, end, db)
+                try:
+                    yield db
+                finally:
+                    late.cancel()
+        except psycopg.OperationalError:
+            if not is_late:  # a database that does not answer would not answer this either
+                await self._pool.check()  # the other connections are probably broken, too
             raise
 
 
@@ -218,7 +241,7 @@ class ClusterDatabase(_Pooled):
         """Give this server a lease and a number, or the one that it has drawn. Raises
         InvalidRequest where it does not fit the others.
         """
-        async with self._connection() as db, db.transaction():
+        async with self._connection(JOIN_S) as db, db.transaction():
             await db.execute("LOCK TABLE weftline.servers IN SHARE ROW EXCLUSIVE MODE")
             view = _view(await (await db.execute(_VIEW.encode(), (0,))).fetchall(), 0)
             if reason := refusal(card, view.peers):

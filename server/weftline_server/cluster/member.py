@@ -173,14 +173,22 @@ class ClusterMember:
         await self._database.close()
 
     async def assure(self) -> None:
-        """Return when this server knows what it owns. After a long pause it asks the database."""
-        if not self._is_held():
+        """Return when this server knows what it owns. After a long pause it asks the database,
+        unless that is known not to answer: what needs it is refused then, and the rest goes on.
+        """
+        if not (self._is_held() or self.is_away):
             async with self._renewing:
-                if not self._is_held():
+                if not (self._is_held() or self.is_away):
                     await self._renew()
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the database did not answer when it was last asked."""
+        return self._now is not None and self._now.is_away
 
     async def place(self, tenant: str, id: str, *, is_alias: bool) -> SessionPlace | None:
         """Where the tenant's session is stored to be. Raises StorageFull."""
+        self._check()
         try:
             return await self._database.sessions.place(tenant, id, is_alias=is_alias)
         except FAILURES as error:
@@ -203,6 +211,7 @@ class ClusterMember:
 
     async def claim_key(self, key: Key) -> KeyPlace | None:
         """None where this server handles the request; else the server that does."""
+        self._check()
         try:
             return await self._database.sessions.take_key(
                 self.number, key.tenant, key.key, key.digest
@@ -226,6 +235,7 @@ class ClusterMember:
         """Look at a closed session from here, and know the keys of its requests."""
         host = self._host
         assert host is not None
+        self._check()
         try:
             records, keys = await self._database.sessions.contents(one.number)
         except FAILURES as error:
@@ -235,6 +245,11 @@ class ClusterMember:
             host.resume(lambda make: [self._journal.viewed(one, records, make)])
         except Unreadable:
             log.exception("a closed session cannot be shown")
+
+    def _check(self) -> None:
+        """Raise StorageFull at once where the database is known not to answer."""
+        if self.is_away:
+            raise _away()
 
     def _is_held(self) -> bool:
         return self._now is not None and (self._now.lease.state(self._time()) is LeaseState.HELD)
@@ -271,6 +286,8 @@ class ClusterMember:
                 log.error("the lease cannot be renewed: %s", error)
             now.is_away = True
             return
+        if now.is_away:
+            log.warning("the lease is renewed again")
         now.is_away = False
         for server in self._fenced.keys() - {peer.number for peer in now.view.peers}:
             self._fenced.pop(server).set()
@@ -299,7 +316,9 @@ class ClusterMember:
             try:
                 await self._join(None)
             except (*FAILURES, InvalidRequest) as error:
-                log.error("cannot join the other servers again: %s", error)
+                if not now.is_away:
+                    log.error("cannot join the other servers again: %s", error)
+                now.is_away = True
                 await asyncio.sleep(AGAIN_S)
         await self._journal.recover(self.number, self._config.lease_s)
 

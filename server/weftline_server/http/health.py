@@ -29,7 +29,8 @@ async def live() -> dict[str, str]:
 @router.get("/health", response_model=None, include_in_schema=False)
 @router.get("/health/ready", response_model=None)
 async def ready(request: Request, service: ServiceDep) -> Response:
-    """200 if every model has an engine that takes work; 503 if one has none, or while draining.
+    """200 if every model has an engine that takes work; 503 if one has none, while draining, and
+    while the store of sessions does not answer or cannot be written.
 
     GET /health and /ping do the same, as in vLLM.
 
@@ -40,19 +41,22 @@ async def ready(request: Request, service: ServiceDep) -> Response:
     status = service.engines.status()
     one_tenant = len(set(state_of(request.app).config.keys.values())) <= 1
     off = [engine for engine in status.engines if engine.state is not EngineState.READY]
+    failure = service.store_failure
+    healthy = status.healthy and not failure
     body: dict[str, Any] = {
-        "status": "draining" if status.draining else "ready" if status.healthy else "not ready",
+        "status": "draining" if status.draining else "ready" if healthy else "not ready",
         "engines": {engine.name: engine.state.value for engine in status.engines},
     }
-    if one_tenant and (
-        reasons := {engine.name: engine.last_error for engine in off if engine.last_error}
-    ):
+    if failure:
+        body["store"] = "unavailable"
+    reasons = {engine.name: engine.last_error for engine in off if engine.last_error}
+    if one_tenant and (reasons := reasons | ({"store": failure} if failure else {})):
         body["reasons"] = reasons
     if one_tenant and (
         nodes := {engine.name: engine.node for engine in status.engines if engine.node}
     ):
         body["nodes"] = nodes
-    return JSONResponse(body, 200 if status.healthy and not status.draining else 503)
+    return JSONResponse(body, 200 if healthy and not status.draining else 503)
 
 
 @router.get("/version")

@@ -45,8 +45,12 @@ class RecordedResponse:
 
     @property
     def is_final(self) -> bool:
-        """Whether the same request would most likely get the same response again."""
-        return self.whole and self.status < 500 and self.status not in (408, 429)
+        """Whether the same request would most likely get the same response again.
+
+        The servers of a store tell each other by 421 that a session is elsewhere. No client may see
+        that.
+        """
+        return self.whole and self.status < 500 and self.status not in (408, 421, 429)
 
     def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
         """Set the status and the headers, which come first."""

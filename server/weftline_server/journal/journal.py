@@ -213,9 +213,15 @@ class Journal:
         self._hurry()
         await self._ledger.written(track.mark, track.number)
 
-    def admit(self) -> None:
-        """Raise StorageFull while nothing can be written."""
-        self._ledger.admit()
+    def admit(self, session: Session | None = None) -> None:
+        """Raise StorageFull while nothing can be written, unless this session is not kept."""
+        if session is None or session in self._tracks:
+            self._ledger.admit()
+
+    @property
+    def failure(self) -> str:
+        """Why nothing can be written; "" if it can."""
+        return self._ledger.error
 
     async def kept(self, session: Session, *, may_have_moved: bool = False) -> None:
         """Return when all of the session so far is on disk. Raises StorageFull.

@@ -13,6 +13,7 @@ from typing import Any
 
 from weftline.contract.errors import InvalidRequest
 from weftline_server.journal.cipher import Cipher
+from weftline_server.journal.deadline import Deadline
 from weftline_server.journal.fence import Fenced
 from weftline_server.journal.postgres_schema import FENCED, MIGRATIONS, NOT_OURS, SCHEMA
 from weftline_server.journal.store import (
@@ -38,6 +39,7 @@ except ImportError as error:
     ) from error
 
 CONNECT_S = 3  # to connect
+ANSWER_S = 6.0  # for a group of statements; a database that is stopped never answers
 STATEMENT_MS = 5000  # a statement that takes longer fails, for example one that waits for a lock
 SESSION_BITS = 32  # of a session's number; those above are the run's that opened the session
 _LOCK = 8_600_039  # the advisory lock under which the schema is made, any number
@@ -115,6 +117,7 @@ class PostgresStore:
         self._lease_s = 0.0
         self._groups = 0
         self._unsure: tuple[Change, ...] = ()  # a group whose commit was not answered
+        self._deadline = Deadline(ANSWER_S)
         try:
             self._db = connected(config)
         except psycopg.Error as error:
@@ -131,6 +134,7 @@ class PostgresStore:
             raise
 
     def close(self) -> None:
+        self._deadline.close()
         self._db.close()
 
     def own(self, server: int, lease_s: float) -> None:
@@ -163,6 +167,10 @@ class PostgresStore:
         """
         if self._db.closed:
             self._db = connected(self._config)
+        with self._deadline.of(self._db):
+            self._write(changes)
+
+    def _write(self, changes: Sequence[Change]) -> None:
         changes = self._left(changes)
         try:
             with self._db.pipeline():
@@ -258,17 +266,19 @@ class PostgresStore:
         """Delete what is too old, or too much. Return whether the store is within its bounds."""
         if self._db.closed:
             self._db = connected(self._config)
-        self._db.execute("DELETE FROM weftline.keys WHERE made < %s", (now - keys_s,))
-        self._db.execute(
-            "DELETE FROM weftline.servers AS old WHERE fenced AND number > 0 AND NOT EXISTS "
-            "(SELECT FROM weftline.sessions WHERE owner = old.number AND closed IS NULL)"
-        )
+        with self._deadline.of(self._db):
+            self._db.execute("DELETE FROM weftline.keys WHERE made < %s", (now - keys_s,))
+            self._db.execute(
+                "DELETE FROM weftline.servers AS old WHERE fenced AND number > 0 AND NOT EXISTS "
+                "(SELECT FROM weftline.sessions WHERE owner = old.number AND closed IS NULL)"
+            )
         oldest = now - self._config.keep_s
         while self._expire_some(lambda closed: closed < oldest):
             pass
         while self._expire_some(lambda closed: self._size() > self._config.max_bytes):
             pass
-        return self._size() <= self._config.max_bytes
+        with self._deadline.of(self._db):
+            return self._size() <= self._config.max_bytes
 
     def _expire_some(self, is_due: Callable[[float], bool]) -> bool:
         """Delete some closed sessions that are due, the oldest first. Return whether any were."""
@@ -277,11 +287,14 @@ class PostgresStore:
             "ORDER BY closed LIMIT %s"
         )
         deleted = False
-        for number, closed in self._db.execute(sql, (EXPIRED_AT_ONCE,)).fetchall():
-            if not is_due(closed):
-                break
-            with self._db.transaction():
-                self._delete([number])
+        with self._deadline.of(self._db):
+            found = self._db.execute(sql, (EXPIRED_AT_ONCE,)).fetchall()
+        for number, closed in found:
+            with self._deadline.of(self._db):
+                if not is_due(closed):
+                    break
+                with self._db.transaction():
+                    self._delete([number])
             deleted = True
         return deleted
 

@@ -59,6 +59,14 @@ class Service:
             raise Draining()
         return self._driver.open(tenant, stays=stays, alias=alias)
 
+    @property
+    def store_failure(self) -> str:
+        """Why the store of sessions cannot be used now; "" if it can, or if there is none."""
+        member, journal = self.lifecycle.member, self.registry.journal
+        if member is not None and member.is_away:
+            return "the database does not answer"
+        return "" if journal is None else journal.failure
+
     async def submit(
         self,
         session: Session,
@@ -78,7 +86,7 @@ class Service:
         if journal is None:
             return await self._driver.submit(session, submit, whole=whole, shaped=shaped)
         if submit.calls or submit.steps:
-            journal.admit()
+            journal.admit(session)
         try:
             tasks = await self._driver.submit(session, submit, key, whole=whole, shaped=shaped)
         except UnknownSession as error:

@@ -212,7 +212,7 @@ ANSWERS: Mapping[tuple[str, str], RouteAnswer] = MappingProxyType({
     ("GET", "/health/live"): RouteAnswer("The process runs.", {"status": "live"}, open=True),
     ("GET", "/health/ready"): RouteAnswer(
         "Every model has an engine that takes work. With 503 the same body, and at least one has "
-        "none or the server drains.",
+        "none, the server drains, or the store of sessions is unavailable.",
         {"status": "ready", "engines": {"torch": "ready"}}, open=True),
     ("GET", "/version"): RouteAnswer("The version.", {"version": "0.4.0"}),
     ("GET", "/metrics"): RouteAnswer(
