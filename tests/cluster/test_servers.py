@@ -93,6 +93,39 @@ async def until_known(server: ClusterServer, count: int) -> None:
             await asyncio.sleep(0.05)
 
 
+async def test_ids_that_no_server_has_are_unknown_at_once(
+    stores: Databases, tmp_path: Path
+) -> None:
+    """Of a session that a client has named, at its owner and at another server: a get takes only
+    our ids, and says so as one server does. Ids with a NUL character are unknown or refused, and
+    the store goes on. The metrics name the route of each request.
+    """
+    async with running(stores, tmp_path, count=2) as servers:
+        calls = [call("a", "a{{output:x}}", x="a")]
+        chosen = {"session_id": "chosen", "open": True, "calls": calls}
+        assert (await servers[0].http.post("/v1/submit", json=chosen)).status_code == 200
+        # A request that waits for a session to move is answered with 503.
+        for one in servers:
+            for id in ("chosen", "never", "nul\0"):
+                body = {"session_id": id, "semantic_var_id": "a"}
+                answer = await one.http.post("/v1/get", json=body)
+                assert answer.status_code == 404, (id, answer.text)
+            shown = await one.http.get("/v1/session/chosen/graph")
+            assert shown.status_code == 200, shown.text
+            for method, path in (("GET", "/graph"), ("DELETE", "")):
+                answer = await one.http.request(method, f"/v1/session/nul%00{path}")
+                assert answer.status_code == 404, answer.text
+            refused = await one.http.post("/v1/submit", json={**chosen, "session_id": "nul\0"})
+            assert refused.status_code == 400 and "is not an id" in refused.text
+            id = await opened(one.http, call("one", "one {{output:x}}", x="a"))
+            assert await value(one.http, id, "a") == "one "
+            metrics = (await one.http.get("/metrics")).text
+            counted = [line for line in metrics.splitlines() if "http_requests_total{" in line]
+            assert any('route="/v1/get",status="404"' in line for line in counted), counted
+            assert any('route="/v1/session/{session_id}/graph"' in line for line in counted)
+            assert not any('route="none"' in line for line in counted), counted
+
+
 MODULE = """
 import time
 

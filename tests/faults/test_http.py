@@ -198,3 +198,12 @@ def test_a_second_signal_answers_what_waits(server: tuple[subprocess.Popen[str],
     assert [one.status_code for one in answers] == [409] * 4
     assert {json.loads(one.text)["error"]["type"] for one in answers} == {"Cancelled"}
     assert process.wait(WAIT_S) == 0
+
+
+def test_two_host_headers_are_refused(server: tuple[subprocess.Popen[str], int]) -> None:
+    """A proxy may have looked at the other one. One header in any case is fine."""
+    _, port = server
+    request = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n%bconnection: close\r\n\r\n"
+    found = said(port, request % b"Host: elsewhere\r\n")
+    assert found.startswith(b"HTTP/1.1 400 ") and b"more than one Host header" in found
+    assert said(port, request % b"").startswith(b"HTTP/1.1 200 ")

@@ -164,6 +164,8 @@ class FunctionEngine:
             async with asyncio.timeout(within_s):
                 line = await worker.line()
             answer = json.loads(line)
+            if b"\\u" in line:  # only an escape can be half of a surrogate pair
+                json.dumps(answer, ensure_ascii=False).encode()
         except TimeoutError:
             raise FunctionFailed(
                 f"function {name!r} took longer than {within_s:g} s: it was stopped"
@@ -171,6 +173,10 @@ class FunctionEngine:
         except json.JSONDecodeError:
             raise ProcessEnded(
                 f"function {name!r} ended its process{await self._reason(worker)}"
+            ) from None
+        except UnicodeEncodeError:
+            raise FunctionFailed(
+                f"the result of function {name!r} has half of a surrogate pair, which is no text"
             ) from None
         except ValueError:  # asyncio's: the line is longer than the limit
             raise FunctionFailed(

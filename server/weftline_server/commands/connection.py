@@ -65,6 +65,10 @@ class LimitedConnection(HttpToolsProtocol):
         if size > MAX_HEADER_BYTES:
             self._too_large()
             return
+        if sum(name == b"host" for name, _ in self.headers) > 1:
+            # A proxy before this server may have looked at the other one.
+            self._refuse(b"400 Bad Request", "the request has more than one Host header: send one")
+            return
         self._await("the request's body", BODY_S)
         super().on_headers_complete()
 

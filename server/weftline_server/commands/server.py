@@ -121,7 +121,9 @@ class DrainingServer(uvicorn.Server):
     async def _hurry(self) -> None:
         """Cancel all running calls, so that each waiting request gets its error as JSON, and
         exit."""
-        await state_of(self._app).service.lifecycle.drain(0.0)
+        lifecycle = state_of(self._app).service.lifecycle
+        await lifecycle.drain(0.0)
+        await lifecycle.leave()  # this process may be ended before it gets there
         self.config.timeout_graceful_shutdown = 1
         self.should_exit = True
 

@@ -109,11 +109,7 @@ class SessionRelay:
         if isinstance(key, Key) and await self._by_key(key, request, until, is_passed):
             return
         while True:
-            attempt.missed = None
-            again = {**scope, _MISS: attempt}
-            if is_passed:  # the server between may die, and the client comes back
-                again[GRACE] = self._member.patience_s
-            await self._app(again, after(attempt.messages, receive), send)
+            await self._here(attempt, request, is_passed)
             if attempt.missed is None:
                 return
             if is_passed:
@@ -126,6 +122,22 @@ class SessionRelay:
             if await self._by_session(_missing(attempt.missed, request), attempt, request):
                 return
             _check(until)
+
+    async def _here(self, attempt: _Attempt, request: Passing, is_passed: bool) -> None:
+        """Handle the request at this server. The metrics have the first scope, and see its route
+        there.
+        """
+        attempt.missed = None
+        first, again = request.scope, {**request.scope, _MISS: attempt}
+        if is_passed:  # the server between may die, and the client comes back
+            again[GRACE] = self._member.patience_s
+
+        async def labelled(message: Message) -> None:
+            first["route"] = again.get("route")
+            await request.send(message)
+
+        await self._app(again, after(attempt.messages, request.receive), labelled)
+        first["route"] = again.get("route")
 
     async def _to_any(self, error: Draining, request: Passing) -> None:
         """Pass new work to a server that goes on. Raises the error where none takes it."""
@@ -188,6 +200,8 @@ class SessionRelay:
         Raises the error of the route where there is no such session.
         """
         tenant, id, member = missed.tenant, missed.id, self._member
+        if "\0" in id or not (missed.by_alias or id.startswith(OURS)):
+            raise missed  # no store has a NUL in an id, and not every route takes a client's id
         place = await member.place(tenant, id, is_alias=not id.startswith(OURS))
         owner, address = (0, None) if place is None else (place.owner, place.address)
         went = route(member.number, place, may_open=missed.may_open, was_viewed=attempt.was_viewed)
@@ -218,8 +232,18 @@ class SessionRelay:
 
     async def _passed(self, owner: int, address: str | None, request: Passing) -> bool:
         assert address is not None, f"server {owner} is not fenced, so it has a row"
+        _name_route(request.scope)
         to = Addressee(owner, address, self._member.fenced(owner))
         return await self._peers.passed(to, request)
+
+
+def _name_route(scope: Scope) -> None:
+    """Say for the metrics which route a request is for that is passed on before it has one here."""
+    if "route" not in scope:
+        routes = scope["app"].router.routes
+        found = (one for one in routes if getattr(one, "path", None) == scope["path"])
+        if (route := next(found, None)) is not None:
+            scope["route"] = route
 
 
 def _missing(error: NotHere | SessionMoved, request: Passing) -> NotHere:

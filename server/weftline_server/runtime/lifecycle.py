@@ -137,18 +137,22 @@ class Lifecycle:
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             log.warning("calls still ran after %g s and are cancelled", within_s)
-        await self._end_sessions()
+        await self._driver.shut_down()
 
     async def shut_down(self) -> None:
-        """Close every session at once, then stop the engines."""
+        """Close every session at once, leave the other servers, then stop the engines.
+
+        The server has stopped listening. As long as it listens, it passes requests to the others.
+        """
         self.draining = True
         if self._sweeper is not None:
             self._sweeper.cancel()
-        await self._end_sessions()
+        await self._driver.shut_down()
+        await self.leave()
         await self._driver.dispatcher.close()
 
-    async def _end_sessions(self) -> None:
-        await self._driver.shut_down()
+    async def leave(self) -> None:
+        """Let the other servers of the store adopt what is left here, without waiting."""
         if self.member is not None:
             await self.member.leave()
 

@@ -53,6 +53,7 @@ class NotHere(UnknownSession):
         )
         self.tenant = tenant
         self.id = id
+        self.by_alias = False  # the route also takes the id that a client has chosen
         self.may_open = False  # the request opens the session with this id, if nobody has
 
     @property

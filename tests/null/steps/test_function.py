@@ -34,6 +34,10 @@ def work(text="", do="echo"):
         raise KeyError(text)
     if do == "none":
         return None
+    if do == "half":
+        return {"text": text, "half": chr(0xD83D)}
+    if do == "half error":
+        raise ValueError(chr(0xD83D))
     if do == "nan":
         return float("nan")
     if do == "env":
@@ -89,6 +93,8 @@ async def test_a_run_that_fails_leaves_the_next_one_alone(server: Server, tmp_pa
         "raise": "function 'work' failed: KeyError: 'k'",
         "none": "function 'work' failed: ValueError: it returned None: return a JSON value",
         "nan": "Out of range float values are not JSON compliant",
+        "half": "the result of function 'work' has half of a surrogate pair, which is no text",
+        "half error": "the result of function 'work' has half of a surrogate pair",
         "exit": "function 'work' ended its process",
         "sleep": "function 'work' took longer than 1.5 s: it was stopped",
         "long": "the result of function 'work' has more than 2,000 bytes",

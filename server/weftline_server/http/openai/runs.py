@@ -93,7 +93,11 @@ class Runs:
         session = self._sessions.get((tenant, id))
         if session is not None and session.ended is None:
             return session
-        return self._service.registry.find(tenant, self._adopted(tenant, id))
+        try:
+            return self._service.registry.find(tenant, self._adopted(tenant, id))
+        except NotHere as missed:
+            missed.by_alias = True
+            raise
 
     def _adopted(self, tenant: str, id: str) -> str:
         """The own id of a session that came from another server while this one runs."""
@@ -109,4 +113,8 @@ class Runs:
         """
         chosen = self._sessions.get((tenant, id))
         own = self._adopted(tenant, id) if chosen is None else chosen.id
-        return self._service.registry.look(tenant, own)
+        try:
+            return self._service.registry.look(tenant, own)
+        except NotHere as missed:
+            missed.by_alias = True
+            raise
