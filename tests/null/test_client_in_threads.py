@@ -174,6 +174,29 @@ async def test_a_reader_that_leaves_a_stream_ends_its_call(
     await asyncio.to_thread(client.close)
 
 
+class _Closes(httpx2.MockTransport):
+    """Says when it is closed."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda request: httpx2.Response(200, json={"session_id": "s"}))
+        self.closed = threading.Event()
+
+    async def aclose(self) -> None:
+        self.closed.set()
+
+
+def test_a_client_that_is_forgotten_closes_its_connections() -> None:
+    """Nobody calls `close`. A session keeps the connections of its client, and not longer."""
+    transport = _Closes()
+    session = Client("http://t", transport=transport).session()
+    gc.collect()
+    assert not transport.closed.is_set()
+    session.set("x", "y")
+    del session
+    gc.collect()
+    assert transport.closed.wait(20)
+
+
 def test_a_transport_without_a_loop_is_refused() -> None:
     """The error names what to give."""
     with pytest.raises(TypeError, match=r"give an httpx2\.AsyncBaseTransport"):

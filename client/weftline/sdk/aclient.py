@@ -344,7 +344,7 @@ class AsyncSession(SessionBase[AsyncVariable]):
         fields of a call, and those of `Sampling`, such as `max_tokens`.
         """
         made = Agent(self.variable().id, prompt, tools, system, options)
-        return AsyncAgentRun(self, self._connection, made, self._compute)
+        return AsyncAgentRun(self.state, self.flush, self._connection, made, self._compute)
 
     async def graph(self) -> dict[str, Any]:
         """The session's graph as JSON: calls, variables, edges, and the seconds of each phase."""

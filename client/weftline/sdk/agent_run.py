@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from weftline.contract.protocol import SetVariable, Submit
 from weftline.sdk.agent import Agent, AgentResult, DueCall, observation_of
 from weftline.sdk.connection import AsyncConnection
+from weftline.sdk.control_verbs import SessionState
 from weftline.sdk.events import event_of
 from weftline.sdk.own_functions import Compute
 from weftline.sdk.step_tasks import send
-
-
-class AgentSession(Protocol):
-    """What a run asks of its session."""
-
-    @property
-    def id(self) -> str:
-        """The server's name for the session."""
-
-    async def flush(self) -> None:
-        """Send the calls that were added before the run."""
 
 
 class AsyncAgentRun:
     """One run of an agent. Iterate over `stream` for its text, or `await` it for its result."""
 
     def __init__(
-        self, session: AgentSession, connection: AsyncConnection, agent: Agent, compute: Compute
+        self,
+        session: SessionState,
+        flush: Callable[[], Awaitable[None]],
+        connection: AsyncConnection,
+        agent: Agent,
+        compute: Compute,
     ) -> None:
         self._session = session
+        self._flush = flush  # sends what was added to the session before the run
         self._connection = connection
         self._agent = agent
         self._run = compute
@@ -55,7 +51,7 @@ class AsyncAgentRun:
         return self._agent.result
 
     async def _read(self) -> AsyncGenerator[str, None]:
-        await self._session.flush()
+        await self._flush()
         said: asyncio.Queue[str | Exception | None] = asyncio.Queue()
         tasks: set[asyncio.Task[None]] = set()
         tasks.add(asyncio.create_task(self._watch(said, tasks)))

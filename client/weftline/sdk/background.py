@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from threading import Lock, Thread, current_thread
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
+Close: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Background:
@@ -59,6 +60,11 @@ class Background:
         except BaseException:
             future.cancel()
             raise
+
+    def dispose(self, close: Close) -> None:
+        """Start `close` if the loop runs. It takes no lock: the garbage collector may call it."""
+        if self._loop is not None and not sys.is_finalizing():
+            asyncio.run_coroutine_threadsafe(close(), self._loop)
 
     def _refusal(self) -> str | None:
         if current_thread() is self._thread:

@@ -63,6 +63,7 @@ class Client:
             max_retries=max_retries,
             transport=transport,
         )
+        self.remote.connection.when_dropped(BACKGROUND.dispose)
 
     def __enter__(self) -> Self:
         return self

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from asyncio import sleep
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from itertools import count
 from typing import Any
 from urllib.parse import urlencode
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import httpx2
 
 from weftline.contract.protocol import Get, Submit, to_wire
+from weftline.sdk.background import Close
 from weftline.sdk.http import (
     CONNECT_S,
     LIMITS,
@@ -71,6 +72,7 @@ class AsyncConnection:
         self._headers.update(headers)
         self._query, self._proxy = urlencode(query), proxy
         self._transport = transport
+        self._dropped: finalize[..., AsyncConnection] | None = None
         self._http = self._pool(transport)
         _CONNECTIONS.add(self)
 
@@ -85,9 +87,16 @@ class AsyncConnection:
             verify=certificates(),
         )
 
+    def when_dropped(self, close: Callable[[Close], None]) -> None:
+        """Call `close` with what closes the connections, once nothing refers to this object."""
+        self._dropped = finalize(self, close, self._http.aclose)
+        self._dropped.atexit = False
+
     def renew(self) -> None:
         """Leave the connections to the parent process, and begin with none."""
         self._http = self._pool(None if self._transport is None else _OfParent())
+        if self._dropped is not None:
+            self._dropped.detach()  # that would close the parent's connections
 
     async def close(self) -> None:
         """Close the connections."""
