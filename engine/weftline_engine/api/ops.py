@@ -79,6 +79,9 @@ class SamplingParams:
 
     `marks` are special tokens that the server has to see. An engine leaves them in the text, or
     else tells the ids of all tokens.
+
+    `block` are the texts that open and close a block of thoughts at the beginning of the output,
+    the first one empty if the prompt has opened it. `stop` strings in the block end nothing.
     """
 
     max_tokens: int
@@ -99,6 +102,7 @@ class SamplingParams:
     constraint: str | None = None
     pause_on: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
+    block: tuple[str, ...] = ()
 
 
 @record

@@ -61,10 +61,14 @@ class Sampled:
 
 
 class StopScanner:
-    """Passes text on until a stop string appears. Holds back a possible beginning of one."""
+    """Passes text on until a stop string appears. Holds back a possible beginning of one.
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    A stop string in the `block` with which the text begins (SamplingParams.block) is text.
+    """
+
+    def __init__(self, stops: Sequence[str], block: Sequence[str] = ()) -> None:
         self._stops = [stop for stop in stops if stop]
+        self._opens, self._closes = block or ("", "")
         self._kept = ""
         self.stopped = False
 
@@ -74,7 +78,33 @@ class StopScanner:
             return ""
         if not self._stops:
             return text
-        text = self._kept + text
+        text, self._kept = self._kept + text, ""
+        if self._closes:
+            thoughts, text = self._thoughts(text)
+            return thoughts + self._scan(text)
+        return self._scan(text)
+
+    def _thoughts(self, text: str) -> tuple[str, str]:
+        """The text of the block, and what is behind it. The rest is kept."""
+        begun = text.lstrip()
+        if not begun.startswith(self._opens):
+            if self._opens.startswith(begun):
+                self._kept = text
+                return "", ""
+            self._closes = ""  # it begins with no block
+            return "", text
+        before, closed, behind = text.partition(self._closes)
+        if closed:
+            self._closes = ""
+            return before + closed, behind
+        self._opens = ""
+        keep = _overlap(text, self._closes)
+        self._kept = text[len(text) - keep :]
+        return text[: len(text) - keep], ""
+
+    def _scan(self, text: str) -> str:
+        if self._closes:
+            return ""  # nothing of it is behind the block
         found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
         if found:
             self.stopped, self._kept = True, ""
@@ -82,6 +112,11 @@ class StopScanner:
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._kept = text[len(text) - keep :]
         return text[: len(text) - keep]
+
+    def whole(self, text: str) -> str:
+        """A whole output up to its stop string."""
+        said = self.push(text)
+        return said if self.stopped else said + self.finish()
 
     def finish(self) -> str:
         """The text that was held back, at the end of the output."""
@@ -97,7 +132,7 @@ class OpOutput:
         self._params = params
         self._stream = stream
         self._part_tokens = part_tokens
-        self._scanner = StopScanner(params.stop)
+        self._scanner = StopScanner(params.stop, params.block)
         self._tokens: list[int] = []  # not sent yet, as are the other two
         self._texts: list[str] = []
         self._logprobs: list[Logprobs] = []

@@ -118,7 +118,7 @@ def _sampling(sampling: api.SamplingParams, limit: int) -> dict[str, Any]:
         "frequency_penalty": sampling.frequency_penalty,
         "ignore_eos": sampling.ignore_eos,
         # Text that may be the beginning of a stop string is held back. `AnswerEnd` needs it.
-        "stop": [] if sampling.stop_token_ids else [stop for stop in sampling.stop if stop],
+        "stop": [] if _ends_here(sampling) else [stop for stop in sampling.stop if stop],
     }
     if sampling.marks:
         body["preserved_tokens"] = list(sampling.marks)
@@ -209,18 +209,24 @@ def read(event: Mapping[str, Any]) -> SlotEvent:
     )
 
 
+def _ends_here(sampling: api.SamplingParams) -> bool:
+    """Whether answers have ends that llama-server does not know."""
+    return bool(sampling.stop_token_ids or sampling.block)
+
+
 class AnswerEnd:
     """Ends an answer at a token of `stop_token_ids`, which llama-server does not know, and then
-    also at its stop strings."""
+    also at its stop strings. So it does where stop strings in a block of thoughts end nothing."""
 
     def __init__(self, sampling: api.SamplingParams, prompt: int, cached: int) -> None:
         self._ids = frozenset(sampling.stop_token_ids)
-        self._scanner = StopScanner(sampling.stop)
+        self._ends = _ends_here(sampling)
+        self._scanner = StopScanner(sampling.stop, sampling.block)
         self._prompt, self._cached = prompt, cached
 
     def cut(self, event: SlotEvent) -> SlotEvent:
         """The event, as the last one if the answer ends in it. Its token has no text then."""
-        if not self._ids:
+        if not self._ends:
             return event
         at_end = bool(self._ids.intersection(event.tokens))
         text = self._scanner.push("" if at_end else event.text)

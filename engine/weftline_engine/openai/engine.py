@@ -162,7 +162,7 @@ def openai_sampling(sampling: api.SamplingParams) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
     }
-    if sampling.stop:
+    if sampling.stop and not sampling.block:
         body["stop"] = list(sampling.stop)
     if sampling.seed is not None:
         body["seed"] = sampling.seed

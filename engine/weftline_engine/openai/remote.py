@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 from weftline_engine import api
+from weftline_engine.bookkeeping.output import StopScanner
 from weftline_engine.openai.breaker import Breaker, BreakerConfig, BreakerState
 from weftline_engine.openai.causes import Causes
 from weftline_engine.openai.endpoint import LONGEST_PAUSE_S, Endpoint, EndpointError
@@ -218,7 +219,10 @@ class RemoteEngine:
     async def _answer(self, op: api.Op, answer: OpAnswer) -> None:
         """Send one request and emit its pieces as they arrive, then Finished or Paused."""
         pause_on = op.sampling.pause_on if self._pauses and op.sampling else ()
-        async for piece in self._pieces(op):
+        pieces = self._pieces(op)
+        if op.sampling is not None and op.sampling.block and op.sampling.stop:
+            pieces = _ended(pieces, StopScanner(op.sampling.stop, op.sampling.block))
+        async for piece in pieces:
             answer.came(piece.times, time.monotonic())
             answer.counts = piece.counts or answer.counts
             if piece.text or piece.tokens:
@@ -294,6 +298,23 @@ class RemoteEngine:
     def _announce(self, *, available: bool, reason: str = "") -> None:
         head = self._outbox.head("", 0)
         self._outbox.put(api.Availability(**head, available=available, reason=reason))
+
+
+async def _ended(
+    pieces: AsyncIterator[AnswerPiece], scanner: StopScanner
+) -> AsyncIterator[AnswerPiece]:
+    """The pieces up to a stop string behind the thoughts. Endpoints look for stop strings in
+    thoughts, too, so they are not told of them."""
+    async for piece in pieces:
+        text = scanner.push(piece.text)
+        if scanner.stopped:
+            yield replace(piece, text=text, reason=api.FinishReason.STOP)
+            break
+        if piece.reason is not None:
+            text += scanner.finish()
+        yield replace(piece, text=text)
+    if isinstance(pieces, AsyncGenerator):
+        await pieces.aclose()  # the endpoint goes on until its connection is closed
 
 
 def _guess(op: api.Op) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from weftline_engine import api
+from weftline_engine.bookkeeping.output import StopScanner
 
 _WORD = re.compile(r"\s*\S+|\s+\Z")
 UNREAD_WORDS = 16  # words of a part of an unread op, as vLLM sends it
@@ -205,9 +206,7 @@ class NullEngine:
         max_tokens, and which it was."""
         if op.sampling is None:
             return [], api.FinishReason.FILLED
-        cuts = [at for s in op.sampling.stop if (at := reply.find(s)) >= 0]
-        if cuts:
-            reply = reply[: min(cuts)]
+        reply = StopScanner(op.sampling.stop, op.sampling.block).whole(reply)
         found = map(re.Match.group, _WORD.finditer(reply))
         words = list(islice(found, op.sampling.max_tokens + 1))
         ends = [one for one in op.sampling.stop_token_ids if one < len(words)]

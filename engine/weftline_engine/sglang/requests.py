@@ -60,7 +60,7 @@ def sampling_params(sampling: api.SamplingParams) -> dict[str, Any]:
         "top_k": sampling.top_k or -1,
     }
     more = {
-        "stop": list(sampling.stop),
+        "stop": [] if sampling.block else list(sampling.stop),
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "min_p": sampling.min_p,
@@ -87,7 +87,7 @@ class AnswerReader:
     """
 
     def __init__(self, sampling: api.SamplingParams, increments: bool) -> None:
-        self._stop = sampling.stop
+        self._stop = () if sampling.block else sampling.stop
         self._tops = sampling.logprobs
         self._increments = increments
         self._text = ""

@@ -10,7 +10,9 @@ from weftline.contract.errors import InvalidRequest
 from weftline.contract.protocol import Call, Placeholder, Sampling
 from weftline_engine import api
 from weftline_server.lowering.kinds.prompt import PromptBody
+from weftline_server.lowering.results import thinking_of
 from weftline_server.prompt.prompter import Prompter
+from weftline_server.prompt.thinking_block import CLOSE_BLOCK, OPEN_BLOCK, Thinking
 from weftline_server.prompt.tool_format import constraint
 
 DEFAULT_MAX_TOKENS = 512
@@ -129,7 +131,22 @@ def _params(body: PromptBody, room: int, prompter: Prompter) -> api.SamplingPara
         logprobs=wish.logprobs,
         logit_bias=tuple((int(id), float(x)) for id, x in (wish.logit_bias or {}).items()),
         constraint=constraint(body.call, wish.constraint, prompter.tool_format),
+        block=_block(body, prompter) if wish.stop else (),
     )
+
+
+def _block(body: PromptBody, prompter: Prompter) -> tuple[str, ...]:
+    """The marks of the thoughts in which stop strings do not count. A dialect with marks of its own
+    is rewritten behind the engine, which does not know them. An endpoint that takes messages looks
+    for stop strings itself: only it counts what it has generated."""
+    if prompter.dialect is not None or prompter.description.takes_messages:
+        return ()
+    match thinking_of(body.call, body.output, prompter):
+        case Thinking.OPEN:
+            return "", CLOSE_BLOCK
+        case Thinking.MARKED:
+            return OPEN_BLOCK, CLOSE_BLOCK
+    return ()
 
 
 def _first(*values: float | None) -> float:
