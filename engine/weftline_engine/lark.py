@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from weftline_engine.ebnf import BadGrammar, is_ebnf, to_lark
+from weftline_engine.integer_bounds import with_bounds
 
-# Enough for eight levels of indentation. Without this bound SmolLM2, which had to write an empty
-# object, wrote 160 tokens of spaces.
-_SPACE = r"[ \n\t]{0,40}"
+# No white space stands between the parts, as OpenAI and llguidance's own compact form have it. With
+# free space SmolLM2, which had to write an empty object, wrote 160 tokens of spaces.
+_COMPACT = {"whitespace_flexible": False}
 _ANY = r"/(.|\n)*/"
 DEEPEST = 64  # levels of a structural tag
 # A slash ends a pattern in the grammar's language, unless a backslash stands before it.
@@ -24,10 +25,10 @@ _TEXT = "an engine of weftline's own reads only texts, JSON, patterns, grammars 
 
 
 def json_text(schema: dict[str, Any] | bool) -> str:
-    """The text of a schema whose values have at most `_SPACE` between their parts."""
-    if not isinstance(schema, dict):
+    """The text of a schema whose values are compact, and whose integers are bounded."""
+    if schema is False:
         return json.dumps(schema)
-    return json.dumps({"x-guidance": {"whitespace_pattern": _SPACE}, **schema})
+    return json.dumps({"x-guidance": _COMPACT, **with_bounds(schema if schema is not True else {})})
 
 
 def of_choice(texts: Sequence[object]) -> str:

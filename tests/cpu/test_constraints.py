@@ -21,7 +21,7 @@ from weftline_engine.api import FinishReason
 from weftline_engine.embedded.sample.constraint import BadConstraint
 from weftline_engine.grammars import MOST_BYTES, TokenGrammars
 from weftline_server.prompt.answer import message_of
-from weftline_server.prompt.tool_format import ToolFormat, constraint
+from weftline_server.prompt.tool_format import ToolFormat, behind_thoughts, constraint
 from weftline_server.prompt.tool_parser import ToolParser
 
 Make = Callable[..., Any]
@@ -90,16 +90,71 @@ EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
         },
     ],
 )
-def test_space_inside_an_object_is_bounded(form: dict[str, Any], grammars: TokenGrammars) -> None:
-    """A model that prefers spaces can write 40 of them, and then has to close the object."""
+def test_an_object_holds_no_space(form: dict[str, Any], grammars: TokenGrammars) -> None:
+    """A model that prefers spaces wrote 40 of them in an object that has to be empty, and line
+    breaks between the parts of others."""
+    assert forms(grammars, form, b"{") == [ord("}")]
+
+
+def forms(grammars: TokenGrammars, form: dict[str, Any], text: bytes) -> list[int]:
+    """The bytes that may follow the text in this form."""
     matcher = grammars.compile(json.dumps(form))
-    found = []
-    for byte in b"{" + b" " * 40:
+    for byte in text:
         grammars.advance([matcher], [byte])
-        [words] = grammars.masks([matcher])
-        found.append([n for n in range(256) if words[n // 32] >> (n % 32) & 1])
-    assert all(ord(" ") in allowed for allowed in found[:-1])
-    assert found[-1] == [ord("}")]
+    [words] = grammars.masks([matcher])
+    return [n for n in range(256) if words[n // 32] >> (n % 32) & 1]
+
+
+def test_json_is_compact(grammars: TokenGrammars) -> None:
+    """As OpenAI's. A schema that asks for space gets it."""
+    item = {"type": "array", "items": {"type": "boolean"}}
+    form = {"json_schema": {"type": "object", "properties": {"a": item}, "required": ["a"]}}
+    assert forms(grammars, form, b'{"a"') == [ord(":")]
+    assert forms(grammars, form, b'{"a":') == [ord("[")]
+    assert forms(grammars, form, b'{"a":[true,') == [ord("f"), ord("t")]
+    form["json_schema"]["x-guidance"] = {"whitespace_flexible": True}
+    assert ord(" ") in forms(grammars, form, b'{"a":')
+
+
+DIGITS = frozenset(b"0123456789")
+
+
+@pytest.mark.parametrize(
+    ("schema", "full", "more"),
+    [
+        ({"type": "integer"}, "1" * 19, "1" * 18),
+        ({"type": ["integer", "null"]}, "1" * 19, "-1"),
+        ({"type": "integer", "minimum": 0}, "1" * 19, "9" * 17),
+        ({"type": "integer", "format": "uint8"}, "255", "25"),
+        ({"type": "integer", "maximum": 99}, "99", "9"),
+    ],
+)
+def test_an_integer_ends(
+    schema: dict[str, Any], full: str, more: str, grammars: TokenGrammars
+) -> None:
+    """It has 64 bits, or those of its format. A model wrote digits until its output was full."""
+    form = {"json_schema": {"type": "array", "items": schema}}
+    assert not DIGITS.intersection(forms(grammars, form, f"[{full}".encode()))
+    assert DIGITS.intersection(forms(grammars, form, f"[{more}".encode()))
+
+
+def test_many_integers_share_their_bounds(grammars: TokenGrammars) -> None:
+    """With bounds of their own, 800 integers were too much for the lexer."""
+    names = [f"p{n}" for n in range(800)]
+    properties = {name: {"type": "integer", "title": name, "minimum": 0} for name in names}
+    form = {"json_schema": {"type": "object", "properties": properties, "required": names}}
+    assert DIGITS.intersection(forms(grammars, form, b'{"p0":'))
+
+
+def test_a_form_behind_thoughts(grammars: TokenGrammars) -> None:
+    """The thoughts are free until their mark, and the form holds from there on."""
+    wish = json.dumps({"json_schema": EMPTY})
+    form = json.loads(behind_thoughts(wish, "", "</think>"))
+    assert set(forms(grammars, form, b"Rome {</thi")) > {*b"nkx {}"}
+    assert forms(grammars, form, b"Rome {</think>") == sorted(b"\n{")
+    assert forms(grammars, form, b"Rome {</think>\n\n{") == [ord("}")]
+    marked = json.loads(behind_thoughts(wish, "<think>", "</think>"))
+    assert forms(grammars, marked, b"") == [ord("<")]
 
 
 def test_outputs_are_what_their_constraints_allow(
@@ -227,7 +282,7 @@ def follows(grammars: TokenGrammars, constraint: dict[str, Any], text: str) -> b
 
 FREE: dict[str, Any] = {"type": "triggered_tags", "triggers": ["<f"]}
 TWO = [tag("<f=x>", SCHEMA, "</f>"), tag("<f=y>", EMPTY, "</f>")]
-CALL = '<f=x>{"age": 7, "ok": true}</f>'
+CALL = '<f=x>{"age":7,"ok":true}</f>'
 SOME_TEXT = {"type": "tag", "begin": "<t>", "content": {"type": "any_text"}, "end": "</t>"}
 JUDGED: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({**FREE, "tags": TWO}, ["", "hi", f"hi {CALL} there <f=y>{{}}</f>"], ["<f=z>", "<f=x>{}"]),

@@ -256,8 +256,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
     ({"structured_outputs": {"json": "nonsense"}}, "structured_outputs.json"),
     (
-        {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
-        "structured_outputs.disable_any_whitespace",
+        {"structured_outputs": {"regex": "a", "disable_additional_properties": True}},
+        "structured_outputs.disable_additional_properties",
     ),
     ({"structured_outputs": {"regex": "a", "unknown": 1}}, "structured_outputs.unknown"),
     ({"structured_outputs": {"structural_tag": {"tags": []}}}, "structured_outputs"),

@@ -9,11 +9,14 @@ import pytest
 
 from tests.null.asgi import Serve
 from tests.null.test_openai_tools import CALL, USER, WEATHER, chat, streamed
-from weftline.contract.protocol import Call
+from weftline.contract.protocol import Call, InOut, Message, Placeholder, Sampling, Segment
+from weftline_engine.api import Description
 from weftline_engine.pretend import null
 from weftline_engine.pretend.null import NullConfig, NullMode
+from weftline_server.lowering.results import constraint_of
 from weftline_server.prompt.answer import message_of
 from weftline_server.prompt.answer_parser import AnswerParser
+from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.thinking_block import Thinking, ThinkingBlock
 from weftline_server.prompt.tool_blocks import CODE, BlockParser
 from weftline_server.prompt.tool_format import ToolFormat, holds_beginning
@@ -248,6 +251,55 @@ def test_a_constraint_with_triggers_leaves_room_for_thoughts(
 ) -> None:
     """The others hold from the first token."""
     assert holds_beginning(Call(name="ask", prompt="{{output:a}}", placeholders=()), wish) is held
+
+
+@pytest.mark.parametrize("template", [OPENED, SWITCHED])
+async def test_a_model_that_is_asked_to_think_answers_in_the_form_behind(
+    template: str, serve: Serve, monkeypatch: Any
+) -> None:
+    """The constraint leaves the thoughts free. They were counted as the answer, or impossible."""
+    monkeypatch.setattr(null, "CHAT_TEMPLATE", template)
+    begin = "" if template == OPENED else "<think>\n"
+    text = begin + 'Rome?\n</think>\n\n{"sunny":true}'
+    server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("", text),)))
+    wish = {"response_format": {"type": "json_object"}}
+    asked = {"chat_template_kwargs": {"enable_thinking": True}}
+    message = (await chat(server, USER, **wish, **asked))["choices"][0]["message"]
+    assert message["reasoning_content"] == "Rome?"
+    assert message["content"] == '{"sunny":true}'
+
+
+@pytest.mark.parametrize(
+    ("template", "words", "begin"),
+    [
+        (SWITCHED, {"enable_thinking": True}, "<think>"),
+        (OPENED, {"thinking": True}, ""),
+        (SWITCHED, {"enable_thinking": False}, None),
+        (SWITCHED, {}, None),
+    ],
+)
+def test_a_constraint_holds_behind_thoughts_that_are_asked_for(
+    template: str, words: dict[str, Any], begin: str | None
+) -> None:
+    """Without the wish it holds from the first token."""
+    user = Message(role="user", content=(Segment(text="Rome?"),))
+    answer = Message(role="assistant", content=(Segment(output="a"),))
+    sampling = Sampling(constraint={"regex": "[a-z]+"})
+    output = Placeholder(name="a", in_out=InOut.OUT, sampling=sampling)
+    call = Call(
+        name="ask", prompt=(user, answer), placeholders=(output,), chat_template_kwargs=words
+    )
+    prompter = Prompter(Description(model="m", takes_messages=True, chat_template=template))
+    made = json.loads(constraint_of(call, output, prompter) or "")
+    if begin is None:
+        assert made == {"regex": "[a-z]+"}
+        return
+    thoughts = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": "</think>"}
+    assert made["structural_tag"]["elements"] == [
+        thoughts,
+        {"type": "regex", "pattern": "\\n{0,2}"},
+        {"type": "regex", "pattern": "[a-z]+"},
+    ]
 
 
 async def test_a_prompt_of_text_has_no_template(serve: Serve, monkeypatch: Any) -> None:

@@ -30,6 +30,10 @@ TAG = {
     [
         ({"json_schema": SCHEMA}, {"json": SCHEMA}),
         ({"json_schema": True}, {"json": True}),
+        (
+            {"json_schema": {"x-guidance": {"whitespace_flexible": False}, **SCHEMA}},
+            {"json": SCHEMA, "disable_any_whitespace": True},
+        ),
         ({"regex": "[0-9]+"}, {"regex": "[0-9]+"}),
         ({"choice": ["yes", "no"]}, {"choice": ["yes", "no"]}),
         ({"grammar": 'start: "a"'}, {"grammar": 'start: "a"'}),

@@ -40,6 +40,8 @@ def fields(scheduler: EndpointScheduler, constraint: str) -> tuple[dict[str, Any
 def structured_outputs(constraint: str) -> dict[str, Any]:
     """Return the value of vLLM's `structured_outputs` for the constraint of an op."""
     match json.loads(constraint):
+        case {"json_schema": {"x-guidance": {"whitespace_flexible": False}, **compact}}:
+            return {"json": compact, "disable_any_whitespace": True}
         case {"json_schema": schema}:
             return {"json": schema}
         case {"structural_tag": form}:
@@ -82,6 +84,9 @@ def sglang_sampling(constraint: str) -> dict[str, Any]:
 
 
 def _response_format(schema: Any) -> dict[str, Any]:
+    if isinstance(schema, dict):
+        # A word to llguidance, which is unknown there.
+        schema = {name: value for name, value in schema.items() if name != "x-guidance"}
     body = {"name": "output", "schema": schema, "strict": True}
     return {"type": "json_schema", "json_schema": body}
 

@@ -14,7 +14,12 @@ from weftline_server.prompt.answer_parser import AnswerParser, parser_of
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.thinking_block import CLOSE_BLOCK, OPEN_BLOCK, Thinking
 from weftline_server.prompt.tool_blocks import BlockParser
-from weftline_server.prompt.tool_format import holds_beginning
+from weftline_server.prompt.tool_format import (
+    behind_thoughts,
+    constraint,
+    holds_beginning,
+    thinks_first,
+)
 from weftline_server.session.task import TokenLogprob
 
 
@@ -62,8 +67,9 @@ def thinking_of(call: Call, output: Placeholder, prompter: Prompter) -> Thinking
     """How an output thinks.
 
     A prompt of text has no template that could ask for thoughts. A constraint that holds from the
-    first token leaves no room for thoughts, even behind a mark that the template has written. An
-    output that continues a message goes on with the thoughts that the message has begun.
+    first token leaves no room for thoughts, even behind a mark that the template has written,
+    unless the client asks for them. An output that continues a message goes on with the thoughts
+    that the message has begun.
     """
     if not any(isinstance(item, Message) for item in call.prompt):
         return Thinking.NONE
@@ -73,8 +79,28 @@ def thinking_of(call: Call, output: Placeholder, prompter: Prompter) -> Thinking
         return Thinking.OPEN if opened and CLOSE_BLOCK not in rest else Thinking.NONE
     wish = None if output.sampling is None else output.sampling.constraint
     if thinking is Thinking.OPEN and holds_beginning(call, wish):
-        return Thinking.MARKED
+        return Thinking.OPEN if thinks_before(call, prompter) else Thinking.MARKED
     return thinking
+
+
+def constraint_of(call: Call, output: Placeholder, prompter: Prompter) -> str | None:
+    """The engine's constraint for an output, as JSON text. It holds from the first token, or behind
+    the thoughts that the client has asked for."""
+    wish = None if output.sampling is None else output.sampling.constraint
+    made = constraint(call, wish, prompter.tool_format)
+    if made is None or not holds_beginning(call, wish) or not thinks_before(call, prompter):
+        return made
+    thinking = thinking_of(call, output, prompter)
+    if thinking is Thinking.NONE:
+        return made
+    begin = OPEN_BLOCK if thinking is Thinking.MARKED else ""
+    return behind_thoughts(made, begin, CLOSE_BLOCK)
+
+
+def thinks_before(call: Call, prompter: Prompter) -> bool:
+    """Whether thoughts come before a form. An engine of structural tags can leave them free."""
+    can = api.Constraint.STRUCTURAL_TAG in prompter.description.constraints
+    return can and prompter.has_blocks and thinks_first(call)
 
 
 def _begun(call: Call, output: Placeholder) -> str:

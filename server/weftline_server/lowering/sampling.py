@@ -10,10 +10,9 @@ from weftline.contract.errors import InvalidRequest
 from weftline.contract.protocol import Call, Placeholder, Sampling
 from weftline_engine import api
 from weftline_server.lowering.kinds.prompt import PromptBody
-from weftline_server.lowering.results import thinking_of
+from weftline_server.lowering.results import constraint_of, thinking_of
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.thinking_block import CLOSE_BLOCK, OPEN_BLOCK, Thinking
-from weftline_server.prompt.tool_format import constraint
 
 DEFAULT_MAX_TOKENS = 512
 CHARS_OF_TOKEN = 4  # of English, about
@@ -130,7 +129,7 @@ def _params(body: PromptBody, room: int, prompter: Prompter) -> api.SamplingPara
         repetition_penalty=_first(wish.repetition_penalty, model.get("repetition_penalty"), 1.0),
         logprobs=wish.logprobs,
         logit_bias=tuple((int(id), float(x)) for id, x in (wish.logit_bias or {}).items()),
-        constraint=constraint(body.call, wish.constraint, prompter.tool_format),
+        constraint=constraint_of(body.call, body.output, prompter),
         block=_block(body, prompter) if wish.stop else (),
     )
 

@@ -109,8 +109,9 @@ class Prompter:
         self.marks = self._special_marks()
         begins = self.dialect is not None and self.dialect.thinks
         # LFM2.5's template names the mark that closes a block alone, to cut earlier blocks off.
-        marks = any(mark in (template or "") for mark in (OPEN_BLOCK, CLOSE_BLOCK))
-        self._thinks = begins or marks or description.takes_messages  # an endpoint may
+        self.has_blocks = any(mark in (template or "") for mark in (OPEN_BLOCK, CLOSE_BLOCK))
+        # An endpoint may.
+        self._thinks = begins or self.has_blocks or description.takes_messages
         self._thinking: Memo[Thinking] = Memo(MOST_SWITCHES)
         self._stable: Memo[tuple[int, ...]] = Memo(MOST_STABLE)
         # How to decode an output without tools whose client wishes nothing: most are such.

@@ -107,6 +107,28 @@ def constraint(call: Call, otherwise: dict[str, Any] | None, format: ToolFormat)
     return json.dumps({"structural_tag": free})
 
 
+# What the templates of models call the switch by which a client asks for thoughts.
+_SWITCHES = ("enable_thinking", "thinking")
+
+
+def thinks_first(call: Call) -> bool:
+    """Whether the client has asked for thoughts, so that a constraint holds behind them only."""
+    words = call.chat_template_kwargs or {}
+    return any(words.get(name) is True for name in _SWITCHES)
+
+
+def behind_thoughts(constraint: str, begin: str, end: str) -> str:
+    """An engine's constraint that holds behind free text between two marks, and line breaks."""
+    wish = json.loads(constraint)
+    forms = [wish["structural_tag"]] if "structural_tag" in wish else _elements(wish)
+    thoughts = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": end}
+    space = {"type": "regex", "pattern": "\\n{0,2}"}
+    answer = forms[0] if len(forms) == 1 else {"type": "or", "elements": forms}
+    return json.dumps(
+        {"structural_tag": {"type": "sequence", "elements": [thoughts, space, answer]}}
+    )
+
+
 def holds_beginning(call: Call, otherwise: dict[str, Any] | None) -> bool:
     """Return whether the constraint of an output holds from its first token.
 

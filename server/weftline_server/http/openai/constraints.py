@@ -14,6 +14,8 @@ from weftline.contract.constraints import check_constraint
 from weftline.contract.errors import InvalidRequest
 
 _ANY_OBJECT = {"type": "object"}
+# How a schema says to llguidance that its values have no white space between their parts.
+COMPACT = {"x-guidance": {"whitespace_flexible": False}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,10 @@ def _lacks(what: str) -> InvalidRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputs(StrictBody):
-    """vLLM's object of constraints, of which one is given."""
+    """vLLM's object of constraints, of which one is given.
+
+    Our own engine writes compact JSON anyway. `disable_any_whitespace` asks a vLLM for it.
+    """
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -107,9 +112,8 @@ class StructuredOutputs(StrictBody):
     whitespace_pattern: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("disable_any_whitespace", "disable_additional_properties"):
-            if getattr(self, name):
-                raise _refused(f"structured_outputs.{name}")
+        if self.disable_additional_properties:
+            raise _refused("structured_outputs.disable_additional_properties")
         if self.whitespace_pattern is not None:
             raise _refused("structured_outputs.whitespace_pattern")
 
@@ -137,6 +141,9 @@ class StructuredOutputs(StrictBody):
                 f"structural_tag, and this has {len(given)}",
                 param=param,
             )
+        schema = given[0].get("json_schema")
+        if self.disable_any_whitespace and schema is not None:
+            return {"json_schema": {**COMPACT, **schema}}
         return given[0]
 
 

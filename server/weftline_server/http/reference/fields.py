@@ -296,7 +296,9 @@ _OPENAI = {
     "StructuredOutputs.json_object": Field("Any JSON object.", True),
     "StructuredOutputs.structural_tag": Field("A structural tag, or its text.",
                                               {"structures": [_STRUCTURE], "triggers": ["<f"]}),
-    "StructuredOutputs.disable_any_whitespace": Field("Only false is taken.", False),
+    "StructuredOutputs.disable_any_whitespace": Field(
+        "JSON without white space between its parts. Our own engine writes no other.", False
+    ),
     "StructuredOutputs.disable_additional_properties": Field("Only false is taken.", False),
     "StructuredOutputs.whitespace_pattern": Field("Only null is taken.", None),
     "AddedTools.tools": Field("Functions that are offered besides those of the request.",
