@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROWS = 78
+ROWS = 79
 
 
 def test_every_fault_has_a_test() -> None:

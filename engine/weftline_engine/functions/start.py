@@ -8,7 +8,6 @@ import sys
 from dataclasses import asdict, dataclass
 
 from weftline_engine.functions.config import FunctionConfig
-from weftline_engine.tools import rlimits
 from weftline_engine.tools.sandbox import Sandbox
 
 
@@ -42,14 +41,13 @@ class Start:
         """The command line of the next process."""
         if self.sandbox is None:
             return [sys.executable, "-m", "weftline_engine.functions.worker", self.config.call]
-        uid = os.getuid() if self.sandbox.user is None else self.sandbox.user[0]
         return self.sandbox.command(
             "--function",
             self.config.target[1],
             "--limits",
             json.dumps(asdict(self.config.limits)),
             "--running",
-            str(rlimits.processes_of(uid)),
+            str(self.sandbox.running()),
         )
 
     def environment(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -19,12 +20,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from weftline.contract.children import keep_only
+from weftline_engine.tools import rlimits
 from weftline_engine.tools.config import Limits
 
 # The oldest version of bubblewrap that has --size and --disable-userns.
 OLDEST = (0, 8)
 CHECK_S = 30.0  # seconds for a Python process to import the module, on a busy machine
 NOBODY = 65534
+# Users of the range that no system gives to anybody (systemd's table of user ids).
+OWN_USERS, OWN_USERS_COUNT = 0x7000_0000, 0x0FFF_FFFF
 # System folders that are links to folders of /usr on most systems.
 _SYSTEM = ("/bin", "/lib", "/lib32", "/lib64", "/sbin")
 _PASSED = ("LANG", "LC_ALL", "TZ")
@@ -36,7 +40,10 @@ class CannotSandbox(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """How bubblewrap is called. `user` runs the calls if the server runs as root."""
+    """How bubblewrap is called. `user` runs the calls if the server runs as root. With `own_users`
+    each call has a user of its own instead, because the kernel counts processes by user: one call
+    that starts all it may would leave none to another.
+    """
 
     program: str
     module: str
@@ -44,6 +51,7 @@ class Sandbox:
     environment: dict[str, str]
     size: int
     user: tuple[int, int] | None
+    own_users: bool = False
 
     @staticmethod
     def of(
@@ -74,14 +82,24 @@ class Sandbox:
             "PYTHONSAFEPATH": "1",
         }
         size = limits.file_mb << 20
-        return Sandbox(_program(), module, folders, environment, size, owner)
+        own_users = owner is not None and user is None and _has_own_users()
+        return Sandbox(_program(), module, folders, environment, size, owner, own_users)
+
+    def running(self) -> int:
+        """How many processes the user of the next call has."""
+        if self.own_users:
+            return 0
+        return rlimits.processes_of(os.getuid() if self.user is None else self.user[0])
 
     def command(self, *arguments: str) -> list[str]:
         """The command line of a call's process."""
         child = "weftline_engine.tools.sandbox_child"
         inner = [sys.executable, "-m", child, "--module", self.module]
         if self.user is not None:
-            inner += ["--user", "{}:{}".format(*self.user)]
+            uid, gid = self.user
+            if self.own_users:
+                uid = gid = OWN_USERS + secrets.randbelow(OWN_USERS_COUNT)
+            inner += ["--user", f"{uid}:{gid}", "--size", str(self.size)]
         return [self.program, *self._walls(), *self._files(), "--", *inner, *arguments]
 
     def enter(self, tool: str, descriptor: int) -> NoReturn:
@@ -126,6 +144,7 @@ class Sandbox:
         else:
             walls = [f"--unshare-{one}" for one in ("ipc", "pid", "net", "uts", "cgroup-try")]
             walls += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+            walls += ["--cap-add", "CAP_SYS_ADMIN"]  # to bound the files of /tmp, until it is left
         return [*walls, "--hostname", "tool", "--die-with-parent"]
 
     def _files(self) -> Iterator[str]:
@@ -161,6 +180,15 @@ def _program() -> str:
     if found is None or (int(found[1]), int(found[2])) < OLDEST:
         raise CannotSandbox(f"{program} is {said.strip()[:100] or 'broken'}: {needed}")
     return program
+
+
+def _has_own_users() -> bool:
+    """Whether this process may become any user. A container may have but the first 65,536."""
+    for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines():
+        first, _, count = map(int, line.split())
+        if first <= OWN_USERS and first + count > OWN_USERS + OWN_USERS_COUNT:
+            return True
+    return False
 
 
 def _folders(path: Sequence[str]) -> Iterator[Path]:

@@ -140,7 +140,7 @@ def _call(config: ToolsConfig, sandbox: Sandbox | None, tool: Found, descriptor:
         for stream in (0, 1, 2):
             os.dup2(nothing, stream)
         os.close(nothing)
-        _limit(config)
+        _limit(config, sandbox)
         _stand_back(config.niceness)
         if config.niceness == IDLE:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -166,17 +166,16 @@ def _stand_back(niceness: int) -> None:
         Path("/proc/self/autogroup").write_text(str(niceness), encoding="ascii")
 
 
-def _limit(config: ToolsConfig) -> None:
-    uid = os.getuid()
-    name = config.user or ("nobody" if config.sandbox and uid == 0 else None)
-    user = None if name is None else pwd.getpwnam(name)
+def _limit(config: ToolsConfig, sandbox: Sandbox | None) -> None:
+    if sandbox is not None:  # a call changes the user inside
+        rlimits.apply(config.limits, sandbox.running())
+        return
+    user = None if config.user is None else pwd.getpwnam(config.user)
+    rlimits.apply(config.limits, rlimits.processes_of(os.getuid() if user is None else user.pw_uid))
     if user is not None:
-        uid = user.pw_uid
-    rlimits.apply(config.limits, rlimits.processes_of(uid))
-    if user is not None and not config.sandbox:  # in a sandbox, a call changes the user inside
         os.setgroups([])
         os.setgid(user.pw_gid)
-        os.setuid(uid)
+        os.setuid(user.pw_uid)
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a new user resets it
 
 
@@ -202,7 +201,8 @@ def main() -> None:
         tools = _load(config)
         if config.sandbox:
             sandbox = Sandbox.of(config.module, config.limits, env=config.env, user=config.user)
-            sandbox.check(lambda: _limit(config))
+            made = sandbox
+            sandbox.check(lambda: _limit(config, made))
         told: dict[str, Any] = {"tools": [found.spec.told() for found in tools.values()]}
     except CannotSandbox as error:
         control.send(json.dumps({"failed": str(error), "sandbox": True}).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.null.tools.conftest import FOLDER, Calls, running
+from tests.waits import until
 from weftline_engine.tools.config import Limits
 from weftline_engine.tools.engine import SandboxUnavailable
-from weftline_engine.tools.sandbox import Sandbox
+from weftline_engine.tools.sandbox import NOBODY, OWN_USERS, Sandbox, _has_own_users
 from weftline_server.commands.tools import ToolTable, from_tables
 
 LIMITS = Limits(memory_mb=1024, processes=20, file_mb=16, cpu_s=2)
@@ -165,6 +167,10 @@ BOUNDED = (
         "        time.sleep(60)",
         "BlockingIOError",
     ),
+    (
+        "import os\nfor number in range(20_000):\n    os.mknod(f'/tmp/{number}')",
+        "No space left on device",
+    ),
     ("open('/new', 'w')", "Error"),
     ("open('/usr/new', 'w')", "Error"),
 )
@@ -184,6 +190,53 @@ async def test_code_keeps_to_its_limits(world: World) -> None:
     finally:
         await calls.engine.close()
         await calls.reading
+
+
+async def test_a_fork_bomb_leaves_processes_to_others(world: World) -> None:
+    """A call has begun. Three others start all processes that they may, and hold them. The first
+    one starts its own.
+    """
+    if os.getuid() != 0 or not _has_own_users():
+        pytest.skip("only root can give each call a user of its own")
+    calls = await sandboxed(world.folder)
+    bomb = (
+        "import os, time\n"
+        "try:\n"
+        "    while True:\n"
+        "        if os.fork() == 0:\n"
+        "            time.sleep(600)\n"
+        "except BlockingIOError:\n"
+        "    time.sleep(600)\n"
+    )
+    few = [
+        "import os",
+        "for _ in range(10):",
+        "    if os.fork() == 0:",
+        "        os._exit(0)",
+        "print('ran')",
+    ]
+    try:
+        other = calls.begin("python")
+        await until(lambda: any(map(_is_of_a_call, Path("/proc").iterdir())))
+        held = [calls.begin("python", {"code": bomb}) for _ in range(3)]
+        await until(lambda: sum(map(_is_of_a_call, Path("/proc").iterdir())) >= 20)
+        calls.engine.feed(other, 0, json.dumps({"code": "\n".join(few)}), True)
+        said = await calls.value(other)
+        assert said["content"] == "ran", said
+        for id in held:
+            calls.engine.cancel(id)
+    finally:
+        await calls.engine.close()
+        await calls.reading
+
+
+def _is_of_a_call(process: Path) -> bool:
+    """Whether it is a process of a call."""
+    try:
+        user = process.stat().st_uid if process.name.isdecimal() else 0
+        return user == NOBODY or user >= OWN_USERS
+    except OSError:
+        return False
 
 
 def fake(folder: Path, script: str) -> str:
