@@ -76,7 +76,7 @@ test: install ## the product's tests that need no GPU, but for those of test-lon
 
 test-long: install ## the longest tests: exactness on the real model, and the benchmarks
 	$(ALL_GRAPHS) $(BY_FILE) $(LONG) tests/cpu/test_graph_exactness.py
-	TRITON_INTERPRET=1 $(BY_FILE) tests/benchmarks
+	OPENAPI_CASES=all TRITON_INTERPRET=1 $(BY_FILE) tests/benchmarks tests/integrations/test_openapi.py
 
 # In-process servers and a few real ones, without torch; FAULTS=full kills and runs ten times as much.
 test-faults: install ## what goes wrong: docs/reliability.md
