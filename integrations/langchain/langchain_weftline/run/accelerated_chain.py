@@ -18,6 +18,7 @@ from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.plan import plan
 from langchain_weftline.lower.steps import Mode
 from langchain_weftline.lower.symbols import has_unknown
+from langchain_weftline.run.accelerated_graph import with_handlers
 from langchain_weftline.run.explanation import Explanation, explain
 from langchain_weftline.run.nodes import Combined, Nodes
 from langchain_weftline.run.prefetch import Ahead
@@ -75,7 +76,7 @@ def accelerate(chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None) ->
         )
     nodes = Nodes(cast(Any, chain))
     of_nodes = [nodes] if nodes.chains else []
-    return chain.with_config(callbacks=[Threads(), *of_nodes])
+    return with_handlers(chain, [Threads(), *of_nodes])
 
 
 def _is_graph(chain: object) -> bool:
