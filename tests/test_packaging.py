@@ -135,3 +135,13 @@ def test_no_index_is_baked_in() -> None:
         if pattern.search((ROOT / name).read_text(encoding="utf-8", errors="replace"))
     ]
     assert found == []
+
+
+def test_every_package_tells_type_checkers_that_it_has_types() -> None:
+    """A part of the namespace llama_index is a package of its own, and needs a mark of its own."""
+    parts = (ROOT / "integrations/llamaindex/llama_index").glob("*/weftline")
+    named = ("client/weftline", "server/weftline_server", "engine/weftline_engine")
+    named += ("kernels/weftline_kernels", "integrations/langchain/langchain_weftline")
+    packages = [*(ROOT / one for one in named), *parts]
+    assert len(packages) == 10
+    assert [one for one in packages if not (one / "py.typed").is_file()] == []
