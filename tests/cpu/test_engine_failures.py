@@ -124,7 +124,7 @@ def test_freeing_everything_empties_the_cache(
         ({"tokens": (-1,)}, "InvalidRequest", "0 to 255"),
         ({"tokens": ()}, "InvalidRequest", "prompt is empty"),
         ({"text": "hello"}, "InvalidRequest", "token ids"),
-        ({"tokens": (1,) * 128}, "ContextTooLong", "128 tokens and the engine takes at most 127"),
+        ({"tokens": (1,) * 128}, "ContextTooLong", "is 128 tokens, at least one"),
         ({"tokens": (1,), "parent": "nobody"}, "InvalidRequest", "nobody does not exist"),
         ({"tokens": (1,), "context": "taken"}, "InvalidRequest", "taken exists already"),
         ({"tokens": (1,), "parent": "taken", "salt": "me"}, "InvalidRequest", "another salt"),

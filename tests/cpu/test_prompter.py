@@ -81,7 +81,7 @@ def test_a_template_that_changes_a_message_cannot_continue_it(prompter: Prompter
 
 def test_a_prompt_beyond_the_context_is_refused(prompter: Prompter) -> None:
     """The message has both numbers."""
-    with pytest.raises(ContextTooLong, match=r"has 201 tokens, and the model's context holds 200"):
+    with pytest.raises(ContextTooLong, match=r"is 200 tokens, at .* has 201 tokens"):
         prompter.payload(PromptBefore(" word" * 201))
     with pytest.raises(InvalidRequest, match="is empty"):
         prompter.payload(PromptBefore(""))

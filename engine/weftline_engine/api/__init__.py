@@ -11,6 +11,7 @@ torch nor the server, so every engine and both ends of every transport can share
 
 from __future__ import annotations
 
+from weftline_engine.api.context_words import in_known_words, too_long
 from weftline_engine.api.description import (
     LACKING,
     OTHER_WORDS,
@@ -105,4 +106,6 @@ __all__ = [
     "Retention",
     "SamplingParams",
     "Usage",
+    "in_known_words",
+    "too_long",
 ]

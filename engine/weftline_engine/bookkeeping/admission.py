@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from weftline_engine.api import MOST_LOGPROBS, Kind, Op, SamplingParams
+from weftline_engine.api import MOST_LOGPROBS, Kind, Op, SamplingParams, too_long
 from weftline_engine.bookkeeping.kv.contexts import Context
 from weftline_engine.bookkeeping.schedule.sequence import Sequence as Queued
 
@@ -71,10 +71,7 @@ def check_prompt(sequence: Queued, limits: EngineLimits) -> None:
     """Raise Refused for a prompt that is empty, or leaves no room for an output token."""
     prompt, room = sequence.prompt, limits.context - sequence.generates
     if prompt > room:
-        raise OpRefused(
-            "ContextTooLong",
-            f"the prompt has {prompt} tokens and the engine takes at most {room}; shorten it",
-        )
+        raise OpRefused("ContextTooLong", too_long(prompt, limits.context))
     if prompt == 0 and not sequence.open and sequence.generates:
         raise OpRefused("InvalidRequest", "the prompt is empty")
 

@@ -232,10 +232,7 @@ class LlamaEngine(RemoteEngine):
         return len(tokens) < self._limit
 
     def _too_long(self, tokens: tuple[int, ...]) -> str:
-        return (
-            f"the prompt has {len(tokens)} tokens, and a slot holds {self._limit}, at least one of "
-            "them for the answer: shorten the prompt"
-        )
+        return api.too_long(len(tokens), self._limit)
 
     def _refuse(self, op: api.Op, error: str, message: str) -> None:
         del self._ops[op.id]

@@ -18,6 +18,8 @@ from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
+from weftline_engine.api import in_known_words
+
 MOST_EVENT = 1 << 20  # bytes of one server-sent event; 20 alternatives per token take 4 KB
 MOST_BODY = 8 << 20  # bytes of a response that is not streamed
 LARGE_BODY = 1 << 20  # bytes of a request; sending more at once would hold the event loop
@@ -363,7 +365,9 @@ async def _refusal(response: aiohttp.ClientResponse) -> EndpointError:
             "EngineFailed", said, retryable=retryable, broken=True, by_prompt=by_prompt
         )
     too_long = "context" in text and ("length" in text or "exceed" in text or "holds" in text)
-    return EndpointError("ContextTooLong" if too_long else "InvalidRequest", said)
+    if too_long:
+        return EndpointError("ContextTooLong", in_known_words(said))
+    return EndpointError("InvalidRequest", said)
 
 
 def _message(value: Any) -> str:

@@ -161,8 +161,7 @@ class NullEngine:
         prompt_tokens = len(_WORD.findall(text))
         limit = self._config.context_limit
         if prompt_tokens >= limit:
-            message = f"the prompt has {prompt_tokens} words, and the context holds {limit}"
-            self._fail(op, "ContextTooLong", message)
+            self._fail(op, "ContextTooLong", api.too_long(prompt_tokens, limit))
             return
         pace = self._config.latency
         if pace.fill_s:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from weftline.contract.calls import TemplateWord
 from weftline.contract.errors import ContextTooLong, InvalidRequest
 from weftline.contract.tools import Function, Tool, ToolCall
-from weftline_engine.api import WORDS, Description, SamplingParams
+from weftline_engine.api import WORDS, Description, SamplingParams, too_long
 from weftline_engine.api.record import short_record
 from weftline_server.prompt.answer_dialect import dialect_of
 from weftline_server.prompt.chat import (
@@ -137,11 +137,7 @@ class Prompter:
         payload = self.tokenised(prompt)
         limit, size = self.description.context_limit, payload.size
         if size >= limit:
-            raise ContextTooLong(
-                f"the prompt has {size} tokens, and the model's context holds {limit}, "
-                "at least one of them for the answer: shorten the prompt",
-                param="prompt",
-            )
+            raise ContextTooLong(too_long(size, limit), param="prompt")
         if size == 0:
             raise InvalidRequest("the prompt before an output is empty: add text", param="prompt")
         return payload

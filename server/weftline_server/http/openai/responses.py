@@ -13,7 +13,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from weftline.contract.errors import InvalidRequest, Overloaded, WeftlineError
+from weftline.contract.errors import (
+    ContextTooLong,
+    InvalidRequest,
+    Overloaded,
+    WeftlineError,
+)
 from weftline_engine.api import FinishReason
 from weftline_server.http.direct import Direct
 from weftline_server.http.event_stream import EventStream, sse
@@ -95,7 +100,9 @@ async def _events(running: Running, made: Made) -> AsyncGenerator[bytes, None]:
 def _error(error: WeftlineError) -> dict[str, Any]:
     """The error with one of the few codes of OpenAI's API, and with our own type beside it."""
     code = "server_error"
-    if isinstance(error, InvalidRequest):
+    if isinstance(error, ContextTooLong):
+        code = "context_length_exceeded"  # no code of this API, but clients look for it
+    elif isinstance(error, InvalidRequest):
         code = "invalid_prompt"
     elif isinstance(error, Overloaded):
         code = "rate_limit_exceeded"
