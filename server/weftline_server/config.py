@@ -67,6 +67,7 @@ class ServerConfig:
     max_requests: int = 4096  # of a tenant that are under way; a waiting get is one
     price: dict[str, Price] = field(default_factory=dict)  # of a million tokens, by model
     otlp: str = ""  # URL of a collector of OpenTelemetry that takes OTLP over HTTP
+    refuse_hosted_tools: bool = False  # of responses, such as web_search; else they are left out
     log_prompts: bool = False  # the log lines of calls contain their prompts and outputs
     sessions: JournalStoreConfig = field(default_factory=JournalStoreConfig)  # on disk
     cluster: LeaseConfig = field(default_factory=LeaseConfig)  # of servers with one store

@@ -72,7 +72,7 @@ async def test_a_summary_that_overflows_is_made_of_less(make: Make) -> None:
         llm, trigger=("messages", 3), keep=("messages", 1), trim_tokens_to_summarize=None,
         summary_prompt="Context Extraction Assistant: {messages}",
     )  # fmt: skip
-    agent = create_agent(llm, [], middleware=[summary])
+    agent: Any = create_agent(llm, [], middleware=[summary])
     said = [HumanMessage("word " * 250), AIMessage("word " * 250), HumanMessage("Which?")]
     state = await agent.ainvoke({"messages": said})
     first, *_, last = state["messages"]

@@ -73,6 +73,7 @@ LEAST: dict[str, dict[str, Any]] = {
     "Mean": {"parts": [{"var": "a"}]},
     "Merge": READS,
     "Message": {"role": "user"},
+    "NamespaceTool": {"type": "namespace", "name": "g", "tools": []},
     "NamedFunction": {"name": "f"},
     "NamedTool": TOOL,
     "OtherPart": {"type": "image"},

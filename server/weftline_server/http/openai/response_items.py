@@ -17,10 +17,10 @@ from pydantic import Discriminator, Tag
 
 from weftline.contract.bodies import LooseBody
 from weftline.contract.errors import InvalidRequest
-from weftline.contract.tools import CalledFunction, Tool, ToolCall
+from weftline.contract.tools import CalledFunction, ToolCall
 from weftline_server.http.openai.content import Content, text_of
 from weftline_server.http.openai.requests import ChatMessage
-from weftline_server.http.openai.tool_types import AnyResponseTool, offered, type_of
+from weftline_server.http.openai.tool_types import AnyResponseTool, Offer, grouped, type_of
 
 PASSED_OVER = frozenset({"reasoning", "mcp_list_tools"})
 _INSTEAD: Mapping[str, str] = MappingProxyType(
@@ -50,11 +50,13 @@ class InputCall(LooseBody):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str = "{}"
 
     def called(self) -> ToolCall:
         """The same call of a chat."""
-        function = CalledFunction(name=self.name, arguments=self.arguments)
+        name = grouped(self.namespace, self.name)
+        function = CalledFunction(name=name, arguments=self.arguments)
         return ToolCall(id=self.call_id, function=function)
 
 
@@ -111,10 +113,10 @@ InputItem = Annotated[
 
 @dataclass(slots=True)
 class Conversation:
-    """What the items of an input say: the messages of a chat, and tools that they add."""
+    """What the items of an input say: the messages of a chat, and tools that they `offer`."""
 
+    offer: Offer
     messages: list[ChatMessage] = field(default_factory=list)
-    tools: list[Tool] = field(default_factory=list)
 
     def read(self, items: Iterable[InputItem]) -> None:
         """Take all items. Raises InvalidRequest, naming the item, for one that is not served."""
@@ -129,7 +131,7 @@ class Conversation:
                     calls = []
                     self.messages.append(_message(item, where))
                 case AddedTools():
-                    self.tools += offered(item.tools, f"{where}.tools")
+                    self.offer.read(item.tools, f"{where}.tools")
                 case OtherItem() if item.type not in PASSED_OVER:
                     raise _refusal(item, where)
         self._called(calls)

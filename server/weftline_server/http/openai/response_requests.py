@@ -21,9 +21,9 @@ from weftline_server.http.openai.requests import (
 from weftline_server.http.openai.response_items import Conversation, InputItem
 from weftline_server.http.openai.tool_types import (
     AnyResponseTool,
+    Offer,
     ResponseChoice,
     chosen,
-    offered,
 )
 
 
@@ -66,8 +66,9 @@ class ResponsesRequest(SamplingFields):
     stream: bool = False
     weftline: Provenance | None = None
 
-    def chat(self) -> ChatRequest:
-        """The request as a chat request. Raises InvalidRequest for two forms of the text."""
+    def chat(self, offer: Offer) -> ChatRequest:
+        """The request as a chat request, whose tools `offer` takes. Raises InvalidRequest for two
+        forms of the text."""
         shared = {one.name: getattr(self, one.name) for one in fields(SamplingFields)}
         if self.text is not None and self.text.format is not None:
             if self.response_format is not None:
@@ -76,11 +77,11 @@ class ResponsesRequest(SamplingFields):
                     param="response_format",
                 )
             shared["response_format"] = self.text.format.of_chat()
-        said = self._conversation()
+        offer.read(self.tools or (), "tools")
+        said = self._conversation(offer)
         if not said.messages:
             raise InvalidRequest("input must have a message", param="input")
-        tools = (*offered(self.tools or (), "tools"), *said.tools)
-        tools, choice = chosen(self.tool_choice, tools)
+        tools, choice = chosen(self.tool_choice, tuple(offer.tools))
         return ChatRequest(
             **shared,
             messages=tuple(said.messages),
@@ -93,8 +94,8 @@ class ResponsesRequest(SamplingFields):
             weftline=self.weftline,
         )
 
-    def _conversation(self) -> Conversation:
-        found = Conversation()
+    def _conversation(self, offer: Offer) -> Conversation:
+        found = Conversation(offer)
         if self.instructions is not None:
             found.messages.append(ChatMessage(role="system", content=self.instructions))
         if isinstance(self.input, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -27,7 +28,8 @@ from weftline_server.http.openai.replies import CHAT
 from weftline_server.http.openai.response_requests import ResponsesRequest
 from weftline_server.http.openai.submission import Running, start
 from weftline_server.http.openai.surface import OpenAIRoute, check
-from weftline_server.http.state import asking
+from weftline_server.http.openai.tool_types import Offer, OtherTool
+from weftline_server.http.state import asking, state_of
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.prompt.answer import deltas_of
 from weftline_server.prompt.tool_parser import Arguments, Called, Said, Thought, Unfinished
@@ -35,6 +37,9 @@ from weftline_server.prompt.tool_parser import Arguments, Called, Said, Thought,
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=Direct)
 
 Event = dict[str, Any]
+
+LEFT_OUT = "Weftline-Left-Out"  # the header with the types of tools that were left out
+log = logging.getLogger(__name__)
 
 
 @router.post(
@@ -46,25 +51,37 @@ async def respond(request: Request) -> Response:
     """One response: text, or calls of the tools that the request offers."""
     service, tenant = asking(request)
     body = await read(request, ResponsesRequest, partial(check, OpenAIRoute.RESPONSES))
-    chat = body.chat()
+    offer = Offer(refuses=state_of(request.app).config.refuse_hosted_tools)
+    chat = body.chat(offer)
     if chat.weftline is not None and chat.weftline.run_tools:
         raise InvalidRequest("run_tools goes with chat completions", param="weftline")
     running = await start(request, service, tenant, chat, CHAT)
-    made = Made.new(running.reply.model, body)
+    made = Made.new(running.reply.model, body, offer)
+    headers = _left_out(offer)
     if body.stream:
-        return EventStream(_events(running, made))
+        return EventStream(_events(running, made), headers)
     try:
         [choice] = choices_of(running)
         whole = await or_disconnect(request, choice.whole())
         running.runs.responded(running.session)
         for event in (*made.read(deltas_of(whole["message"])), *made.end()):
             assert event, "the response is built of its events"
-        return JSONResponse(made.ended(whole["finish_reason"], running.usage(running.tasks)))
+        ended = made.ended(whole["finish_reason"], running.usage(running.tasks))
+        return JSONResponse(ended, headers=headers)
     except WeftlineError as error:
         chat.name_field(error)
         raise
     finally:
         running.end()
+
+
+def _left_out(offer: Offer) -> dict[str, str]:
+    """The header that names tools which the model was not told of. The log names them, too."""
+    if not offer.left_out:
+        return {}
+    types = ", ".join(one for one in dict.fromkeys(offer.left_out) if one.isidentifier())
+    log.info("a response leaves out tools that OpenAI runs: %s", types)
+    return {LEFT_OUT: types}
 
 
 async def _events(running: Running, made: Made) -> AsyncGenerator[bytes, None]:
@@ -163,11 +180,12 @@ class Made:
     """The response as it grows. The same events build a whole one and a streamed one."""
 
     head: dict[str, Any]
+    groups: Mapping[str, tuple[str, str]]
     items: list[_Item] = field(default_factory=list)
     open: _Item | None = None
 
     @staticmethod
-    def new(model: str, body: ResponsesRequest) -> Made:
+    def new(model: str, body: ResponsesRequest, offer: Offer) -> Made:
         """A response of which nothing was generated."""
         head = {
             "id": f"resp_{uuid.uuid4().hex}",
@@ -180,10 +198,10 @@ class Made:
             "top_p": body.top_p,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "tool_choice": _plain(body.tool_choice or "auto"),
-            "tools": [_plain(tool) for tool in body.tools or ()],
+            "tools": [_plain(one) for one in body.tools or () if not isinstance(one, OtherTool)],
             "metadata": {},
         }
-        return Made(head)
+        return Made(head, offer.groups)
 
     def body(self, status: str = "in_progress") -> dict[str, Any]:
         """The response as it stands."""
@@ -226,7 +244,9 @@ class Made:
                 case Thought(text):
                     yield from self._text(_Form.THOUGHTS, text, summary=[])
                 case Called(_, id, name):
-                    yield from self._begin(_Form.CALL, call_id=id, name=name, arguments="")
+                    group, name = self.groups.get(name, (None, name))
+                    space = {} if group is None else {"namespace": group}
+                    yield from self._begin(_Form.CALL, call_id=id, name=name, **space, arguments="")
                 case Arguments(_, text):
                     yield self._grow(text)
                 case Unfinished() if self.open is not None:

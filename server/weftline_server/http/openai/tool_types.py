@@ -1,12 +1,13 @@
 """The tools of OpenAI's chats and responses, and the choice among them. Only functions are served.
 
-A tool of another type is a 400 that names its place and its type.
+A tool that OpenAI runs is left out of a response's tools, unless the server refuses such tools. A
+tool of another type is a 400 that names its place and its type.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import Discriminator, Tag
@@ -53,6 +54,32 @@ class ChosenTool(LooseBody):
 
     type: Literal["function"]
     name: str
+    namespace: str | None = None
+
+    @property
+    def whole_name(self) -> str:
+        """The name under which the model knows the function."""
+        return grouped(self.namespace, self.name)
+
+
+# Types that OpenAI runs; dated ones begin with them. A client that offers one can do without it.
+HOSTED = (
+    "code_interpreter",
+    "computer",
+    "file_search",
+    "image_generation",
+    "mcp",
+    "programmatic_tool_calling",
+    "tool_search",
+    "web_search",
+)
+
+
+def grouped(namespace: str | None, name: str) -> str:
+    """The name under which the model knows a function of a group."""
+    if namespace is None:
+        return name
+    return f"{namespace.removesuffix('__')}__{name}"
 
 
 def type_of(value: Any) -> Any:
@@ -64,14 +91,34 @@ def _response_tool(value: Any) -> str:
     return "Function" if type_of(value) == "function" else "Other"
 
 
+def _any_response_tool(value: Any) -> str:
+    return "Namespace" if type_of(value) == "namespace" else _response_tool(value)
+
+
 def _chat_tool(value: Any) -> str:
     """Chats may leave out the type of a function."""
     return "Function" if type_of(value) in (None, "function") else "Other"
 
 
 Other = Annotated[OtherTool, Tag("Other")]
-AnyResponseTool = Annotated[
+_Grouped = Annotated[
     Annotated[ResponseTool, Tag("Function")] | Other, Discriminator(_response_tool)
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamespaceTool(LooseBody):
+    """A group of functions. The model knows each by the names of the group and of the function."""
+
+    type: Literal["namespace"]
+    name: str
+    description: str | None = None
+    tools: tuple[_Grouped, ...]
+
+
+AnyResponseTool = Annotated[
+    Annotated[ResponseTool, Tag("Function")] | Annotated[NamespaceTool, Tag("Namespace")] | Other,
+    Discriminator(_any_response_tool),
 ]
 AnyChatTool = Annotated[Annotated[Tool, Tag("Function")] | Other, Discriminator(_chat_tool)]
 AnyChosen = Annotated[Annotated[ChosenTool, Tag("Function")] | Other, Discriminator(_response_tool)]
@@ -131,14 +178,54 @@ ChatChoice = Annotated[
 ]
 
 
-def offered(tools: Iterable[ResponseTool | Tool | OtherTool], where: str) -> tuple[Tool, ...]:
-    """The same tools of a chat. Raises InvalidRequest for the first that is no function."""
+def offered(tools: Iterable[Tool | OtherTool], where: str) -> tuple[Tool, ...]:
+    """The functions of a chat. Raises InvalidRequest for the first tool that is none."""
     found: list[Tool] = []
     for index, tool in enumerate(tools):
         if isinstance(tool, OtherTool):
             _refuse(tool, f"{where}.{index}")
-        found.append(tool.tool() if isinstance(tool, ResponseTool) else tool)
+        found.append(tool)
     return tuple(found)
+
+
+@dataclass(slots=True)
+class Offer:
+    """The tools of a response as functions of a chat.
+
+    `groups` are the namespace and the own name of each function of a group, by its whole name.
+    `left_out` are the types of hosted tools, unless the server `refuses` them.
+    """
+
+    refuses: bool = False
+    tools: list[Tool] = field(default_factory=list)
+    groups: dict[str, tuple[str, str]] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+    def read(self, tools: Iterable[ResponseTool | NamespaceTool | OtherTool], where: str) -> None:
+        """Take more tools. Raises InvalidRequest for the first that is not served."""
+        for index, tool in enumerate(tools):
+            place = f"{where}.{index}"
+            match tool:
+                case ResponseTool():
+                    self.tools.append(tool.tool())
+                case NamespaceTool():
+                    self._group(tool, place)
+                case OtherTool() if tool.type.startswith(HOSTED) and not self.refuses:
+                    self.left_out.append(tool.type)
+                case OtherTool():
+                    _refuse(tool, place)
+
+    def _group(self, group: NamespaceTool, where: str) -> None:
+        """What the group is for stands in the description of its first function."""
+        about = f"{group.description}\n" if group.description else ""
+        for index, tool in enumerate(group.tools):
+            if isinstance(tool, OtherTool):
+                _refuse(tool, f"{where}.tools.{index}")
+            name = grouped(group.name, tool.name)
+            says = f"{about}{tool.description or ''}".strip() or None
+            self.groups[name] = (group.name, tool.name)
+            self.tools.append(replace(tool, name=name, description=says).tool())
+            about = ""
 
 
 def chosen(
@@ -147,7 +234,7 @@ def chosen(
     """The tools that may be called, and the choice of a call. Raises InvalidRequest."""
     match choice:
         case ChosenTool():
-            return tools, NamedTool(function=NamedFunction(name=choice.name))
+            return tools, NamedTool(function=NamedFunction(name=choice.whole_name))
         case OtherTool():
             _refuse(choice, "tool_choice")
         case AllowedTools():
@@ -166,7 +253,7 @@ def _allowed(
     for index, one in enumerate(names):
         if isinstance(one, OtherTool):
             _refuse(one, f"{where}.{index}")
-        wanted.add(one.name if isinstance(one, ChosenTool) else one.function.name)
+        wanted.add(one.whole_name if isinstance(one, ChosenTool) else one.function.name)
     allowed = tuple(tool for tool in tools if tool.function.name in wanted)
     for name in sorted(wanted - {tool.function.name for tool in allowed}):
         raise InvalidRequest(

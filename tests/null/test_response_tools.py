@@ -1,0 +1,129 @@
+"""Tools of /v1/responses that are no plain functions: groups of functions, and what OpenAI runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from tests.null.asgi import Serve, Server
+from tests.null.test_openai_tools import FUNCTION
+from weftline_engine.pretend.null import NullConfig, NullMode
+from weftline_server.config import ServerConfig
+
+GROUP = {
+    "type": "namespace",
+    "name": "mcp__sky__",
+    "description": "About the sky.",
+    "tools": [FUNCTION, {"type": "function", "name": "moon"}],
+}
+CALL = '<tool_call>\n{"name": "mcp__sky__moon", "arguments": {}}\n</tool_call>'
+SAYS = NullConfig(mode=NullMode.SCRIPT, script=(("<tool_response>", "Full."), ("", CALL)))
+
+
+async def respond(server: Server, **more: Any) -> dict[str, Any]:
+    answer = await server.http.post("/v1/responses", json={"input": "Tonight?", **more})
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+async def test_a_group_is_its_functions(serve: Serve) -> None:
+    """The model is told of each by the names of the group and of the function."""
+    made = await respond(await serve(), tools=[GROUP])
+    [tools] = [line for line in made["output"][0]["content"] if line["type"] == "output_text"]
+    first, second = (
+        json.loads(line)["function"]
+        for line in tools["text"].splitlines()
+        if line.startswith('{"type": "function"')
+    )
+    assert first["name"] == "mcp__sky__get_weather"
+    assert first["description"] == "About the sky.\nThe weather of a city."
+    assert second["name"] == "mcp__sky__moon" and "description" not in second
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_of_a_group_names_both(serve: Serve, stream: bool) -> None:
+    """The client finds the group in `namespace`, and the function's own name in `name`."""
+    server = await serve(SAYS)
+    body = {"input": "Tonight?", "tools": [GROUP], "stream": stream}
+    answer = await server.http.post("/v1/responses", json=body)
+    made: Any = None if stream else answer.json()
+    if stream:
+        data = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+        made = json.loads(data[-1])["response"]
+    [call] = made["output"]
+    assert (call["namespace"], call["name"]) == ("mcp__sky__", "moon")
+    history = [{"role": "user", "content": "Tonight?"}, call]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "full"}
+    again = await respond(server, input=[*history, result], tools=[GROUP])
+    assert again["output"][0]["content"][0]["text"] == "Full."
+
+
+async def test_the_history_of_a_group_names_what_the_model_called(serve: Serve) -> None:
+    """So the model reads its own call."""
+    call = {"type": "function_call", "call_id": "c", "namespace": "mcp__sky__", "name": "moon"}
+    made = await respond(await serve(), input=[{"role": "user", "content": "Tonight?"}, call])
+    assert CALL in made["output"][0]["content"][0]["text"]
+
+
+async def test_a_function_of_a_group_is_chosen(serve: Serve) -> None:
+    """By both names, alone or among those that are allowed."""
+    server = await serve(SAYS)
+    choice = {"type": "function", "namespace": "mcp__sky__", "name": "moon"}
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [choice]}
+    for one in (choice, allowed):
+        [call] = (await respond(server, tools=[GROUP], tool_choice=one))["output"]
+        assert call["name"] == "moon"
+
+
+HOSTED: list[dict[str, Any]] = [
+    {"type": "web_search"},
+    {"type": "mcp", "server_label": "docs", "server_url": "http://there"},
+    {"type": "web_search_preview_2025_03_11"},
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tools_that_openai_runs_are_left_out(
+    serve: Serve, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The prompt is that without them. A header and the log name them, and the response shows the
+    tools that it has."""
+    server = await serve()
+    caplog.set_level(logging.INFO)
+    body = {"input": "Tonight?", "tools": [HOSTED[0], FUNCTION, *HOSTED], "stream": stream}
+    answer = await server.http.post("/v1/responses", json=body)
+    types = "web_search, mcp, web_search_preview_2025_03_11"
+    assert answer.headers["Weftline-Left-Out"] == types
+    assert f"a response leaves out tools that OpenAI runs: {types}" in caplog.messages
+    if not stream:
+        assert [one["type"] for one in answer.json()["tools"]] == ["function"]
+        plain = await respond(server, tools=[FUNCTION])
+        assert answer.json()["output"][0]["content"] == plain["output"][0]["content"]
+    none = await server.http.post("/v1/responses", json={**body, "tools": [FUNCTION]})
+    assert "Weftline-Left-Out" not in none.headers
+
+
+async def test_a_switch_refuses_them(serve: Serve) -> None:
+    """So a client cannot believe that the model may search."""
+    server = await serve(NullConfig(), ServerConfig(refuse_hosted_tools=True))
+    for tool in HOSTED:
+        body = {"input": "Tonight?", "tools": [FUNCTION, tool]}
+        answer = await server.http.post("/v1/responses", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools.1")
+
+
+async def test_a_tool_that_openai_runs_is_not_chosen(serve: Serve) -> None:
+    """A client that insists on it is told that it is not served."""
+    body = {"input": "x", "tools": [FUNCTION, HOSTED[0]], "tool_choice": HOSTED[0]}
+    answer = await (await serve()).http.post("/v1/responses", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")
+
+
+async def test_another_tool_in_a_group_is_refused(serve: Serve) -> None:
+    """A tool without a schema cannot be told to the model. The place is named."""
+    group = {**GROUP, "tools": [FUNCTION, {"type": "custom", "name": "x"}]}
+    answer = await (await serve()).http.post("/v1/responses", json={"input": "x", "tools": [group]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools.0.tools.1")
