@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from tests.null.asgi import Serve, call
+from weftline.contract.protocol import Sampling
+from weftline.errors import InvalidRequest
 from weftline_engine.pretend.null import NullConfig
 from weftline_server.config import ServerConfig
 
@@ -309,3 +311,10 @@ async def test_how_a_key_is_sent(header: str, says: str | None, serve: Serve) ->
     assert answer.status_code == (200 if says is None else 401)
     if says is not None:
         assert answer.json()["error"]["message"] == says
+
+
+@pytest.mark.parametrize("name", ["temperature", "max_tokens", "top_p", "top_k", "seed"])
+def test_a_parameter_that_is_no_number_is_named(name: str) -> None:
+    """A program that makes a Sampling gets the error of a request, and no TypeError of ours."""
+    with pytest.raises(InvalidRequest, match=f"{name} must be a number, got 'warm'"):
+        Sampling(**{name: "warm"})  # type: ignore[arg-type]

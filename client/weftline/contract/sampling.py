@@ -65,6 +65,7 @@ class Sampling(StrictBody):
     constraint: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        _check_numbers(self)
         for name, (least, most) in _RANGES.items():
             value = getattr(self, name)
             if value is None:
@@ -112,6 +113,15 @@ _RANGES: dict[str, tuple[float, float]] = {
     "repetition_penalty": (0.01, 100),
     "logprobs": (0, MAX_LOGPROBS),
 }
+
+
+def _check_numbers(sampling: Sampling) -> None:
+    """Raise InvalidRequest for the first field that must be a number and is none."""
+    for name in (*_RANGES, "seed"):
+        value = getattr(sampling, name)
+        if not isinstance(value, int | float | None):
+            got = str(value)[:40]
+            raise InvalidRequest(f"{name} must be a number, got {got!r}", param=name)
 
 
 def _shown(value: float) -> str:
