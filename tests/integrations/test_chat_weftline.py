@@ -132,6 +132,33 @@ async def test_astream(llm: Any) -> None:
     assert "".join([chunk.content async for chunk in llm.astream(QUESTION)]) == ECHO
 
 
+def which_river(name: str) -> str:
+    """Look a river up."""
+    return name
+
+
+@pytest.mark.parametrize("streams", [{"streaming": True}, {"stream": True}], ids=str)
+async def test_an_answer_that_is_not_to_be_streamed(
+    streams: dict[str, bool], echo_url: str
+) -> None:
+    """`disable_streaming` holds for a model or a call that asks for streams, as LangChain's
+    documentation says: always, or where tools are bound.
+    """
+    own = {name: wanted for name, wanted in streams.items() if name == "streaming"}
+    asked = {name: wanted for name, wanted in streams.items() if name == "stream"}
+    with recorded(echo_url) as passed:
+        for disabled in ("tool_calling", True):
+            llm = ChatWeftline(base_url=passed.url, disable_streaming=disabled, **own)
+            with_tools = llm.bind_tools([which_river])
+            for model in (with_tools, llm):
+                assert model.invoke(QUESTION, **asked).text.startswith("system: ")
+                assert (await model.ainvoke(QUESTION, **asked)).text.startswith("system: ")
+            [whole] = with_tools.stream(QUESTION, **asked)
+            assert whole.text.startswith("system: ")
+        sent = [body["stream"] for body in passed.bodies("/v1/chat/completions")]
+    assert sent == [False, False, True, True, False] + [False] * 5
+
+
 async def test_batches_keep_their_order(llm: Any) -> None:
     """Answers are in the order of their questions."""
     prompts = [f"number {n}" for n in range(20)]

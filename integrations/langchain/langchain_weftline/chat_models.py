@@ -54,6 +54,8 @@ _SYNC = frozenset({"http_socket_options", "http_client", "client", "root_client"
 _ASYNC = frozenset(
     {"http_socket_options", "http_async_client", "async_client", "root_async_client"}
 )
+# Without this option, ChatOpenAI asks for a stream where `streaming` is set, and cannot read it.
+_WHOLE = {"stream": False}
 # Closing a session waits no longer than this, because an unused session expires in the server.
 DELETE_TIMEOUT_S = 2.0
 
@@ -224,6 +226,7 @@ class ChatWeftline(DescribedChat):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
+        kwargs |= _WHOLE
         taken = take(self, messages, {"stop": stop, **kwargs}, run_manager)
         if taken is not None and (answer := taken.answer()) is not None:
             return self._create_chat_result(answer)
@@ -247,6 +250,7 @@ class ChatWeftline(DescribedChat):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
+        kwargs |= _WHOLE
         taken = take(self, messages, {"stop": stop, **kwargs}, run_manager)
         if taken is not None and (answer := await taken.aanswer()) is not None:
             return self._create_chat_result(answer)
