@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Callable
 from functools import reduce
 from operator import add, itemgetter
-from typing import Any
+from typing import Any, assert_type
 
 import httpx2
 import openai
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.exceptions import OutputParserException
+from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import (
@@ -23,7 +24,7 @@ from langchain_core.runnables import (
     RunnablePassthrough,
 )
 
-from langchain_weftline import ChatWeftline, accelerate, compile_chain
+from langchain_weftline import AcceleratedChain, ChatWeftline, accelerate, compile_chain
 from tests.integrations import test_compile_chain, test_compile_client_steps
 from tests.integrations.conftest import StartServer, served
 from tests.integrations.provenance import CHAT, plain
@@ -82,6 +83,19 @@ async def test_every_way_to_run(echo_url: str) -> None:
         assert done == [(0, expected)]
         assert all_ahead(passed)
         assert len(passed.bodies(SUBMIT)) == 5
+
+
+def test_an_accelerated_chain_has_the_types_of_the_chain(llm: ChatWeftline) -> None:
+    """A type checker knows what an accelerated chain takes and gives."""
+    lengths: Runnable[str, int] = RunnableLambda(len)
+    made = accelerate(lengths)
+    assert_type(made, AcceleratedChain[str, int])
+    assert_type(made.invoke("soup"), int)
+    assert_type(made.batch(["soup"]), list[int])
+    assert_type(accelerate(llm).invoke("soup"), AIMessage)
+    assert_type(accelerate(lengths, on_graph=print).invoke("soup"), int)
+    assert_type(list(made.batch_as_completed(["soup"])), list[tuple[int, int]])
+    assert made.invoke("soup") == 4
 
 
 CHAINS = [*test_compile_chain.ONE, *test_compile_client_steps.ALL]

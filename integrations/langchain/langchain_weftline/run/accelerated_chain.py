@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
@@ -29,8 +29,8 @@ from weftline.sdk.http import OnGraph
 if TYPE_CHECKING:
     from langgraph.pregel import Pregel
 
-Input = Any
-Output = Any
+Input = TypeVar("Input")
+Output = TypeVar("Output")
 Config = RunnableConfig
 Graph = TypeVar("Graph", bound="Pregel[Any, Any, Any, Any]")
 
@@ -43,8 +43,8 @@ def accelerate(  # type: ignore[overload-overlap] # a graph is a Runnable, too
 
 @overload
 def accelerate(
-    chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None
-) -> AcceleratedChain: ...
+    chain: Runnable[Input, Output], *, on_graph: OnGraph | None = None
+) -> AcceleratedChain[Input, Output]: ...
 
 
 def accelerate(chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None) -> Runnable[Any, Any]:
@@ -147,6 +147,26 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
                 inputs, begun, return_exceptions=return_exceptions, **kwargs
             )
 
+    @overload
+    def batch_as_completed(
+        self,
+        inputs: Sequence[Input],
+        config: Config | Sequence[Config] | None = None,
+        *,
+        return_exceptions: Literal[False] = ...,
+        **kwargs: Any,
+    ) -> Iterator[tuple[int, Output]]: ...
+
+    @overload
+    def batch_as_completed(
+        self,
+        inputs: Sequence[Input],
+        config: Config | Sequence[Config] | None = None,
+        *,
+        return_exceptions: Literal[True],
+        **kwargs: Any,
+    ) -> Iterator[tuple[int, Output | Exception]]: ...
+
     def batch_as_completed(
         self,
         inputs: Sequence[Input],
@@ -155,6 +175,26 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
     ) -> Iterator[tuple[int, Output | Exception]]:
         with self._all_begun(inputs, config, kwargs) as begun:
             yield from self.bound.batch_as_completed(inputs, begun, **kwargs)
+
+    @overload
+    def abatch_as_completed(
+        self,
+        inputs: Sequence[Input],
+        config: Config | Sequence[Config] | None = None,
+        *,
+        return_exceptions: Literal[False] = ...,
+        **kwargs: Any,
+    ) -> AsyncIterator[tuple[int, Output]]: ...
+
+    @overload
+    def abatch_as_completed(
+        self,
+        inputs: Sequence[Input],
+        config: Config | Sequence[Config] | None = None,
+        *,
+        return_exceptions: Literal[True],
+        **kwargs: Any,
+    ) -> AsyncIterator[tuple[int, Output | Exception]]: ...
 
     async def abatch_as_completed(
         self,

@@ -136,7 +136,7 @@ class CompiledChain(Runnable[Input, Output]):
         return self._accelerated.astream_events(input, config, **kwargs)
 
     @property
-    def _accelerated(self) -> AcceleratedChain:
+    def _accelerated(self) -> AcceleratedChain[Any, Any]:
         return AcceleratedChain(bound=self.chain, on_graph=self._on_graph)
 
     @cached_property
