@@ -28,7 +28,7 @@ LONGEST = (
     "benchmarks/test_runs.py",
     "e2e/test_pull.py",
     "integrations/test_docs_llamaindex.py",
-    "integrations/test_compile_parsers.py",
+    "integrations/test_ahead_parsers.py",
 )
 
 

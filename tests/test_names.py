@@ -51,7 +51,7 @@ NOUNS = frozenset(
 )
 # Participles without a regular ending, and adverbs.
 _WORDS = """
-again ahead anew apart aside away beside chosen drawn early elsewhere found given gone held here
+again anew apart aside away beside chosen drawn early elsewhere found given gone held here
 inside kept known late left lost made now once outside quiet seen sent shown soon taken then there
 thrown together told twice upward written
 """

@@ -278,8 +278,8 @@ def test_the_class_check_finds_what_is_too_large() -> None:
 
 
 def test_methods_that_a_framework_asks_for_do_not_count() -> None:
-    """A compiled chain has LangChain's methods of every runnable, and a few of its own."""
-    found = forced("langchain_weftline.run.compiled_chain", "CompiledChain")
+    """An accelerated chain has LangChain's methods of every runnable, and a few of its own."""
+    found = forced("langchain_weftline.ahead.accelerated_chain", "AcceleratedChain")
     assert {"invoke", "astream"} <= found and "explain" not in found
 
 

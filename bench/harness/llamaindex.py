@@ -29,7 +29,7 @@ def synthesizer(stage: Stage, mode: str, tokens: int, helper: PromptHelper) -> B
         max_tokens=tokens,
         context_window=helper.context_window,
         additional_kwargs={"ignore_eos": True},
-        ahead=stage.way in (Way.ACCELERATED, Way.COMPILED),
+        ahead=stage.way is Way.ACCELERATED,
         provenance=stage.way in (Way.CHAT_WEFTLINE, Way.ACCELERATED),
     )
     options: dict[str, Any] = {
@@ -38,7 +38,7 @@ def synthesizer(stage: Stage, mode: str, tokens: int, helper: PromptHelper) -> B
         "prompt_helper": helper,
         "callback_manager": watched,
     }
-    if stage.way is Way.COMPILED:
+    if stage.way is Way.ACCELERATED:
         return WeftlineSynthesizer(**options)
     return get_response_synthesizer(**options)
 

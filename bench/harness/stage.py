@@ -68,7 +68,7 @@ class App:
 class Stage:
     """One system during one run of a workload.
 
-    `compiled(chain)` prepares a chain as the system's user would; some systems leave it unchanged.
+    `prepared(chain)` prepares a chain as the system's user would; some systems leave it unchanged.
     `app(kind)` surrounds one execution of an application and counts its failure instead of raising.
     """
 
@@ -85,24 +85,24 @@ class Stage:
         self.prompts: list[str] = []  # of the calls that LangChain makes itself
         self._began = time.perf_counter()
 
-    def llm(self, tokens: int, *, compiled: bool = True) -> BaseChatModel:
+    def llm(self, tokens: int, *, accelerated: bool = True) -> BaseChatModel:
         """A greedy chat model that answers exactly `tokens` tokens.
 
-        Its calls are recorded by a callback, unless it is for a chain that this system compiles.
-        There the server's graph tells of them, and a callback would make the values travel.
+        Its calls are recorded by a callback, unless it is for a chain that this system accelerates.
+        There the server's graph tells of them.
         """
         model = self._system.llm(self.url, tokens)
-        if not compiled or self.way is not Way.COMPILED:
+        if not accelerated or self.way is not Way.ACCELERATED:
             model.callbacks = [_Watch(self.now, self.prompts)]
         return model
 
     def asker(self, prompt: ChatPromptTemplate, tokens: int) -> Ask:
         """Ask with a prompt for answers of `tokens` tokens, by a chain of one call."""
-        return self.compiled(prompt | self.llm(tokens) | StrOutputParser()).ainvoke
+        return self.prepared(prompt | self.llm(tokens) | StrOutputParser()).ainvoke
 
-    def compiled(self, chain: Runnable[Any, Any]) -> Runnable[Any, Any]:
+    def prepared(self, chain: Runnable[Any, Any]) -> Runnable[Any, Any]:
         """The chain as a user of this system runs it."""
-        return self._system.compile(chain, self.take_graph)
+        return self._system.prepared(chain, self.take_graph)
 
     @asynccontextmanager
     async def app(self, kind: str) -> AsyncIterator[App]:

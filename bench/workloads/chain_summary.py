@@ -81,7 +81,7 @@ async def run(stage: Stage, point: Point) -> None:
     """Summarise one document."""
     texts = chunks(stage, stage.seed)
     llm = stage.llm(stage.scale.tokens(point.values["output"]))
-    chain = stage.compiled(refine_chain(llm, len(texts), ORDERS[point.values["order"]]))
+    chain = stage.prepared(refine_chain(llm, len(texts), ORDERS[point.values["order"]]))
     async with stage.app("chain") as app:
         app.result = await chain.ainvoke({"chunks": texts})
 

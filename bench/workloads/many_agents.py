@@ -111,7 +111,7 @@ async def graph_agent(
 
 async def run(stage: Stage, point: Point) -> None:
     """Start all agents at once, each a LangGraph with its own context and pauses."""
-    llm = stage.llm(stage.scale.tokens(OUTPUT), compiled=False)
+    llm = stage.llm(stage.scale.tokens(OUTPUT), accelerated=False)
     turns = turns_of(stage.scale)
 
     async def one(number: int) -> None:

@@ -29,7 +29,7 @@ async def run(stage: Stage, point: Point) -> None:
 
     async def one(number: int) -> None:
         texts = chunks(stage, f"{stage.seed} {number}")
-        chain = stage.compiled(refine_chain(llm, len(texts)))
+        chain = stage.prepared(refine_chain(llm, len(texts)))
         async with stage.app("chain") as app:
             app.result = await chain.ainvoke({"chunks": texts})
 

@@ -52,7 +52,7 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
 async def run(stage: Stage, point: Point) -> None:
     """Summarise one document."""
     llm = stage.llm(stage.scale.tokens(point.values["output"]))
-    chain = stage.compiled(map_reduce_chain(llm))
+    chain = stage.prepared(map_reduce_chain(llm))
     texts = documents(stage, stage.seed)
     async with stage.app("map-reduce") as app:
         app.result = await chain.ainvoke(texts)

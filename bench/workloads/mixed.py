@@ -30,7 +30,7 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
 async def run(stage: Stage, point: Point) -> None:
     """Chats arrive at random, summaries in groups."""
     llm = stage.llm(stage.scale.tokens(PAPER["output_tokens"]))
-    chain = stage.compiled(map_reduce_chain(llm))
+    chain = stage.prepared(map_reduce_chain(llm))
 
     async def summary(number: int) -> None:
         texts = documents(stage, f"{stage.seed} {number}")

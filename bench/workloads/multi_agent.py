@@ -68,7 +68,7 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
 async def run(stage: Stage, point: Point) -> None:
     """Write one program."""
     cycles = stage.scale.items(PAPER["review_revise_cycles"], least=1)
-    chain = stage.compiled(team(stage, point.values["files"], cycles))
+    chain = stage.prepared(team(stage, point.values["files"], cycles))
     task = stage.texts.document(f"task {stage.seed}", stage.scale.tokens(LENGTHS * 2000))
     async with stage.app("program") as app:
         app.result = str(await chain.ainvoke({"task": task}))

@@ -135,7 +135,7 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
 
 async def run(stage: Stage, point: Point) -> None:
     """Start all agents at once, each a LangGraph."""
-    llm = stage.llm(stage.scale.tokens(OUTPUT) + CALL, compiled=False)
+    llm = stage.llm(stage.scale.tokens(OUTPUT) + CALL, accelerated=False)
 
     async def one(number: int) -> None:
         agent = drawn(stage, number)

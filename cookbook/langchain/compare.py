@@ -1,12 +1,11 @@
-"""The harness that the recipes share: runs one program in four ways, and prints what changed.
+"""The harness that the recipes share: runs one program in three ways, and prints what changed.
 
 A recipe has `build(llm, tier)`, which returns a function without arguments that runs the program
 and returns its text. The recipe applies `tier` to each of its chains:
 
-    T0  ChatWeftline as any chat model: rendered messages
-    T1  the same program; the server is told templates, values and edges
-    T2  accelerate(chain): the calls are sent ahead, LangChain runs unchanged
-    T3  compile_chain(chain): the graph runs in the server
+    plain        ChatWeftline as any chat model: rendered messages
+    swapped      the same program; the server knows templates, values and edges
+    accelerated  accelerate(chain): LangChain runs unchanged, and the server has begun
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 
 import httpx2
 
-from langchain_weftline import ChatWeftline, accelerate, compile_chain
+from langchain_weftline import ChatWeftline, accelerate
 from weftline.delay import delayed
 from weftline.local import local_server
 
@@ -30,10 +29,9 @@ Tier = Callable[[Any], Any]
 Build = Callable[[ChatWeftline, Tier], Callable[[], str]]
 
 TIERS: dict[str, Tier] = {
-    "T0": lambda chain: chain,
-    "T1": lambda chain: chain,
-    "T2": accelerate,
-    "T3": compile_chain,
+    "plain": lambda chain: chain,
+    "swapped": lambda chain: chain,
+    "accelerated": accelerate,
 }
 _COUNTED = {
     "calls": r'weftline_calls_total\{.*state="done".*\} (\S+)',
@@ -65,7 +63,7 @@ def documentation(size: int = 900) -> list[str]:
 
 def run(build: Build, name: str, url: str, **options: Any) -> Result:
     """Run the program in one tier, on the server at `url`."""
-    llm = ChatWeftline(base_url=url, temperature=0, provenance=name != "T0", **options)
+    llm = ChatWeftline(base_url=url, temperature=0, provenance=name != "plain", **options)
     program = build(llm, TIERS[name])
     before, began = _counts(url), time.perf_counter()
     text = program()
@@ -103,8 +101,8 @@ def main(build: Build) -> None:
     parser.add_argument("server", nargs="*", help="arguments of `weftline serve`")
     args = parser.parse_args()
     found = compare(build, *args.server, rtt_s=args.rtt_ms / 1e3)
-    print(f"{'':4}" + "".join(f"{what:>15}" for what in (*_COUNTED, "seconds")))
+    print(f"{'':12}" + "".join(f"{what:>15}" for what in (*_COUNTED, "seconds")))
     for name, result in found.items():
         counts = "".join(f"{count:>15}" for count in result.counts.values())
-        print(f"{name:4}{counts}{result.seconds:>15.2f}")
-    print("\n" + found["T0"].text.strip())
+        print(f"{name:12}{counts}{result.seconds:>15.2f}")
+    print("\n" + found["plain"].text.strip())

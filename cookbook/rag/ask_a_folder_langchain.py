@@ -130,9 +130,9 @@ def main() -> None:
     found = store.similarity_search(args.question, k=4)
     chain = refined(llm_of(args.llm, args.url), len(found))
     if args.llm == "weftline":
-        from langchain_weftline import compile_chain
+        from langchain_weftline import accelerate
 
-        chain = compile_chain(chain)
+        chain = accelerate(chain)
     print(chain.invoke({"question": args.question, "texts": [one.page_content for one in found]}))
     for one in found:
         print("source:", Path(one.metadata["source"]).name)

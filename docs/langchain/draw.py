@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from langchain_weftline import ChatWeftline, accelerate, compile_chain
+from langchain_weftline import ChatWeftline, accelerate
 from weftline import Client, timeline
 from weftline.delay import delayed
 from weftline.local import local_server
@@ -45,35 +45,29 @@ def script(folder: Path) -> Path:
 
 def chain(llm: ChatWeftline) -> Any:
     """The chain of the pages with another model."""
-    lines = program("t0").splitlines()
+    lines = program("swapped").splitlines()
     names: dict[str, Any] = {"llm": llm}  # the program is our own page
     kept = (one for one in lines if not one.startswith(("llm =", "print(")))
-    exec(compile("\n".join(kept), "t0.md", "exec"), names)  # noqa: S102
+    exec(compile("\n".join(kept), "swapped.md", "exec"), names)  # noqa: S102
     return names["chain"]
 
 
 def graphs(url: str) -> Mapping[str, Any]:
     """What the server saw, by tier."""
-    found: dict[str, Any] = {}
     with Client(url) as client:
-        for tier in ("t0", "t1"):
-            # A session that is named stays until it is closed.
-            session = client.session()
-            llm = ChatWeftline(
-                base_url=url, provenance=tier == "t1", extra_body={"session_id": session.id}
-            )
-            chain(llm).invoke(INPUT)
-            found[tier] = session.graph()
-            session.close()
-    for tier, wrap in (("t2", accelerate), ("t3", compile_chain)):
-        seen: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        wrap(chain(ChatWeftline(base_url=url)), on_graph=seen.put).invoke(INPUT)
-        found[tier] = seen.get(timeout=30)  # T2's comes from another thread
-    return found
+        # A session that is named stays until it is closed.
+        session = client.session()
+        llm = ChatWeftline(base_url=url, extra_body={"session_id": session.id})
+        chain(llm).invoke(INPUT)
+        swapped = session.graph()
+        session.close()
+    seen: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    accelerate(chain(ChatWeftline(base_url=url)), on_graph=seen.put).invoke(INPUT)
+    return {"swapped": swapped, "accelerated": seen.get(timeout=30)}  # from another thread
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write t0.svg to t3.svg."""
+    """Write swapped.svg and accelerated.svg."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--step-s", type=float, default=0.03, help="seconds a word")
     parser.add_argument("--rtt-s", type=float, default=0.25)
@@ -87,7 +81,7 @@ def main(arguments: list[str] | None = None) -> None:
             delayed(near, args.rtt_s) as url,
         ):
             for tier, graph in graphs(url).items():
-                picture = timeline.svg({tier.upper(): graph})
+                picture = timeline.svg({tier: graph})
                 (args.output / f"{tier}.svg").write_text(picture)
 
 

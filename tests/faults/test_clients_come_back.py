@@ -12,7 +12,7 @@ import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 
-from langchain_weftline import ChatWeftline, compile_chain
+from langchain_weftline import ChatWeftline, accelerate
 from tests.faults.killed import Killed
 from tests.waits import until
 from weftline import AsyncClient, Client
@@ -138,11 +138,11 @@ async def test_a_stream_after_a_restart_says_that_its_text_is_new(server: Killed
 
 
 async def test_a_langchain_run_in_flight_finishes(server: Killed) -> None:
-    """A compiled chain of two prompts; the server is killed while the first is answered."""
+    """An accelerated chain of two prompts; the server is killed while the first is answered."""
     model = ChatWeftline(base_url=f"{server.url}/v1")
     first = ChatPromptTemplate.from_messages([("human", WORDS + "{topic}")])
     second = ChatPromptTemplate.from_messages([("human", "after {text}")])
-    chain = compile_chain(
+    chain = accelerate(
         first | model | StrOutputParser() | (lambda text: {"text": text}) | second | model
         | StrOutputParser()
     )  # fmt: skip

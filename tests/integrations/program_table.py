@@ -139,12 +139,12 @@ def count_words(text: str) -> int:
 # --- one call, and chains of calls
 
 
-@program({"x": "soup"}, (1, 1), (1, 1))
+@program({"x": "soup"}, (1, 1), (1, 0))
 def one_call(llm: Any) -> Chain:
     return ask(llm, "Tell of {x}.")
 
 
-@program({"x": "soup"}, (1, 1), (1, 1))
+@program({"x": "soup"}, (1, 1), (1, 0))
 def one_message(llm: Any) -> Chain:
     return ChatPromptTemplate([("system", "Be brief."), ("human", "{x}")]) | llm
 
@@ -195,7 +195,7 @@ def translate_twice(llm: Any) -> Chain:
     return {"de": german, "x": itemgetter("x")} | ask(llm, "Compare {x} with {de}")
 
 
-@program("soup", (1, 1), (1, 1))
+@program("soup", (1, 1), (1, 0))
 def a_text_as_prompt(llm: Any) -> Chain:
     return llm | TEXT
 
@@ -237,7 +237,7 @@ def an_item_of_json(llm: Any) -> Chain:
     return read | (lambda made: {"city": made["city"]}) | ask(llm, "Tell of {city}")
 
 
-@program({"x": "soup"}, (2, 2), (2, 2))
+@program({"x": "soup"}, (2, 2), (1, 1))
 def get_with_a_default(llm: Any) -> Chain:
     read = fenced(llm, '{{"city": "{x}"}}') | JsonOutputParser()
     return read | (lambda made: made.get("land", "no land")) | ask(llm, "Tell of {y}")
@@ -265,7 +265,7 @@ def joined_list(llm: Any) -> Chain:
 # --- prompts
 
 
-@program({"past": [HumanMessage("Hi"), AIMessage("Hello")], "x": "And?"}, (1, 1), (1, 1))
+@program({"past": [HumanMessage("Hi"), AIMessage("Hello")], "x": "And?"}, (1, 1), (1, 0))
 def chat_history(llm: Any) -> Chain:
     prompt = ChatPromptTemplate([MessagesPlaceholder("past"), ("human", "{x}")])
     return prompt | llm | TEXT
@@ -309,19 +309,19 @@ TEXT_OF: Chain = RunnableLambda(lambda prompt: prompt.to_string())
 # --- parsers
 
 
-@program({"x": "soup"}, (4, 2), (2, 2))
+@program({"x": "soup"}, (4, 2), (1, 1))
 def a_call_for_each_item(llm: Any) -> Chain:
     read = ask(llm, "{x}, salt") | CommaSeparatedListOutputParser()
     return read | ({"item": RunnablePassthrough()} | ask(llm, "Cook {item}")).map()
 
 
-@program({"x": "soup"}, (1, 1), (1, 1))
+@program({"x": "soup"}, (1, 1), (1, 0))
 def numbered_list(llm: Any) -> Chain:
     prompt = ChatPromptTemplate.from_template("1. {x}\n\n2. salt\n\n")
     return prompt | llm | NumberedListOutputParser()
 
 
-@program({"x": "soup"}, (1, 1), (1, 1))
+@program({"x": "soup"}, (1, 1), (1, 0))
 def a_parsed_object(llm: Any) -> Chain:
     return fenced(llm, '{{"name": "{x}", "people": 3}}') | PydanticOutputParser(
         pydantic_object=City
@@ -335,7 +335,7 @@ def an_attribute_of_an_object(llm: Any) -> Chain:
     return made | (lambda city: city.name) | ask(llm, "Tell of {y}")
 
 
-@program({"x": "soup"}, (2, 2), (2, 1))
+@program({"x": "soup"}, (2, 2), (1, 1))
 def a_number_of_an_object(llm: Any) -> Chain:
     """Pydantic makes a number of the text "3", too."""
     read = fenced(llm, '{{"name": "{x}", "people": "3"}}')
@@ -352,17 +352,17 @@ def routed_by_an_attribute(llm: Any) -> Chain:
     return made | RunnableBranch((lambda city: city.name == "soup", town), other) | ask(llm, "{y}!")
 
 
-@program({"x": "soup"}, (1, 1), (1, 1))
+@program({"x": "soup"}, (1, 1), (1, 0))
 def json_that_is_none(llm: Any) -> Chain:
     return ask(llm, "{x} is no JSON") | JsonOutputParser()
 
 
-@program({"x": "NaN"}, (1, 1), (1, 1))
+@program({"x": "NaN"}, (1, 1), (1, 0))
 def json_with_nan(llm: Any) -> Chain:
     return fenced(llm, '{{"share": {x}, "half": "\\ud83d"}}') | JsonOutputParser()
 
 
-@program({"x": "NaN"}, (2, 2), (2, 2))
+@program({"x": "NaN"}, (2, 2), (2, 1))
 def nan_for_each(llm: Any) -> Chain:
     read = fenced(llm, "[{x}, 1.0]") | JsonOutputParser()
     return read | RunnableLambda(str).map() | (lambda made: ", ".join(made)) | ask(llm, "{y}")
@@ -415,7 +415,7 @@ def a_function_that_fails(llm: Any) -> Chain:
     return ask(llm, "Tell of {x}") | refuse
 
 
-@program({"x": "soup"}, (2, 2), (2, 2))
+@program({"x": "soup"}, (2, 2), (1, 1))
 def a_guard(llm: Any) -> Chain:
     return ask(llm, "Tell of {x}") | RunnablePassthrough(len) | ask(llm, "Again: {y}")
 
@@ -436,12 +436,12 @@ def routed_by_a_function(llm: Any) -> Chain:
     return RunnablePassthrough.assign(kind=ask(llm, "Which kind is {x}?")) | RunnableLambda(choose)
 
 
-@program({"x": "soup"}, (2, 2), (2, 2))
+@program({"x": "soup"}, (2, 2), (1, 1))
 def with_retries(llm: Any) -> Chain:
     return ask(llm, "Tell of {x}").with_retry(stop_after_attempt=2) | ask(llm, "Again: {y}")
 
 
-@program({"x": "soup"}, (2, 2), (2, 2))
+@program({"x": "soup"}, (2, 2), (2, 0))
 def with_a_fallback(llm: Any) -> Chain:
     strict = fenced(llm, "{x}") | JsonOutputParser()
     return strict.with_fallbacks([ask(llm, "Tell of {x}")])
@@ -450,7 +450,7 @@ def with_a_fallback(llm: Any) -> Chain:
 # --- retrieval
 
 
-@program("What crosses?", (1, 1), (1, 1))
+@program("What crosses?", (1, 1), (1, 0))
 def rag(llm: Any) -> Chain:
     found = {"context": shelf() | format_docs, "question": RunnablePassthrough()}
     return found | ask(llm, "{context}\n\n{question}")
@@ -463,14 +463,14 @@ def rag_with_a_rewritten_question(llm: Any) -> Chain:
     return found | ask(llm, "{context}\n\n{question}")
 
 
-@program("What crosses?", (1, 1), (1, 1))
+@program("What crosses?", (1, 1), (1, 0))
 def rag_with_sources(llm: Any) -> Chain:
     answer = RunnablePassthrough.assign(context=lambda v: format_docs(v["docs"]))
     found = RunnableParallel(docs=Shelf(), question=RunnablePassthrough())
     return found.assign(answer=answer | ask(llm, "{context}\n\n{question}"))
 
 
-@program("What crosses?", (3, 2), (3, 1))
+@program("What crosses?", (3, 2), (2, 1))
 def hyde_and_question(llm: Any) -> Chain:
     made = {"q": RunnablePassthrough()} | ask(llm, "Write a passage on {q}") | Shelf() | format_docs
     again = {"q": RunnablePassthrough()} | ask(llm, "Simpler: {q}") | Shelf() | format_docs
@@ -478,7 +478,7 @@ def hyde_and_question(llm: Any) -> Chain:
     return both | ask(llm, "{a} {b} {q}")
 
 
-@program({"input": "What crosses?"}, (1, 1), (1, 1))
+@program({"input": "What crosses?"}, (1, 1), (1, 0))
 def retrieval_chain(llm: Any) -> Chain:
     prompt = ChatPromptTemplate.from_template("{context}\n\n{input}")
     return create_retrieval_chain(Shelf(), create_stuff_documents_chain(llm, prompt))
@@ -487,7 +487,7 @@ def retrieval_chain(llm: Any) -> Chain:
 PAST: list[BaseMessage] = [HumanMessage("Hi"), AIMessage("Hello")]
 
 
-@program({"input": "And the warp?", "chat_history": PAST}, (2, 2), (2, 1))
+@program({"input": "And the warp?", "chat_history": PAST}, (2, 2), (2, 0))
 def conversation_with_retrieval(llm: Any) -> Chain:
     history = MessagesPlaceholder("chat_history")
     rephrase = ChatPromptTemplate([history, ("human", "{input}"), ("human", "Make it alone.")])
@@ -496,7 +496,7 @@ def conversation_with_retrieval(llm: Any) -> Chain:
     return create_retrieval_chain(found, create_stuff_documents_chain(llm, answer))
 
 
-@program({"context": [Document("a"), Document("b")], "x": "soup"}, (1, 1), (1, 1))
+@program({"context": [Document("a"), Document("b")], "x": "soup"}, (1, 1), (1, 0))
 def stuffed_documents(llm: Any) -> Chain:
     prompt = ChatPromptTemplate.from_template("{context}\n\n{x}")
     return create_stuff_documents_chain(llm, prompt)
@@ -569,7 +569,7 @@ def conversational_retrieval_by_map_and_reduce(llm: Any) -> Chain:
     return ConversationalRetrievalChain.from_llm(short, retriever=Shelf(), chain_type="map_reduce")
 
 
-@program("What crosses?", (3, 3), (2, 2))
+@program("What crosses?", (3, 3), (2, 1))
 def extracts_of_each_document(llm: Any) -> Chain:
     extract = LLMChainExtractor.from_llm(llm)
     short = ContextualCompressionRetriever(base_compressor=extract, base_retriever=Shelf())
@@ -577,7 +577,7 @@ def extracts_of_each_document(llm: Any) -> Chain:
     return {"context": found, "q": RunnablePassthrough()} | ask(llm, "{context} {q}")
 
 
-@program("What crosses?", (3, 2), (2, 2))
+@program("What crosses?", (3, 2), (2, 1))
 def relevant_documents(llm: Any) -> Chain:
     relevant = PromptTemplate.from_template(
         "Say YES. {question} {context}", output_parser=BooleanOutputParser()

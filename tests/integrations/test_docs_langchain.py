@@ -79,32 +79,26 @@ def told(bodies: list[Any]) -> str:
     return "\n".join([*lines, *sorted(edges, key=lambda edge: list(calls).index(edge.split()[0]))])
 
 
-def test_t0_sends_messages(url: str, run: Run) -> None:
-    """Three requests each have their rendered text and no field of weftline."""
+def test_the_class_swapped_sends_messages_and_provenance(url: str, run: Run) -> None:
+    """Three requests each have their rendered text, and names and edges beside it."""
     with recorded(url) as proxy:
-        assert run("t0", proxy) == ANSWER + "\n"
+        assert run("swapped", proxy) == ANSWER + "\n"
         bodies = proxy.bodies("/v1/chat/completions")
-    lines = [json.loads(line) for line in block("t0", "json").splitlines()]
+    lines = [json.loads(line) for line in block("swapped", "json").splitlines()]
     assert [{"messages": body["messages"]} for body in bodies] == lines
-    assert not any("weftline" in body for body in bodies)
+    assert told(bodies) == block("swapped", "text").rstrip("\n")
 
 
-def test_t1_sends_provenance(url: str, run: Run) -> None:
-    """The same three requests have names and edges as well."""
-    with recorded(url) as proxy:
-        assert run("t1", proxy) == ANSWER + "\n"
-        bodies = proxy.bodies("/v1/chat/completions")
-    assert told(bodies) == block("t1", "text").rstrip("\n")
-
-
-@pytest.mark.parametrize(("tier", "alone"), [("t2", False), ("t3", False), ("t2", True)])
-def test_t2_and_t3_send_one_graph(tier: str, alone: bool, url: str, run: Run) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_accelerated_chain_sends_one_graph(alone: bool, url: str, run: Run) -> None:
     """There is one request, and the explanation equals that on the page.
 
-    T2's threads do not keep a program of its own from ending.
+    The adapter's threads do not keep a program of its own from ending.
     """
+    ran = run_alone if alone else run
     with recorded(url) as proxy:
-        assert (run_alone if alone else run)(tier, proxy) == block(tier, "text") + ANSWER + "\n"
+        printed = ran("accelerated", proxy)
+        assert printed == block("accelerated", "text") + ANSWER + "\n"
         assert len(proxy.bodies("/v1/submit")) == 1
         assert proxy.bodies("/v1/chat/completions") == []
 
@@ -112,6 +106,6 @@ def test_t2_and_t3_send_one_graph(tier: str, alone: bool, url: str, run: Run) ->
 def test_pictures_can_be_drawn_again(tmp_path: Path) -> None:
     """Each picture has three bars."""
     DRAW["main"](["--step-s", "0.001", "--rtt-s", "0", "--output", str(tmp_path)])
-    for tier in ("t0", "t1", "t2", "t3"):
+    for tier in ("swapped", "accelerated"):
         for picture in (tmp_path / f"{tier}.svg", PAGES / f"{tier}.svg"):
             assert picture.read_text().count("out</text>") == 3

@@ -19,9 +19,9 @@ from langchain_core.prompts import (
     PromptTemplate,
 )
 
-from langchain_weftline import ChatWeftline, accelerate, compile_chain
+from langchain_weftline import ChatWeftline, accelerate
 from langchain_weftline.lower.segments import segments_of
-from tests.integrations.compiled import TEXT, model
+from tests.integrations.ahead_chains import TEXT, model
 from tests.integrations.conftest import served
 from tests.integrations.recording import Recording
 from weftline.errors import ConnectionFailed
@@ -50,7 +50,7 @@ def boom() -> str:
 
 def told(template: Any) -> list[str]:
     """The sentences of an explanation for any input; no server is there."""
-    return [one.says for one in compile_chain(template | NOWHERE).explain().advice]
+    return [one.says for one in accelerate(template | NOWHERE).explain().advice]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_nothing_is_told_of_a_sound_prompt(template: Any) -> None:
     anyway, and templates that cannot be read without a run, or not at all. The explanation has no
     more lines.
     """
-    explained = compile_chain(template | NOWHERE).explain()
+    explained = accelerate(template | NOWHERE).explain()
     assert explained.advice == ()
     assert "KV cache" not in str(explained)
 
@@ -154,7 +154,7 @@ def test_each_template_of_a_chain_is_told_once_by_its_place() -> None:
     short = PromptTemplate.from_template("{x}" + RULES)
     long = ChatPromptTemplate([("human", "{line}" + RULES * 2)], name="long")
     chain = {"line": (short | NOWHERE | TEXT).map() | (lambda lines: "".join(lines))} | long
-    compiled = compile_chain(chain | NOWHERE)
+    compiled = accelerate(chain | NOWHERE)
     for explained in (compiled.explain(), compiled.explain(["a", "b", "c"])):
         assert explained.advice[0].name == "ChatPromptTemplate 'long'"
         assert [one.lost_tokens for one in explained.advice] == [420, 210]
@@ -190,7 +190,7 @@ def given_at(minute: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("way", "name"), [(compile_chain, "Delft"), (accelerate, "Ghent")], ids=["compiled", "ahead"]
+    ("way", "name"), [(accelerate, "Delft"), (accelerate, "Ghent")], ids=["compiled", "ahead"]
 )
 def test_the_server_is_asked_only_where_the_user_wants_it(
     recording: Recording, way: Any, name: str
@@ -199,7 +199,7 @@ def test_the_server_is_asked_only_where_the_user_wants_it(
     of the same name are left out.
     """
     llm = model(recording, max_tokens=4)
-    ours, other = way(clock(llm, name)), compile_chain(clock(llm, f"New {name}", "Be kind. " * 90))
+    ours, other = way(clock(llm, name)), accelerate(clock(llm, f"New {name}", "Be kind. " * 90))
     for minute in range(4):
         for chain in (ours, other):
             chain.invoke(given_at(minute))
@@ -225,7 +225,8 @@ def test_the_server_is_asked_only_where_the_user_wants_it(
 def test_a_chain_of_messages_is_found_by_the_name_of_its_call(recording: Recording) -> None:
     """It has no template. The server's row says that the text changes."""
     llm = model(recording, max_tokens=4).with_config(run_name="messages")
-    chain = compile_chain((lambda x: [SystemMessage(f"It is {x}. {RULES}"), ("human", x)]) | llm)
+    messages = (lambda x: [SystemMessage(f"It is {x}. {RULES}"), ("human", x)]) | llm
+    chain = accelerate(messages, on_graph=lambda graph: None)  # so that the one call is sent ahead
     for minute in range(4):
         chain.invoke(f"09:0{minute}")
     (counted,) = chain.explain("09:05", ask_server=True).advice
@@ -236,4 +237,4 @@ def test_a_chain_of_messages_is_found_by_the_name_of_its_call(recording: Recordi
 def test_a_server_that_does_not_answer_is_named() -> None:
     """Asking may fail, as any request may."""
     with pytest.raises(ConnectionFailed, match=r"no weftline server answers at http://127.0.0.1:1"):
-        compile_chain(clock(NOWHERE, "Bruges")).explain(ask_server=True)
+        accelerate(clock(NOWHERE, "Bruges")).explain(ask_server=True)

@@ -10,9 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from langchain_core.runnables import RunnableParallel
 
-from langchain_weftline import compile_chain
 from langchain_weftline.model.transport import httpx as chat_openai_http
 from tests.integrations.tiers import AGAIN, ASK, GIVEN, TEXT, TIERS, Chain, chat_weftline
 from weftline import AsyncClient
@@ -86,10 +84,6 @@ def two_calls(llm: Any) -> Chain:
     return ASK | llm | TEXT | AGAIN | llm | TEXT
 
 
-def side_by_side(llm: Any) -> Chain:
-    return RunnableParallel(a=ASK | llm | TEXT, b=AGAIN | llm | TEXT)
-
-
 async def _parts(chain: Chain) -> list[Any]:
     return [part async for part in chain.astream(GIVEN)]
 
@@ -103,26 +97,6 @@ WAYS: dict[str, Callable[[Chain], Any]] = {
 }
 
 
-COMPILED = [
-    *((two_calls, way) for way in WAYS),
-    # Several texts are streamed as an accelerated chain's are.
-    *((side_by_side, way) for way in WAYS if "stream" not in way),
-]
-
-
-@pytest.mark.parametrize(("make", "way"), COMPILED)
-def test_a_compiled_chain_raises_what_broke_its_request(
-    make: Callable[[Any], Chain], way: str, echo_url: str, background_breaks: None
-) -> None:
-    """The server is never asked, so the user reads nothing of an answer that ended."""
-    chain = compile_chain(make(chat_weftline(echo_url)))
-    error = raised(lambda: WAYS[way](chain))
-    cause = the_cause(error)
-    assert (type(cause), str(cause)) == (TypeError, TEXT_OF_CAUSE)
-    shown = "".join(traceback.format_exception(error))
-    assert "broken_hook" in shown and "ended before" not in shown
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_every_tier_raises_what_the_plain_model_raises(
     way: str, echo_url: str, all_breaks: None
@@ -133,9 +107,9 @@ def test_every_tier_raises_what_the_plain_model_raises(
         chain = wrap(two_calls(chat_weftline(echo_url, **options)))
         errors[tier] = raised(lambda chain=chain: WAYS[way](chain))
         the_cause(errors[tier])
-    plain = [(type(one), str(one)) for one in chain_of(errors["T0"])]
+    plain = [(type(one), str(one)) for one in chain_of(errors["plain"])]
     assert plain[-1] == (TypeError, TEXT_OF_CAUSE)
-    for tier in ("T1", "T2", "T3"):
+    for tier in ("swapped", "accelerated"):
         assert [(type(one), str(one)) for one in chain_of(errors[tier])] == plain
 
 
@@ -145,7 +119,7 @@ def test_an_accelerated_chain_answers_and_logs(
 ) -> None:
     """Its model makes the calls that could not be sent ahead. The log has the traceback, once."""
     plain = WAYS[way](two_calls(chat_weftline(echo_url, provenance=False)))
-    _, wrap = TIERS["T2"]
+    _, wrap = TIERS["accelerated"]
     chain = wrap(two_calls(chat_weftline(echo_url)))
     with caplog.at_level(logging.WARNING, "langchain_weftline"):
         made = WAYS[way](chain)

@@ -13,7 +13,6 @@ import httpx2
 import pytest
 from llama_index.embeddings.weftline import WeftlineEmbedding
 from llama_index.llms.weftline import Weftline
-from llama_index.llms.weftline.run.composition import item_of
 from llama_index.llms.weftline.run.ingestion import _slice
 from llama_index.llms.weftline.trace.provenance import begin_run
 from llama_index.llms.weftline.trace.spans import SPANS
@@ -28,6 +27,7 @@ from tests.integrations.test_foreign_exceptions import (
 from tests.integrations.test_llama_ahead import bounded, nodes, synthesizer
 from tests.waits import wait_until
 from weftline.adapters import Result, Server
+from weftline.adapters.results import item_of
 from weftline.errors import ClientFailed, EngineFailed
 from weftline.watching import Failed
 

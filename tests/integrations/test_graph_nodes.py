@@ -15,7 +15,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 
 from langchain_weftline import ChatWeftline, accelerate
-from langchain_weftline.run.nodes import Nodes
+from langchain_weftline.ahead.nodes import Nodes
 from tests.integrations.conftest import StartServer
 from tests.integrations.graph_table import RULES, State, ask, chapters
 from tests.integrations.recording import Recording, recorded

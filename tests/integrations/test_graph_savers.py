@@ -15,7 +15,7 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import START, StateGraph
 
 from langchain_weftline import accelerate
-from tests.integrations.compiled import CHAT, SUBMIT, model, sent
+from tests.integrations.ahead_chains import CHAT, SUBMIT, model, sent
 from tests.integrations.conftest import StartServer
 from tests.integrations.graph_table import RULES, State, ask, chapters
 from tests.integrations.recording import Recording

@@ -10,7 +10,7 @@ import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 
-from langchain_weftline import ChatWeftline, accelerate, compile_chain
+from langchain_weftline import ChatWeftline, accelerate
 from tests.integrations.conftest import served
 from tests.integrations.recording import recorded
 
@@ -28,13 +28,13 @@ def brief_url() -> Any:
 
 @pytest.mark.parametrize(
     "way",
-    [lambda chain: chain, accelerate, compile_chain],
-    ids=["plain", "accelerated", "compiled"],
+    [lambda chain: chain, accelerate],
+    ids=["plain", "accelerated"],
 )
 def test_a_prompt_above_four_megabytes_travels_once(
     brief_url: str, way: Callable[..., Any]
 ) -> None:
-    """In all three ways the requests together are hardly longer than the prompt."""
+    """In both ways the requests together are hardly longer than the prompt."""
     with recorded(brief_url) as recording:
         llm = ChatWeftline(base_url=recording.url, temperature=0, max_retries=0, max_tokens=4)
         prompt = ChatPromptTemplate.from_template("Sum up {text}")

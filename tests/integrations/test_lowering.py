@@ -1,13 +1,12 @@
-"""Lowering as data: the calls that a chain becomes, and how their variables become its result."""
+"""Lowering as data: the calls that a chain becomes, and what is known of its result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
 from langchain_core.runnables import (
@@ -19,13 +18,12 @@ from langchain_core.runnables import (
     RunnablePassthrough,
 )
 
-from langchain_weftline import ChatWeftline, compile_chain
-from langchain_weftline.lower.graph import Constant, Listed, Lowered, Mapped, Variable, finish
+from langchain_weftline import ChatWeftline, accelerate
+from langchain_weftline.lower.drafts import raw_calls
 from langchain_weftline.lower.lowering import Lowering
-from langchain_weftline.lower.program import Outcome, Program
-from langchain_weftline.lower.steps import Step
+from langchain_weftline.lower.symbols import UNKNOWN, AnswerMessage, Ref
+from weftline.adapters import Server
 from weftline.contract.protocol import Call, Message, Placeholder, Sampling, to_wire
-from weftline.watching import Value
 
 LLM = ChatWeftline(base_url="http://there:1", temperature=0)
 ASK = ChatPromptTemplate.from_messages([("system", "Be brief."), ("human", "What of {topic}?")])
@@ -34,21 +32,21 @@ SHOW = PromptTemplate.from_template("All: {every}")
 TEXT = StrOutputParser()
 
 
-def lowered(chain: Runnable[Any, Any], value: Any) -> Lowered:
-    """Lower `chain` with variables called v0, v1 ... Client steps run as LangChain runs them.
+@dataclass(frozen=True)
+class Lowered:
+    """The calls of a chain, their server, and the chain's result as far as it is known."""
 
-    The value of a fetched variable is its name in capitals.
-    """
+    calls: tuple[Call, ...]
+    result: Any
+    server: Server | None
+
+
+def lowered(chain: Runnable[Any, Any], value: Any) -> Lowered:
+    """Lower `chain` with variables called v0, v1 and so on."""
     numbers = count()
     lowering = Lowering(mint=lambda: f"v{next(numbers)}")
-    program = Program(lowering.step(Step(chain, {}), value))
-    while program.outcome is None:
-        for job in program.advance():
-            run = job.run
-            program.ran(job, Outcome(run.step.invoke(run.value, run.config, **run.options)))
-        for name in program.wanted():
-            program.told(Value(name, name.upper(), {}))
-    return finish(lowering.calls.drafts, program.outcome.get(), lowering.calls.server)
+    result = lowering.plan(chain, value)
+    return Lowered(raw_calls(lowering.calls.drafts), result, lowering.calls.server)
 
 
 def texts(call: Call) -> list[tuple[str, str]]:
@@ -95,21 +93,19 @@ def test_a_call_keeps_its_template_apart_from_its_values() -> None:
             ],
         }
     ]
-    assert low.result == Variable("v0")
-    assert low.variables() == ("v0",)
+    assert low.result == Ref("v0")
     assert low.server is not None
     assert low.server.base_url == "http://there:1"
 
 
 def test_a_chain_that_ends_in_the_model_gives_a_message() -> None:
-    """`prompt | llm` gives an AIMessage, as it does uncompiled."""
+    """The message of `prompt | llm` is known by its variable."""
     low = lowered(ASK | LLM, {"topic": "rivers"})
-    assert low.result == Variable("v0", is_message=True)
-    assert low.build({"v0": "Long."}) == AIMessage(content="Long.")
+    assert low.result == AnswerMessage("v0")
 
 
 def test_map_and_reduce() -> None:
-    """Each item is a call. The reduce call reads all of them, and the client waits for it alone."""
+    """Each item is a call, and the reduce call reads all of them."""
     reduce = ChatPromptTemplate.from_template("Join:\n{parts}")
     chain = (
         (ASK | LLM | TEXT).map()
@@ -124,18 +120,18 @@ def test_map_and_reduce() -> None:
         ("user", "Join:\n0. {parts=v0}\n1. {parts_2=v1}"),
         ("assistant", "{out=v2}"),
     ]
-    assert low.variables() == ("v2",)
+    assert low.result == Ref("v2")
 
 
 def test_parallel_branches_keep_their_names() -> None:
     """The keys of a dict name its calls and build the result."""
     low = lowered({"pro": ASK | LLM | TEXT, "con": ASK | LLM} | RunnablePassthrough(), "rivers")
     assert [call.name for call in low.calls] == ["pro", "con"]
-    assert low.result == Mapped((("pro", Variable("v0")), ("con", Variable("v1", is_message=True))))
+    assert low.result == {"pro": Ref("v0"), "con": AnswerMessage("v1")}
 
 
 def test_an_item_of_json_is_parsed_in_the_server() -> None:
-    """All readers want the parsed title, so the output has the parser."""
+    """The call that reads the title has the parser at its input."""
     chain = (
         ASK
         | LLM
@@ -146,9 +142,7 @@ def test_an_item_of_json_is_parsed_in_the_server() -> None:
         | TEXT
     )
     low = lowered(chain, "rivers")
-    [parsed] = [p for p in low.calls[0].placeholders if p.name == "out"]
-    assert parsed.transforms == ({"op": "json"}, {"op": "path", "keys": ["book", "title"]})
-    assert texts(low.calls[1])[0] == ("user", "{title=v0|str}, {title=v0|str}!")
+    assert texts(low.calls[1])[0] == ("user", "{title=v0|json|path|str}, {title=v0|json|path|str}!")
 
 
 def test_a_variable_wanted_raw_and_parsed_stays_raw() -> None:
@@ -157,21 +151,6 @@ def test_a_variable_wanted_raw_and_parsed_stays_raw() -> None:
     low = lowered(both | PromptTemplate.from_template("{title} of {raw}") | LLM | TEXT, "rivers")
     assert [p.transforms for p in low.calls[0].placeholders if p.name == "out"] == [()]
     assert texts(low.calls[1])[0] == ("user", "{title=v0|json|path|str} of {raw=v0}")
-
-
-def test_parsed_and_raw_result() -> None:
-    """If the client wants both, it gets the one variable and parses its copy."""
-    low = lowered(ASK | LLM | {"raw": TEXT, "found": JsonOutputParser()}, "rivers")
-    assert low.variables() == ("v0",)
-    assert low.build({"v0": '{"a": 1}'}) == {"raw": '{"a": 1}', "found": {"a": 1}}
-    assert low.streamable() is None
-
-
-def test_calls_without_readers_are_not_sent() -> None:
-    """Only the call of the result, and the calls that it reads, are sent."""
-    parts = RunnableParallel(a=ASK | LLM | TEXT, b=ASK | LLM | TEXT)
-    low = lowered(parts | (lambda x: {"every": x["b"]}) | SHOW | LLM, "rivers")
-    assert [call.name for call in low.calls] == ["b", "call"]
 
 
 def test_lists_show_as_python_shows_them() -> None:
@@ -220,23 +199,20 @@ def test_nested_maps_keep_their_place() -> None:
     """A map inside a map is numbered inside its item."""
     rows = [[{"topic": "a"}], [{"topic": "b"}, {"topic": "c"}]]
     low = lowered((ASK | LLM | TEXT).map().map(), rows)
-    assert low.result == Listed(
-        (Listed((Variable("v0"),)), Listed((Variable("v1"), Variable("v2"))))
-    )
+    assert low.result == [[Ref("v0")], [Ref("v1"), Ref("v2")]]
     assert len({call.name for call in low.calls}) == 3
 
 
-def test_steps_on_the_clients_values_run_in_the_client() -> None:
-    """The result of such a step, a retriever for example, is a constant of the graph."""
-    seen: list[Any] = []
-
-    def retrieve(topic: str) -> str:
-        seen.append(topic)
-        return topic.upper()
-
-    chain = {"topic": RunnableLambda(retrieve)} | ASK | LLM | TEXT
-    assert texts(lowered(chain, "rivers").calls[0])[1] == ("user", "What of {topic='RIVERS'}?")
-    assert seen == ["rivers"]
+def test_a_function_of_the_user_is_not_called() -> None:
+    """A call that reads what it returns is not known before the run. A call beside it is."""
+    called: list[Any] = []
+    chain = RunnableParallel(
+        a={"topic": RunnableLambda(called.append)} | ASK | LLM | TEXT, b=ASK | LLM | TEXT
+    )
+    low = lowered(chain, "rivers")
+    assert [call.name for call in low.calls] == ["b"]
+    assert low.result == {"a": UNKNOWN, "b": Ref("v0")}
+    assert called == []
 
 
 def test_a_branch_is_taken_by_the_clients_value() -> None:
@@ -245,7 +221,7 @@ def test_a_branch_is_taken_by_the_clients_value() -> None:
         (lambda x: x["topic"] == "rivers", ASK | LLM | TEXT), lambda x: "nothing asked"
     )
     assert len(lowered(chain, {"topic": "rivers"}).calls) == 1
-    assert lowered(chain, {"topic": "lakes"}).result == Constant("nothing asked")
+    assert lowered(chain, {"topic": "lakes"}).result == "nothing asked"
 
 
 def test_configurable_models() -> None:
@@ -280,22 +256,16 @@ def opaque(value: Any) -> Any:
         (ChatWeftline(base_url="http://there:1", cache=True), "it has a cache"),
     ],
 )
-def test_a_step_that_cannot_be_lowered_runs_in_the_client(
-    tail: Runnable[Any, Any], reason: str
-) -> None:
-    """A value of the server is never guessed: it is fetched, and the reason is noted."""
-    explained = compile_chain(ASK | LLM | TEXT | tail).explain("rivers")
+def test_a_step_that_cannot_be_lowered_is_noted(tail: Runnable[Any, Any], reason: str) -> None:
+    """Nothing behind it begins early, and the explanation says why."""
+    explained = accelerate(ASK | LLM | TEXT | tail).explain("rivers")
     assert any(reason in note.why for note in explained.in_client)
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ASK | LLM | (lambda m: {"wrong": m.content}) | ASK | LLM,
-        lambda: ASK | LLM | TEXT | TWO | LLM,
-    ],
+    "chain",
+    [ASK | LLM | (lambda m: {"wrong": m.content}) | ASK | LLM, ASK | LLM | TEXT | TWO | LLM],
 )
-def test_missing_variables_are_langchains_own_errors(make: Callable[[], Any]) -> None:
-    """A prompt without its variable fails as it does uncompiled, before anything is sent."""
-    with pytest.raises((KeyError, TypeError), match=r"missing variables|Expected mapping"):
-        lowered(make(), "rivers")
+def test_a_prompt_without_its_variable_is_not_sent(chain: Runnable[Any, Any]) -> None:
+    """LangChain raises its own error when it comes to that prompt."""
+    assert len(lowered(chain, "rivers").calls) == 1

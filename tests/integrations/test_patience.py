@@ -16,7 +16,7 @@ import pytest
 from langchain_core.runnables import RunnableLambda
 
 from langchain_weftline import ChatWeftline
-from langchain_weftline.model.patience import Deadlines, Patience
+from langchain_weftline.model.patience import Patience
 from tests.integrations.conftest import served
 from tests.integrations.recording import POLL_S
 from tests.integrations.tiers import (
@@ -32,7 +32,6 @@ from tests.integrations.tiers import (
     tiers,
 )
 from tests.waits import wait_until
-from weftline.contract.protocol import Call, InOut, Placeholder
 
 
 def stalls(make: Callable[..., Any], way: Way, options: dict[str, Any], url: str) -> Any:
@@ -82,32 +81,6 @@ def test_every_form_of_a_timeout(timeout: Any, max_retries: int | None, expected
     assert ChatWeftline(timeout=timeout, max_retries=max_retries).patience == expected
 
 
-def test_a_graph_waits_as_long_as_its_longest_path() -> None:
-    """A call has its model's timeout after its inputs are ready. Inputs known at the submit take no
-    time.
-    """
-
-    def call(out: str, *reads: str) -> Call:
-        ins = [Placeholder(name=n, in_out=InOut.IN, semantic_var_id=n) for n in reads]
-        last = Placeholder(name="o", in_out=InOut.OUT, semantic_var_id=out)
-        text = "".join(f"{{{{input:{name}}}}}" for name in reads) + "{{output:o}}"
-        return Call(name=out, prompt=text, placeholders=(*ins, last))
-
-    deadlines = Deadlines()
-    patience = {"a": Patience(3, 1), "b": Patience(1, 0), "c": Patience(5, 0), "e": Patience(2, 0)}
-    calls = [call("a"), call("b", "a"), call("c"), call("d", "c"), call("e", "b", "c")]
-    deadlines.submitted(calls, patience, now=100)
-    assert deadlines.left("abcde", now=100) == {"a": 6, "b": 7, "c": 5, "e": 9}
-    deadlines.submitted([call("f", "c")], {"f": Patience(1, 0)}, now=110)  # c has arrived by then
-    assert deadlines.left("af", now=110) == {"a": 0, "f": 1}
-    # The branch z waits for a, which decides, and for its sides: b, which waits for a, and c.
-    deadlines = Deadlines()
-    deadlines.wait("z", "abc")
-    deadlines.wait("b", "a")
-    deadlines.submitted([call("a"), call("b"), call("c"), call("e", "z")], patience, now=100)
-    assert deadlines.left("bze", now=100) == {"b": 7, "z": 7, "e": 9}
-
-
 @contextmanager
 def busy(retry_after: str | None = "0") -> Iterator[tuple[str, list[str]]]:
     """An endpoint that is always too busy, and the requests that it got. Our server is not busy on
@@ -141,16 +114,15 @@ def busy(retry_after: str | None = "0") -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.parametrize(
     ("tier", "path"),
     [
-        ("T0", "/v1/chat/completions"),
-        ("T1", "/v1/chat/completions"),
-        ("T2", "/v1/chat/completions"),
-        ("T3", "/v1/submit"),
+        ("plain", "/v1/chat/completions"),
+        ("swapped", "/v1/chat/completions"),
+        ("accelerated", "/v1/chat/completions"),
     ],
 )
 def test_max_retries_counts_further_attempts(
     tier: str, path: str, max_retries: int, retry_after: str | None
 ) -> None:
-    """`max_retries` is how often a call, or the submit of a graph, is sent again."""
+    """`max_retries` is how often a call is sent again."""
     ours, way = TIERS[tier]
     with busy(retry_after) as (url, asked):
         llm = chat_weftline(url, max_retries=max_retries, **ours)

@@ -92,7 +92,7 @@ from tests.integrations.process_state import ProcessState
 hooks = list(context._configure_hooks)
 state = ProcessState("langchain_core", "langchain_openai", "langgraph", "openai")
 
-from langchain_weftline import ChatWeftline, accelerate, compile_chain
+from langchain_weftline import ChatWeftline, accelerate
 
 llm = ChatWeftline()
 print("made", state.changed())
@@ -114,7 +114,7 @@ how = {"callbacks": [Look()]}
 chain.invoke({"it": "a"}, how)
 asyncio.run(chain.ainvoke({"it": "b"}, how))
 accelerate(chain).invoke({"it": "c"}, how)
-compile_chain(chain).invoke({"it": "d"}, how)
+accelerate(chain).invoke({"it": "d"}, how)
 print("used", state.changed())
 print("during", len(during) > 8, [one for one in during if one])
 print("hooks", context._configure_hooks[:-1] == hooks)

@@ -137,7 +137,7 @@ def test_content_of_a_message() -> None:
     assert apply_pure(lambda message: message.content, AnswerMessage("v")) == Ref("v")
 
 
-def with_default(x: Any, also: int = 1) -> Any:
+def with_defaults(x: Any, also: int = 1, more: Any = object) -> Any:
     return x
 
 
@@ -185,7 +185,9 @@ async def waits(x: Any) -> Any:
         (lambda x: not x, "a condition looks at a value of the server"),
         (lambda x: ~x, "it has '~x', which may do anything"),
         (lambda *x: x, "takes more than one plain parameter"),
-        (with_default, "takes more than one plain parameter"),
+        (lambda x, config=1: x, "takes more than one plain parameter"),
+        (lambda x, y: x, "takes more than one plain parameter"),
+        (with_defaults, "a default of its parameters is an object"),
         (waits, "takes more than one plain parameter"),
         (loops, "it has 'for .*:', which may do anything"),
         (str.upper, "not a plain Python function"),

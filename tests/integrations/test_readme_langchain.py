@@ -18,13 +18,13 @@ def test_the_programs_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The first prints one text twice, plain and as one graph. The second prints where each step
-    runs. The third and the fourth are accelerated, and the last is a chat in a graph of LangGraph.
+    """The first prints one text twice, plain and accelerated. The second prints what begins early,
+    and the last is a chat in a graph of LangGraph.
     """
     pytest.importorskip("langgraph.graph")
     monkeypatch.setenv("WEFTLINE_BASE_URL", echo_url)
     programs = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    first, second, third, fourth, fifth = programs
+    first, second, third = programs
     names = run_here(first, tmp_path)
     printed = capsys.readouterr().out
     half = len(printed) // 2
@@ -33,10 +33,6 @@ def test_the_programs_run(
     run_here(second, tmp_path, names)
     printed = capsys.readouterr().out
     assert "client  it calls 'center', which may do anything" in printed
-    run_here(third, tmp_path, names)
-    assert "user: Sum up in a sentence:\nThe weft crosses the warp." in capsys.readouterr().out
-    run_here(fourth, tmp_path, names)
-    assert "user: Sum up in a sentence:\nthe weft" in capsys.readouterr().out
-    answers = run_here(fifth, tmp_path, names)
+    answers = run_here(third, tmp_path, names)
     state = answers["graph"].get_state(answers["thread"])
     assert [message.type for message in state.values["messages"]] == ["human", "ai"] * 2

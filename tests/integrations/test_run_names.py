@@ -9,14 +9,14 @@ import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 
-from langchain_weftline import ChatWeftline, accelerate, compile_chain
+from langchain_weftline import ChatWeftline, accelerate
 from tests.integrations.conftest import served
 from weftline import Client
 
 TIERS: dict[str, Callable[[Any], Any]] = {
     "plain": lambda chain: chain,
     "accelerated": accelerate,
-    "compiled": compile_chain,
+    "compiled": accelerate,
 }
 
 

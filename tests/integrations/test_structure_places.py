@@ -21,11 +21,11 @@ from langchain_core.runnables import (
     RunnablePassthrough,
 )
 
-from langchain_weftline import compile_chain
+from langchain_weftline import accelerate
 
 from .conftest import StartServer
 from .recording import recorded
-from .test_compile_like_plain import Heard
+from .test_like_plain import Heard
 from .test_structure_table import CUT, JSON, Town, outcome, whole
 from .tiers import AGAIN, ASK, TEXT, Chain, chat_weftline
 
@@ -147,7 +147,7 @@ def test_a_cut_answer_fails_where_it_stands(
     """Between two calls, in a fallback, beside others, on a side of a branch, for each item."""
     run = WAYS[way]
     expected = outcome(lambda: run(make(chat_weftline(places_url, provenance=False))))
-    chain = compile_chain(make(chat_weftline(places_url)))
+    chain = accelerate(make(chat_weftline(places_url)))
     assert outcome(lambda: run(chain)) == expected
     if make in (between, beside, branched):
         assert expected[0] is openai.LengthFinishReasonError
@@ -156,7 +156,7 @@ def test_a_cut_answer_fails_where_it_stands(
 def test_callbacks_hear_of_it_once(places_url: str) -> None:
     """The model of the cut answer ends with the error. The next one ends too, unseen by plain."""
     told = []
-    for wrap, options in ((lambda chain: chain, {"provenance": False}), (compile_chain, {})):
+    for wrap, options in ((lambda chain: chain, {"provenance": False}), (accelerate, {})):
         heard = Heard()
         chain = wrap(between(chat_weftline(places_url, **options)))
         with pytest.raises(openai.LengthFinishReasonError):
@@ -170,7 +170,7 @@ def test_a_whole_answer_is_still_one_request(places_url: str) -> None:
     with recorded(places_url) as passed:
         llm = chat_weftline(passed.url)
         asked = ASK | llm.bind(response_format=FORM) | JsonOutputParser()
-        chain = compile_chain(asked | (lambda made: {"x": made["name"]}) | AGAIN | llm | TEXT)
+        chain = accelerate(asked | (lambda made: {"x": made["name"]}) | AGAIN | llm | TEXT)
         assert chain.invoke(GIVEN) == "It is so."
         [body] = passed.bodies("/v1/submit")
     assert len(body["calls"]) == 2 and len(body["watch"]) == 2

@@ -33,7 +33,7 @@ from langchain_core.output_parsers.openai_tools import (
 from langchain_core.runnables import RunnableParallel
 from pydantic import BaseModel
 
-from langchain_weftline import accelerate, compile_chain
+from langchain_weftline import accelerate
 
 from .conftest import StartServer
 from .tiers import ASK, TEXT, Chain, chat_weftline, unchanged
@@ -254,7 +254,7 @@ def test_a_compiled_chain_gives_what_the_plain_one_gives(
     for name, (parser, text) in parsers_of(asked).items():
         said = given(answer, text)
         expected = outcome(lambda parser=parser, said=said: followed(plain, parser).invoke(said))
-        chain = compile_chain(followed(ours, parser))
+        chain = accelerate(followed(ours, parser))
         assert outcome(lambda chain=chain, said=said: chain.invoke(said)) == expected, name
 
 
@@ -296,7 +296,7 @@ def test_other_ways_to_run_a_compiled_chain(asked: str, way: str, towns_url: str
                 continue
             said, chain = given(answer, text), followed(plain, parser)
             expected = outcome(lambda chain=chain, said=said: run(chain, said))
-            chain = compile_chain(followed(ours, parser))
+            chain = accelerate(followed(ours, parser))
             assert outcome(lambda chain=chain, said=said: run(chain, said)) == expected, (
                 answer,
                 name,

@@ -10,7 +10,7 @@ import pytest
 from langchain_core.prompts import ChatPromptTemplate
 from pydantic import BaseModel, ValidationError
 
-from langchain_weftline import ChatWeftline, compile_chain
+from langchain_weftline import ChatWeftline, accelerate
 from tests.integrations.conftest import served
 from tests.waits import wait_until
 from weftline import Client
@@ -45,7 +45,7 @@ def test_an_unreachable_server_is_named(compiled: bool) -> None:
     model = ChatWeftline(base_url="http://127.0.0.1:1/v1", max_retries=0)
     chain = ChatPromptTemplate.from_template("{x}") | model
     with pytest.raises(openai.APIConnectionError) as raised:
-        (compile_chain(chain) if compiled else chain).invoke({"x": "hi"})
+        (accelerate(chain) if compiled else chain).invoke({"x": "hi"})
     [note] = raised.value.__notes__
     assert note.startswith("no weftline server answers at http://127.0.0.1:1")
     assert note.endswith("start one with `weftline serve`, or set WEFTLINE_BASE_URL")

@@ -12,7 +12,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable
 from langchain_openai import ChatOpenAI
 
-from langchain_weftline import ChatWeftline, accelerate, compile_chain
+from langchain_weftline import ChatWeftline, accelerate
 
 Chain = Runnable[Any, Any]
 Way = Callable[[Chain], Chain]
@@ -39,10 +39,9 @@ def unchanged(chain: Chain) -> Chain:
 
 
 TIERS: dict[str, tuple[dict[str, Any], Way]] = {
-    "T0": ({"provenance": False}, unchanged),
-    "T1": ({}, unchanged),
-    "T2": ({}, accelerate),
-    "T3": ({}, compile_chain),
+    "plain": ({"provenance": False}, unchanged),
+    "swapped": ({}, unchanged),
+    "accelerated": ({}, accelerate),
 }
 tiers = pytest.mark.parametrize("tier", TIERS)
 

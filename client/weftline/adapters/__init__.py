@@ -3,12 +3,12 @@
 server      Server: where models are served, and the environment's settings
 clients     Clients: the asynchronous client of each server, on the background loop
 faults      what readers get for an exception of code that is not weftline's
+results     Result: the value of one variable, and the parts of its text
 feed        Feed: submits the calls of a run, and receives their values as the server pushes them
 claims      Claims: finds, for a request, the equal call that was sent ahead
 early_tools EarlyTurn: starts tools while a model still writes its answer
 pieces      Piece: a part of a prompt, with the name of the value that it came from
 sessions    RunSession: the server's session for one run of an application, and its end
-promises    Promises: the inputs of submitted calls that the client itself must still set
 calls       Inputs: the input placeholders of one call
 retrieval   Retrieval: embeds, adds, finds and reranks, each with one submit
 openai      turns values into responses of OpenAI's API
@@ -18,11 +18,11 @@ parsers     the transforms that replace LangChain's parsers
 from __future__ import annotations
 
 from weftline.adapters.calls import OUTPUT, Inputs
-from weftline.adapters.claims import Claims, Planned
+from weftline.adapters.claims import Claims, Later, Planned, ReadValue
 from weftline.adapters.clients import CLIENTS, Clients
-from weftline.adapters.feed import Feed, Result
+from weftline.adapters.feed import Feed
 from weftline.adapters.pieces import Piece, Pieces
-from weftline.adapters.promises import Promises
+from weftline.adapters.results import Result
 from weftline.adapters.retrieval import Retrieval
 from weftline.adapters.server import Server
 from weftline.adapters.sessions import Closer, Closers, Request, RunSession, RunSessions
@@ -40,10 +40,11 @@ __all__ = [
     "Closers",
     "Feed",
     "Inputs",
+    "Later",
     "Piece",
     "Pieces",
     "Planned",
-    "Promises",
+    "ReadValue",
     "Relay",
     "Request",
     "Result",

@@ -15,12 +15,13 @@ from typing import Any, TypeVar
 
 from weftline.adapters.clients import CLIENTS
 from weftline.adapters.faults import FOREIGN, as_ours
+from weftline.adapters.results import Result
 from weftline.adapters.server import Server
 from weftline.contract.errors import Cancelled, ClientStepFailed, Timeout, WeftlineError
 from weftline.contract.protocol import Call, InOut, Submit
 from weftline.contract.steps import Branch, Step
 from weftline.sdk.aclient import AsyncSession
-from weftline.sdk.background import BACKGROUND, Chain, awaited
+from weftline.sdk.background import BACKGROUND, awaited
 from weftline.sdk.client_steps import outcome_of
 from weftline.sdk.events import Event, Failed, Graph, Part, Submitted, Value
 from weftline.sdk.http import MAX_RETRIES, OnGraph
@@ -31,33 +32,6 @@ T = TypeVar("T")
 
 OnSettled = Callable[[Value | Failed], None]
 """Called on the background loop when a variable is ready or has failed, before its readers."""
-
-
-class Result:
-    """The result of one variable: its value, and the parts of its text as they are generated.
-
-    Any number of readers, on any thread or loop, can wait for it.
-    """
-
-    def __init__(self) -> None:
-        self.value: Future[Value] = Future()
-        self.text: Chain[str] = Chain()
-        self._has_parts = False
-
-    def add(self, text: str) -> None:
-        self.text.add(text)
-        self._has_parts = True
-
-    def settle(self, event: Value | Failed) -> None:
-        """Set the value, or the error of the call that failed."""
-        if isinstance(event, Failed):
-            self.text.end(event.error)
-            self.value.set_exception(event.error)
-            return
-        if not self._has_parts and isinstance(event.value, str):
-            self.add(event.value)
-        self.text.end()
-        self.value.set_result(event)
 
 
 NO_LIMITS: Mapping[str, float] = MappingProxyType({})

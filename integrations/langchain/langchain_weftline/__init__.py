@@ -1,10 +1,10 @@
-"""LangChain on weftline: a chat model, and chains that run as one graph in the server.
+"""LangChain on weftline: a chat model, and chains whose calls the server has begun.
 
 chat_models   ChatWeftline, under the module name that LangChain's saved JSON refers to
 model         its description, options, tools, connections, patience and errors
 trace         finds which template, values and earlier answers made each prompt
-lower         turns a chain into calls of the server
-run           compile_chain, accelerate and explain
+lower         finds, without running it, the calls that a chain will make
+ahead         accelerate and explain: the server begins these calls, and LangChain takes the results
 early_tools   EarlyTools: tools start while the model still writes
 retrieval     embeddings, a vector store and a reranker that the server runs
 """
@@ -13,11 +13,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from langchain_weftline.ahead.accelerated_chain import (
+    AcceleratedChain,
+    accelerate,
+    compile_chain,
+)
+from langchain_weftline.ahead.explanation import Explanation
 from langchain_weftline.chat_models import ChatWeftline
 from langchain_weftline.retrieval import WeftlineEmbeddings, WeftlineRerank, WeftlineVectorStore
-from langchain_weftline.run.accelerated_chain import AcceleratedChain, accelerate
-from langchain_weftline.run.compiled_chain import CompiledChain, compile_chain
-from langchain_weftline.run.explanation import Explanation
 
 if TYPE_CHECKING:
     from langchain_weftline.early_tools.tools import EarlyTools
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = [
     "AcceleratedChain",
     "ChatWeftline",
-    "CompiledChain",
     "EarlyTools",
     "Explanation",
     "WeftlineEmbeddings",

@@ -32,6 +32,7 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_json_schema
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
+from langchain_weftline.ahead.prefetch import take
 from langchain_weftline.early_tools.answers import (
     StreamedAnswer,
     is_chunked,
@@ -43,7 +44,6 @@ from langchain_weftline.model.description import DescribedChat
 from langchain_weftline.model.envelope import Sending, keep_pieces, sending
 from langchain_weftline.model.patience import Patience
 from langchain_weftline.model.transport import Proxies, SharedClient, async_client, client
-from langchain_weftline.run.prefetch import take
 from langchain_weftline.trace.provenance import listen
 from weftline.adapters.early_tools import EarlyTurn, early_turn
 from weftline.adapters.server import NO_KEY, Server, default_api_key, default_base_url, is_on
@@ -88,7 +88,7 @@ class ChatWeftline(DescribedChat):
         llm.invoke("Name three rivers.").content
         ```
 
-    In a chain that runs as one graph in the server: `compile_chain(prompt | llm | parser)`.
+    In a chain whose calls the server begins early: `accelerate(prompt | llm | parser | ...)`.
 
     Errors are those of the openai client (`openai.APIStatusError` and its subclasses), so retries
     and fallbacks written for ChatOpenAI work unchanged.

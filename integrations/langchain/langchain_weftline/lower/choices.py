@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from langchain_weftline.lower.conditions import Condition, Predicate
+from langchain_weftline.lower.drafts import BranchDraft, TextDraft
 from langchain_weftline.lower.searches import Searches, name_at
 from langchain_weftline.lower.symbols import (
     AnswerMessage,
@@ -22,55 +23,6 @@ from weftline.contract import steps
 
 BRANCHES = "a branch, whose conditions are data"
 MIXED = "its sides give values of different kinds"
-
-
-@dataclass(frozen=True, slots=True)
-class BranchDraft:
-    """A branch before it is submitted. The branch's value becomes the variable `var`."""
-
-    var: str
-    on: str
-    cases: tuple[tuple[Mapping[str, Any], str], ...]
-    default: str
-    name: str
-
-    @property
-    def sides(self) -> tuple[str, ...]:
-        return (*(side for _, side in self.cases), self.default)
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The variable that decides, and those of the sides."""
-        return (self.on, *self.sides)
-
-    def steps(self) -> tuple[steps.Branch]:
-        cases = tuple(steps.Case(when=dict(when), take=side) for when, side in self.cases)
-        return (
-            steps.Branch(
-                on=steps.Source(var=self.on),
-                cases=cases,
-                default=self.default,
-                out=self.var,
-                name=self.name,
-            ),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class TextDraft:
-    """A text that the server writes, before the text is submitted. The text becomes the variable
-    `var`."""
-
-    var: str
-    parts: tuple[steps.Source, ...]
-    name: str
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return tuple(part.var for part in self.parts if part.var is not None)
-
-    def steps(self) -> tuple[steps.Text]:
-        return (steps.Text(parts=self.parts, out=self.var, name=self.name),)
 
 
 def branches_of(drafts: Sequence[Any]) -> dict[str, BranchDraft]:
@@ -112,8 +64,6 @@ class Choices:
             raise CannotCompile("branch", f"it has more than {steps.MAX_CASES} conditions")
         asked = dict.fromkeys(name for one in conditions for name in one.variables)
         names = list(asked | dict.fromkeys(self._sources(sides)))
-        if any("." in name for name in names):
-            raise CannotCompile("branch", "its condition is about a value of the client")
         if len(names) == 1:
             placed = tuple(one.placed({names[0]: ()}) for one in conditions)
             return Decision(names[0], placed)
@@ -215,7 +165,7 @@ class Choices:
 def is_textual(value: Any) -> bool:
     """Whether `value` is surely a text, which the server or the client has."""
     if isinstance(value, Ref):
-        return value.is_text and value.make is None
+        return value.is_text and value.kind is None
     return isinstance(value, Text) or type(value) is str
 
 
@@ -225,8 +175,6 @@ def _source(piece: Fragment) -> steps.Source:
             raise CannotCompile("branch", "a side has half of a surrogate pair")
         return steps.Source(value=piece)
     ref = piece.ref
-    if "." in ref.var:
-        raise CannotCompile("branch", "a side has a value of a step of the client")
     return steps.Source(var=ref.var, transforms=(*ref.transforms, *piece.form))
 
 

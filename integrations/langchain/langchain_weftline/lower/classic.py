@@ -16,7 +16,7 @@ from langchain_core.output_parsers import StrOutputParser
 
 from langchain_weftline.chat_models import ChatWeftline
 from langchain_weftline.lower.prompts import calls_user_code, render
-from langchain_weftline.lower.steps import Fork, Handler, Lowerer, Step, Steps
+from langchain_weftline.lower.steps import Handler, Lowerer, Step
 from langchain_weftline.lower.symbols import UNKNOWN, AnswerMessage, CannotCompile, joined, settled
 from langchain_weftline.model.sampling import call_options
 
@@ -48,32 +48,32 @@ class Classic:
     def handler(self, cls: type[Any]) -> Handler | None:
         """The handler of exactly this class, by name, so that langchain-classic is not imported."""
         package, _, name = f"{cls.__module__}.{cls.__qualname__}".partition(".")
-        if package != "langchain_classic" or not self._lowering.mode.is_ahead:
+        if package != "langchain_classic":
             return None
         return self._handlers.get(name)
 
-    def _llm_chain(self, step: Step, value: Any) -> Steps:
+    def _llm_chain(self, step: Step, value: Any) -> Any:
         """LLMChain, on its own."""
         given = _inputs(step.runnable, value)
-        return {**given, step.runnable.output_key: (yield from self._text(step, given))}
+        return {**given, step.runnable.output_key: self._text(step, given)}
 
-    def _text(self, step: Step, given: Mapping[str, Any]) -> Steps:
+    def _text(self, step: Step, given: Mapping[str, Any]) -> Any:
         """The text that the call of an LLMChain generates."""
         chain = step.runnable
         if type(chain.llm) is not ChatWeftline or type(chain.output_parser) is not StrOutputParser:
             raise CannotCompile(chain, "its model or its parser is of another class")
         stop = {"stop": given["stop"]} if "stop" in given else {}
         values = {name: given[name] for name in chain.prompt.input_variables if name in given}
-        prompt = yield from self._lowering.step(step.of(chain.prompt), values)
+        prompt = self._lowering.step(step.of(chain.prompt), values)
         options = {**chain.llm_kwargs, **stop}
         model = Step(chain.llm, step.config, step.path, options)
-        answer = yield from self._lowering.step(model, prompt)
+        answer = self._lowering.step(model, prompt)
         return answer.text if isinstance(answer, AnswerMessage) else UNKNOWN
 
     def _documents(self, combine: Any) -> Handler:
         """The handler of a chain that combines documents."""
 
-        def handle(step: Step, value: Any) -> Steps:
+        def handle(step: Step, value: Any) -> Any:
             given = dict(_inputs(step.runnable, value))
             documents = given.pop(step.runnable.input_key, None)
             if not isinstance(documents, list) or not documents:
@@ -81,12 +81,12 @@ class Classic:
             if not all(type(document) is Document for document in documents):
                 return UNKNOWN
             pages = [Page(document.page_content, document.metadata) for document in documents]
-            yield from combine(step, pages, given)
+            combine(step, pages, given)
             return UNKNOWN  # LangChain makes the outputs
 
         return handle
 
-    def _stuff(self, step: Step, pages: Sequence[Page], given: Mapping[str, Any]) -> Steps:
+    def _stuff(self, step: Step, pages: Sequence[Page], given: Mapping[str, Any]) -> Any:
         """One call on all documents."""
         chain = step.runnable
         shown = [_shown(page, chain) for page in pages]
@@ -94,54 +94,53 @@ class Classic:
             **given,
             chain.document_variable_name: joined(chain.document_separator, shown, chain),
         }
-        return (yield from self._text(step.of(chain.llm_chain), values))
+        return self._text(step.of(chain.llm_chain), values)
 
-    def _map_reduce(self, step: Step, pages: Sequence[Page], given: Mapping[str, Any]) -> Steps:
+    def _map_reduce(self, step: Step, pages: Sequence[Page], given: Mapping[str, Any]) -> Any:
         """A call on each document, and the calls that combine their answers."""
         chain = step.runnable
-        parts = tuple(
+        texts = [
             self._text(
                 step.of(chain.llm_chain, f"map[{number}]"),
                 {chain.document_variable_name: page.text, **given},
             )
             for number, page in enumerate(pages)
-        )
-        texts = yield Fork(parts)
+        ]
         answers = [Page(text, page.metadata) for text, page in zip(texts, pages, strict=True)]
         if any(answer.text is UNKNOWN for answer in answers):
             return UNKNOWN
         if not _fits(chain.reduce_documents_chain, chain.llm_chain.llm, len(pages)):
             return UNKNOWN  # whether they are collapsed first depends on their lengths
         reduce = step.of(chain.reduce_documents_chain, "reduce")
-        return (yield from self._combined(reduce, answers, given))
+        return self._combined(reduce, answers, given)
 
-    def _reduce(self, step: Step, pages: Sequence[Page], given: Mapping[str, Any]) -> Steps:
+    def _reduce(self, step: Step, pages: Sequence[Page], given: Mapping[str, Any]) -> Any:
         """A reduction whose documents fit into one prompt."""
         chain = step.runnable
         combine = chain.combine_documents_chain
         is_stuff = type(combine).__name__ == "StuffDocumentsChain"
         if not is_stuff or _tokens(combine, pages) > chain.token_max:
             return UNKNOWN
-        return (yield from self._combined(step, pages, given))
+        return self._combined(step, pages, given)
 
-    def _combined(self, step: Step, pages: Sequence[Page], given: Mapping[str, Any]) -> Steps:
+    def _combined(self, step: Step, pages: Sequence[Page], given: Mapping[str, Any]) -> Any:
         combine = step.of(step.runnable.combine_documents_chain)
         if self.handler(type(combine.runnable)) is None:
             return UNKNOWN
-        return (yield from self._stuff(combine, pages, given))
+        return self._stuff(combine, pages, given)
 
-    def _refine(self, step: Step, pages: Sequence[Page], given: Mapping[str, Any]) -> Steps:
+    def _refine(self, step: Step, pages: Sequence[Page], given: Mapping[str, Any]) -> Any:
         """A call on the first document, and one on each further document and the last answer."""
         chain = step.runnable
         name = chain.document_variable_name
         first = {name: _shown(pages[0], chain), **given}
-        answer = yield from self._text(step.of(chain.initial_llm_chain, "first"), first)
+        answer = self._text(step.of(chain.initial_llm_chain, "first"), first)
         for number, page in enumerate(pages[1:], 1):
             if answer is UNKNOWN:
                 return UNKNOWN
             values = {name: _shown(page, chain), chain.initial_response_name: answer, **given}
             refine = step.of(chain.refine_llm_chain, f"refine[{number}]")
-            answer = yield from self._text(refine, values)
+            answer = self._text(refine, values)
         return answer
 
 
@@ -204,11 +203,6 @@ def asking(chain: Any) -> Any:
 
 def _name(thing: Any) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
-
-
-def is_classic(chain: Any) -> bool:
-    """Whether `chain` is one of langchain-classic's own chains."""
-    return type(chain).__module__.startswith("langchain_classic.chains.")
 
 
 def _inputs(chain: Any, value: Any) -> Mapping[str, Any]:

@@ -84,7 +84,7 @@ def checked(truth: Truth) -> Truth:
 
 
 def truth_of(value: Any, step: object) -> Truth:
-    if isinstance(value, Ref) and value.make is None:
+    if isinstance(value, Ref) and value.kind is None:
         return _asked(value, {"op": "truthy"})
     if isinstance(value, (AnswerMessage, Said)):
         return True  # a message
@@ -127,7 +127,7 @@ def truth_in(on: Evaluation, node: ast.expr) -> Truth:
             keywords=[],
         ):
             owner = on.value(of)
-            if isinstance(owner, Ref) and owner.is_text and owner.make is None:
+            if isinstance(owner, Ref) and owner.is_text and owner.kind is None:
                 return _begun(on, owner, _ENDS[name], on.concrete(given))
     return truth_of(on.value(node), on.step)
 
@@ -170,7 +170,7 @@ def _compared(on: Evaluation, left: ast.expr, name: str, right: ast.expr) -> Tru
         raise CannotCompile(on.step, "it compares two values of the server")
     is_left = is_symbolic(one)
     value, given = (one, other) if is_left else (other, one)
-    if not isinstance(value, Ref) or value.make is not None:
+    if not isinstance(value, Ref) or value.kind is not None:
         raise CannotCompile(on.step, "its condition is not about a text or a parsed value")
     if items is not None and not value.is_text:
         raise CannotCompile(on.step, "it looks for a value that may be a list in a set")

@@ -18,12 +18,12 @@ from langchain_core.runnables import (
 )
 
 from langchain_weftline.lower.branches import Branches, ChainChoice, at_once
-from langchain_weftline.lower.checks import Checks, objects_in
 from langchain_weftline.lower.parsers import structured
 from langchain_weftline.lower.pure import Routed, apply_pure
-from langchain_weftline.lower.steps import Fork, Handler, Lowerer, Step, Steps
+from langchain_weftline.lower.steps import Handler, Lowerer, Step
 from langchain_weftline.lower.symbols import (
     CannotCompile,
+    Ref,
     Unknown,
     has_unknown,
     is_symbolic,
@@ -32,11 +32,10 @@ from langchain_weftline.lower.symbols import (
 
 
 class Flow:
-    """Lowers the steps that only move values. The client runs a step that does more."""
+    """Lowers the steps that only move values."""
 
-    def __init__(self, lowering: Lowerer, checks: Checks, branches: Branches) -> None:
+    def __init__(self, lowering: Lowerer, branches: Branches) -> None:
         self._lowering = lowering
-        self._checks = checks
         self._branches = branches
 
     @property
@@ -50,46 +49,44 @@ class Flow:
             RunnableLambda: self._lambda,
         }
 
-    def sequence(self, step: Step, value: Any) -> Steps:
+    def sequence(self, step: Step, value: Any) -> Any:
         """One step after another."""
         options = step.options
         for runnable in step.runnable.steps:
             part = Step(runnable, step.config, step.path, options)
-            value = yield from self._lowering.step(part, value)
+            value = self._lowering.step(part, value)
             options = {}  # only the first step takes the options bound to the sequence
         return value
 
-    def _parallel(self, step: Step, value: Any) -> Steps:
-        steps = step.runnable.steps__
-        lower = self._lowering.step
-        parts = tuple(lower(step.of(part, key), value) for key, part in steps.items())
-        return dict(zip(steps, (yield Fork(parts)), strict=True))
+    def _parallel(self, step: Step, value: Any) -> Any:
+        parts = step.runnable.steps__.items()
+        return {key: self._lowering.part(step.of(part, key), value) for key, part in parts}
 
-    def _assign(self, step: Step, value: Any) -> Steps:
-        value = yield from self._lowering.opened(value)
+    def _assign(self, step: Step, value: Any) -> Any:
+        value = self._lowering.opened(step, value)
         if not isinstance(value, dict):
-            return (yield from self._lowering.run(step, value, "it does not get a dict"))
-        made = yield from self._parallel(step.of(step.runnable.mapper), value)
+            return self._lowering.run(step, value, "it does not get a dict")
+        made = self._parallel(step.of(step.runnable.mapper), value)
         return type(value)({**value, **made}) if isinstance(value, Unknown) else {**value, **made}
 
-    def _pick(self, step: Step, value: Any) -> Steps:
-        value = yield from self._lowering.opened(value)
-        if not isinstance(value, dict) or not is_symbolic(value):
-            run = self._lowering.run(step, value, "the client has its value", is_quick=True)
-            return (yield from run)
+    def _pick(self, step: Step, value: Any) -> Any:
         keys = step.runnable.keys
+        if isinstance(value, Ref):
+            if isinstance(keys, str):
+                return item_of(value, keys, step.runnable)
+            return {key: item_of(value, key, step.runnable) for key in keys}
+        if not isinstance(value, dict) or not is_symbolic(value):
+            return self._lowering.run(step, value, "the client has its value")
         if isinstance(keys, str):
             return value.get(keys)
         return {key: value[key] for key in keys if key in value} or None
 
-    def _passthrough(self, step: Step, value: Any) -> Steps:
+    def _passthrough(self, step: Step, value: Any) -> Any:
         if step.runnable.func is not None or step.runnable.afunc is not None:
-            # The next step waits for the function, because the function may raise to stop the run.
-            reason = "it calls a function of the client"
-            yield from self._lowering.run(step, value, reason, may_wait=False)
+            self._lowering.note(step, "it calls a function of the client")
         return value
 
-    def _lambda(self, step: Step, value: Any) -> Steps:
+    def _lambda(self, step: Step, value: Any) -> Any:
         function = getattr(step.runnable, "func", None)
         has_async = getattr(step.runnable, "afunc", None) is not None
         if not is_symbolic(value):
@@ -98,9 +95,8 @@ class Flow:
                 self._lowering.note(
                     step, "it chooses a chain by the client's value", in_server=True
                 )
-                return (yield from self._lowering.step(step.of(chain), value))
-            reason = "it is a function on the client's value"
-            return (yield from self._lowering.run(step, value, reason))
+                return self._lowering.step(step.of(chain), value)
+            return self._lowering.run(step, value, "it is a function on the client's value")
         if isinstance(function, operator.itemgetter) and not has_async:
             if isinstance(value, (dict, list, tuple)):
                 return function(value)
@@ -113,16 +109,12 @@ class Flow:
             self._lowering.note(step, why, in_server=True)
             return parsed
         with self._lowering.attempt():
-            claimed = self._checks.claim(value, function)
-            made = apply_pure(function, value, self._branches.decide(step, value))
-            if any(ref.is_field for ref in objects_in(made)):
-                raise CannotCompile(step.runnable, "it gives an object of an object")
-        yield from self._checks.run(claimed)
+            made = apply_pure(function, value, self._branches.decide(step))
         if isinstance(made, Routed):
             self._lowering.note(step, "it chooses a chain by the client's value", in_server=True)
-            return (yield from self._lowering.step(step.of(made.runnable), value))
+            return self._lowering.step(step.of(made.runnable), value)
         if isinstance(made, ChainChoice):
-            return (yield from self._branches.routed(step, value, made))
+            return self._branches.routed(step, value, made)
         self._lowering.note(step, "it only moves and joins values", in_server=True)
         return made
 

@@ -1,22 +1,19 @@
 """`.map()`: the items of a list that the client has, or an each step over a list of the server.
 
-The server runs the body for each item, also while the list is still written, if the list is surely
-one of texts and the client would run nothing of the body. Otherwise the client fetches the list.
+The server runs the body for each item, also while the list is still written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.runnables.base import RunnableEach
 
-from langchain_weftline.lower.calls import Calls, is_heard
-from langchain_weftline.lower.graph import Draft, body_calls
+from langchain_weftline.lower.calls import Calls
+from langchain_weftline.lower.drafts import EachDraft
 from langchain_weftline.lower.searches import Searches
-from langchain_weftline.lower.server_parts import quietly
-from langchain_weftline.lower.steps import Fork, Handler, Lowerer, Step, Steps
+from langchain_weftline.lower.steps import Handler, Lowerer, Step
 from langchain_weftline.lower.symbols import (
     UNKNOWN,
     CannotCompile,
@@ -26,46 +23,6 @@ from langchain_weftline.lower.symbols import (
     is_symbolic,
 )
 from weftline.contract import steps
-from weftline.contract.protocol import Call
-from weftline.contract.transforms.methods import FACTS, LISTS
-
-# The transforms of a text that never fail. Others could fail for an item.
-_SURE = frozenset({"strip", "comma_list", "line_list", "numbered_list", "markdown_list"})
-
-
-@dataclass(frozen=True, slots=True)
-class EachDraft:
-    """The runs of a body for all items of a list, before they are submitted.
-
-    The values of the body's variable `last` become the list `var`.
-    """
-
-    var: str
-    over: Ref
-    item: str
-    last: str
-    drafts: tuple[Draft, ...]
-    calls: tuple[Call, ...]
-    name: str
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The variable of the list, and what the body reads besides its items."""
-        own = {self.item, *(draft.var for draft in self.drafts)}
-        outer = (name for draft in self.drafts for name in draft.reads if name not in own)
-        return tuple(dict.fromkeys((self.over.var, *outer)))
-
-    def steps(self) -> tuple[steps.Each]:
-        return (
-            steps.Each(
-                over=steps.Source(var=self.over.var, transforms=self.over.transforms),
-                item=self.item,
-                body=steps.Body(calls=self.calls),
-                collect={self.last: self.var},
-                max_items=steps.MAX_ITEMS,
-                name=self.name,
-            ),
-        )
 
 
 class Maps:
@@ -83,83 +40,57 @@ class Maps:
     def handlers(self) -> Mapping[type, Handler]:
         return {RunnableEach: self._each}
 
-    def _each(self, step: Step, value: Any) -> Steps:
+    def _each(self, step: Step, value: Any) -> Any:
         """Each item is lowered by itself, or the body is lowered once for the server."""
+        body = step.runnable.bound
         if not isinstance(value, (list, tuple, Unknown)) and is_symbolic(value):
-            try:
-                with self._lowering.attempt():
-                    return self._in_server(step, value)
-            except CannotCompile as error:
-                why = "how many items there are is known when the list is"
-                self._lowering.note(step, f"{why}: {error.reason}")
-            value = yield from self._lowering.opened(value)
+            if not is_list_of_texts(value):
+                raise CannotCompile(step.runnable, "its list may hold something else than texts")
+            part = Step(body, step.config)
+            # The server puts the name of the step before the names of the body's calls.
+            return self.over(step, value, lambda item: self._lowering.part(part, item))
         *outer, name = step.path or ("map",)
         if isinstance(value, Unknown):
-            if self._lowering.mode.is_ahead:
-                return UNKNOWN
-            part = Step(step.runnable.bound, step.config, (*outer, f"{name}[…]"))
-            return [(yield from self._lowering.step(part, UNKNOWN))]
+            # The body is visited for what an explanation says of it.
+            self._lowering.part(Step(body, step.config, (*outer, f"{name}[…]")), UNKNOWN)
+            return self._lowering.unknown(step, "its list is known only in the run")
         if not isinstance(value, (list, tuple)):
-            return (yield from self._lowering.run(step, value, "it does not get a list"))
-        parts = []
-        for number, item in enumerate(value):
-            path = (*outer, f"{name}[{number}]")
-            part = Step(step.runnable.bound, step.config, path)
-            parts.append(self._lowering.step(part, item))
-        return (yield Fork(tuple(parts)))
+            return self._lowering.run(step, value, "it does not get a list")
+        return [
+            self._lowering.part(Step(body, step.config, (*outer, f"{name}[{number}]")), item)
+            for number, item in enumerate(value)
+        ]
 
-    def _in_server(self, step: Step, value: Any) -> Ref:
-        """The list of what the body gives. Raises CannotCompile where the server cannot do it."""
-        each = step.runnable
-        if self._lowering.mode.is_ahead:
-            raise CannotCompile(each, "LangChain runs it, and the server the calls ahead")
-        if not is_list_of_texts(value):
-            raise CannotCompile(each, "its list may hold something else than texts")
-        part = Step(each.bound, step.config)
-        # The server puts the name of the step before the names of the body's calls.
-        return self.over(step, value, lambda item: self._lowering.step(part, item))
-
-    def over(self, step: Step, value: Ref, body: Callable[[Ref], Steps]) -> Ref:
+    def over(self, step: Step, value: Ref, body: Callable[[Ref], Any]) -> Any:
         """The list of what `body` gives for each item of the list `value`.
 
-        Raises CannotCompile where the body is more than calls of the server whose last one gives a
-        text.
+        The list is known if `body` gives the text of a call. Raises CannotCompile where the body
+        has no calls that can begin, or other steps of the server.
         """
-        each = step.runnable
+        with self._lowering.attempt():
+            return self._over(step, value, body)
+
+    def _over(self, step: Step, value: Ref, body: Callable[[Ref], Any]) -> Any:
         self._lowering.note(step, "the server runs it for each item of the list", in_server=True)
         item, before = Ref(self._mint()), len(self._calls.drafts)
-        searches, unknown = len(self._searches.drafts), self._calls.unknown
-        made = quietly(body(item))
+        searches = len(self._searches.drafts)
+        made = body(item)
         drafts = tuple(self._calls.drafts[before:])
-        if len(self._searches.drafts) > searches or self._calls.unknown > unknown:
-            raise CannotCompile(each, "it has more than calls")
-        if any(draft.options.form is not None for draft in drafts):
-            raise CannotCompile(each, "the client checks the forms of its answers")
-        if any(is_heard(self._calls.asked[draft.var]) for draft in drafts):
-            raise CannotCompile(each, "callbacks hear of its calls")
-        if not isinstance(made, Ref) or made.var not in [draft.var for draft in drafts]:
-            raise CannotCompile(each, "it gives something else than the text of a call")
-        if made.make is not None or not all(map(_is_sure, made.transforms)):
-            raise CannotCompile(each, "its parser may refuse an item")
-        if made.transforms and any(made.var in draft.reads for draft in drafts):
-            raise CannotCompile(each, "a call reads what its parser gets")
+        if not drafts:
+            raise CannotCompile(step.runnable, "none of its calls can begin before the run")
+        if len(self._searches.drafts) > searches:
+            raise CannotCompile(step.runnable, "it has steps of the server besides calls")
         del self._calls.drafts[before:]
         draft = EachDraft(
-            var=self._mint(),
             over=value,
             item=item.var,
-            last=made.var,
             drafts=drafts,
-            calls=body_calls(drafts, {made.var: made.transforms}),
+            lists={one.var: self._mint() for one in drafts},
             name=_name(step.path),
         )
         self._searches.drafts.append(draft)
-        return Ref(draft.var, is_text=False)
-
-
-def _is_sure(spec: Mapping[str, Any]) -> bool:
-    makes_text = spec["op"] == "text" and spec["method"] not in LISTS | FACTS
-    return makes_text or spec["op"] in _SURE
+        is_answer = isinstance(made, Ref) and not made.transforms and made.kind is None
+        return Ref(draft.lists[made.var], is_text=False) if is_answer else UNKNOWN
 
 
 def _name(path: tuple[str, ...]) -> str:

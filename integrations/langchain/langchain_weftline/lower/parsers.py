@@ -1,33 +1,28 @@
-"""The transform that replaces a LangChain parser, and how the client builds an object of its value.
+"""The transform that replaces a LangChain parser, and what LangChain makes of its value.
 
 This module adds two kinds of parsers to the table of `weftline.adapters.parsers`. The value of some
-parsers is not JSON (an object, a member of an enum, a date, a tuple). For these parsers the server
-finds the parts, and the client builds the object. The other parsers read a message's tool calls.
-Only exact classes count, because a subclass may override anything.
+parsers is not JSON (an object, a member of an enum, a date, a tuple). The other parsers read a
+message's tool calls. Only exact classes count, because a subclass may override anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from enum import Enum
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from langchain_core.messages import AIMessage
-from langchain_core.messages.tool import tool_call
 from langchain_core.output_parsers import BaseOutputParser, PydanticOutputParser
 from langchain_core.output_parsers.openai_tools import (
     JsonOutputKeyToolsParser,
     JsonOutputToolsParser,
     PydanticToolsParser,
 )
-from langchain_core.outputs import ChatGeneration
 
 from langchain_weftline.lower.shapes import ObjectShape, shape_of
-from langchain_weftline.lower.symbols import AnswerMessage, CannotCompile, Make, Ref, Spec
+from langchain_weftline.lower.symbols import AnswerMessage, CannotCompile, Kind, Ref, Spec
 from weftline.adapters import parsers
 from weftline.contract import transforms
 from weftline.errors import InvalidRequest
@@ -35,8 +30,8 @@ from weftline.errors import InvalidRequest
 Parser = BaseOutputParser[Any]
 
 
-def lowered_parser(parser: Parser) -> tuple[Spec | None, Make | None]:
-    """The transform that replaces `parser`, and what builds the client's object; each may be None.
+def lowered_parser(parser: Parser) -> tuple[Spec | None, Kind | None]:
+    """The transform that replaces `parser`, and what LangChain makes of its value.
 
     Raises CannotCompile if no transform does the same as the parser with its settings.
     """
@@ -50,7 +45,7 @@ def lowered_parser(parser: Parser) -> tuple[Spec | None, Make | None]:
         raise CannotCompile(error.parser, error.reason) from error
     except InvalidRequest as error:
         raise CannotCompile(parser, error.message) from error
-    return spec, None if parts.make is None else parts.make(parser)
+    return spec, parts.kind
 
 
 def parsed_shape(parser: Parser, found: tuple[Spec, ...]) -> ObjectShape | None:
@@ -81,7 +76,7 @@ def structured(function: Any, value: Any) -> Ref | None:
         return None
     data = value.text.then({"op": "json"})
     shape = shape_of(kind, data.transforms)
-    return None if shape is None else replace(data, make=function, form=value.form, shape=shape)
+    return None if shape is None else replace(data, kind=Kind.OBJECT, shape=shape)
 
 
 def has_transform(cls: type[Any]) -> bool:
@@ -96,10 +91,10 @@ def reads_tools(spec: Spec | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """How to find a parser's transform, and the function that builds the client's object."""
+    """How to find a parser's transform, and what LangChain makes of its value."""
 
     spec: Callable[[Any], Spec]
-    make: Callable[[Any], Make] | None = None
+    kind: Kind | None = None
 
 
 def _parts_of(cls: type[Any]) -> _Parts | None:
@@ -109,18 +104,6 @@ def _parts_of(cls: type[Any]) -> _Parts | None:
 def _tools(parser: Any) -> Spec:
     options = {"first_tool_only": parser.first_tool_only, "return_id": parser.return_id}
     return {"op": "tool_calls", "key_name": getattr(parser, "key_name", None), **options}
-
-
-def _tool_objects(parser: PydanticToolsParser) -> Make:
-    """A function that lets the parser itself build the objects, from a message with the calls."""
-
-    def make(found: Any) -> Any:
-        calls = [found] if isinstance(found, dict) else found
-        made = [tool_call(name=call["type"], args=call["args"], id=None) for call in calls]
-        message = AIMessage(content="", tool_calls=made)
-        return parser.parse_result([ChatGeneration(message=message)])
-
-    return make
 
 
 def _enum(parser: Any) -> Spec:
@@ -137,28 +120,27 @@ def _yaml(parser: Any) -> Spec:
 
 _CORE: Mapping[type[Any], _Parts] = MappingProxyType(
     {
-        PydanticOutputParser: _Parts(lambda _: {"op": "json"}, lambda parser: parser._parse_obj),
+        PydanticOutputParser: _Parts(lambda _: {"op": "json"}, Kind.OBJECT),
         JsonOutputToolsParser: _Parts(_tools),
         JsonOutputKeyToolsParser: _Parts(_tools),
-        PydanticToolsParser: _Parts(_tools, _tool_objects),
+        PydanticToolsParser: _Parts(_tools, Kind.OBJECT),
     }
 )
 # By name, so that langchain-classic is not imported here.
 _CLASSIC: Mapping[str, _Parts] = MappingProxyType(
     {
-        f"langchain_classic.{name}": parts
-        for name, parts in {
-            "output_parsers.enum.EnumOutputParser": _Parts(_enum, lambda parser: parser.enum),
-            "output_parsers.datetime.DatetimeOutputParser": _Parts(
-                lambda parser: {"op": "datetime", "format": parser.format},
-                lambda _: datetime.fromisoformat,
-            ),
-            # YAML has values that JSON cannot carry, so the client reads the text again.
-            "output_parsers.yaml.YamlOutputParser": _Parts(_yaml, lambda parser: parser.parse),
-            "chains.flare.prompts.FinishedOutputParser": _Parts(
-                lambda parser: {"op": "finished", "finished_value": parser.finished_value},
-                lambda _: tuple,
-            ),
+        f"langchain_classic.{name}": _Parts(spec, Kind.OBJECT)
+        for name, spec in {
+            "output_parsers.enum.EnumOutputParser": _enum,
+            "output_parsers.datetime.DatetimeOutputParser": lambda parser: {
+                "op": "datetime",
+                "format": parser.format,
+            },
+            "output_parsers.yaml.YamlOutputParser": _yaml,
+            "chains.flare.prompts.FinishedOutputParser": lambda parser: {
+                "op": "finished",
+                "finished_value": parser.finished_value,
+            },
         }.items()
     }
 )

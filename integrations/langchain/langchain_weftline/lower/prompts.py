@@ -8,7 +8,7 @@ becomes one constant text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from string import Formatter
 from typing import Any
 
@@ -194,22 +194,6 @@ def _f_string(
             value = formatter.convert_field(value, conversion) if conversion else value
             content.append(Slot(name, (format(value, spec or ""),)))
     return tuple(content)
-
-
-def item_for(template: BasePromptTemplate[Any], name: str) -> Callable[[Any], Any]:
-    """A function that takes the value of a template's variable out of the template's input."""
-    lone = len(template.input_variables) == 1
-
-    def take(given: Any) -> Any:
-        if isinstance(given, dict):
-            if name not in given:
-                template.invoke(given)  # raises LangChain's own error
-            return given[name]
-        if not lone:
-            template.invoke(given)  # raises LangChain's own error
-        return given
-
-    return take
 
 
 def _used(template: Any, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from langchain_weftline.lower.symbols import (
     AnswerMessage,
     CannotCompile,
     Fragment,
-    Local,
+    Kind,
     Ref,
     Text,
     is_symbolic,
@@ -43,10 +43,9 @@ from langchain_weftline.lower.texts import (
     percent,
     said,
 )
-from langchain_weftline.retrieval.vectorstore import documents_of, unique_documents_of
 from weftline.contract.transforms.base import MAX_OPTION_CHARS
 
-_DOCUMENTS = (documents_of, unique_documents_of)
+_DOCUMENTS = (Kind.DOCUMENTS, Kind.UNIQUE_DOCUMENTS)
 _BUILTINS = (dict, enumerate, len, list, range, str, tuple, zip)
 _CONSTANTS = (str, int, float, bool, type(None))
 
@@ -92,8 +91,13 @@ def evaluation_of(
         raise CannotCompile(
             step, "its source cannot be read, or it takes more than one plain parameter"
         )
-    node, parameter = source
-    return node, Evaluation(function, step, {parameter: value}, decide)
+    node, (parameter, *more) = source
+    defaults = function.__defaults__ or ()
+    if len(defaults) != len(more) or not all(map(is_exact, defaults)):
+        raise CannotCompile(step, "a default of its parameters is an object")
+    return node, Evaluation(
+        function, step, {parameter: value, **dict(zip(more, defaults, strict=True))}, decide
+    )
 
 
 class Evaluation:
@@ -335,7 +339,7 @@ def _call(on: Evaluation, node: ast.Call) -> Any:
         return settled(shown(values[0], on.step))
     if function is len and len(values) == 1 and is_symbolic(values[0]) and not named:
         return _length(on, values[0])
-    if any(isinstance(value, (Ref, AnswerMessage, Local, Text)) for value in values):
+    if any(isinstance(value, (Ref, AnswerMessage, Text)) for value in values):
         raise on.unknown_length()
     if any(keyword.arg is None for keyword in node.keywords):
         raise on.impure(node)
@@ -367,14 +371,14 @@ def _joined_documents(on: Evaluation, node: ast.Call) -> Ref | None:
             keywords=[],
         ) if read == item:
             documents, separator = on.value(of), on.value(before)
-            if not isinstance(documents, Ref) or documents.make not in _DOCUMENTS:
+            if not isinstance(documents, Ref) or documents.kind not in _DOCUMENTS:
                 return None
             if type(separator) is not str or len(separator) > MAX_OPTION_CHARS:
                 return None
             spec: dict[str, Any] = {"op": "texts", "separator": separator}
-            if documents.make is unique_documents_of:
+            if documents.kind is Kind.UNIQUE_DOCUMENTS:
                 spec["unique"] = True
-            return replace(documents.then(spec, is_text=True), make=None)
+            return replace(documents.then(spec, is_text=True), kind=None)
     return None
 
 
@@ -396,7 +400,7 @@ def _method(on: Evaluation, node: ast.Attribute, values: list[Any], named: dict[
 
 
 def _join(on: Evaluation, separator: str, values: Any) -> Any:
-    if isinstance(values, Ref) and values.make is None:
+    if isinstance(values, Ref) and values.kind is None:
         return values.then({"op": "join", "separator": separator}, is_text=True)
     if not isinstance(values, (list, tuple, dict)):
         raise CannotCompile(on.step, "it joins something that is not a list")
@@ -418,7 +422,7 @@ def _each(on: Evaluation, generators: list[ast.comprehension]) -> Iterator[None]
     if more or loop.is_async:
         raise CannotCompile(on.step, "its comprehension has several loops")
     items = _items(on, loop.iter)
-    if isinstance(items, (Ref, AnswerMessage, Local, Text)):
+    if isinstance(items, (Ref, AnswerMessage, Text)):
         raise on.unknown_length()
     if not isinstance(items, (dict, list, tuple, range, enumerate, zip)):
         raise on.impure(loop)

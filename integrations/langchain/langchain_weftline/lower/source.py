@@ -1,4 +1,4 @@
-"""Finds the syntax tree of a function with one plain parameter, and checks that it is its own."""
+"""Finds the syntax tree of a function that takes one value, and checks that it is its own."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ def place_of(runnable: Any) -> str:
     return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
-def function_source(function: FunctionType) -> tuple[Function, str] | None:
-    """The tree of `function` and its parameter's name, or None where they cannot be found.
+def function_source(function: FunctionType) -> tuple[Function, tuple[str, ...]] | None:
+    """The tree of `function` and its parameters' names, or None where they cannot be found.
+
+    All parameters but the first have defaults, as in `lambda value, number=number: ...`.
 
     A file may have changed since it was imported, and a line may have several lambdas. So a tree is
     returned only if it compiles to the same bytecode as `function`.
@@ -36,9 +38,9 @@ def function_source(function: FunctionType) -> tuple[Function, str] | None:
         return None
     code = function.__code__
     for node in functions.get(code.co_firstlineno, ()):
-        parameter = _only_parameter(node.args)
-        if parameter is not None and _same(_compiled(node, parameter, code.co_freevars), code):
-            return node, parameter
+        names = _parameters(node.args)
+        if names and _same(_compiled(node, names, code.co_freevars), code):
+            return node, names
     return None
 
 
@@ -55,21 +57,25 @@ def _functions(source: str) -> dict[int, list[Function]]:
     return found
 
 
-def _only_parameter(arguments: ast.arguments) -> str | None:
-    if len(arguments.args) != 1 or arguments.posonlyargs or arguments.kwonlyargs:
-        return None
-    if arguments.vararg or arguments.kwarg or arguments.defaults:
-        return None
-    return arguments.args[0].arg
+# LangChain gives a function more arguments if it has parameters of these names.
+_GIVEN = frozenset({"config", "run_manager"})
 
 
-def _compiled(node: Function, parameter: str, free: tuple[str, ...]) -> CodeType:
+def _parameters(arguments: ast.arguments) -> tuple[str, ...]:
+    """The names of the parameters; none where LangChain would call the function in another way."""
+    names = tuple(one.arg for one in arguments.args)
+    if arguments.posonlyargs or arguments.kwonlyargs or arguments.vararg or arguments.kwarg:
+        return ()
+    return names if len(arguments.defaults) == len(names) - 1 and _GIVEN.isdisjoint(names) else ()
+
+
+def _compiled(node: Function, parameters: tuple[str, ...], free: tuple[str, ...]) -> CodeType:
     """The code of `node`, compiled inside a function whose parameters are its free variables."""
     statement: ast.stmt
     if isinstance(node, ast.Lambda):
-        statement = ast.Return(value=ast.Lambda(args=_arguments(parameter), body=node.body))
+        statement = ast.Return(value=ast.Lambda(args=_arguments(*parameters), body=node.body))
     else:
-        statement = _definition(node.name, (parameter,), node.body)
+        statement = _definition(node.name, parameters, node.body)
     outer = _definition("outer", free, [statement])
     module = ast.fix_missing_locations(ast.Module(body=[outer], type_ignores=[]))
     code = compile(module, "<chain>", "exec", dont_inherit=True)

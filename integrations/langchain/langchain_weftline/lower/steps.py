@@ -1,50 +1,13 @@
-"""The types of lowering: steps of a chain, and the requests of a lowering to the client."""
+"""The types of lowering: steps of a chain, and where each one runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, Protocol
 
-from langchain_core.runnables import Runnable, RunnableConfig
-
-
-@dataclass(frozen=True, slots=True)
-class StepRun:
-    """A request to run `step` in the client, when the client has all of `value`.
-
-    The result is the step's output. `is_quick` marks a step that only renders or parses, which
-    takes less time than starting a thread. With `may_wait` the result may be a Local, a promise of
-    the output, if calls can be submitted before the step has run.
-    """
-
-    step: Runnable[Any, Any]
-    value: Any
-    config: RunnableConfig
-    options: Mapping[str, Any] = field(default_factory=dict)
-    is_quick: bool = False
-    may_wait: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """A request to wait for the server's variables in `value`. The result is the concrete value."""
-
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Fork:
-    """A request to run all `parts` side by side. The result is the list of their results."""
-
-    parts: tuple[Steps, ...]
-
-
-Request = StepRun | Fetch | Fork
-Steps = Generator[Request, Any, Any]
-"""A part of a chain as a generator: it yields requests, and returns the part's output."""
+from langchain_core.runnables import RunnableConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +24,12 @@ class Step:
         return Step(runnable, self.config, (*self.path, *names))
 
 
-class Mode(Enum):
-    """The purpose of a lowering."""
-
-    RUN = "run"
-    EXPLAIN = "explain"  # tells where each step runs: every call counts
-    AHEAD = "ahead"  # submits calls ahead of the run: only calls with a certain prompt count
-    AHEAD_OF_STREAM = "ahead of stream"  # the same, for a run whose answers are streamed
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether calls are submitted before LangChain makes them."""
-        return self in (Mode.AHEAD, Mode.AHEAD_OF_STREAM)
-
-
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Where one step runs, and why. `path` is its place in the chain."""
+    """Where one step runs, and why. `path` is its place in the chain.
+
+    `in_server` says that the server computes what the step gives before LangChain runs the step.
+    """
 
     path: tuple[str, ...]
     step: str
@@ -92,21 +44,22 @@ Noting = Callable[[Note], None]
 class Lowerer(Protocol):
     """The part of a lowering that the handlers of single steps use."""
 
-    mode: Mode
+    streams: bool
 
-    def step(self, step: Step, value: Any) -> Steps:
-        """Lower any step."""
+    def step(self, step: Step, value: Any) -> Any:
+        """The output of any step, as far as it is known before the run."""
 
-    def run(
-        self,
-        step: Step,
-        value: Any,
-        reason: str,
-        *,
-        is_quick: bool = False,
-        may_wait: bool = True,
-    ) -> Steps:
-        """Have the client run a step."""
+    def part(self, step: Step, value: Any) -> Any:
+        """The output of a step whose failure leaves the steps beside it alone."""
+
+    def whole(self, step: Step, value: Any) -> Any:
+        """The output of a step that the server computes. Raises CannotCompile where it cannot."""
+
+    def run(self, step: Step, value: Any, reason: str) -> Any:
+        """The output of a step that only LangChain runs."""
+
+    def unknown(self, step: Step, reason: str) -> Any:
+        """The output of a step that waits for what only the run knows."""
 
     def note(self, step: Step, why: str, *, in_server: bool = False) -> None:
         """Note where a step runs."""
@@ -114,12 +67,12 @@ class Lowerer(Protocol):
     def attempt(self) -> AbstractContextManager[None]:
         """Undo what was lowered in this block, if it raises CannotCompile."""
 
-    def opened(self, value: Any) -> Steps:
-        """A list or an object of the server as a list or dict of variables."""
+    def opened(self, step: Step, value: Any) -> Any:
+        """A list or an object of the server, whose items only the run knows."""
 
-    def binding(self, step: Step, value: Any) -> Steps:
+    def binding(self, step: Step, value: Any) -> Any:
         """Lower a step with options and configuration bound to it."""
 
 
-Handler = Callable[[Step, Any], Steps]
-"""Lowers one kind of step."""
+Handler = Callable[[Step, Any], Any]
+"""Lowers one kind of step: its output, of symbolic values where the server makes them."""

@@ -6,11 +6,10 @@ Plain dicts, lists and tuples may contain them, so a step that only moves values
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, Protocol
-
-from langchain_core.prompts import BasePromptTemplate
 
 from langchain_weftline.model.forms import Form
 from weftline.contract.transforms.methods import FACTS, LISTS
@@ -19,12 +18,16 @@ Spec = dict[str, Any]
 """A transform as data (weftline.contract.transforms)."""
 
 
-Make = Callable[[Any], Any]
-"""Builds the client's object from a value of the server."""
+class Kind(Enum):
+    """What LangChain makes of a value of the server, if that is not the value itself."""
+
+    OBJECT = "an object of a class"
+    DOCUMENTS = "the documents of a search"
+    UNIQUE_DOCUMENTS = "the documents of several searches, each once"
 
 
 class CannotCompile(ValueError):
-    """The server cannot run a step, for this reason. The client then runs it."""
+    """The server cannot compute a step ahead, for this reason. Only LangChain runs it then."""
 
     def __init__(self, step: object, reason: str) -> None:
         self.step = step if isinstance(step, str) else name_of(step)
@@ -41,9 +44,6 @@ def name_of(step: object) -> str:
 class Shape(Protocol):
     """The parts of an object that the server has."""
 
-    def has(self, name: str) -> bool:
-        """Whether an object has this field."""
-
     def attribute(self, owner: Ref, name: str, step: object) -> Ref:
         """`owner.name`. Raises CannotCompile where its value is not certain."""
 
@@ -53,20 +53,17 @@ class Shape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """The variable `var` after `transforms`. `is_text` says that the value is surely a string.
+    """The variable `var` after `transforms`. `is_text` says that the value is a string.
 
-    `make` builds the object that the client's steps get, if that is not the value itself. With a
-    `form` it builds the object from the message, whose form the request asked for. `shape` has the
-    object's fields. `is_field` marks the value of one, which counts only if the object is valid.
+    `kind` says what LangChain makes of the value; None stands for the value itself. `shape` has the
+    fields of an object.
     """
 
     var: str
     transforms: tuple[Spec, ...] = ()
     is_text: bool = True
-    make: Make | None = None
-    form: Form | None = None
+    kind: Kind | None = None
     shape: Shape | None = None
-    is_field: bool = False
 
     def then(self, spec: Spec, *, is_text: bool = False) -> Ref:
         """This value after one more transform."""
@@ -92,52 +89,6 @@ class AnswerMessage:
     def text(self) -> Ref:
         """The message's content."""
         return Ref(self.var)
-
-
-@dataclass(eq=False, slots=True)
-class Shown:
-    """The texts of one step's output that stand in prompts. The texts are sent in sets.
-
-    Each set is one variable. A set is `closed` when its value is made. Texts that are needed later
-    go into another set.
-    """
-
-    sets: list[dict[str, Make]] = field(default_factory=list)
-    closed: int = 0
-
-    def add(self, key: str, make: Make) -> int:
-        """The number of the set that has the text `key`."""
-        for number, texts in enumerate(self.sets):
-            if key in texts:
-                return number
-        if self.closed == len(self.sets):
-            self.sets.append({})
-        self.sets[-1][key] = make
-        return len(self.sets) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Local:
-    """A promise: the object that a step of the client will return, which is its variable `var`.
-
-    `part` extracts one part of the object, which `name` identifies; None means the whole object.
-    The object stays in the client. The server gets only those of its texts that stand in prompts.
-    """
-
-    var: str
-    part: Make | None = None
-    name: str = ""
-    shown: Shown = field(default_factory=Shown, compare=False, repr=False)
-
-    def item(self, name: str, part: Make) -> Local:
-        """The part of the object that `part` extracts and `name` identifies."""
-        return Local(self.var, part, name, self.shown)
-
-    def text(self, show: Callable[[Any], str]) -> Ref:
-        """The text that `show` makes: `format` or `repr`."""
-        key, part = f"{show.__name__} {self.name}".rstrip(), self.part
-        number = self.shown.add(key, show if part is None else lambda value: show(part(value)))
-        return Ref(f"{self.var}.{number}", ({"op": "path", "keys": [key]},))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,16 +141,10 @@ class PromptMessage:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered prompt that still shows its slots. `name` is the template's name.
-
-    `source` has the template and its values, for a step that needs the prompt in the client.
-    """
+    """A rendered prompt that still shows its slots. `name` is the template's name."""
 
     turns: tuple[PromptMessage, ...]
     name: str | None = None
-    source: tuple[BasePromptTemplate[Any], Mapping[str, Any]] | None = field(
-        default=None, compare=False
-    )
 
     def holes(self) -> Iterator[Hole]:
         """The places that the server fills."""
@@ -223,9 +168,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 
 class Unknown(dict[Any, Any]):
-    """A value that is computed during the run. A plan knows at most some items of the value. An
-    Unknown occurs only in plans and explanations, because a run has the value itself.
-    """
+    """A value that is computed during the run. Lowering knows at most some of its items."""
 
     def __missing__(self, key: object) -> Unknown:
         return UNKNOWN
@@ -256,7 +199,7 @@ def is_symbolic(value: Any) -> bool:
         return any(map(is_symbolic, value.values()))
     if isinstance(value, (list, tuple)):
         return any(map(is_symbolic, value))
-    return isinstance(value, (Ref, AnswerMessage, Local, Text, Said, Prompt))
+    return isinstance(value, (Ref, AnswerMessage, Text, Said, Prompt))
 
 
 def shown(value: Any, step: object, *, quoted: bool = False) -> tuple[Fragment, ...]:
@@ -264,14 +207,12 @@ def shown(value: Any, step: object, *, quoted: bool = False) -> tuple[Fragment, 
     if not is_symbolic(value):
         return (repr(value) if quoted else format(value),)
     if isinstance(value, Ref):
-        if value.make is not None:
+        if value.kind is not None:
             raise CannotCompile(step, "it shows an object that the client makes")
         form = {"op": "repr"} if quoted else {"op": "str"}
         return (Hole(value, () if value.is_text and not quoted else (form,)),)
     if isinstance(value, Text) and not quoted:
         return value.pieces
-    if isinstance(value, Local):
-        return (Hole(value.text(repr if quoted else format)),)
     if isinstance(value, dict):
         items = [
             (*shown(key, step, quoted=True), ": ", *shown(item, step, quoted=True))
@@ -308,7 +249,7 @@ _LISTS_OF_TEXTS = frozenset({"line_list", "comma_list", "numbered_list", "markdo
 
 def is_list_of_texts(value: Any) -> bool:
     """Whether `value` is surely a list of texts of the server."""
-    if not isinstance(value, Ref) or value.make is not None or not value.transforms:
+    if not isinstance(value, Ref) or value.kind is not None or not value.transforms:
         return False
     last = value.transforms[-1]
     return last["op"] in _LISTS_OF_TEXTS or (last["op"] == "text" and last["method"] in LISTS)
@@ -318,7 +259,7 @@ def item_of(value: Any, key: Any, step: object) -> Ref:
     """`value[key]` for a value of the server."""
     if isinstance(value, Ref) and value.shape is not None:
         return value.shape.item(value, key, step)
-    if not isinstance(value, Ref) or value.make is not None or type(key) not in (str, int):
+    if not isinstance(value, Ref) or value.kind is not None or type(key) not in (str, int):
         raise CannotCompile(step, f"it takes item {str(key)[:40]!r} of a {_kind(value)}")
     *before, last = value.transforms or ({},)
     if last.get("op") != "path":
@@ -351,7 +292,6 @@ def _separated(items: list[tuple[Fragment, ...]], separator: str = ", ") -> list
 _KINDS = {
     Ref: "parsed value",
     AnswerMessage: "message",
-    Local: "value of the client",
     Said: "message",
     Text: "built string",
     Prompt: "prompt",

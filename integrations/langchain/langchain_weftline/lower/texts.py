@@ -40,7 +40,7 @@ def is_exact(value: Any) -> bool:
 
 def method(owner: Any, name: str, args: Sequence[Any], step: object) -> Any:
     """`owner.name(*args)`."""
-    if isinstance(owner, Ref) and owner.make is None and not is_symbolic(list(args)):
+    if isinstance(owner, Ref) and owner.kind is None and not is_symbolic(list(args)):
         return _in_server(owner, name, args, step)
     if type(owner) is dict and name == "get" and is_exact(list(args)):
         return owner.get(*args)
@@ -71,7 +71,7 @@ def _in_server(owner: Ref, name: str, args: Sequence[Any], step: object) -> Any:
 
 def length(value: Any, step: object) -> Any:
     """`len(value)` for a value of the server."""
-    if not isinstance(value, Ref) or value.make is not None:
+    if not isinstance(value, Ref) or value.kind is not None:
         raise CannotCompile(step, "the length of a value of the server is not known here")
     return value.then({"op": "len"})
 

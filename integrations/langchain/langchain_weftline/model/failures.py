@@ -3,114 +3,25 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any, cast
 
 import openai
-from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import SecretStr
 
-from langchain_weftline.lower.graph import Tree, specs_of
-from langchain_weftline.lower.searches import is_of_search
-from langchain_weftline.lower.symbols import Spec
 from langchain_weftline.model.transport import Answering, httpx
-from weftline.contract import transforms
-from weftline.contract.protocol import Call
-from weftline.contract.transforms.yaml_text import Yaml
 from weftline.errors import (
     ClientFailed,
     ConnectionFailed,
     Refusal,
     Timeout,
-    TransformFailed,
     WeftlineError,
 )
 
 CHAT = "chat"  # the server's name for the call of a chat, which no model of this adapter changes
-_INVALID_JSON = "Invalid json output: "
-# An OutputParserException's message begins like one of these. Other parsers raise ValueError.
-_PARSERS_OWN = (
-    _INVALID_JSON,
-    "Could not parse datetime string",
-    "Response '",
-    "Failed to parse XML format",
-    "Got invalid JSON object",
-    "Got invalid return object",
-    "Expected JSON object (dict)",
-    "Parsing text\n",
-)
-_ROUTED = " raised following error:\n"  # a router's parser puts this before the inner message
-_BUILTIN_ERRORS: dict[str, type[Exception]] = {
-    "AttributeError": AttributeError,
-    "IndexError": IndexError,
-    "KeyError": KeyError,
-    "TypeError": TypeError,
-    "ValueError": ValueError,
-}
-
-
-@contextmanager
-def own_failures(
-    tree: Tree, calls: Iterable[Call] = (), *, streamed: bool = False
-) -> Iterator[None]:
-    """Turn the server's failures inside this block into the plain chain's exceptions.
-
-    `tree` is the value that was read, and `calls` are the calls that may have failed before it.
-    """
-    try:
-        yield
-    except TransformFailed as failure:
-        raise as_step(failure, [*specs_of(tree), *_specs(calls)]) from failure
-    except WeftlineError as failure:
-        if is_of_search(failure):
-            raise
-        made = as_model(failure, streamed=streamed)
-        raise made from made.__cause__
-
-
-def as_step(failure: TransformFailed, specs: Iterable[Spec]) -> BaseException:
-    """The exception that the parser or the step itself would have raised."""
-    message = failure.message
-    name, _, rest = message.partition(": ")
-    if (error := _BUILTIN_ERRORS.get(name)) is None:
-        if failure.param == Yaml.op and message.startswith("Failed to parse "):
-            return OutputParserException(message, llm_output=_unread(message, specs))
-        if message.startswith(_PARSERS_OWN):
-            text = message.removeprefix(_INVALID_JSON)
-            head, routed, inner = message.rpartition(_ROUTED)
-            if routed and inner.startswith(_PARSERS_OWN):
-                message = head + routed + str(OutputParserException(inner))
-            return OutputParserException(message, llm_output=None if text == message else text)
-        return ValueError(message) if failure.param in transforms.OPS else as_model(failure)
-    if error is KeyError:  # the message has the key's repr, and the specs have the key itself
-        keys = {repr(key): key for spec in specs for key in spec.get("keys", ())}
-        return KeyError(keys.get(rest, rest))
-    return error(rest)
-
-
-def _unread(message: str, specs: Iterable[Spec]) -> str | None:
-    """The text that a YAML transform could not read, taken from its message."""
-    for transform in (transforms.parse(spec) for spec in specs if spec["op"] == Yaml.op):
-        before = f"Failed to parse {getattr(transform, 'class_name', None)} from completion "
-        for end in re.finditer(r"\. Got: ", message.removeprefix(before)):
-            text = message.removeprefix(before)[: end.start()]
-            try:
-                transform.apply(text)
-            except TransformFailed as failure:
-                if failure.message == message:
-                    return text
-    return None
-
-
-def _specs(calls: Iterable[Call]) -> Iterator[Spec]:
-    for call in calls:
-        for placeholder in call.placeholders:
-            yield from placeholder.transforms
 
 
 def as_model(failure: WeftlineError, *, streamed: bool = False) -> BaseException:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from langchain_core.globals import get_llm_cache
 
-from langchain_weftline.lower.graph import CallOptions
+from langchain_weftline.lower.drafts import CallOptions
 from langchain_weftline.lower.symbols import CannotCompile
 from langchain_weftline.model.connection import Connected, obstacle
 from langchain_weftline.model.failures import as_model

@@ -22,7 +22,7 @@ from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPro
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 
-from langchain_weftline.trace.audience import Aside
+from langchain_weftline.trace.handlers import OwnHandler
 from langchain_weftline.trace.pieces import by_input, by_template
 from langchain_weftline.trace.sessions import TracedSession
 from langchain_weftline.trace.templates import Templates
@@ -131,7 +131,7 @@ class _Done:
 _DONE = _Done()
 
 
-class Listener(Aside):
+class Listener(OwnHandler):
     """Watches chains, prompts, tools and retrievers, and ignores all other events.
 
     `run_inline` stays off: with it LangChain does not tell other handlers that an async text model

@@ -9,7 +9,7 @@ from threading import RLock
 from typing import Any
 from uuid import UUID
 
-from langchain_weftline.trace.audience import OwnHandler
+from langchain_weftline.trace.handlers import OwnHandler
 from langchain_weftline.trace.provenance import LISTENER
 from langchain_weftline.trace.sessions import TracedSession
 from weftline.adapters import RunSessions

@@ -23,11 +23,12 @@ from llama_index.llms.weftline.plan.options import (
 from llama_index.llms.weftline.plan.plan import Plan, Unplannable, can_plan, packs, plan_on_one
 from llama_index.llms.weftline.plan.selector import division_of, selection_of
 from llama_index.llms.weftline.plan.symbols import Given, Index, PlannedAnswer, Spec, Symbols
-from llama_index.llms.weftline.run.composition import LOST, Composed, Query, Rest, item_of
+from llama_index.llms.weftline.run.composition import Composed, Query, Rest
 from llama_index.llms.weftline.run.graph import Names, calls_of, variable
 from llama_index.llms.weftline.trace.provenance import SessionRun
 
 from weftline.adapters import Result, Server
+from weftline.adapters.results import LOST, item_of
 from weftline.contract.protocol import Call
 from weftline.contract.steps import Body, Each, Source, Text
 

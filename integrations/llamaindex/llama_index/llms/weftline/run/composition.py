@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -21,15 +20,13 @@ from llama_index.llms.weftline.run.graph import Names, calls_of, planned, variab
 from llama_index.llms.weftline.trace.provenance import SessionRun
 
 from weftline.adapters import Claims, Feed, Planned, Result, Server
-from weftline.adapters.faults import error_of
+from weftline.adapters.results import settled
 from weftline.adapters.retrieval import Asked
 from weftline.contract import transforms
 from weftline.contract.protocol import Call
 from weftline.contract.steps import Step
-from weftline.errors import Cancelled, WeftlineError
+from weftline.errors import WeftlineError
 from weftline.watching import Failed, Value
-
-LOST = False  # stands in lists for the results of an item that failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,30 +202,3 @@ class Queries:
 def _has_failed(result: Result) -> bool:
     future = result.value
     return future.done() and (future.cancelled() or future.exception() is not None)
-
-
-def settled(value: Any) -> Result:
-    """A result that is known."""
-    made = Result()
-    made.settle(Value("", value, {}))
-    return made
-
-
-def item_of(listed: Result, index: int) -> Result:
-    """The result of one item of a list that an `each` gathers."""
-    made = Result()
-
-    def settle(done: Future[Value]) -> None:
-        if (error := error_of(done)) is not None:
-            made.settle(Failed("", error))
-            return
-        event = done.result()
-        item = event.value[index] if index < len(event.value) else LOST
-        if item is LOST:
-            made.settle(Failed("", Cancelled("this part of a graph failed")))
-            return
-        facts = {**event.facts, **(event.facts["items"][index] or {})}
-        made.settle(Value(event.variable, item, facts))
-
-    listed.value.add_done_callback(settle)
-    return made

@@ -1,0 +1,74 @@
+"""Results: the values that a feed waits for, and those of the items of a list."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+from weftline.adapters.faults import error_of
+from weftline.contract.errors import Cancelled, WeftlineError
+from weftline.sdk.background import Chain
+from weftline.sdk.events import Failed, Value
+
+LOST = False  # stands in a list for the result of an item that failed
+
+
+class Result:
+    """The result of one variable: its value, and the parts of its text as they are generated.
+
+    Any number of readers, on any thread or loop, can wait for it.
+    """
+
+    def __init__(self) -> None:
+        self.value: Future[Value] = Future()
+        self.text: Chain[str] = Chain()
+        self._has_parts = False
+
+    def add(self, text: str) -> None:
+        self.text.add(text)
+        self._has_parts = True
+
+    def peek(self) -> Value | WeftlineError | None:
+        """The value, or the error of the call that failed. None while neither has arrived."""
+        if not self.value.done():
+            return None
+        return error_of(self.value) or self.value.result()
+
+    def settle(self, event: Value | Failed) -> None:
+        """Set the value, or the error of the call that failed."""
+        if isinstance(event, Failed):
+            self.text.end(event.error)
+            self.value.set_exception(event.error)
+            return
+        if not self._has_parts and isinstance(event.value, str):
+            self.add(event.value)
+        self.text.end()
+        self.value.set_result(event)
+
+
+def settled(value: Any) -> Result:
+    """A result that is known."""
+    made = Result()
+    made.settle(Value("", value, {}))
+    return made
+
+
+def item_of(listed: Result, index: int) -> Result:
+    """The result of one item of a list."""
+    made = Result()
+
+    def settle(done: Future[Value]) -> None:
+        if (error := error_of(done)) is not None:
+            made.settle(Failed("", error))
+            return
+        event = done.result()
+        item = event.value[index] if index < len(event.value) else LOST
+        if item is LOST:
+            made.settle(Failed("", Cancelled("this part of a graph failed")))
+            return
+        items = event.facts.get("items")
+        facts = {**event.facts, **((items[index] if items else None) or {})}
+        made.settle(Value(event.variable, item, facts))
+
+    listed.value.add_done_callback(settle)
+    return made
