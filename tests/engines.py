@@ -31,8 +31,7 @@ from weftline_engine.embedded.model.config import (
     Scales,
 )
 from weftline_engine.embedded.model.decoders import torch_model
-from weftline_engine.embedded.model.device_model import DeviceModel, Libraries
-from weftline_kernels.attention_choice import Capture
+from weftline_engine.embedded.model.device_model import Capture, DeviceModel
 from weftline_kernels.operations import TORCH, TRITON, Operations
 
 VOCABULARY = 96
@@ -138,13 +137,12 @@ def on_device(
     capture: Capture,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
-    libraries: Libraries | None = None,
     **options: Any,
 ) -> Core:
     """The engine of a device: Triton's kernels and captured decode steps."""
     weights = network(config, dtype, device, TRITON)
     running = options.get("max_running", 4)
-    model = DeviceModel(weights, max_running=running, capture=capture, libraries=libraries)
+    model = DeviceModel(weights, max_running=running, capture=capture)
     found = core(model, **options)
     model.warm(found.cache)
     return found

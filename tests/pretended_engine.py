@@ -1,13 +1,12 @@
 """The embedded engine on a pretended device: what a test puts in place, and a child process of it.
 
 `python -m tests.pretended_engine --fd N --model DIR` is the engine's usual child process with our
-kernels' stand-ins in torch, and one attention library's stand-in for what a sequence has alone.
+kernels' stand-ins in torch.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor
 
 from tests import pretend
-from tests.attention_libraries import ALL, stand_in
 from tests.torch_kernels import KERNELS, StandIn
 from weftline_engine import loading
 from weftline_engine.embedded import devices, memory
@@ -28,25 +26,19 @@ from weftline_engine.embedded.model.decoders import checkpoint, torch_model
 from weftline_engine.embedded.model.device_model import CapturedStep, DeviceModel
 from weftline_engine.embedded.model.families import read_config
 from weftline_engine.transport import host
-from weftline_kernels.libraries import AttentionLibrary
 from weftline_kernels.operations import TRITON
-from weftline_kernels.step_attention import StepKind
-
-_LIBRARY = "WEFTLINE_PRETENDED_LIBRARY"
 
 
 @dataclass(frozen=True, slots=True)
 class PretendedConfig:
-    """The settings of a child process on a pretended device. Without a `library` our kernels
-    compute all of attention."""
+    """The settings of a child process on a pretended device."""
 
     embedded: EmbeddedConfig
-    library: AttentionLibrary | None = None
 
     module: ClassVar[str] = "tests.pretended_engine"
 
     def environment(self, outer: Mapping[str, str]) -> dict[str, str]:
-        return {**outer, _LIBRARY: self.library.name if self.library else ""}
+        return dict(outer)
 
     def arguments(self, fd: int) -> list[str]:
         return self.embedded.arguments(fd)
@@ -93,19 +85,12 @@ def main() -> None:
     """Serve as the embedded engine's child process does."""
     patch = pytest.MonkeyPatch()
     mode = install(patch, {key: StandIn(function) for key, function in KERNELS.items()})
-    libraries = {}
-    for library in ALL:
-        if library.name == os.environ[_LIBRARY]:
-            stand_in(patch, library, mode)
-            libraries = dict.fromkeys(StepKind, library)
 
     def decoder(options: argparse.Namespace, device: torch.device) -> DeviceModel:
         dtype = getattr(torch, options.dtype)
         weights = checkpoint(options.model)
         network = torch_model(read_config(options.model), weights, dtype, device, TRITON)
-        return DeviceModel(
-            network, max_running=options.max_running, capture=mode.capture, libraries=libraries
-        )
+        return DeviceModel(network, max_running=options.max_running, capture=mode.capture)
 
     load = loading.load
 

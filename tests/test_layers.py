@@ -99,7 +99,6 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
         *_CLIENT,
         "weftline_engine",
         "weftline_kernels.cpu",
-        "weftline_kernels.libraries",
         "weftline_server",
     ),
     "weftline_engine": (*CONTRACT, "weftline_engine"),

@@ -16,7 +16,6 @@ from torch import Tensor
 from weftline_kernels import (
     attention_triton,
     kv_store,
-    own_merge,
     rms_norm,
     rope_store,
     silu_mul,
@@ -73,19 +72,6 @@ def merge(
             o[row] = (weight_UN[..., None] * part[slots]).sum(0).to(o.dtype)
 
 
-def merge_own(
-    part: Tensor, lse: Tensor, own: Tensor, first: Tensor, heads: int, width: int,
-    own_lse: Tensor, to_log2: float, *strides: int, **constants: int,
-) -> None:  # fmt: skip
-    """`own_merge._own_merge`: a row's own result is put into its last slot."""
-    begins = first.tolist()
-    for row in range(len(own)):
-        if begins[row + 1] > begins[row]:
-            part[begins[row + 1] - 1] = own[row].to(part.dtype)
-            lse[begins[row + 1] - 1] = own_lse[row] * to_log2
-    merge(part, lse, own, first, heads, width)
-
-
 def store(pool: Tensor, x: Tensor, slots: Tensor, *strides: int, **constants: int) -> None:
     """`kv_store._kv_store`: the tokens that have a slot."""
     kept = slots != NO_SLOT
@@ -131,12 +117,10 @@ def gate(x: Tensor, o: Tensor, stride: int, channels: int, **constants: int) -> 
     o.copy_(silu_mul_reference(x))
 
 
-# Each kernel by the modules that launch it, and its stand-in.
+# Each kernel by the module that launches it, and its stand-in.
 KERNELS: dict[tuple[ModuleType, str], Callable[..., None]] = {
     (attention_triton, "_attend"): attend,
     (attention_triton, "_merge"): merge,
-    (own_merge, "_attend"): attend,
-    (own_merge, "_own_merge"): merge_own,
     (kv_store, "_kv_store"): store,
     (rms_norm, "_rms_norm"): norm,
     (rope_store, "_rope_store"): turn_and_store,

@@ -28,7 +28,7 @@ if "--dry-run" in sys.argv:
 import torch
 import triton
 
-from bench.gpu import attention, libraries, prefix, steps
+from bench.gpu import attention, prefix, steps
 from bench.gpu.results import RESULTS, write
 from tests.gpu import checks
 from tests.kernels.hashes import kernel_hashes
@@ -60,7 +60,6 @@ PARTS = {
     "attention": Part(attention.rows, 60),
     "prefix": Part(prefix.rows, 60),
     "swaps": Part(steps.swaps, 60),
-    "libraries": Part(libraries.rows, 90),
 }
 
 

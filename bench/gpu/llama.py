@@ -26,7 +26,6 @@ from weftline_engine.embedded.model.device_model import (
     CapturedStep,
     CudaGraphs,
     DeviceModel,
-    Libraries,
 )
 from weftline_kernels.operations import TRITON
 from weftline_kernels.work_list import Rows, build
@@ -130,7 +129,6 @@ def engine_seconds(
     repeat: int,
     *,
     overlap: bool = True,
-    libraries: Libraries | None = None,
 ) -> tuple[float, float]:
     """The median seconds of the whole engine's decode step, and its prompt tokens a second.
 
@@ -143,7 +141,7 @@ def engine_seconds(
     tokens = repeat + 2 * prompts
     blocks = (prefix + batch * (suffix + tokens + 2)) // BLOCK + 2 * batch + 1
     capture = captures(network.device)
-    model = DeviceModel(network, max_running=batch, capture=capture, libraries=libraries)
+    model = DeviceModel(network, max_running=batch, capture=capture)
     config = SchedulerConfig(
         blocks=blocks, block_size=BLOCK, max_running=batch, step_tokens=max(2048, batch + 1)
     )

@@ -149,7 +149,6 @@ def _decoder(options: argparse.Namespace, device: torch.device) -> Model:
                 dtype,
                 device,
                 max_running=running,
-                block_size=options.block_size,
                 dummy=dummy,
                 heard=meter.at,
             )

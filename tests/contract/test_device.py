@@ -1,6 +1,6 @@
-"""The engine of a device under the contract, by each attention library and by our kernels alone.
+"""The engine of a device under the contract.
 
-The device is pretended (tests/pretend.py): our kernels and the libraries are stand-ins in torch.
+The device is pretended (tests/pretend.py): our kernels have stand-ins in torch.
 The model is random, with SmolLM2's tokenizer, and computes in float64, so that no order of sums
 changes a token.
 """
@@ -15,14 +15,12 @@ import pytest_asyncio
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.attention_libraries import ALL
 from tests.contract.oracle import greedy_answers
 from tests.contract.suite import EngineContract
 from tests.contract.target import Target
 from tests.pretended_engine import PretendedConfig
 from weftline_engine.embedded.config import EmbeddedConfig
 from weftline_engine.transport.process import ProcessEngine
-from weftline_kernels.libraries import AttentionLibrary
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -57,20 +55,12 @@ def random_answers(random_model: Path) -> dict[str, list[str]]:
     return greedy_answers(random_model, torch.float64)
 
 
-@pytest_asyncio.fixture(
-    scope="module",
-    loop_scope="module",
-    params=[None, *ALL],
-    ids=lambda one: one.module if one else "ours",
-)
-async def target(
-    request: pytest.FixtureRequest, random_model: Path, random_answers: dict[str, list[str]]
-) -> AsyncIterator[Target]:
-    library: AttentionLibrary | None = request.param
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def target(random_model: Path, random_answers: dict[str, list[str]]) -> AsyncIterator[Target]:
     embedded = EmbeddedConfig(
         model=random_model, dtype="float64", kv_tokens=8192, max_running=12, step_tokens=256
     )
-    target = Target(ProcessEngine(PretendedConfig(embedded, library)), random_answers)
+    target = Target(ProcessEngine(PretendedConfig(embedded)), random_answers)
     await target.start()
     yield target
     await target.close()

@@ -34,7 +34,6 @@ from tests.kernels.hashes import in_rows, kernel_hashes
 from weftline_kernels import (
     attention_triton,
     kv_store,
-    own_merge,
     rms_norm,
     rope_store,
     silu_mul,
@@ -122,11 +121,6 @@ def _small(name: str, dtype: torch.dtype, sm: int) -> Iterator[Job]:
         f"merge, {name}", "attention_triton", "_merge",
         ("*fp32", "*fp32", pointer, "*i32", "i32", "i32"), {"PARTS": 16, "BLOCK_H": 128}, sm,
     )  # fmt: skip
-    yield Job(
-        f"own_merge, {name}", "own_merge", "_own_merge",
-        ("*fp32", "*fp32", pointer, "*i32", "i32", "i32", "*fp32", "fp32", "i32", "i32"),
-        {"PARTS": 16, "BLOCK_H": 128}, sm,
-    )  # fmt: skip
     for channels in (576, 4096, 8192):
         block = power_of_two(channels)
         yield Job(
@@ -153,7 +147,6 @@ def _small(name: str, dtype: torch.dtype, sm: int) -> Iterator[Job]:
 MODULES = {
     "attention_triton": attention_triton,
     "kv_store": kv_store,
-    "own_merge": own_merge,
     "rms_norm": rms_norm,
     "rope_store": rope_store,
     "silu_mul": silu_mul,

@@ -15,6 +15,7 @@ from weftline_kernels.attention import attention_reference
 from weftline_kernels.attention_triton import TritonAttention, attend
 from weftline_kernels.device_tiles import Capacity, DeviceTiles
 from weftline_kernels.jit import INTERPRETED
+from weftline_kernels.step_attention import AttentionShape, StepAttention
 from weftline_kernels.tiles import cut
 from weftline_kernels.work_list import Rows, WorkList, build
 
@@ -126,6 +127,25 @@ def test_one_set_of_buffers_serves_steps_of_different_shape() -> None:
         found = attend(held, padded, keys, values, SCALE)[: work.rows]
         expected = attention_reference(work, SCALE)(q, keys, values)
         torch.testing.assert_close(found, expected, atol=2e-6, rtol=0)
+
+
+def test_a_captured_step_has_wide_tiles_or_none() -> None:
+    """Each case is captured, and a loaded step says which it is. A step without room is refused."""
+    cpu, shape = torch.device("cpu"), AttentionShape(4, 2, 16, BLOCK, torch.bfloat16, SCALE)
+    step = StepAttention(shape, cpu, Capacity(40, 60, 60, 20, 80))
+    assert step.widths() == (False, True)
+    for name, wide in (("sixteen sharers", True), ("one token alone", False)):
+        work = build(STEPS[name], BLOCK, min_blocks_saved=1)
+        assert step.load(work) and step.wide is wide
+        q, keys, values = inputs(work, 2, 2, 16, torch.bfloat16)
+        padded = torch.zeros(20, *q.shape[1:], dtype=q.dtype)
+        padded[: work.rows] = q
+        found = step.function(wide=wide)(padded, keys, values)[: work.rows]
+        expected = attention_reference(work, SCALE)(q, keys, values)
+        torch.testing.assert_close(found, expected, atol=2e-2, rtol=0)
+    few = StepAttention(shape, cpu, Capacity(1, 1, 1, 20, 1))
+    assert few.widths() == (False, True)
+    assert not few.load(build(STEPS["three levels"], BLOCK, min_blocks_saved=1))
 
 
 def test_a_cache_of_another_layout_is_refused() -> None:

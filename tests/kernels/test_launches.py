@@ -8,14 +8,11 @@ import pytest
 import torch
 
 from tests import pretend
-from tests.attention_libraries import ALL, stand_in
 from tests.engines import llama, network, on_device
 from tests.pretended_engine import install
 from tests.torch_kernels import KERNELS, StandIn
 from weftline_engine.embedded.model.config import LlamaConfig
-from weftline_kernels.libraries import FLASHINFER, AttentionLibrary
 from weftline_kernels.operations import TRITON
-from weftline_kernels.step_attention import StepKind
 
 # Ours in a layer: residual and norm twice, norms of the heads with rope and the store, attention,
 # and the gate.
@@ -29,21 +26,18 @@ BESIDE = {
 }  # fmt: skip
 
 
-def launches(config: LlamaConfig, library: AttentionLibrary | None = None) -> list[Counter[str]]:
+def launches(config: LlamaConfig) -> list[Counter[str]]:
     """The launches of each captured step of one sequence."""
-    libraries = {} if library is None else dict.fromkeys(StepKind, library)
     with pytest.MonkeyPatch.context() as patch:
         mode = install(patch, {key: StandIn(function) for key, function in KERNELS.items()})
-        if library is not None:
-            stand_in(patch, library, mode)
         with mode:
-            on_device(config, mode.capture, pretend.DEVICE, libraries=libraries, max_running=1)
+            on_device(config, mode.capture, pretend.DEVICE, max_running=1)
     return [Counter(one) for one in mode.captured]
 
 
-def a_layer(library: AttentionLibrary | None = None) -> list[dict[str, int]]:
+def a_layer() -> list[dict[str, int]]:
     """What one more layer launches, in each captured step."""
-    both = zip(launches(llama(layers=2), library), launches(llama(layers=1), library), strict=True)
+    both = zip(launches(llama(layers=2)), launches(llama(layers=1)), strict=True)
     return [{k: n - fewer[k] for k, n in more.items() if n > fewer[k]} for more, fewer in both]
 
 
@@ -56,17 +50,6 @@ def test_a_layer_has_five_kernels_of_ours_and_four_products() -> None:
     weights = network(llama(layers=1), torch.float32, torch.device("cpu"), TRITON)
     (layer,) = weights.layers  # type: ignore[attr-defined]
     assert layer.mlp.gate_up_XC.shape == (2 * 80, 48)
-
-
-@pytest.mark.parametrize("library", ALL, ids=lambda one: one.module)
-def test_a_library_takes_the_place_of_our_attention(library: AttentionLibrary) -> None:
-    """Where nothing is shared it is one launch. Behind a shared prefix our kernel and the merge are
-    launched, too. FlashInfer's log-sum-exp has our base already, which its stand-in multiplies."""
-    rest = {name: count for name, count in OURS.items() if name != "_attend"} | PRODUCTS
-    alone, shared = a_layer(library)
-    times = {"mul": 1} if library is FLASHINFER else {}
-    assert alone == {**rest, "library": 1, **times}
-    assert shared == {**alone, "_attend": 1, "_own_merge": 1}
 
 
 def test_a_step_launches_fifteen_beside_its_layers() -> None:

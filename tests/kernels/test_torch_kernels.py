@@ -15,7 +15,6 @@ from weftline_kernels.attention_triton import attend
 from weftline_kernels.device_tiles import DeviceTiles
 from weftline_kernels.jit import INTERPRETED
 from weftline_kernels.kv_store import NO_SLOT, kv_store_triton
-from weftline_kernels.own_merge import own_merge
 from weftline_kernels.rms_norm import add_rms_norm_triton, rms_norm_triton
 from weftline_kernels.rope import rope_tables
 from weftline_kernels.rope_store import rope_store_triton
@@ -32,14 +31,6 @@ def attended(step: str) -> list[Tensor]:
     work = build(STEPS[step], BLOCK, min_blocks_saved=1)
     tiles = DeviceTiles.of(cut(work, BLOCK, group=2, split=12), torch.device("cpu"))
     return [attend(tiles, *inputs(work, 2, 2, 16, torch.float32), SCALE)]
-
-
-def merged() -> list[Tensor]:
-    """Rows without a slot, with one, and with three."""
-    first = torch.tensor([0, 0, 2, 6], dtype=torch.int32)
-    part, lse, own = torch.randn(6, 2, 16), torch.randn(6, 2), torch.randn(3, 2, 16)
-    own_merge(part, lse, first, own, torch.randn(2, 3).T, 1.4427)
-    return [own]
 
 
 def normed() -> list[Tensor]:
@@ -62,7 +53,6 @@ def stored(norms: bool, turned: int) -> list[Tensor]:
     "compute",
     [
         *(pytest.param(lambda name=name: attended(name), id=name) for name in STEPS),
-        pytest.param(merged, id="the own part"),
         pytest.param(normed, id="norms"),
         pytest.param(lambda: stored(True, 16), id="norms of the heads, and the store"),
         pytest.param(lambda: stored(False, 12), id="heads turned in part, and the store"),

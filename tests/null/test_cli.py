@@ -21,7 +21,6 @@ from weftline_engine.embedded.config import NO_DRAFTS_ON_A_GPU
 from weftline_kernels.cpu.compiler import seal, variant_key
 from weftline_kernels.cpu.loader import Search
 from weftline_kernels.cpu.variants import VARIANTS, Machine, runnable
-from weftline_kernels.libraries import AttentionLibrary
 from weftline_server.cli import main
 from weftline_server.commands import bench, doctor
 from weftline_server.commands.machine import machine, vllm_of
@@ -197,23 +196,6 @@ def test_doctor_judges_vllm(vllm: dict[str, object], verdict: tuple[bool, str]) 
     }
     found = doctor.judge("vllm", extras, NO_TORCH, vllm)
     assert (found["runs"], found["why"]) == verdict
-
-
-def test_doctor_names_the_attention_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is not installed is not named; a package that says no version is there all the
-    same."""
-    found = (
-        AttentionLibrary("Here", "json", ("no-such-package",)),
-        AttentionLibrary("Gone", "no_such_module.part", ("json",)),
-        AttentionLibrary("Tests", "pytest", ("no-such-package", "pytest")),
-    )
-    monkeypatch.setattr(doctor, "LIBRARIES", found)
-    assert doctor.attention() == {"Here": "of unknown version", "Tests": pytest.__version__}
-    assert doctor.attention_words(doctor.attention()) == (
-        f"weftline's kernel, or Here (of unknown version), Tests ({pytest.__version__}), as "
-        "measured when the engine starts"
-    )
-    assert doctor.attention_words({}) == "weftline's kernel"
 
 
 def test_doctor_looks_for_llama_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

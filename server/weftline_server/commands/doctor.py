@@ -21,7 +21,6 @@ from weftline_engine.models import DEFAULT_MODEL, cached, default_home
 from weftline_kernels.cpu.compiler import find_compiler
 from weftline_kernels.cpu.loader import NoKernels, Origin, Search, expect
 from weftline_kernels.cpu.variants import emulates_bfloat16, runnable, this_machine
-from weftline_kernels.libraries import LIBRARIES
 from weftline_server.commands.machine import machine, torch_here, vllm_of
 from weftline_server.extras import EXTRAS, install, versions
 
@@ -111,7 +110,7 @@ def _examined(path: str) -> int:
 
 def examine(engine_python: str | None = None) -> dict[str, Any]:
     """Return the report as JSON data: machine, torch, kernels, extras, engines, retrieval,
-    attention, model, port, can_serve, verdict. vLLM is looked for in `engine_python`."""
+    model, port, can_serve, verdict. vLLM is looked for in `engine_python`."""
     extras = {extra: versions(extra) for extra in EXTRAS}
     here = machine(default_home()) | _processor()
     torch, vllm = torch_here(), vllm_of(engine_python)
@@ -122,7 +121,6 @@ def examine(engine_python: str | None = None) -> dict[str, Any]:
         "machine": here,
         "torch": torch,
         "kernels": kernels(Search(default_home() / "kernels")),
-        "attention": attention() if torch["devices"] else {},
         "extras": extras,
         "engines": engines,
         "retrieval": {name: judge_retrieval(name, extras) for name in _RETRIEVAL},
@@ -218,17 +216,10 @@ def kernels(search: Search) -> dict[str, Any]:
     return {"path": choice.variant.name, "origin": origin, "why": why.removesuffix(".")}
 
 
-def attention() -> dict[str, str]:
-    """Return the attention libraries that an engine on a GPU measures beside our kernel."""
-    return {one.name: version for one in LIBRARIES if (version := one.version()) is not None}
-
-
 def render(report: dict[str, Any]) -> str:
     """Return the report as a table of three columns: subject, state, details."""
     rows = _machine_rows(report["machine"], report["torch"])
     rows.append(("kernels", report["kernels"]["path"], report["kernels"]["why"]))
-    if report["torch"]["devices"]:
-        rows.append(("attention", "on the GPU", attention_words(report["attention"])))
     for extra, found in report["extras"].items():
         missing = [name for name, version in found.items() if version is None]
         there = ", ".join(f"{name} {version}" for name, version in found.items() if version)
@@ -247,14 +238,6 @@ def render(report: dict[str, Any]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = [f"{a:{widths[0]}}  {b:{widths[1]}}  {c}".rstrip() for a, b, c in rows]
     return "\n".join([*lines, "", report["verdict"]])
-
-
-def attention_words(found: dict[str, str]) -> str:
-    """Return which kernels may compute attention on the GPU."""
-    others = ", ".join(f"{name} ({version})" for name, version in found.items())
-    if not others:
-        return "weftline's kernel"
-    return f"weftline's kernel, or {others}, as measured when the engine starts"
 
 
 def _machine_rows(here: dict[str, Any], torch: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -18,23 +18,16 @@ from weftline_engine.embedded.model.config import (
     ModelError,
     OptConfig,
 )
-from weftline_engine.embedded.model.device_model import (
-    CudaGraphs,
-    DeviceModel,
-    Libraries,
-    shape_of,
-)
+from weftline_engine.embedded.model.device_model import CudaGraphs, DeviceModel
 from weftline_engine.embedded.model.families import read_config
 from weftline_engine.embedded.model.llama import LlamaDecoder
 from weftline_engine.embedded.model.native import NativeDecoder, runs
 from weftline_engine.embedded.model.opt import OptDecoder
 from weftline_engine.memory import available_bytes
-from weftline_kernels.attention_choice import choose, installed, measure, told
 from weftline_kernels.cpu.blocks import QUANTISED, WeightType
 from weftline_kernels.cpu.compiler import variant_key
 from weftline_kernels.cpu.loader import NoKernels, Search, load
 from weftline_kernels.cpu.variants import Machine, emulates_bfloat16, this_machine
-from weftline_kernels.library_attention import AttentionShape
 from weftline_kernels.operations import TORCH, TRITON, Operations
 
 # SmolLM2's prompts of 500 tokens took 3.3 and 4.0 times as long in torch as in the C decoder with
@@ -153,7 +146,6 @@ def load_on_device(
     device: torch.device,
     *,
     max_running: int,
-    block_size: int,
     dummy: bool = False,
     heard: Heard | None = None,
 ) -> DeviceModel:
@@ -164,19 +156,7 @@ def load_on_device(
     if several := one_of_several():
         _say(several)
     network = torch_model(config, weights, getattr(torch, dtype), device, TRITON)
-    capture = CudaGraphs()
-    libraries = _libraries(shape_of(network, block_size), device, capture)
-    return DeviceModel(network, max_running=max_running, capture=capture, libraries=libraries)
-
-
-def _libraries(shape: AttentionShape, device: torch.device, capture: CudaGraphs) -> Libraries:
-    """The libraries that attend faster than our kernel, as measured now."""
-    here = {one.name: one for one in installed()}
-    trial = measure(shape, device, capture, here.values())
-    chosen = choose(trial.seconds)
-    _say(told(trial, chosen))
-    torch.cuda.empty_cache()  # the KV cache gets what the trial has used
-    return {kind: here[name] for kind, name in chosen.items() if name in here}
+    return DeviceModel(network, max_running=max_running, capture=CudaGraphs())
 
 
 def for_device(config: ModelConfig) -> ModelConfig:

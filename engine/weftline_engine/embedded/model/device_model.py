@@ -8,7 +8,7 @@ T = packed tokens, B = rows of a captured step, R = rows whose logits are wanted
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -18,24 +18,17 @@ from torch import Tensor
 
 from weftline_engine.embedded.model.base import Late, StepInput, TorchModel
 from weftline_engine.embedded.model.config import ModelConfig
-from weftline_kernels.attention_choice import Capture
 from weftline_kernels.attention_triton import units
 from weftline_kernels.device_tiles import Capacity
 from weftline_kernels.kv_store import NO_SLOT
-from weftline_kernels.libraries import AttentionLibrary
-from weftline_kernels.library_attention import (
-    ADAPTERS,
-    AttentionShape,
-    OwnAttention,
-    OwnRoom,
-)
 from weftline_kernels.staging import Staging
-from weftline_kernels.step_attention import StepAttention, StepKind, Variant
+from weftline_kernels.step_attention import AttentionShape, StepAttention
 from weftline_kernels.tiles import MOST_SPLIT, TILES_PER_UNIT
 from weftline_kernels.work_list import WorkList
 
-# The library that computes what each sequence has alone, by kind of step; ours where none is named.
-Libraries = Mapping[StepKind, AttentionLibrary]
+# A function that computes on fixed buffers becomes one that computes again, as in a CUDA graph. It
+# keeps the addresses of tensors, and none of the tensors alive: who captures keeps the function.
+Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
 # Sharing a prefix costs partial results and their merge, but no launch. That takes less time than
 # reading 8 blocks again: 2 MB of LLaMA-7B's cache, half a microsecond.
@@ -72,23 +65,14 @@ class DeviceModel:
     min_blocks_saved = MIN_BLOCKS_SAVED
     overlaps = True
 
-    def __init__(
-        self,
-        network: TorchModel,
-        *,
-        max_running: int,
-        capture: Capture,
-        libraries: Libraries | None = None,
-    ) -> None:
+    def __init__(self, network: TorchModel, *, max_running: int, capture: Capture) -> None:
         self.network = network
         self.config: ModelConfig = network.config
         self.device = network.device
         self._capture = capture
-        self._libraries = libraries or {}
         self._sizes = sizes(max_running)
         self._captured: dict[int, CapturedStep] = {}
         self._cache: Tensor | None = None
-        self._prompts: OwnAttention | None = None  # made for the first prompt
 
     def new_cache(self, blocks: int, block_size: int) -> Tensor:
         """An empty KV cache (L, 2, K, P, S, H). `warm` captures the decode steps over it."""
@@ -102,9 +86,7 @@ class DeviceModel:
         gc.collect()  # a tensor of a cycle that is freed during a capture would break it
         most = self._sizes[-1]
         for rows in reversed(self._sizes):
-            self._captured[rows] = CapturedStep(
-                self.network, rows, cache, self._capture, self._libraries, most=most
-            )
+            self._captured[rows] = CapturedStep(self.network, rows, cache, self._capture, most=most)
 
     def forward(self, step: StepInput, cache: Tensor) -> Tensor:
         """`Model.forward`; the logits are valid until the next call."""
@@ -130,15 +112,9 @@ class DeviceModel:
             rows_L, from_L = late
             tokens_T.index_copy_(0, rows_L, step.late.tokens_R[from_L])
         on_device = StepInput(tokens_T, positions_T, slots_T, rows_R, step.work)
-        shape, library = (
-            shape_of(self.network, cache.shape[4]),
-            self._libraries.get(StepKind.PROMPT),
-        )
-        if library is not None and self._prompts is None:
-            self._prompts = ADAPTERS[library](shape, None, self.device)
-        attention = StepAttention(shape, self.device, self._prompts)
+        attention = StepAttention(shape_of(self.network, cache.shape[4]), self.device)
         attention.load(step.work)
-        return self.network.compute(on_device, attention.function(attention.loaded), cache)
+        return self.network.compute(on_device, attention.function(wide=attention.wide), cache)
 
 
 class CapturedStep:
@@ -151,7 +127,6 @@ class CapturedStep:
         rows: int,
         cache: Tensor,
         capture: Capture,
-        libraries: Libraries | None = None,
         *,
         most: int = 0,
     ) -> None:
@@ -167,29 +142,26 @@ class CapturedStep:
         every_B = torch.arange(rows, device=device)
         step = StepInput(torch.zeros_like(every_B), positions_B, slots_B, every_B, nothing)
         self._send(*(np.zeros(0, np.int64),) * 3)
-        self._attentions = _attentions(network, rows, cache, libraries or {})
-        self._kind = StepKind.DECODE
+        blocks, block_size = cache.shape[3], cache.shape[4]
+        room = capacity(network.config, rows, blocks, block_size, units(device))
+        self._attention = StepAttention(shape_of(network, block_size), device, room)
         # A graph reads the addresses of the tensors that it was captured with, and keeps none of
         # the tensors alive. These functions do: the step's tensors, attention's and the cache.
-        self._computes: dict[tuple[StepAttention, Variant], Callable[[], Tensor]] = {}
-        for one in dict.fromkeys(self._attentions.values()):
-            kinds = [kind for kind, its in self._attentions.items() if its is one]
-            for variant in one.variants(*kinds):
-                compute = partial(network.compute, step, one.function(variant), cache)
-                taken = partial(_compute, (source, from_B), step, compute)
-                self._computes[one, variant] = taken
-        self._replays = {key: capture(compute) for key, compute in self._computes.items()}
+        self._computes: dict[bool, Callable[[], Tensor]] = {}  # by whether tiles are wide
+        for wide in self._attention.widths():
+            attend = self._attention.function(wide=wide)
+            compute = partial(network.compute, step, attend, cache)
+            self._computes[wide] = partial(_compute, (source, from_B), step, compute)
+        self._replays = {wide: capture(compute) for wide, compute in self._computes.items()}
 
     def replay(self) -> Tensor:
         """Compute the loaded step: logits (B, V), in memory that the next replay overwrites."""
-        attention = self._attentions[self._kind]
-        return self._replays[attention, attention.loaded]()
+        return self._replays[self._attention.wide]()
 
     def load(self, step: StepInput) -> bool:
         """Load this step, of at most `rows` tokens, for the next replay. False if attention has no
         room for it."""
-        self._kind = StepKind.SHARED if step.work.shared else StepKind.DECODE
-        if not self._attentions[self._kind].load(step.work):
+        if not self._attention.load(step.work):
             return False
         parts = (step.positions_T, step.slots_T, step.tokens_T)
         self._send(*(part.numpy() for part in parts), late=step.late)
@@ -215,25 +187,6 @@ def _compute(
     """Compute a step, after its tokens were taken from a tensor by their places in it."""
     torch.index_select(taken[0], 0, taken[1], out=step.tokens_T)
     return compute()
-
-
-def _attentions(
-    network: TorchModel, rows: int, cache: Tensor, libraries: Libraries
-) -> dict[StepKind, StepAttention]:
-    """The attention of decode steps by kind. Kinds of the same library have the same."""
-    blocks, block_size = cache.shape[3], cache.shape[4]
-    shape, device = shape_of(network, block_size), network.device
-    room = capacity(network.config, rows, blocks, block_size, units(device))
-    widest = min(network.config.context_limit, blocks * block_size) // block_size + 1
-    made: dict[AttentionLibrary | None, StepAttention] = {}
-    for kind in (StepKind.DECODE, StepKind.SHARED):
-        library = libraries.get(kind)
-        if library not in made:
-            own = None
-            if library is not None:
-                own = ADAPTERS[library](shape, OwnRoom(rows, widest), device)
-            made[library] = StepAttention(shape, device, own, room)
-    return {kind: made[libraries.get(kind)] for kind in (StepKind.DECODE, StepKind.SHARED)}
 
 
 def shape_of(network: TorchModel, block_size: int) -> AttentionShape:
