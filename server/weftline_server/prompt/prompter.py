@@ -199,6 +199,10 @@ class Prompter:
         """Return a token as its tokenizer spells it."""
         return (self.tokenizer.id_to_token(id) if self.tokenizer is not None else None) or ""
 
+    def count(self, text: str) -> int:
+        """Return how many tokens a piece of an answer is, 0 where that is not known."""
+        return 0 if self.tokenizer is None else len(self._encode(text, False).ids)
+
     def thinking(self, words: Mapping[str, TemplateWord]) -> Thinking:
         """How answers think to prompts with these words for the template."""
         if not self._thinks:

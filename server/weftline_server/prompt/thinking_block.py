@@ -24,6 +24,14 @@ class _At(Enum):
     AFTER = auto()
 
 
+def thoughts_of(thinking: Thinking, text: str) -> str:
+    """The thoughts in a whole answer."""
+    block = ThinkingBlock(thinking)
+    thought, _ = block.feed(text)
+    last, _ = block.end()
+    return thought + last
+
+
 class ThinkingBlock:
     """Takes an answer's text piece by piece.
 

@@ -212,7 +212,7 @@ async def _complete(
         reading = asyncio.gather(*(choice.whole() for choice in choices_of(running)))
         choices = await or_disconnect(request, reading)
         running.runs.responded(running.session)
-        return JSONResponse(running.reply.whole(choices, running.usage(running.tasks)))
+        return JSONResponse(running.reply.whole(choices, await running.usage(running.tasks)))
     except WeftlineError as error:
         body.name_field(error)
         raise
@@ -232,7 +232,7 @@ async def _events(running: Running, options: StreamOptions) -> AsyncGenerator[by
                 running.runs.responded(running.session)
         usage = b""
         if options.include_usage:
-            usage = sse(None, running.reply.usage_chunk(running.usage(running.tasks)))
+            usage = sse(None, running.reply.usage_chunk(await running.usage(running.tasks)))
         yield usage + sse(None, "[DONE]")
     except WeftlineError as error:
         running.body.name_field(error)

@@ -37,6 +37,7 @@ class TokenizeRequest(LooseBody):
     tool_choice: ChatChoice | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, TemplateWord] | None = None
+    reasoning_effort: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -44,8 +45,8 @@ class TokenizeRequest(LooseBody):
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("give either a prompt or messages", param="prompt")
 
-    def before(self) -> PromptBefore:
-        """The prompt of an answer to this text or chat."""
+    def before(self, *, renders: bool) -> PromptBefore:
+        """The prompt of an answer to this text or chat, whose template runs here if `renders`."""
         if self.messages is None:
             return PromptBefore(self.prompt or "")
         chat = ChatRequest(
@@ -54,8 +55,9 @@ class TokenizeRequest(LooseBody):
             tool_choice=self.tool_choice,
             continue_final_message=self.continue_final_message,
             chat_template_kwargs=self.chat_template_kwargs,
+            reasoning_effort=self.reasoning_effort,
         )
-        [call] = chat.calls(None)
+        [call] = chat.calls(None, renders=renders)
         return render(call, call.placeholders[-1], {})
 
 
@@ -101,7 +103,8 @@ async def tokenize(request: Request, service: ServiceDep, tenant: Tenant) -> dic
 
     def tokens() -> tuple[int, ...] | None:
         special = body.add_special_tokens is not False
-        return prompter.tokenised(body.before(), special=special).tokens
+        before = body.before(renders=not prompter.description.takes_messages)
+        return prompter.tokenised(before, special=special).tokens
 
     ids = await asyncio.get_running_loop().run_in_executor(None, tokens)
     if ids is None:

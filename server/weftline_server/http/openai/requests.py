@@ -193,6 +193,7 @@ class ChatRequest(SharedFields):
     tool_choice: ChatChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, TemplateWord] | None = None
+    reasoning_effort: str | None = None
     continue_final_message: bool | None = None
     weftline: Provenance | None = None  # ours: its run, and where its text comes from
 
@@ -220,8 +221,11 @@ class ChatRequest(SharedFields):
             )
         return last.content
 
-    def calls(self, session: Session | None) -> tuple[Call, ...]:
-        """The request as calls of `session` with one output each, one call for each choice."""
+    def calls(self, session: Session | None, *, renders: bool) -> tuple[Call, ...]:
+        """The request as calls of `session` with one output each, one call for each choice.
+
+        `renders` says that the model's template runs here, so that the effort can reach it.
+        """
         if not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
         if self.top_logprobs is not None and not self.logprobs:
@@ -255,9 +259,19 @@ class ChatRequest(SharedFields):
             tools=tools,
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls,
-            chat_template_kwargs=self.chat_template_kwargs or None,
+            chat_template_kwargs=self._template_words(renders) or None,
         )
         return self.choices(call)
+
+    def _template_words(self, renders: bool) -> dict[str, TemplateWord]:
+        """The words for the template: the effort in the names that templates have for it, and those
+        that the client gives itself, which go first."""
+        words: dict[str, TemplateWord] = {}
+        if renders and self.reasoning_effort is not None:
+            words["reasoning_effort"] = self.reasoning_effort
+            if self.reasoning_effort == "none":
+                words["enable_thinking"] = False
+        return {**words, **(self.chat_template_kwargs or {})}
 
 
 def _kind_of_prompt(value: Any) -> str:

@@ -52,6 +52,13 @@ class TextConfig(LooseBody):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningConfig(LooseBody):
+    """How much the model thinks."""
+
+    effort: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest(SamplingFields):
     """The body of POST /v1/responses. The server keeps no response: send the whole input."""
 
@@ -63,6 +70,7 @@ class ResponsesRequest(SamplingFields):
     tool_choice: ResponseChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
     stream: bool = False
     weftline: Provenance | None = None
 
@@ -90,6 +98,7 @@ class ResponsesRequest(SamplingFields):
             tools=tools or None,
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls,
+            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             stream=self.stream,
             weftline=self.weftline,
         )

@@ -66,7 +66,7 @@ async def respond(request: Request) -> Response:
         running.runs.responded(running.session)
         for event in (*made.read(deltas_of(whole["message"])), *made.end()):
             assert event, "the response is built of its events"
-        ended = made.ended(whole["finish_reason"], running.usage(running.tasks))
+        ended = made.ended(whole["finish_reason"], await running.usage(running.tasks))
         return JSONResponse(ended, headers=headers)
     except WeftlineError as error:
         chat.name_field(error)
@@ -105,7 +105,7 @@ async def _events(running: Running, made: Made) -> AsyncGenerator[bytes, None]:
             yield numbered(event)
         step = choice.step
         assert step is not None and step.reason is not None, "the stream has ended"
-        whole = made.ended(step.reason.value, running.usage(running.tasks))
+        whole = made.ended(step.reason.value, await running.usage(running.tasks))
         yield numbered({"type": f"response.{whole['status']}", "response": whole})
     except WeftlineError as error:
         failed = {**made.body("failed"), "error": _error(error)}
@@ -216,6 +216,7 @@ class Made:
 
     def ended(self, reason: str, usage: Mapping[str, Any]) -> dict[str, Any]:
         """The response at its end. A response that was cut off says so."""
+        made = usage.get("completion_tokens_details", {})
         cut = reason == FinishReason.LENGTH.value
         details = {"reason": "max_output_tokens"} if cut else None
         return {
@@ -229,7 +230,7 @@ class Made:
                     - usage["prompt_tokens_details"]["cached_tokens"],
                 },
                 "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": made.get("reasoning_tokens", 0)},
                 "total_tokens": usage["total_tokens"],
                 **{name: usage[name] for name in ("cost", "saved") if name in usage},
             },

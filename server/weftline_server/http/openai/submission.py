@@ -19,8 +19,11 @@ from weftline_server.http.openai.runs import Runs
 from weftline_server.http.state import state_of
 from weftline_server.lowering.kinds import KINDS
 from weftline_server.lowering.kinds.agent import agent_of
+from weftline_server.lowering.kinds.prompt import call_of, outputs_of
+from weftline_server.lowering.results import thinking_of
 from weftline_server.observe.cost import Prices
 from weftline_server.observe.view import output_step
+from weftline_server.prompt.thinking_block import Thinking, thoughts_of
 from weftline_server.runtime.service import Service
 from weftline_server.session.origin import name_run
 from weftline_server.session.session import Session
@@ -47,12 +50,32 @@ class Running:
     prices: Prices
     guessed: Conversations | None = None
 
-    def usage(self, tasks: Sequence[Task]) -> dict[str, Any]:
+    async def usage(self, tasks: Sequence[Task]) -> dict[str, Any]:
         """The usage of these calls, which have ended."""
         steps = (output_step(self.session, task.writes[0]) for task in tasks)
         usages = [step.usage for step in steps if step is not None and step.usage is not None]
         cost = self.prices.of_usages(self.reply.model, usages)
-        return {**usage_body(usages, self.body.n or 1), **self.prices.shown(cost)}
+        body = usage_body(usages, self.body.n or 1)
+        if reasoning := await self._reasoning(tasks):
+            details = body.get("completion_tokens_details", {})
+            body["completion_tokens_details"] = {**details, "reasoning_tokens": reasoning}
+        return {**body, **self.prices.shown(cost)}
+
+    async def _reasoning(self, tasks: Sequence[Task]) -> int:
+        """The tokens of the thoughts of these calls, 0 where an engine keeps its tokenizer to
+        itself."""
+        tokens = 0
+        loop = asyncio.get_running_loop()
+        for task in tasks:
+            call, [output] = call_of(task), outputs_of(task)
+            prompter = self.service.engines.model(call.model).prompter
+            thinking = thinking_of(call, output, prompter)
+            if thinking is Thinking.NONE:
+                continue
+            thoughts = thoughts_of(thinking, self.session.variable(task.writes[0]).text)
+            if thoughts:  # tokenising a long block here would hold up the other requests
+                tokens += await loop.run_in_executor(None, prompter.count, thoughts)
+        return tokens
 
     def end(self, more: Iterable[str] = ()) -> None:
         """Cancel the calls that still run, and `more` tasks that came of them. Close the session if
@@ -125,7 +148,8 @@ async def _calls(
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(None, body.calls, session, decode), None
         return body.calls(session, decode), None
-    calls = body.calls(session)
+    described = service.engines.model(body.model).prompter.description
+    calls = body.calls(session, renders=not described.takes_messages)
     if not said.run_tools:
         return calls, None
     [call] = calls

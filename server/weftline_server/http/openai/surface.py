@@ -171,7 +171,6 @@ REFUSED: tuple[NotServed, ...] = (
 _MEDIA = "about images, audio and video, which are refused where they stand"
 _PLACE = "where an engine computes is decided here"
 _LABEL = "a name for logs"
-_BUDGET = "how much a model may think is for models that think"
 ADVICE: Mapping[str, str] = {
     "metadata": _LABEL,
     "custom_labels": _LABEL,
@@ -184,8 +183,8 @@ ADVICE: Mapping[str, str] = {
     "service_tier": "there is one tier; `priority` orders calls",
     "priority": "responses run at the usual priority",
     "access_programs": "there is none",
-    "reasoning": _BUDGET,
-    "reasoning_effort": _BUDGET,
+    "reasoning": "responses name the effort so, and chats as `reasoning_effort`",
+    "reasoning_effort": "chats name the effort so, and responses in `reasoning`",
     "verbosity": "how long an answer is, is for models that were trained for it",
     "prediction": "a guess that saves time; drafts are made here",
     "prompt_cache_key": "caches are found by their content",

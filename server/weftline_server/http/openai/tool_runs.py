@@ -42,7 +42,7 @@ class ToolRun:
             pass
         reply = self.running.reply
         choice = reply.choice(0, self._turns.message, self._turns.step, None)
-        body = reply.whole([choice], self.running.usage(self._turns.answers))
+        body = reply.whole([choice], await self.running.usage(self._turns.answers))
         return {**body, "weftline": self._ours()}
 
     async def events(self, with_usage: bool) -> AsyncGenerator[bytes, None]:
@@ -60,7 +60,7 @@ class ToolRun:
             end = reply.chunk(0, delta if calls else {}, finish=last["finish_reason"])
             yield sse(None, {**end, "weftline": {**self._ours(), "message": self._turns.message}})
             if with_usage:
-                yield sse(None, reply.usage_chunk(self.running.usage(self._turns.answers)))
+                yield sse(None, reply.usage_chunk(await self.running.usage(self._turns.answers)))
             yield sse(None, "[DONE]")
         except WeftlineError as error:
             yield sse(None, error.to_body())

@@ -207,6 +207,8 @@ _CALLS = {
 
 _OPENAI = {
     "continue_final_message": Field("Continue the last message, which is the assistant's.", True),
+    "reasoning_effort": Field("How much the model thinks. The chat template gets it under this "
+                              "name, and none as enable_thinking=false, too.", "low"),
     "chat_template_kwargs": Field("Further variables of the model's chat template.",
                                   {"enable_thinking": False}),
     "max_completion_tokens": Field("The most tokens of the output; goes before max_tokens.", 64),
@@ -346,6 +348,8 @@ _OPENAI = {
                                     "Name a river."),
     "ResponsesRequest.instructions": Field("The system message.", "Be brief."),
     "ResponsesRequest.max_output_tokens": Field("The most tokens of the output.", 64),
+    "ReasoningConfig.effort": Field("The effort, as in chats.", "low"),
+    "ResponsesRequest.reasoning": Field("How much the model thinks.", {"effort": "low"}),
     "ResponsesRequest.text": Field("The form of the text.", {"format": {"type": "text"}}),
     "ResponsesRequest.tools": Field("Functions that the model may call, and groups of them.",
                                     [{"type": "function", "name": "get_weather"}]),
