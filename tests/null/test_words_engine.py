@@ -61,4 +61,4 @@ async def test_the_cache_has_a_size(serve: Serve) -> None:
     body = {"model": "words", "prompt": "long " * 1100, "max_tokens": 4}
     refused = await server.http.post("/v1/completions", json=body)
     assert refused.status_code == 400
-    assert "holds 1024" in refused.json()["error"]["message"]
+    assert "maximum context length is 1024 tokens" in refused.json()["error"]["message"]

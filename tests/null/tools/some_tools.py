@@ -126,14 +126,14 @@ def multiply(path: str) -> None:
         try:
             pid = os.fork()
         except OSError:
-            Path(path).write_text(str(forks))
             time.sleep(60)
         if pid == 0:
             os.setsid()
             time.sleep(60)
             os._exit(0)
         forks += 1
-        Path(path).write_text(str(forks))  # at once: the call may be stopped before the last one
+        with open(path, "a") as told:  # a character a fork, at once: the call may be stopped
+            told.write(".")
         if forks >= 500:
             time.sleep(60)
 

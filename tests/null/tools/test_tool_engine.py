@@ -268,7 +268,7 @@ async def test_a_fork_bomb_is_stopped(tmp_path: Path) -> None:
     try:
         said = await calls.error("multiply", path=str(path))
         assert said == "the tool ran for more than 1 s and was stopped."
-        assert int(path.read_text()) <= 20
+        assert 0 < len(path.read_text()) <= 20
         assert await calls.result("add", a=1) == 2
     finally:
         await calls.engine.close()
