@@ -71,7 +71,9 @@ async def test_a_skipped_side_is_an_error_of_its_own(session: AsyncSession) -> N
 async def test_what_a_body_cannot_hold_is_refused(session: AsyncSession) -> None:
     """The session goes on as if the body had not been tried."""
     before = echo("before")
-    with pytest.raises(InvalidRequest, match="a client step, or an agent with client_tools, cannot stand in a body"):
+    with pytest.raises(
+        InvalidRequest, match="a client step, or an agent with client_tools, cannot stand in a body"
+    ):
         session.each(["a"], lambda item: upper(item))
     with pytest.raises(InvalidRequest, match="a body has a call or a step"):
         session.each(["a"], lambda item: item)
