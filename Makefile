@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help install install-bench install-clients install-llama install-llama-bench install-ray demo test test-fast \
   test-long test-page test-faults test-cluster test-vllm test-vllm-previous test-llama test-ray test-clients test-langchain-core \
-  test-langchain-ranges check coverage \
+  test-langchain-ranges test-accelerated-graphs check coverage \
   bench bench-engine bench-server bench-vllm bench-shapes bench-sizes bench-quality bench-affinity bench-langchain bench-llamaindex gpu \
   gpu-compile gpu-figures clean
 
@@ -226,6 +226,9 @@ test-langchain-ranges: install ## both adapters with the oldest and the newest L
 
 test-langchain-core: install ## langchain-core's own tests, without and with a ChatWeftline alive
 	$(BIN)/python .ci/check_langchain_core.py
+
+test-accelerated-graphs: install ## LangGraph's own tests and those of LangChain's agents, with every graph accelerated
+	$(BIN)/python .ci/check_accelerated_graphs.py
 
 install-ray: install ## add Ray to .venv
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) -c constraints.txt 'ray>=2.56,<3'

@@ -59,8 +59,8 @@ def test_the_workflow_runs_ci() -> None:
 
 
 OWN = ["install", "check", "test", "gpu-compile", "test-clients", "test-faults", "test-cluster"]
-FURTHER = ["test-vllm", "test-llama", "test-page", "test-langchain-ranges", "test-vllm-previous"]
-FURTHER += ["test-long", "test-ray"]
+FURTHER = ["test-vllm", "test-llama", "test-page", "test-langchain-ranges"]
+FURTHER += ["test-accelerated-graphs", "test-vllm-previous", "test-long", "test-ray"]
 
 
 def ci(folder: Path, **environment: str) -> tuple[int, list[str], str]:
