@@ -268,8 +268,8 @@ async def test_a_store_of_the_settings_runs_in_its_own_process(
 ) -> None:
     """The database's address comes from the environment variable that the table names."""
     monkeypatch.setenv("DOCS_DSN", postgres.get_uri())
-    table = {"store": library, "path": str(tmp_path / "docs"), "dsn_env": "DOCS_DSN"}
-    [spec] = from_tables({"store": [table]})
+    place = {"lancedb": {"path": str(tmp_path / "docs")}, "pgvector": {"dsn_env": "DOCS_DSN"}}
+    [spec] = from_tables({"store": [{"store": library, **place[library]}]})
     engine = spec.factory()()
     assert (await engine.start()).kinds == ("ingest", "search", "delete", "fetch")
     row = vectors.encode(np.ones((1, 3), np.float32))
