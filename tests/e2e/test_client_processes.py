@@ -103,7 +103,7 @@ def program(text: str, url: str) -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONWARNINGS": "ignore::DeprecationWarning"},
-        # A suite that runs in the background of a shell ignores the signal, and so would its children.
+        # A suite in the background of a shell ignores the signal, and so would its children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     try:
