@@ -352,6 +352,29 @@ async def test_retries_and_fallbacks(echo_url: str) -> None:
         assert (len(passed.bodies(SUBMIT)), len(passed.bodies(CHAT))) == (1, 2)
 
 
+@pytest.mark.parametrize("beside", [False, True])
+async def test_a_refused_submit_costs_one_request(beside: bool, echo_url: str) -> None:
+    """A chain with an unknown model makes the plain chain's requests after the refused one."""
+
+    def requests(way: Callable[[Chain], Chain], run: Callable[[Chain], Any]) -> list[str]:
+        with recorded(echo_url) as passed:
+            llm = ChatWeftline(base_url=passed.url)
+            lost: Chain = {"x": ASK | llm.bind(model="nosuch") | TEXT} | ASK | llm | TEXT
+            safe: Chain = lost.with_fallbacks([steps(llm, 2)])
+            run(way(RunnableParallel(a=steps(llm), b=safe) if beside else safe))
+            return [path for _, path, _ in passed.requests]
+
+    ways: list[Callable[[Chain], Any]] = [
+        lambda chain: chain.invoke({"x": "soup"}),
+        lambda chain: list(chain.stream({"x": "soup"})),
+        lambda chain: asyncio.run(chain.ainvoke({"x": "soup"})),
+    ]
+    for run in ways:
+        plainly = await asyncio.to_thread(requests, lambda chain: chain, run)
+        assert plainly == [CHAT] * (6 if beside else 3)
+        assert await asyncio.to_thread(requests, accelerate, run) == [SUBMIT, *plainly]
+
+
 @pytest.mark.parametrize("way", ["unused", "cancelled", "abandoned"])
 async def test_unused_calls_are_cancelled(way: str) -> None:
     """When the run is over, the server has no session left and runs nothing. No graph

@@ -189,22 +189,3 @@ def test_a_fault_of_a_listener_settles_the_value(echo_url: str) -> None:
     feed.send([call("one", "v")], ["v"], close=True)
     error = feed.results["v"].value.exception(20)
     assert type(error) is ClientFailed and type(error.__cause__) is Stop
-
-
-def test_one_of_several_submits_breaks(echo_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refused graph is sent call by call; a hook that breaks then is the error of those calls."""
-    sent, send = [], httpx2.AsyncClient.send
-
-    async def breaks_later(self: Any, *args: Any, **kwargs: Any) -> Any:
-        sent.append(1)
-        return await (send if len(sent) == 1 else abroken_hook)(self, *args, **kwargs)
-
-    monkeypatch.setattr(httpx2.AsyncClient, "send", breaks_later)
-    lost = Placeholder(name="out", in_out=InOut.OUT, semantic_var_id="w")
-    unknown = Call(name="two", prompt=call("x", "w").prompt, placeholders=(lost,), model="nosuch")
-    feed = Feed(Server(echo_url))
-    feed.send([call("one", "v"), unknown], ["v", "w"], graph=True, close=True)
-    for name in ("v", "w"):
-        error = feed.results[name].value.exception(20)
-        assert error is not None and type(the_cause(error)) is TypeError
-    assert type(feed.graph.exception(20)) is ClientFailed

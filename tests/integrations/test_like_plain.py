@@ -82,16 +82,6 @@ async def test_an_unknown_model_concerns_its_own_call(tier: str, make: Make, ech
         assert str(await chain.ainvoke(GIVEN)) == expected[1]
 
 
-def test_a_refused_submit_is_sent_again_call_by_call(echo_url: str) -> None:
-    """The three healthy calls run, and LangChain falls back from the refused one by itself."""
-    with recorded(echo_url) as passed:
-        chain = in_tier("accelerated", passed.url, falls_back_beside)
-        chain.invoke(GIVEN)
-        sent = [[call["name"] for call in body["calls"]] for body in passed.bodies(SUBMIT)]
-    assert sorted(sent[0]) == ["a", "a 2", "b"]
-    assert sorted(sent[1:]) == [["a"], ["a 2"], ["b"]]
-
-
 def model_first(llm: Any) -> Chain:
     return RunnableSequence(llm, TEXT)
 

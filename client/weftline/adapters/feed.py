@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -17,12 +16,11 @@ from weftline.adapters.clients import CLIENTS
 from weftline.adapters.faults import FOREIGN, as_ours
 from weftline.adapters.results import Result
 from weftline.adapters.server import Server
-from weftline.contract.errors import Cancelled, ClientStepFailed, Timeout, WeftlineError
-from weftline.contract.protocol import Call, InOut, Submit
-from weftline.contract.steps import Branch, Step
+from weftline.contract.errors import Cancelled, Timeout, WeftlineError
+from weftline.contract.protocol import Call, Submit
+from weftline.contract.steps import Step
 from weftline.sdk.aclient import AsyncSession
 from weftline.sdk.background import BACKGROUND, awaited
-from weftline.sdk.client_steps import outcome_of
 from weftline.sdk.events import Event, Failed, Graph, Part, Submitted, Value
 from weftline.sdk.http import MAX_RETRIES, OnGraph
 
@@ -35,17 +33,6 @@ OnSettled = Callable[[Value | Failed], None]
 
 
 NO_LIMITS: Mapping[str, float] = MappingProxyType({})
-
-
-# The server responds with these where one call of a submit cannot run. The other calls could run.
-_REFUSALS = frozenset(
-    {
-        HTTPStatus.BAD_REQUEST,
-        HTTPStatus.NOT_FOUND,
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        HTTPStatus.UNPROCESSABLE_ENTITY,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,54 +71,6 @@ class _Draft:
             wait=self.wait,
             run_name=self.run_name,
         )
-
-    def alone(self, call: Call, made: Set[str], refused: Set[str]) -> _Draft:
-        """A submit of one of the calls, which watches all outputs of the call.
-
-        The submit includes the steps that the call needs, except those in `made`, which were
-        submitted before, and those that are `refused`.
-        """
-        watch = tuple(_variables(call, InOut.OUT))
-        steps = self.steps_for(_variables(call, InOut.IN), {*made, *refused})
-        return replace(self, calls=(call,), steps=steps, watch=watch, graph=False, close=False)
-
-    @property
-    def sides(self) -> set[str]:
-        """The sides of its branches."""
-        branches = (step for step in self.steps if isinstance(step, Branch))
-        return {side for branch in branches for side in branch.sides}
-
-    def refusal(
-        self, variables: Iterable[str], refused: Mapping[str, WeftlineError]
-    ) -> WeftlineError | None:
-        """The error of the first of `variables` that cannot be made, because calls were `refused`.
-
-        A branch can be made if what decides it can: one of its sides may be refused.
-        """
-        makers = {name: step for step in self.steps for name in step.outputs}
-        for name in variables:
-            if name in refused:
-                return refused[name]
-            if name in makers and (error := self.refusal(makers[name].variables, refused)):
-                return error
-        return None
-
-    def lost(self, refused: Mapping[str, WeftlineError]) -> dict[str, WeftlineError]:
-        """The outputs of steps that cannot be made, with the errors."""
-        outputs = (name for step in self.steps for name in step.outputs)
-        found = {name: self.refusal([name], refused) for name in outputs}
-        return {name: error for name, error in found.items() if error is not None}
-
-    def steps_for(self, variables: Iterable[str], made: Set[str]) -> tuple[Step, ...]:
-        """The steps that make `variables`, and those before them, except what is `made`."""
-        wanted = set(variables) - made
-        found = []
-        for step in reversed(self.steps):  # a step reads only what earlier ones make
-            if not wanted.isdisjoint(step.outputs):
-                found.append(step)
-                sides = step.sides if isinstance(step, Branch) else ()
-                wanted |= {*step.variables, *sides} - made
-        return tuple(reversed(found))
 
 
 class _Limit:
@@ -174,8 +113,6 @@ class Feed:
         self._is_last = False
         self._is_overdue = False
         self._work: list[Future[None]] = []
-        self._refused: dict[str, WeftlineError] = {}  # variables whose calls were refused
-        self._failed: set[str] = set()  # those of them that the server knows
         self.results: dict[str, Result] = {}
         self.graph: Future[dict[str, Any]] = Future()
 
@@ -272,12 +209,7 @@ class Feed:
         ended: WeftlineError = Cancelled("the answer ended before this value")
         try:
             session = await self._join(draft) if draft.follows else None
-            refusal = await self._push(draft, session, limits)
-            several = len(draft.calls) > 1 or draft.sides
-            if refusal is not None and several and refusal.status in _REFUSALS:
-                ended = await self._push_separately(draft, limits) or ended
-            elif refusal is not None:
-                ended = refusal
+            await self._push(draft, session, limits)
         except FOREIGN as error:  # the readers raise it, because no caller awaits this coroutine
             ended = as_ours(error)
         finally:
@@ -310,12 +242,11 @@ class Feed:
         draft: _Draft,
         session: str | None,
         limits: Mapping[str, _Limit],
-        accepted: asyncio.Event | None = None,
-    ) -> WeftlineError | None:
+    ) -> None:
         """Submit, and settle the results with the events that the server pushes.
 
-        Returns the error if the server refuses the submit, or if it cannot be sent. Raises the
-        error of a stream that breaks off.
+        Raises the error of a refused submit. It is not sent again without the call at fault: the
+        reader of each result then makes its own request, as if nothing had been sent.
         """
         began = False
         try:
@@ -324,92 +255,12 @@ class Feed:
             async with aclosing(pushed) as events:
                 async for event in events:
                     began = True
-                    if accepted is not None:
-                        accepted.set()
                     if isinstance(event, Part) and event.variable in limits:
                         limits[event.variable].start(partial(self._expire, event.variable))
                     self._take(event)
         except FOREIGN as error:
             ours = as_ours(error, began=began)
-            if began:
-                raise ours from ours.__cause__
-            return ours
-        return None
-
-    async def _push_separately(
-        self, draft: _Draft, limits: Mapping[str, _Limit]
-    ) -> WeftlineError | None:
-        """Submit each call of a refused submit by itself, producers before their consumers.
-
-        Then only the calls at fault fail, and the calls that read their outputs. Returns the first
-        error if all of them fail.
-        """
-        refused = self._refused
-        made: set[str] = set()
-        async with asyncio.TaskGroup() as pushes:
-            for call in draft.calls:
-                alone = draft.alone(call, made, refused.keys())
-                made.update(alone.watch)
-                for variable in alone.watch:  # the server runs only what has a reader
-                    self.results.setdefault(variable, Result())
-                error = draft.refusal(_variables(call, InOut.IN), refused)
-                if error is None:
-                    error = await self._accepted(alone, limits, pushes)
-                if error is not None:
-                    refused |= dict.fromkeys(alone.watch, error)
-                    refused |= draft.lost(refused)
-                    self._fail(alone.watch, error, opened=True)
-                else:
-                    made.update(name for step in alone.steps for name in step.outputs)
-        outputs = {name for call in draft.calls for name in _variables(call, InOut.OUT)}
-        rest = tuple(name for name in draft.watch if name not in outputs)
-        if not self.session.done():  # all were refused
-            return next(iter(refused.values()))
-        for name in rest:
-            if (error := draft.refusal([name], refused)) is not None:
-                self._fail([name], error, opened=True)
-        rest = tuple(name for name in rest if not self.results[name].value.done())
-        if rest:
-            steps = draft.steps_for(rest, {*made, *refused})
-            reading = replace(draft, calls=(), steps=steps, watch=rest, graph=False, close=False)
-            await self._fail_sides(reading)
-            refusal = await self._push(reading, self.session.result(), limits)
-            if refusal is not None:
-                self._fail(rest, refusal, opened=True)
-        if draft.close:
-            if draft.graph:
-                await _settle_with(self.graph, self._fetch_graph())
-            await self._end()
-        return None
-
-    async def _accepted(
-        self, draft: _Draft, limits: Mapping[str, _Limit], pushes: asyncio.TaskGroup
-    ) -> WeftlineError | None:
-        """Submit, and return when the server has accepted it. Returns the error of a refusal."""
-        await self._fail_sides(draft)
-        accepted = asyncio.Event()
-        session = self.session.result() if self.session.done() else None
-
-        async def push() -> WeftlineError | None:
-            try:
-                return await self._push(draft, session, limits, accepted)
-            except WeftlineError as error:  # the stream broke off
-                self._fail(draft.watch, error, opened=True)
-                return None
-            finally:
-                accepted.set()
-
-        pushing = pushes.create_task(push())
-        await accepted.wait()
-        return pushing.result() if pushing.done() else None
-
-    async def _fail_sides(self, draft: _Draft) -> None:
-        """Fail the refused sides of the branches that are about to be submitted."""
-        for side in sorted(draft.sides & self._refused.keys() - self._failed):
-            self._failed.add(side)
-            client = await CLIENTS.of(self.server)
-            outcome = outcome_of(self._refused[side])
-            await client.set(await awaited(self.session), side, outcome)
+            raise ours from ours.__cause__
 
     def _expire(self, variable: str) -> None:
         if not self.results[variable].value.done():
@@ -427,8 +278,6 @@ class Feed:
             case Value(variable, value, facts) if self.session.done():
                 told = {**facts, "session_id": self.session.result()}
                 self._settle(Value(variable, value, told))
-            case Failed(variable, ClientStepFailed(param=str(side))) if side in self._refused:
-                self._settle(Failed(variable, self._refused[side]))
             case Value() | Failed():
                 self._settle(event)
             case Graph(graph):
@@ -444,14 +293,9 @@ class Feed:
                 event = Failed(event.variable, as_ours(error))
             result.settle(event)
 
-    def _fail(
-        self, variables: Sequence[str], error: WeftlineError, *, opened: bool = False
-    ) -> None:
-        """Fail the variables that have not settled.
-
-        Unless `opened`, also fail the session's id, so that no further submit waits for it.
-        """
-        if not opened and not self.session.done():
+    def _fail(self, variables: Sequence[str], error: WeftlineError) -> None:
+        """Fail the variables that have not settled, and the session's id if it is not known."""
+        if not self.session.done():
             self.session.set_exception(error)
         for variable in variables:
             self._settle(Failed(variable, error))
@@ -477,12 +321,6 @@ async def _settle_with(result: Future[T], work: Coroutine[Any, Any, T]) -> None:
         result.set_result(await work)
     except Exception as error:
         result.set_exception(as_ours(error))
-
-
-def _variables(call: Call, side: InOut) -> list[str]:
-    """The variables that `call` reads or writes."""
-    found = (p.semantic_var_id for p in call.placeholders if p.in_out is side)
-    return [name for name in found if name is not None]
 
 
 def _pass_on(on_graph: OnGraph, graph: Future[dict[str, Any]]) -> None:
