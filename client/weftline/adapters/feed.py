@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from weftline.adapters.clients import CLIENTS
 from weftline.adapters.faults import FOREIGN, as_ours
 from weftline.adapters.results import Result
 from weftline.adapters.server import Server
-from weftline.contract.errors import Cancelled, Timeout, WeftlineError
+from weftline.contract.errors import Cancelled, WeftlineError
 from weftline.contract.protocol import Call, Submit
 from weftline.contract.steps import Step
 from weftline.sdk.aclient import AsyncSession
@@ -26,13 +24,8 @@ from weftline.sdk.http import MAX_RETRIES, OnGraph
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 OnSettled = Callable[[Value | Failed], None]
 """Called on the background loop when a variable is ready or has failed, before its readers."""
-
-
-NO_LIMITS: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +33,8 @@ class _Draft:
     """A submit whose session is not known yet.
 
     `joins` is the id of a session to join; the server opens the session if it is not open. `wait`
-    says that a later submit may make what is watched.
-    `follows` says that it is not the first submit of its run. `within` maps variables to the
-    longest wait for them, in seconds.
+    says that a later submit may make what is watched. `follows` says that it is not the first
+    submit of its run.
     """
 
     calls: tuple[Call, ...]
@@ -55,7 +47,6 @@ class _Draft:
     joins: str | None
     follows: bool
     max_retries: int
-    within: Mapping[str, float]
     run_name: str
 
     def submit(self, session: str | None) -> Submit:
@@ -71,22 +62,6 @@ class _Draft:
             wait=self.wait,
             run_name=self.run_name,
         )
-
-
-class _Limit:
-    """A timer that calls a function, unless it is restarted or stopped first."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._handle: asyncio.TimerHandle | None = None
-
-    def start(self, then: Callable[[], None]) -> None:
-        self.stop()
-        self._handle = asyncio.get_running_loop().call_later(self._seconds, then)
-
-    def stop(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
 
 
 class Feed:
@@ -111,7 +86,6 @@ class Feed:
         self._joins = joins
         self.session: Future[str] = Future()
         self._is_last = False
-        self._is_overdue = False
         self._work: list[Future[None]] = []
         self.results: dict[str, Result] = {}
         self.graph: Future[dict[str, Any]] = Future()
@@ -127,15 +101,12 @@ class Feed:
         close: bool = False,
         wait: bool = False,
         max_retries: int = MAX_RETRIES,
-        within: Mapping[str, float] = NO_LIMITS,
     ) -> None:
         """Submit `calls` and `steps`, and watch the variables of `watch`.
 
         `parts` asks for texts as they are generated. `graph` asks for the session's graph at the
         end. `close` says that this is the run's last submit, after which the server closes the
-        session. With `wait` another submit may make a watched variable, and arrive later. `within`
-        maps variables to seconds: a variable fails with Timeout when its value, or the next part of
-        its text, takes longer.
+        session. With `wait` another submit may make a watched variable, and arrive later.
         """
         assert not self._is_last, "nothing follows the last submit"
         assert not (close and self._joins), "the run ends its session"
@@ -155,7 +126,6 @@ class Feed:
             joins=self._joins,
             follows=follows,
             max_retries=max_retries,
-            within=within,
             run_name=self._run_name,
         )
         self._work.append(BACKGROUND.start(self._follow(draft)))
@@ -190,7 +160,7 @@ class Feed:
             return
         done = all(result.value.done() for result in self.results.values())
         ends = self._is_last or self._joins is not None
-        if ends and done and not self._is_overdue:
+        if ends and done:
             return  # it ends by itself, and its connection can be used again
         is_open = self.session.done()
         if ends:  # first, so that no graph of the calls that are stopped now comes to a reader
@@ -202,19 +172,14 @@ class Feed:
             BACKGROUND.start(self._end())
 
     async def _follow(self, draft: _Draft) -> None:
-        limits = {variable: _Limit(draft.within[variable]) for variable in draft.within}
-        for variable, limit in limits.items():
-            limit.start(partial(self._expire, variable))
         # If the stream was cancelled or ended early, its readers must not wait forever.
         ended: WeftlineError = Cancelled("the answer ended before this value")
         try:
             session = await self._join(draft) if draft.follows else None
-            await self._push(draft, session, limits)
+            await self._push(draft, session)
         except FOREIGN as error:  # the readers raise it, because no caller awaits this coroutine
             ended = as_ours(error)
         finally:
-            for limit in limits.values():
-                limit.stop()
             self._fail(draft.watch, ended)
             if draft.close and not self.graph.done():
                 self.graph.set_exception(ended)
@@ -237,12 +202,7 @@ class Feed:
                     return None
         return None
 
-    async def _push(
-        self,
-        draft: _Draft,
-        session: str | None,
-        limits: Mapping[str, _Limit],
-    ) -> None:
+    async def _push(self, draft: _Draft, session: str | None) -> None:
         """Submit, and settle the results with the events that the server pushes.
 
         Raises the error of a refused submit. It is not sent again without the call at fault: the
@@ -255,17 +215,10 @@ class Feed:
             async with aclosing(pushed) as events:
                 async for event in events:
                     began = True
-                    if isinstance(event, Part) and event.variable in limits:
-                        limits[event.variable].start(partial(self._expire, event.variable))
                     self._take(event)
         except FOREIGN as error:
             ours = as_ours(error, began=began)
             raise ours from ours.__cause__
-
-    def _expire(self, variable: str) -> None:
-        if not self.results[variable].value.done():
-            self._is_overdue = True
-            self._settle(Failed(variable, Timeout("the answer did not come in time")))
 
     def _take(self, event: Event) -> None:
         match event:
@@ -273,8 +226,7 @@ class Feed:
                 if not self.session.done():
                     self.session.set_result(session)
             case Part(variable, text):
-                if not self.results[variable].value.done():  # a part may arrive after its limit
-                    self.results[variable].add(text)
+                self.results[variable].add(text)
             case Value(variable, value, facts) if self.session.done():
                 told = {**facts, "session_id": self.session.result()}
                 self._settle(Value(variable, value, told))
@@ -313,14 +265,6 @@ class Feed:
             log.debug("a session was left to expire: %s", error)
         except Exception:  # no caller waits for this
             log.warning("a session was left to expire", exc_info=True)
-
-
-async def _settle_with(result: Future[T], work: Coroutine[Any, Any, T]) -> None:
-    """Give `result` what `work` returns, or its error."""
-    try:
-        result.set_result(await work)
-    except Exception as error:
-        result.set_exception(as_ours(error))
 
 
 def _pass_on(on_graph: OnGraph, graph: Future[dict[str, Any]]) -> None:
