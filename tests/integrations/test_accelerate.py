@@ -24,7 +24,7 @@ from langchain_core.runnables import (
     RunnablePassthrough,
 )
 
-from langchain_weftline import AcceleratedChain, ChatWeftline, accelerate
+from langchain_weftline import AcceleratedChain, ChatWeftline, accelerate, compile_chain
 from tests.integrations import client_steps_table, test_ahead_chains
 from tests.integrations.conftest import StartServer, served
 from tests.integrations.provenance import CHAT, plain
@@ -428,6 +428,11 @@ def test_an_explanation_tells_what_would_be_sent(llm: ChatWeftline) -> None:
     kept = [step.why for step in explained.in_client if step.step == "ChatWeftline"]
     assert sent == ["call 'x'", "call 'y'"]
     assert kept == ["its prompt is known only in the run"]
+
+
+def test_the_older_name() -> None:
+    """Programs that call `compile_chain` get what `accelerate` gives, also for a graph."""
+    assert compile_chain is accelerate
 
 
 def test_accelerating_an_accelerated_chain(llm: ChatWeftline) -> None:

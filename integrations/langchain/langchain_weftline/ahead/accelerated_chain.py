@@ -87,11 +87,8 @@ def _is_graph(chain: object) -> bool:
     return pregel is not None and isinstance(chain, pregel.Pregel)
 
 
-def compile_chain(
-    chain: Runnable[Input, Output], *, on_graph: OnGraph | None = None
-) -> AcceleratedChain[Input, Output]:
-    """The same as `accelerate`, for a chain: the name under which it was first known."""
-    return AcceleratedChain(bound=chain, on_graph=on_graph)
+compile_chain = accelerate
+"""The name under which `accelerate` was first known."""
 
 
 class AcceleratedChain(RunnableBindingBase[Input, Output]):
