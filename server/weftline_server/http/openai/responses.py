@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from enum import Enum
 from functools import partial
@@ -126,9 +126,16 @@ def _error(error: WeftlineError) -> dict[str, Any]:
     return {**error.to_body()["error"], "code": code}
 
 
-def _plain(value: Any) -> Any:
-    """A part of the request as JSON that the response shows again."""
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+def _plain(value: Any, fields: Callable[[Sequence[tuple[str, Any]]], Any] = dict) -> Any:
+    """A part of the request as JSON that the response shows again. `fields` makes its objects."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    return asdict(value, dict_factory=fields)
+
+
+def _given(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """The fields that a client has set."""
+    return {name: value for name, value in fields if value is not None}
 
 
 class _Form(Enum):
@@ -197,7 +204,7 @@ class Made:
             "temperature": body.temperature,
             "top_p": body.top_p,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "tool_choice": _plain(body.tool_choice or "auto"),
+            "tool_choice": _plain(body.tool_choice or "auto", _given),
             "tools": [_plain(one) for one in body.tools or () if not isinstance(one, OtherTool)],
             "metadata": {},
         }
