@@ -12,10 +12,7 @@ from tests.clients.conftest import Sent, packages_of_npm
 SETTINGS = """
 model = "null"
 model_provider = "weftline"
-web_search = "disabled"
 check_for_update_on_startup = false
-[agents]
-enabled = false
 [analytics]
 enabled = false
 [model_providers.weftline]
