@@ -14,9 +14,10 @@ from typing import Any, NoReturn
 from weftline_engine.ebnf import BadGrammar, is_ebnf, to_lark
 from weftline_engine.integer_bounds import with_bounds
 
-# No white space stands between the parts, as OpenAI and llguidance's own compact form have it. With
-# free space SmolLM2, which had to write an empty object, wrote 160 tokens of spaces.
-_COMPACT = {"whitespace_flexible": False}
+# One space stands behind a comma and a colon, as Python's json.dumps writes it. With free space
+# SmolLM2, which had to write an empty object, wrote 160 tokens of spaces. Without any it called a
+# tool with {"input":10} where it was told to use 3.
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY = r"/(.|\n)*/"
 DEEPEST = 64  # levels of a structural tag
 # A slash ends a pattern in the grammar's language, unless a backslash stands before it.
@@ -25,10 +26,13 @@ _TEXT = "an engine of weftline's own reads only texts, JSON, patterns, grammars 
 
 
 def json_text(schema: dict[str, Any] | bool) -> str:
-    """The text of a schema whose values are compact, and whose integers are bounded."""
+    """The text of a schema whose values are on one line, and whose integers are bounded."""
     if schema is False:
         return json.dumps(schema)
-    return json.dumps({"x-guidance": _COMPACT, **with_bounds(schema if schema is not True else {})})
+    found = with_bounds(schema if schema is not True else {})
+    own = found.get("x-guidance") or {}
+    guidance = own if own.get("whitespace_flexible") else {**_COMPACT, **own}
+    return json.dumps({**found, "x-guidance": guidance})
 
 
 def of_choice(texts: Sequence[object]) -> str:

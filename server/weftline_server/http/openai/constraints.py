@@ -98,7 +98,7 @@ def _lacks(what: str) -> InvalidRequest:
 class StructuredOutputs(StrictBody):
     """vLLM's object of constraints, of which one is given.
 
-    Our own engine writes compact JSON anyway. `disable_any_whitespace` asks a vLLM for it.
+    Our own engine writes JSON on one line anyway. `disable_any_whitespace` asks a vLLM for it.
     """
 
     json: str | dict[str, Any] | None = None

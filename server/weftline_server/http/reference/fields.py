@@ -299,7 +299,7 @@ _OPENAI = {
     "StructuredOutputs.structural_tag": Field("A structural tag, or its text.",
                                               {"structures": [_STRUCTURE], "triggers": ["<f"]}),
     "StructuredOutputs.disable_any_whitespace": Field(
-        "JSON without white space between its parts. Our own engine writes no other.", False
+        "JSON without line breaks and free spaces. Our own engine writes no other.", False
     ),
     "StructuredOutputs.disable_additional_properties": Field("Only false is taken.", False),
     "StructuredOutputs.whitespace_pattern": Field("Only null is taken.", None),
