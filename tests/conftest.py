@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import logging
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -111,6 +112,20 @@ def _garbage_of_a_file() -> Iterator[None]:
     """
     yield
     gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def _logging_of_a_test() -> Iterator[None]:
+    """Take back what a test has set for the loggers of its process. `weftline serve`, called in a
+    test, adds a handler that writes to the standard error of that test. Later tests would log to
+    it, and the stream is closed by then.
+    """
+    root, calls = logging.getLogger(), logging.getLogger("weftline.calls")
+    before = root.handlers[:], root.level, calls.level
+    yield
+    root.handlers[:] = before[0]
+    root.setLevel(before[1])
+    calls.setLevel(before[2])
 
 
 def _has_cuda() -> bool:

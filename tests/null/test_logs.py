@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,15 +15,9 @@ from weftline_server.observe.logs import FIELDS, LogFormat, configure
 
 
 @pytest.fixture(autouse=True)
-def own_logging() -> Iterator[None]:
-    """The test configures the process's logging. It is restored afterwards."""
-    root, calls = logging.getLogger(), logging.getLogger("weftline.calls")
-    before = root.handlers[:], root.level, calls.level
-    root.handlers.clear()  # `configure` closes the handlers that it finds.
-    yield
-    root.handlers[:] = before[0]
-    root.setLevel(before[1])
-    calls.setLevel(before[2])
+def no_handlers() -> None:
+    """`configure` closes the handlers that it finds. tests/conftest.py restores them afterwards."""
+    logging.getLogger().handlers.clear()
 
 
 async def run_two(serve: Serve, config: ServerConfig) -> str:
