@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
+import openai
 import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -18,6 +22,7 @@ from langchain_weftline.model.transport import httpx
 from tests.integrations.recording import Recording
 from tests.integrations.test_llama_ahead import nodes
 from weftline import AsyncClient, Client
+from weftline.errors import ConnectionFailed, Timeout
 
 SUBMIT, CHAT = "/v1/submit", "/v1/chat/completions"
 NOWHERE = "http://weftline.invalid:8600"  # a name that no resolver knows
@@ -167,3 +172,53 @@ def test_a_client_sends_its_query_beside_that_of_a_request(recording: Recording)
         "/v1/sessions?limit=3&zone=7",
         f"{NOWHERE}/v1/sessions?limit=4&zone=8",
     ]
+
+
+@pytest.fixture
+def deaf_url() -> Iterator[str]:
+    """A server that opens no connection: its queue is full, so the kernel drops each attempt."""
+    with ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listening.getsockname())
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+TIMEOUTS: dict[str, Any] = {
+    "a number": 0.3,
+    "connect and read": (0.3, 60),
+    "of httpx": httpx.Timeout(60, connect=0.3),
+}
+
+
+@pytest.mark.parametrize("timeout", TIMEOUTS.values(), ids=TIMEOUTS)
+def test_a_submit_gives_up_when_the_model_would(timeout: Any, deaf_url: str) -> None:
+    """The submit and then the model's own request may take 0.3 s each to connect."""
+    llm = ChatWeftline(base_url=deaf_url, timeout=timeout, max_retries=0)
+    began = time.monotonic()
+    with pytest.raises(openai.APITimeoutError):
+        sent_ahead(llm).invoke({"thing": "river"})
+    assert 0.55 < time.monotonic() - began < 4
+
+
+def test_a_query_gives_up_within_the_timeout(deaf_url: str) -> None:
+    """LlamaIndex's `timeout` is a number, which holds for connecting, too."""
+    llm = Weftline(base_url=deaf_url, timeout=0.3, max_retries=0, context_window=3900)
+    began = time.monotonic()
+    with pytest.raises((Timeout, ConnectionFailed)):
+        llm.complete("Hello.")
+    made = get_response_synthesizer(response_mode="refine", llm=llm)
+    with pytest.raises((Timeout, ConnectionFailed)):
+        made.synthesize("Where?", nodes(2))
+    assert time.monotonic() - began < 4
+
+
+@pytest.mark.parametrize(
+    ("timeout", "seconds"),
+    [(None, 5.0), (20, 20.0), ((7, 1), 7.0), (httpx.Timeout(9, connect=None), None)],
+)
+def test_a_submit_waits_as_long_as_the_user_allows(timeout: Any, seconds: float | None) -> None:
+    """Also longer than our own 5 s, or without a limit."""
+    assert ChatWeftline(timeout=timeout).server.connect_s == seconds

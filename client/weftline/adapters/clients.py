@@ -42,6 +42,7 @@ def _connected(server: Server) -> AsyncClient:
         query=dict(server.query),
         proxy=server.proxy,
         timeout_s=server.timeout_s,
+        connect_s=server.connect_s,
         max_retries=server.max_retries,
     )
 

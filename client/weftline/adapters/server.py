@@ -6,7 +6,7 @@ import os
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from weftline.sdk.http import DEFAULT_BASE_URL, MAX_RETRIES, without_v1
+from weftline.sdk.http import CONNECT_S, DEFAULT_BASE_URL, MAX_RETRIES, without_v1
 
 __all__ = ["NO_KEY", "Server", "default_api_key", "default_base_url", "is_on", "without_v1"]
 
@@ -18,6 +18,7 @@ class Server:
     """The address of a server, without /v1, and how requests are sent to it.
 
     `timeout_s` is the longest silence of the server, in seconds, before Timeout is raised.
+    `connect_s` is the longest time to open a connection, where `timeout_s` is not shorter.
     `headers` and `query` are sent with every request, beside the API key. `proxy` replaces the
     environment's proxies.
     """
@@ -29,6 +30,7 @@ class Server:
     max_retries: int = MAX_RETRIES
     query: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     proxy: str | None = field(default=None, repr=False)
+    connect_s: float | None = CONNECT_S
 
     @property
     def place(self) -> tuple[str, str | None]:

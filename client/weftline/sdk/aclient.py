@@ -17,7 +17,7 @@ from weftline.sdk.agent_run import AsyncAgentRun
 from weftline.sdk.connection import AsyncConnection
 from weftline.sdk.control_verbs import SessionState
 from weftline.sdk.events import Event, event_of
-from weftline.sdk.http import MAX_RETRIES, OnGraph, get_body, sessions_path
+from weftline.sdk.http import CONNECT_S, MAX_RETRIES, OnGraph, get_body, sessions_path
 from weftline.sdk.own_functions import Compute, on_the_loop
 from weftline.sdk.session import Answer, SessionBase, SubmittedCall
 from weftline.sdk.step_tasks import StepTasks
@@ -34,6 +34,7 @@ class AsyncClient:
 
     `timeout_s` is the longest silence of the server, in seconds, before a request raises Timeout.
     None means no limit, except for a stream, where the server sends a ping every 15 seconds.
+    `connect_s` is the longest time to open a connection, where `timeout_s` is not shorter.
     `max_retries` is how often a request is sent again after a broken connection or a refusal.
 
     Any method that sends a request may raise ConnectionFailed, Unauthorized and Overloaded. All
@@ -49,6 +50,7 @@ class AsyncClient:
         query: Mapping[str, str] | None = None,
         proxy: str | None = None,
         timeout_s: float | None = None,
+        connect_s: float | None = CONNECT_S,
         max_retries: int = MAX_RETRIES,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
@@ -59,6 +61,7 @@ class AsyncClient:
             query=query or {},
             proxy=proxy,
             timeout_s=timeout_s,
+            connect_s=connect_s,
             max_retries=max_retries,
             transport=transport,
         )

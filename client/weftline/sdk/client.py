@@ -17,7 +17,7 @@ from weftline.sdk.aclient import AsyncClient, AsyncSession
 from weftline.sdk.agent import AgentResult, AgentTool, Prompt
 from weftline.sdk.agent_run import AsyncAgentRun
 from weftline.sdk.background import BACKGROUND, Relay
-from weftline.sdk.http import MAX_RETRIES, OnGraph
+from weftline.sdk.http import CONNECT_S, MAX_RETRIES, OnGraph
 from weftline.sdk.own_functions import OwnThreads
 from weftline.sdk.session import Answer, SessionBase, SubmittedCall
 from weftline.sdk.variable import VariableBase
@@ -33,6 +33,7 @@ class Client:
 
     `timeout_s` is the longest silence of the server, in seconds, before a request raises Timeout.
     None means no limit, except for a stream, where the server sends a ping every 15 seconds.
+    `connect_s` is the longest time to open a connection, where `timeout_s` is not shorter.
     `max_retries` is how often a request is sent again after a broken connection or a refusal.
 
     Any method that sends a request may raise ConnectionFailed, Unauthorized and Overloaded. All
@@ -48,6 +49,7 @@ class Client:
         query: Mapping[str, str] | None = None,
         proxy: str | None = None,
         timeout_s: float | None = None,
+        connect_s: float | None = CONNECT_S,
         max_retries: int = MAX_RETRIES,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
@@ -60,6 +62,7 @@ class Client:
             query=query,
             proxy=proxy,
             timeout_s=timeout_s,
+            connect_s=connect_s,
             max_retries=max_retries,
             transport=transport,
         )

@@ -16,10 +16,8 @@ import httpx2
 from weftline.contract.protocol import Get, Submit, to_wire
 from weftline.sdk.background import Close
 from weftline.sdk.http import (
-    CONNECT_S,
     LIMITS,
     PINGS_S,
-    TIMEOUT,
     Known,
     OnGraph,
     ServerEndpoint,
@@ -28,6 +26,7 @@ from weftline.sdk.http import (
     idempotency,
     pause,
     text_of_event,
+    time_limits,
 )
 from weftline.sdk.resume import StreamedRequest
 
@@ -58,15 +57,14 @@ class AsyncConnection:
         query: Mapping[str, str],
         proxy: str | None,
         timeout_s: float | None,
+        connect_s: float | None,
         max_retries: int,
         transport: httpx2.AsyncBaseTransport | None,
     ) -> None:
         self._endpoint = ServerEndpoint.find(base_url, api_key)
         self._known = Known()
         self._max_retries = max_retries
-        self._timeout = (
-            TIMEOUT if timeout_s is None else httpx2.Timeout(timeout_s, connect=CONNECT_S)
-        )
+        self._timeout = time_limits(timeout_s, connect_s)
         # A header of the user's replaces ours, also the key, as in the openai client.
         self._headers = httpx2.Headers(self._endpoint.headers)
         self._headers.update(headers)
@@ -150,7 +148,7 @@ class AsyncConnection:
         timeout = self._timeout
         if isinstance(body, Submit) and timeout.read is not None:
             # A stream may have no event for a long time, but the server pings every 15 s.
-            timeout = httpx2.Timeout(max(timeout.read, PINGS_S), connect=CONNECT_S)
+            timeout = httpx2.Timeout(max(timeout.read, PINGS_S), connect=timeout.connect)
         while True:
             try:
                 async with self._http.sse(

@@ -23,9 +23,14 @@ DEFAULT_BASE_URL = "http://127.0.0.1:8600"
 # A connection opens soon or never. A response may take as long as the application runs.
 CONNECT_S = 5.0
 PINGS_S = 45.0  # a stream that is silent for this long has broken: the server pings every 15 s
-TIMEOUT = httpx2.Timeout(None, connect=CONNECT_S)
 # A request lasts as long as its application runs, so each open request needs its own connection.
 LIMITS = httpx2.Limits(max_connections=2000, max_keepalive_connections=100)
+
+
+def time_limits(timeout_s: float | None, connect_s: float | None) -> httpx2.Timeout:
+    """The limits of a request. To connect takes no longer than the longest silence."""
+    limits = [seconds for seconds in (timeout_s, connect_s) if seconds is not None]
+    return httpx2.Timeout(timeout_s, connect=min(limits, default=None))
 
 
 def without_v1(url: str) -> str:

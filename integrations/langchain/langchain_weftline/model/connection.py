@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from pydantic import SecretStr
 
+from langchain_weftline.model.patience import connect_seconds
 from langchain_weftline.model.transport import SharedAsyncClient, SharedClient
 from weftline.adapters import Server
 
@@ -20,6 +21,7 @@ class Connected(Protocol):
     root_async_client: Any
     openai_api_key: Any
     openai_proxy: str | None
+    request_timeout: Any
     default_headers: Mapping[str, str] | None
     default_query: Mapping[str, object] | None
 
@@ -61,4 +63,5 @@ def server_of(model: Connected) -> Server:
         tuple(headers),
         query=tuple((name, str(value)) for name, value in query.items()),
         proxy=model.openai_proxy,
+        connect_s=connect_seconds(model.request_timeout),
     )

@@ -8,6 +8,8 @@ from typing import Any
 
 import openai
 
+from weftline.sdk.http import CONNECT_S
+
 
 @dataclass(frozen=True, slots=True)
 class Patience:
@@ -26,3 +28,16 @@ class Patience:
             math.inf if seconds is None else float(seconds),
             openai.DEFAULT_MAX_RETRIES if max_retries is None else max_retries,
         )
+
+
+def connect_seconds(timeout: Any) -> float | None:
+    """Seconds to open a connection by ChatOpenAI's `timeout`. None means no limit."""
+    if timeout is None:
+        return CONNECT_S
+    if isinstance(timeout, tuple):
+        return _seconds(timeout[0])
+    return _seconds(getattr(timeout, "connect", timeout))
+
+
+def _seconds(given: Any) -> float | None:
+    return None if given is None else float(given)
