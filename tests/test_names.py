@@ -65,15 +65,11 @@ PUBLIC = frozenset({"client/weftline/watching.py", "engine/weftline_engine/embed
 _FRAME = "the frame that carries the verb to an engine; the wire writes the class's name"
 _EVENT = "an event for users of weftline.watching, and an event of the engines' contract"
 SHARED = {
-    "AgentRun": "an agent's run for users of the client, and what its turns share in the server",
     "Failed": _EVENT,
-    "Feed": "the submits of an adapter's run, and " + _FRAME,
-    "Finished": "a transform named like LangChain's parser, and an event of the engines' contract",
     "Free": "memory's verb, and " + _FRAME,
     "Get": "a request's body, and a transform that is Python's dict.get",
     "Graph": "an event for users of weftline.watching, and the server's graph",
     "Part": _EVENT,
-    "Piece": "a segment of a message in the adapters, and in the server that reads it",
     "Retain": "memory's verb, and " + _FRAME,
     "Session": "a session for users of the client, and in the server",
     "Submit": "a request's body, and " + _FRAME,

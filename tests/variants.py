@@ -10,7 +10,7 @@ from weftline_engine.embedded.model.base import Model, StepInput
 from weftline_kernels.cpu.compiler import flags_of
 from weftline_kernels.cpu.loader import FLAGS
 from weftline_kernels.cpu.variants import runnable, this_machine
-from weftline_kernels.work_list import Rows, build
+from weftline_kernels.work_list import SequenceRows, build
 
 # Every variant that this machine runs, and products of pairs with their instruction written out.
 BUILDS: dict[str, tuple[str, ...]] = {
@@ -25,7 +25,7 @@ def prefill(model: Model, tokens: Tensor, chunks: list[int]) -> Tensor:
     for count in chunks:
         at = np.arange(start, start + count)
         slots = np.asarray(blocks)[at // 16] * 16 + at % 16
-        work = build([Rows(blocks, 0, count, start)], 16)
+        work = build([SequenceRows(blocks, 0, count, start)], 16)
         every = torch.arange(count)
         step = StepInput(
             tokens[start : start + count],

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weftline_kernels.attention_triton import TritonAttention
-from weftline_kernels.work_list import Rows, build
+from weftline_kernels.work_list import SequenceRows, build
 
 BLOCK = 16
 LAYERS = 4
@@ -34,14 +34,14 @@ class Shape:
 SHAPES = (Shape("LLaMA-7B", 32, 32, 128), Shape("Llama-3-8B", 32, 8, 128))
 
 
-def shared_parts(batch: int, prefix: int, suffixes: Sequence[int]) -> list[Rows]:
+def shared_parts(batch: int, prefix: int, suffixes: Sequence[int]) -> list[SequenceRows]:
     """A decode step of `batch` sequences with `prefix` common tokens, each with its own suffix."""
     common, used = list(range(prefix // BLOCK)), prefix // BLOCK
     parts = []
     for i, suffix in zip(range(batch), suffixes, strict=True):
         length = prefix % BLOCK + suffix
         own = -(-length // BLOCK)
-        parts.append(Rows([*common, *range(used, used + own)], i, 1, prefix + suffix - 1))
+        parts.append(SequenceRows([*common, *range(used, used + own)], i, 1, prefix + suffix - 1))
         used += own
     return parts
 
@@ -136,7 +136,7 @@ def measure(
 
 
 def sdpa(
-    shape: Shape, parts: list[Rows], q_RNH: Tensor, cache: Tensor
+    shape: Shape, parts: list[SequenceRows], q_RNH: Tensor, cache: Tensor
 ) -> Callable[[], object] | str:
     """torch's attention. The time to gather the blocks beforehand does not count."""
     length = parts[0].start + 1

@@ -33,7 +33,7 @@ from bench.gpu.results import RESULTS, write
 from tests.kernels.hashes import kernel_hashes
 from weftline_engine.embedded.model.base import TorchModel
 from weftline_engine.embedded.model.config import LlamaConfig
-from weftline_kernels.work_list import Rows
+from weftline_kernels.work_list import SequenceRows
 
 BUDGET_S = 400.0
 DECODING = (15, 16)
@@ -61,7 +61,7 @@ def replay(
     if not llama.fits(config, 1 + tables[-1][-1], model.device):
         return "does not fit"
     whole = [
-        Rows(table, i, 1, sum(one) - 1)
+        SequenceRows(table, i, 1, sum(one) - 1)
         for i, (table, one) in enumerate(zip(tables, lengths, strict=True))
     ]
     decode = llama.Decode(model, whole, shared=shared)
@@ -72,7 +72,9 @@ def replay(
         if time.monotonic() > deadline:
             return "left out for time"
         alive = [i for i, (_, output) in enumerate(lengths) if step < output]
-        decode.load([Rows(tables[i], row, 1, lengths[i][0] + step) for row, i in enumerate(alive)])
+        decode.load(
+            [SequenceRows(tables[i], row, 1, lengths[i][0] + step) for row, i in enumerate(alive)]
+        )
         decode.run()
         tokens = sum(lengths[i][0] + step + 1 for i in alive)
         read = tokens - (len(alive) - 1) * prefix if shared else tokens

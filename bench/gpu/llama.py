@@ -28,7 +28,7 @@ from weftline_engine.embedded.model.device_model import (
     DeviceModel,
 )
 from weftline_kernels.operations import TRITON
-from weftline_kernels.work_list import Rows, build
+from weftline_kernels.work_list import SequenceRows, build
 
 BLOCK = 16
 NEVER = 10**9
@@ -83,7 +83,7 @@ class Decode:
     """A batch of fixed capacity: `load` a step, then `run` it from its graph."""
 
     @torch.inference_mode()
-    def __init__(self, network: TorchModel, parts: Sequence[Rows], *, shared: bool) -> None:
+    def __init__(self, network: TorchModel, parts: Sequence[SequenceRows], *, shared: bool) -> None:
         """`parts` is the largest step, by KV blocks, that will be loaded."""
         device = network.device
         self.device, self.min_saved = device, 1 if shared else NEVER
@@ -93,7 +93,7 @@ class Decode:
         self.step = CapturedStep(network, len(parts), cache, captures(device))
 
     @torch.inference_mode()
-    def load(self, parts: Sequence[Rows]) -> None:
+    def load(self, parts: Sequence[SequenceRows]) -> None:
         """Set the step that the next `run` computes."""
         starts = torch.tensor([part.start for part in parts])
         slots = [part.blocks[part.start // BLOCK] * BLOCK + part.start % BLOCK for part in parts]
@@ -182,7 +182,7 @@ def tables(prefix: int, totals: Sequence[int], *, copied: bool) -> list[list[int
     return found
 
 
-def step_seconds(decode: Decode, parts: Sequence[Rows], repeat: int) -> float:
+def step_seconds(decode: Decode, parts: Sequence[SequenceRows], repeat: int) -> float:
     """The median seconds of a step, without the loading of its tiles."""
     decode.load(parts)
     decode.run()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from bench.gpu import attention, llama
-from weftline_kernels.work_list import Rows
+from weftline_kernels.work_list import SequenceRows
 
 BATCHES = (32, 8, 64)
 PREFIX, SUFFIX, REPEATS = 6000, 500, 15
@@ -28,7 +28,9 @@ def rows(device: torch.device, dry: bool) -> Iterator[dict[str, object]]:
             if not llama.fits(config, 1 + tables[-1][-1], device):
                 row[f"{name}_ms"] = "does not fit"
                 continue
-            parts = [Rows(table, i, 1, prefix + suffix - 1) for i, table in enumerate(tables)]
+            parts = [
+                SequenceRows(table, i, 1, prefix + suffix - 1) for i, table in enumerate(tables)
+            ]
             decode = llama.Decode(model, parts, shared=shared)
             row[f"{name}_ms"] = llama.step_seconds(decode, parts, repeats) * 1e3
             tokens = (prefix if shared else batch * prefix) + batch * suffix

@@ -21,7 +21,7 @@ from weftline_engine.embedded.model.base import StepInput, TorchModel
 from weftline_engine.embedded.model.config import HeadNorm, LlamaConfig, Norms
 from weftline_engine.embedded.model.device_model import DeviceModel
 from weftline_engine.embedded.step import chunk_cost
-from weftline_kernels.work_list import Rows, build
+from weftline_kernels.work_list import SequenceRows, build
 
 SHAPES = {
     "SmolLM2-135M": replace(
@@ -90,7 +90,7 @@ def _decode(network: TorchModel, streams: int, tokens: int, roof: float) -> dict
     config, device = network.config, network.device
     assert isinstance(config, LlamaConfig), "the shapes are of the Llama family"
     tables = llama.tables(0, [tokens] * streams, copied=True)
-    parts = [Rows(table, i, 1, tokens - 1) for i, table in enumerate(tables)]
+    parts = [SequenceRows(table, i, 1, tokens - 1) for i, table in enumerate(tables)]
     decode = llama.Decode(network, parts, shared=False)
     captured = llama.step_seconds(decode, parts, 1 if device.type != "cuda" else REPEATS)
     del decode
@@ -105,7 +105,7 @@ def _decode(network: TorchModel, streams: int, tokens: int, roof: float) -> dict
     }
 
 
-def _launched(network: TorchModel, parts: list[Rows], tables: list[list[int]]) -> float:
+def _launched(network: TorchModel, parts: list[SequenceRows], tables: list[list[int]]) -> float:
     """The median seconds of a step that is launched kernel by kernel."""
     model = DeviceModel(network, max_running=1, capture=lambda compute: compute)
     cache = network.new_cache(1 + tables[-1][-1], llama.BLOCK)
@@ -136,7 +136,7 @@ def _prompt(network: TorchModel, tokens: int) -> dict[str, object]:
     config = network.config
     assert isinstance(config, LlamaConfig), "the shapes are of the Llama family"
     tables = llama.tables(0, [tokens], copied=True)
-    took = _launched(network, [Rows(tables[0], 0, tokens, 0)], tables)
+    took = _launched(network, [SequenceRows(tables[0], 0, tokens, 0)], tables)
     head = config.vocabulary * config.hidden  # it computes one row of the logits
     work = tokens * (llama.weight_bytes(config) - 2 * head)
     return {"prompt": tokens, "tokens_per_s": tokens / took, "tflop_s": work / took / 1e12}

@@ -29,7 +29,7 @@ from bench.harness.texts import ROOT
 from weftline_engine.embedded.model.base import Model, StepInput
 from weftline_engine.embedded.model.decoders import load_decoder
 from weftline_engine.models import DEFAULT_MODEL, default_home, resolve
-from weftline_kernels.work_list import Rows, build
+from weftline_kernels.work_list import SequenceRows, build
 
 CHUNK, CHUNKS = 512, 8
 KINDS = ("Q8_0", "Q5_K_M", "Q4_K_M", "Q4_0")
@@ -41,7 +41,7 @@ def logits_of(model: Model, tokens: torch.Tensor) -> torch.Tensor:
     at, blocks = np.arange(CHUNK), list(range(CHUNK // 16))
     cache = model.new_cache(len(blocks), 16)
     wanted = torch.arange(CHUNK // 2, CHUNK - 1)
-    work = build([Rows(blocks, 0, CHUNK, 0)], 16)
+    work = build([SequenceRows(blocks, 0, CHUNK, 0)], 16)
     places = torch.from_numpy(at)
     return model.forward(StepInput(tokens, places, places, wanted, work), cache).float()
 

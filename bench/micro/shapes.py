@@ -49,9 +49,9 @@ from weftline_engine.embedded.model.base import StepInput
 from weftline_engine.embedded.model.checkpoint import RandomWeights
 from weftline_engine.embedded.model.config import LlamaConfig
 from weftline_engine.embedded.model.native import NativeDecoder
-from weftline_kernels.cpu.loader import Search, load
+from weftline_kernels.cpu.loader import LibrarySearch, load
 from weftline_kernels.cpu.memory import WeightMemory
-from weftline_kernels.work_list import Rows, build
+from weftline_kernels.work_list import SequenceRows, build
 
 STREAMS, PROMPTS = (1, 8, 32), (500, 2000)
 START, DECODED = 64, 16  # tokens before those that are decoded, and how many are
@@ -72,7 +72,7 @@ class Step:
         at = np.arange(self.start, self.start + self.tokens)
         firsts = [stream * room for stream in range(self.streams)]
         rows = [
-            Rows(list(range(first, first + room)), i * self.tokens, self.tokens, self.start)
+            SequenceRows(list(range(first, first + room)), i * self.tokens, self.tokens, self.start)
             for i, first in enumerate(firsts)
         ]
         slots = np.concatenate([first * 16 + at for first in firsts])
@@ -299,7 +299,7 @@ def main() -> None:
 def rates_of(config: LlamaConfig, options: argparse.Namespace, raw: Path) -> dict[str, Any]:
     """The floor's speed, and the rows of all systems."""
     with tempfile.TemporaryDirectory() as folder:
-        library, choice = load(Search(Path(folder), wanted=options.isa))
+        library, choice = load(LibrarySearch(Path(folder), wanted=options.isa))
         torch.set_num_threads(options.threads)
         speed = bandwidth(library, options.threads)
         print(f"  all cores read {speed / 1e9:.1f} GB/s", flush=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from weftline_kernels.work_list import Item, WorkList
+from weftline_kernels.work_list import WorkItem, WorkList
 
 # Attention of one layer: (q_RNH, keys_KBSH, values_KBSH) -> o_RNH. One per step, for all layers.
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -131,7 +131,7 @@ class TorchAttention:
 class _Wide:
     """An item with several queries: a shared prefix or a chunk of a prompt."""
 
-    def __init__(self, item: Item, since_R: Tensor) -> None:
+    def __init__(self, item: WorkItem, since_R: Tensor) -> None:
         self.blocks = torch.from_numpy(item.blocks)
         self.length = item.length
         self.queries_Q = torch.from_numpy(item.queries)

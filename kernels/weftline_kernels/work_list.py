@@ -23,7 +23,7 @@ NEVER_SHARED = 1 << 62  # more blocks than any sharing saves, so every sequence 
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SequenceRows:
     """A sequence's part of a step.
 
     The part has `count` queries, at rows `first` and following of the packed tokens. The first
@@ -37,7 +37,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class WorkItem:
     """`blocks` hold `length` tokens. Row `queries[i]` sees the first `visible[i]` of them.
 
     `start` is the position of the first of them in its sequence.
@@ -58,7 +58,7 @@ class WorkList:
     the order of its queries: what it has alone.
     """
 
-    items: tuple[Item, ...]
+    items: tuple[WorkItem, ...]
     rows: int
     shared: int = 0
 
@@ -76,7 +76,7 @@ class WorkList:
 
 
 def build(
-    parts: Sequence[Rows], block_size: int, *, min_blocks_saved: int = MIN_BLOCKS_SAVED
+    parts: Sequence[SequenceRows], block_size: int, *, min_blocks_saved: int = MIN_BLOCKS_SAVED
 ) -> WorkList:
     """Return the work list of a step.
 
@@ -84,7 +84,7 @@ def build(
     `min_blocks_saved` block reads. Only blocks that lie wholly before a part's first query count,
     so a part that fills a block in this step does not share it.
     """
-    items: list[Item] = []
+    items: list[WorkItem] = []
     done = [0] * len(parts)  # blocks of each part that a shared item covers
     tables = [tuple(part.blocks[: part.start // block_size]) for part in parts]
     order = sorted(range(len(parts)), key=lambda i: tables[i])
@@ -95,7 +95,7 @@ def build(
         )
         length = len(blocks) * block_size
         start = begin * block_size
-        items.append(Item(blocks, length, queries, np.full(len(queries), length), start))
+        items.append(WorkItem(blocks, length, queries, np.full(len(queries), length), start))
         for i in members:
             done[i] = end
     shared = len(items)
@@ -104,7 +104,7 @@ def build(
         length = part.start + part.count - before
         last = -(-(part.start + part.count) // block_size)
         items.append(
-            Item(
+            WorkItem(
                 np.asarray(part.blocks[covered:last], dtype=np.int64),
                 length,
                 np.arange(part.first, part.first + part.count),

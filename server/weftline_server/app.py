@@ -51,7 +51,7 @@ from weftline_server.schedule.dispatcher import Dispatcher
 if TYPE_CHECKING:
     from weftline_server.cluster.departure import Departure
     from weftline_server.cluster.member import ClusterMember
-    from weftline_server.observe.spans import Spans
+    from weftline_server.observe.spans import SessionSpans
 
 log = logging.getLogger("weftline.app")
 
@@ -171,14 +171,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             await asyncio.get_running_loop().run_in_executor(None, spans.close)
 
 
-def _spans(endpoint: str) -> Spans:
+def _spans(endpoint: str) -> SessionSpans:
     try:
-        from weftline_server.observe.spans import Spans
+        from weftline_server.observe.spans import SessionSpans
     except ModuleNotFoundError as error:
         raise InvalidRequest(
             f"--otlp needs OpenTelemetry: {install('otel')}", param="otlp"
         ) from error
-    return Spans(endpoint)
+    return SessionSpans(endpoint)
 
 
 class _Application(FastAPI):

@@ -30,7 +30,7 @@ from weftline_engine.embedded.model.families import read_config
 from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_engine.grammars import TokenGrammars
 from weftline_kernels.cpu.blocks import WeightType
-from weftline_kernels.work_list import Rows, build
+from weftline_kernels.work_list import SequenceRows, build
 
 Make = Callable[..., Any]
 FREE = StepCosts(((1, 1.0), (MOST_ROWS, 1.0)))  # every draft pays
@@ -94,7 +94,7 @@ def chunked(decoder: NativeDecoder, tokens: Tensor, counts: list[int]) -> tuple[
             torch.from_numpy(at),
             torch.from_numpy(np.asarray(blocks)[at // 16] * 16 + at % 16),
             torch.arange(count),
-            build([Rows(blocks, 0, count, start)], 16),
+            build([SequenceRows(blocks, 0, count, start)], 16),
         )
         found.append(decoder.forward(step, cache).clone())
         start += count

@@ -19,7 +19,7 @@ from weftline_engine.embedded.model.decoders import load_decoder
 from weftline_engine.embedded.model.families import read_config
 from weftline_engine.embedded.model.llama import LlamaDecoder
 from weftline_engine.embedded.model.native import NativeDecoder
-from weftline_kernels.cpu.variants import Machine
+from weftline_kernels.cpu.variants import Cpu
 
 Make = Callable[..., Any]
 
@@ -100,6 +100,6 @@ def test_it_is_refused_where_the_kernels_do_not_run(
 ) -> None:
     """A CPU without the instructions gets the reason when the model is loaded."""
     monkeypatch.delenv("WEFTLINE_ISA", raising=False)  # the error would name it first
-    nothing = Machine("x86_64", frozenset())
+    nothing = Cpu("x86_64", frozenset())
     with pytest.raises(ModelError, match="int8 needs the C kernels: This CPU lacks abm, avx"):
         load_decoder(tiny_directory, "int8", 16, tmp_path, machine=nothing)

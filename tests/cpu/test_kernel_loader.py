@@ -15,10 +15,17 @@ from weftline_engine.embedded.model.base import TorchModel
 from weftline_engine.embedded.model.decoders import load_decoder
 from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_kernels.cpu.compiler import compile_library, flags_of, library_for, seal, variant_key
-from weftline_kernels.cpu.loader import NoKernels, Origin, Search, VariantChoice, expect, load
+from weftline_kernels.cpu.loader import (
+    LibraryOrigin,
+    LibrarySearch,
+    NoKernels,
+    VariantChoice,
+    expect,
+    load,
+)
 from weftline_kernels.cpu.variants import (
     VARIANTS,
-    Machine,
+    Cpu,
     cost,
     emulates_bfloat16,
     order,
@@ -26,9 +33,9 @@ from weftline_kernels.cpu.variants import (
     this_machine,
 )
 
-X86 = {one.name: Machine("x86_64", one.needs) for one in VARIANTS if one.architecture == "x86_64"}
-OLD = Machine("x86_64", frozenset({"sse2", "avx"}))
-ARM = Machine("aarch64", frozenset({"asimd"}))
+X86 = {one.name: Cpu("x86_64", one.needs) for one in VARIANTS if one.architecture == "x86_64"}
+OLD = Cpu("x86_64", frozenset({"sse2", "avx"}))
+ARM = Cpu("aarch64", frozenset({"asimd"}))
 HERE = this_machine()
 BEST = runnable(HERE)[0]
 KEY = variant_key(BEST, HERE)
@@ -41,10 +48,10 @@ def built() -> bytes:
 
 
 @pytest.fixture
-def search(tmp_path: Path) -> Search:
+def search(tmp_path: Path) -> LibrarySearch:
     """An empty cache, and a wheel without libraries."""
     (tmp_path / "lib").mkdir()
-    return Search(tmp_path / "cache", tmp_path / "lib", wanted="", machine=HERE)
+    return LibrarySearch(tmp_path / "cache", tmp_path / "lib", wanted="", machine=HERE)
 
 
 @pytest.fixture
@@ -69,11 +76,11 @@ def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: bytes) -> Non
     fake_compiler(tmp_path, monkeypatch, f'cp {tmp_path / "made"} "$target"')
 
 
-def cached(search: Search) -> Path:
+def cached(search: LibrarySearch) -> Path:
     return search.cache / f"decoder-{BEST.name}-{KEY}.so"
 
 
-def found(search: Search) -> VariantChoice:
+def found(search: LibrarySearch) -> VariantChoice:
     """What `load` chooses; the library has the one function that the engine calls."""
     library, choice = load(search)
     assert library.weftline_forward
@@ -88,7 +95,7 @@ def found(search: Search) -> VariantChoice:
         (X86["avx2"], "", ["avx2"], ""),
         (ARM, "", ["neon"], ""),
         (OLD, "", [], ""),
-        (Machine("riscv64", frozenset()), "", [], ""),
+        (Cpu("riscv64", frozenset()), "", [], ""),
         (X86["avx512_bf16"], "avx2", ["avx2", "avx512_bf16", "avx512"], ""),
         (X86["avx512"], "native", ["native", "avx512", "avx2"], ""),
         (X86["avx512"], "avx512_bf16", ["avx512", "avx2"],
@@ -100,7 +107,7 @@ def found(search: Search) -> VariantChoice:
     ],
 )  # fmt: skip
 def test_the_cpu_and_the_setting_choose_a_variant(
-    machine: Machine, wanted: str, names: list[str], note: str
+    machine: Cpu, wanted: str, names: list[str], note: str
 ) -> None:
     """The best one that the CPU executes, or the one asked for; the others follow."""
     variants, notes = order(wanted, machine)
@@ -127,16 +134,18 @@ def test_what_a_variant_costs_is_said() -> None:
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_the_wheels_library_needs_no_compiler(search: Search, built: bytes) -> None:
+def test_the_wheels_library_needs_no_compiler(search: LibrarySearch, built: bytes) -> None:
     """It is taken first, and nothing is written to the cache."""
     (search.prebuilt / f"{BEST.name}.so").write_bytes(built)
-    assert expect(search) == found(search) == VariantChoice(BEST, Origin.PREBUILT, HERE, ())
+    assert expect(search) == found(search) == VariantChoice(BEST, LibraryOrigin.PREBUILT, HERE, ())
     assert not search.cache.exists()
 
 
 @pytest.mark.parametrize("harm", ["cut", "changed", "other sources", "empty"])
 @pytest.mark.usefixtures("no_compiler")
-def test_a_bad_library_of_the_wheel_is_passed_over(search: Search, built: bytes, harm: str) -> None:
+def test_a_bad_library_of_the_wheel_is_passed_over(
+    search: LibrarySearch, built: bytes, harm: str
+) -> None:
     """The one in the cache is loaded, and a sentence says why."""
     bad = {
         "cut": built[:-100],
@@ -149,22 +158,24 @@ def test_a_bad_library_of_the_wheel_is_passed_over(search: Search, built: bytes,
     search.cache.mkdir()
     cached(search).write_bytes(built)
     says = "was built from other sources" if harm == "other sources" else "is damaged"
-    assert found(search) == VariantChoice(BEST, Origin.CACHED, HERE, (f"{path} {says}.",))
+    assert found(search) == VariantChoice(BEST, LibraryOrigin.CACHED, HERE, (f"{path} {says}.",))
 
 
 @pytest.mark.usefixtures("copies")
-def test_a_damaged_library_in_the_cache_is_compiled_again(search: Search, built: bytes) -> None:
+def test_a_damaged_library_in_the_cache_is_compiled_again(
+    search: LibrarySearch, built: bytes
+) -> None:
     """The whole one takes its place, so the next start says nothing."""
     search.cache.mkdir()
     cached(search).write_bytes(built[: len(built) // 2])
-    assert expect(search).origin is Origin.COMPILED
+    assert expect(search).origin is LibraryOrigin.COMPILED
     note = f"{cached(search)} is damaged."
-    assert found(search) == VariantChoice(BEST, Origin.COMPILED, HERE, (note,))
-    assert found(search) == VariantChoice(BEST, Origin.CACHED, HERE, ())
+    assert found(search) == VariantChoice(BEST, LibraryOrigin.COMPILED, HERE, (note,))
+    assert found(search) == VariantChoice(BEST, LibraryOrigin.CACHED, HERE, ())
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_a_whole_file_that_the_system_refuses_is_passed_over(search: Search) -> None:
+def test_a_whole_file_that_the_system_refuses_is_passed_over(search: LibrarySearch) -> None:
     """A sealed file that is no library at all ends in a sentence, too."""
     path = search.prebuilt / f"{BEST.name}.so"
     path.write_bytes(seal(b"no library", KEY))
@@ -175,7 +186,7 @@ def test_a_whole_file_that_the_system_refuses_is_passed_over(search: Search) -> 
 
 
 @pytest.mark.usefixtures("copies")
-def test_a_cache_that_cannot_be_written_costs_a_compilation(search: Search) -> None:
+def test_a_cache_that_cannot_be_written_costs_a_compilation(search: LibrarySearch) -> None:
     """The library is loaded all the same; the sentence names the folder."""
     search.cache.write_text("a file where the folder should be")
     (note,) = found(search).notes
@@ -183,7 +194,7 @@ def test_a_cache_that_cannot_be_written_costs_a_compilation(search: Search) -> N
 
 
 def test_a_compiler_that_fails_is_quoted(
-    search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    search: LibrarySearch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It leaves nothing in the cache."""
     fake_compiler(tmp_path, monkeypatch, "echo no such option >&2; exit 1")
@@ -194,7 +205,7 @@ def test_a_compiler_that_fails_is_quoted(
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the variants are x86's")
 def test_an_old_compiler_makes_the_next_variant(
-    search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: bytes
+    search: LibrarySearch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: bytes
 ) -> None:
     """The CPU has AVX-512, and the compiler does not know it."""
     (tmp_path / "made").write_bytes(built)
@@ -202,21 +213,21 @@ def test_an_old_compiler_makes_the_next_variant(
         f'case "$*" in *x86-64-v4*) echo unknown >&2; exit 1;; esac; cp {tmp_path}/made "$target"'
     )
     fake_compiler(tmp_path, monkeypatch, script)
-    able = Search(search.cache, search.prebuilt, wanted="", machine=X86["avx512"])
+    able = LibrarySearch(search.cache, search.prebuilt, wanted="", machine=X86["avx512"])
     choice = found(able)
-    assert (choice.variant.name, choice.origin) == ("avx2", Origin.COMPILED)
+    assert (choice.variant.name, choice.origin) == ("avx2", LibraryOrigin.COMPILED)
     (note,) = choice.notes
     assert note.startswith("avx512 was not compiled: ") and note.endswith("gcc failed: unknown.")
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_without_any_way_the_reasons_are_given(search: Search) -> None:
+def test_without_any_way_the_reasons_are_given(search: LibrarySearch) -> None:
     """`doctor` and the engine say the same."""
     with pytest.raises(NoKernels, match=r"^No gcc or cc in PATH.$"):
         expect(search)
     with pytest.raises(NoKernels, match="no gcc or cc in PATH"):
         load(search)
-    old = Search(search.cache, search.prebuilt, wanted="", machine=OLD)
+    old = LibrarySearch(search.cache, search.prebuilt, wanted="", machine=OLD)
     for way in (expect, load):
         with pytest.raises(NoKernels, match=r"^This CPU lacks abm, avx2, bmi1, .*, movbe.$"):
             way(old)
@@ -254,7 +265,7 @@ def test_bfloat16_is_emulated_where_no_product_of_it_exists() -> None:
     assert emulates_bfloat16(X86["avx512"]) and emulates_bfloat16(ARM)
     assert not emulates_bfloat16(X86["avx512_bf16"])
     for feature in ("amx_bf16", "bf16"):
-        assert not emulates_bfloat16(Machine("any", frozenset({feature})))
+        assert not emulates_bfloat16(Cpu("any", frozenset({feature})))
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the variants are x86's")

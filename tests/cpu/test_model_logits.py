@@ -22,7 +22,7 @@ from tests.families import FAMILIES, ROPES
 from tests.variants import prefill
 from weftline_engine.embedded.model.base import StepInput
 from weftline_engine.embedded.model.decoders import load_model
-from weftline_kernels.work_list import Rows, build
+from weftline_kernels.work_list import SequenceRows, build
 
 TINY: dict[str, Any] = {}
 OPT: dict[str, Any] = {"family": OPTConfig, "ffn_dim": 96, "init_std": 0.2}
@@ -71,7 +71,7 @@ def test_logits_equal_transformers(
     slots = blocks[np.arange(75) // 16] * 16 + np.arange(75) % 16
     step = StepInput(
         tokens, torch.arange(75), torch.from_numpy(slots), torch.arange(75),
-        build([Rows(blocks.tolist(), 0, 75, 0)], 16),
+        build([SequenceRows(blocks.tolist(), 0, 75, 0)], 16),
     )  # fmt: skip
     torch.testing.assert_close(decoder.forward(step, cache), expected, atol=atol, rtol=1e-5)
 

@@ -34,7 +34,7 @@ from weftline_kernels.cpu.items import flatten, queries_of_task
 from weftline_kernels.cpu.variants import runnable, this_machine
 from weftline_kernels.operations import TORCH
 from weftline_kernels.rope_store import rope_store
-from weftline_kernels.work_list import Rows, build
+from weftline_kernels.work_list import SequenceRows, build
 
 Make = Callable[..., Any]
 # The mean error of logits, whose standard deviation is 0.8 to 1.8, if the reference rounds keys and
@@ -190,8 +190,8 @@ def test_every_thread_gets_some_tasks_of_a_step() -> None:
 def test_cut_items_equal_the_work_list(shared: bool, queries: int) -> None:
     """Attention over the flat arrays, in plain numpy, equals attention over the items."""
     torch.manual_seed(0)
-    parts = [Rows([*range(20), 20 + i], i, 1, 320 + i) for i in range(3)]
-    parts.append(Rows([40, 41, 42, 43], 3, 40, 20))
+    parts = [SequenceRows([*range(20), 20 + i], i, 1, 320 + i) for i in range(3)]
+    parts.append(SequenceRows([40, 41, 42, 43], 3, 40, 20))
     work = build(parts, 16, min_blocks_saved=1 if shared else 10**9)
     flat = flatten(work, queries=queries)
     seen: list[list[int]] = [[] for _ in range(work.rows)]

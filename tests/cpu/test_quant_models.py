@@ -32,7 +32,7 @@ from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_engine.models import resolve
 from weftline_engine.models.llama_gguf import LlamaGguf
 from weftline_kernels.cpu.blocks import WeightType
-from weftline_kernels.cpu.variants import Machine
+from weftline_kernels.cpu.variants import Cpu
 
 Make = Callable[..., Any]
 Write = Callable[..., Path]
@@ -210,7 +210,7 @@ def test_it_is_refused_where_the_kernels_do_not_run(
 ) -> None:
     """A CPU without the instructions gets the reason when the model is loaded."""
     monkeypatch.delenv("WEFTLINE_ISA", raising=False)  # the error would name it first
-    nothing = Machine("x86_64", frozenset())
+    nothing = Cpu("x86_64", frozenset())
     with pytest.raises(ModelError, match="quantised weights need the C kernels: This CPU lacks"):
         load_decoder(tiny_directory, "bfloat16", 16, tmp_path, machine=nothing, quantize="q8_0")
     with pytest.raises(ModelError, match="quantised in dtype bfloat16, not in float32"):

@@ -18,7 +18,7 @@ from weftline_kernels.rms_norm import (
 from weftline_kernels.rope import rope_tables
 from weftline_kernels.rope_store import rope_store_reference, rope_store_triton
 from weftline_kernels.silu_mul import silu_mul_reference, silu_mul_triton
-from weftline_kernels.work_list import Rows, build
+from weftline_kernels.work_list import SequenceRows, build
 
 BLOCK = 16
 # The largest difference allowed, relative to the largest value. It covers the rounding of the
@@ -83,7 +83,7 @@ def kv_store_check(device: torch.device, dtype: torch.dtype) -> float:
     return difference(found, expected)
 
 
-def attention_check(kv_heads: int, group: int, parts: list[Rows]) -> Check:
+def attention_check(kv_heads: int, group: int, parts: list[SequenceRows]) -> Check:
     """A check of attention that shares every common block, in splits of 64 tokens."""
 
     def check(device: torch.device, dtype: torch.dtype) -> float:
@@ -98,7 +98,7 @@ def attention_check(kv_heads: int, group: int, parts: list[Rows]) -> Check:
     return check
 
 
-def tree(levels: int) -> list[Rows]:
+def tree(levels: int) -> list[SequenceRows]:
     """A binary tree: each branch has the whole blocks of 37 tokens, each leaf 5 tokens
     of its own.
     """
@@ -111,17 +111,17 @@ def tree(levels: int) -> list[Rows]:
                 grown.append([*table, *range(used, used + 3)])
                 used += 3
         tables = grown
-    return [Rows([*table, used + i], i, 1, len(table) * BLOCK + i % 7)
+    return [SequenceRows([*table, used + i], i, 1, len(table) * BLOCK + i % 7)
             for i, table in enumerate(tables)]  # fmt: skip
 
 
-def chunk_behind_prefix() -> list[Rows]:
+def chunk_behind_prefix() -> list[SequenceRows]:
     """A prompt of 150 tokens after 10 shared blocks, and three decoding sequences that
     share them.
     """
     prefix = list(range(10))
-    decode = [Rows([*prefix, 30 + i], i, 1, 10 * BLOCK + 3 * i) for i in range(3)]
-    return [*decode, Rows([*prefix, *range(10, 20)], 3, 150, 10 * BLOCK)]
+    decode = [SequenceRows([*prefix, 30 + i], i, 1, 10 * BLOCK + 3 * i) for i in range(3)]
+    return [*decode, SequenceRows([*prefix, *range(10, 20)], 3, 150, 10 * BLOCK)]
 
 
 CHECKS: dict[str, Check] = {

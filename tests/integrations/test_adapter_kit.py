@@ -20,13 +20,13 @@ from weftline.adapters import (
     Clients,
     Closer,
     Closers,
-    Feed,
     Inputs,
     Piece,
     Pieces,
     Planned,
     Request,
     Result,
+    RunFeed,
     RunSession,
     RunSessions,
     Server,
@@ -139,7 +139,7 @@ def call(name: str, variable: str, text: str) -> Call:
 
 def test_a_feed_brings_values_and_the_graph(echo_url: str) -> None:
     """Parts add up to the value, and the graph comes last."""
-    feed, graphs = Feed(Server(echo_url)), list[Any]()
+    feed, graphs = RunFeed(Server(echo_url)), list[Any]()
     over = Event()
     feed.send([call("one", "v", "Hi")], ["v"], parts=True, graph=True, close=True)
     feed.show_graph(graphs.append)
@@ -152,7 +152,7 @@ def test_a_feed_brings_values_and_the_graph(echo_url: str) -> None:
 
 def test_a_feed_goes_on_in_its_session(echo_url: str) -> None:
     """A second submit joins the session of the first one."""
-    feed = Feed(Server(echo_url))
+    feed = RunFeed(Server(echo_url))
     feed.send([call("one", "v", "Hi")], ["v"])
     first = feed.results["v"].value.result(20).value
     feed.send([call("two", "w", "Ho")], ["w"])
@@ -163,7 +163,7 @@ def test_a_feed_goes_on_in_its_session(echo_url: str) -> None:
 
 def test_a_feed_without_a_server_leaves_no_reader_waiting() -> None:
     """The server cannot be reached: the variable and the graph fail, and no graph is shown."""
-    feed = Feed(Server("http://127.0.0.1:1"))
+    feed = RunFeed(Server("http://127.0.0.1:1"))
     feed.send([call("one", "v", "Hi")], ["v"], close=True, max_retries=0)
     error = feed.results["v"].value.exception(20)
     assert isinstance(error, ConnectionFailed) and feed.graph.exception(20) is error
@@ -176,7 +176,7 @@ def test_a_feed_joins_the_session_of_a_run(echo_url: str) -> None:
     """Two feeds with the run's id share a session, which ends with the run and not with them."""
     closed: list[str] = []
     session = Session(Closer(lambda id: None), closed.append)
-    feeds = [Feed(Server(echo_url), joins=session.alias) for _ in range(2)]
+    feeds = [RunFeed(Server(echo_url), joins=session.alias) for _ in range(2)]
     for feed, name in zip(feeds, "vw", strict=True):
         feed.send([call(name, name, "Hi")], [name])
         session.join(feed)
@@ -202,7 +202,7 @@ def test_an_answer_is_noted_before_its_readers_know(echo_url: str) -> None:
         assert not feed.results["v"].value.done()
         noted.append(event.variable)
 
-    feed = Feed(Server(echo_url), note)
+    feed = RunFeed(Server(echo_url), note)
     feed.send([call("one", "v", "Hi")], ["v"], close=True)
     feed.results["v"].value.result(20)
     assert noted == ["v"]
@@ -211,7 +211,7 @@ def test_an_answer_is_noted_before_its_readers_know(echo_url: str) -> None:
 def test_a_feed_that_is_broken_off_says_so() -> None:
     """The readers of a value that will not come get Cancelled."""
     with served("--null-step-s", "30") as url:
-        feed = Feed(Server(url))
+        feed = RunFeed(Server(url))
         feed.send([call("one", "v", "Hi")], ["v"], close=True)
         feed.close()
         error = feed.results["v"].value.exception(20)

@@ -14,7 +14,7 @@ import pytest
 from langchain_weftline.model.transport import httpx as chat_openai_http
 from tests.integrations.tiers import AGAIN, ASK, GIVEN, TEXT, TIERS, Chain, chat_weftline
 from weftline import AsyncClient
-from weftline.adapters import BACKGROUND, Feed, Server
+from weftline.adapters import BACKGROUND, RunFeed, Server
 from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment
 from weftline.errors import ClientFailed
 
@@ -150,7 +150,7 @@ def test_any_exception_settles_a_feed(
 
     with monkeypatch.context() as patch:
         patch.setattr(httpx2.AsyncClient, "send", stop)
-        feed = Feed(Server(echo_url))
+        feed = RunFeed(Server(echo_url))
         feed.send([call("one", "v")], ["v"], graph=True, close=True)
         ends = [feed.results["v"].value, feed.session, feed.graph]
         for end in ends:
@@ -159,7 +159,7 @@ def test_any_exception_settles_a_feed(
             assert str(error).startswith(
                 f"code in this process ended a request: {type(cause).__name__}"
             )
-    again = Feed(Server(echo_url))
+    again = RunFeed(Server(echo_url))
     again.send([call("one", "v")], ["v"], close=True)
     assert again.results["v"].value.result(20).value
 
@@ -185,7 +185,7 @@ def test_a_fault_of_a_listener_settles_the_value(echo_url: str) -> None:
     def listen(event: Any) -> None:
         raise Stop("the listener")
 
-    feed = Feed(Server(echo_url), listen)
+    feed = RunFeed(Server(echo_url), listen)
     feed.send([call("one", "v")], ["v"], close=True)
     error = feed.results["v"].value.exception(20)
     assert type(error) is ClientFailed and type(error.__cause__) is Stop

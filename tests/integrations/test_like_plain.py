@@ -33,7 +33,7 @@ from pydantic import BaseModel
 
 from langchain_weftline import accelerate
 from tests.waits import until
-from weftline.adapters import Feed
+from weftline.adapters import RunFeed
 
 from .conftest import StartServer, served
 from .recording import recorded
@@ -408,14 +408,14 @@ async def test_the_server_stops_at_once(
 
     For a connection that only breaks, the server goes on for a second.
     """
-    feeds: list[Feed] = []
-    send = Feed.send
+    feeds: list[RunFeed] = []
+    send = RunFeed.send
 
-    def noted(feed: Feed, *calls: Any, **how: Any) -> None:
+    def noted(feed: RunFeed, *calls: Any, **how: Any) -> None:
         feeds.append(feed)
         send(feed, *calls, **how)
 
-    monkeypatch.setattr(Feed, "send", noted)
+    monkeypatch.setattr(RunFeed, "send", noted)
     gc.collect()  # what other tests left
     errors: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))

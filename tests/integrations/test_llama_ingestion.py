@@ -20,7 +20,7 @@ from llama_index.vector_stores.weftline import WeftlineVectorStore
 
 from tests.integrations.conftest import recorded_by_default
 from tests.integrations.recording import Recording
-from weftline.adapters import Feed
+from weftline.adapters import RunFeed
 from weftline.errors import WeftlineError
 
 SUBMIT = "/v1/submit"
@@ -112,15 +112,15 @@ def test_portions_that_arrive_in_another_order(
     recording: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last request comes before the second one, and waits for what that one makes."""
-    follow = Feed._follow
+    follow = RunFeed._follow
 
-    async def late(feed: Feed, draft: Any) -> None:
+    async def late(feed: RunFeed, draft: Any) -> None:
         while draft.watch == ("embedded_0_1",) and len(posted(recording)) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)  # the proxy records in a thread of its own
         await follow(feed, draft)
 
     monkeypatch.setattr(ingesting, "MAX_NODES", 4)
-    monkeypatch.setattr(Feed, "_follow", late)
+    monkeypatch.setattr(RunFeed, "_follow", late)
     made = run(pipeline(True), nodes())
     assert posted(recording) == [SUBMIT] * 3
     assert [one["id_"] for one in made] == [one["id_"] for one in kept()]

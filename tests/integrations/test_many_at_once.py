@@ -20,7 +20,7 @@ from langchain_core.runnables import Runnable
 from langchain_weftline import ChatWeftline, accelerate
 from langchain_weftline.trace.provenance import LISTENER
 from tests.integrations.conftest import served
-from weftline.adapters import BACKGROUND, Feed
+from weftline.adapters import BACKGROUND, RunFeed
 
 Chain = Runnable[Any, Any]
 
@@ -59,7 +59,7 @@ async def sessions(url: str) -> float:
 def known() -> tuple[int, int, int, int]:
     """Count the runs, prompts and feeds of this process, and the followed sessions."""
     gc.collect()
-    feeds = sum(type(one) is Feed for one in gc.get_objects())
+    feeds = sum(type(one) is RunFeed for one in gc.get_objects())
     loop = BACKGROUND._loop
     followed = 0 if loop is None else len(asyncio.all_tasks(loop))
     return len(LISTENER.runs), len(LISTENER.pieces), feeds, followed

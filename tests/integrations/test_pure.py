@@ -19,9 +19,9 @@ from langchain_weftline.lower.symbols import (
     CannotCompile,
     Fragment,
     Hole,
+    HoleMessage,
+    HoleText,
     Ref,
-    Said,
-    Text,
     item_of,
     settled,
     shown,
@@ -38,10 +38,10 @@ def known(value: Any, values: dict[str, Any]) -> Any:
         return transforms.run(value.transforms, values[value.var])
     if isinstance(value, Hole):
         return transforms.run(value.form, known(value.ref, values))
-    if isinstance(value, Text):
+    if isinstance(value, HoleText):
         return "".join(str(known(piece, values)) for piece in value.pieces)
-    if isinstance(value, Said):
-        return value.cls(known(Text(value.pieces), values))
+    if isinstance(value, HoleMessage):
+        return value.cls(known(HoleText(value.pieces), values))
     if isinstance(value, dict):
         return {key: known(item, values) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -236,7 +236,7 @@ def test_paths_join() -> None:
         ([], ""),
         (["a", "b"], "ab"),
         (["", Hole(Ref("v")), ""], Ref("v")),
-        (["a", Hole(Ref("v"))], Text(("a", Hole(Ref("v"))))),
+        (["a", Hole(Ref("v"))], HoleText(("a", Hole(Ref("v"))))),
     ],
 )
 def test_settled(pieces: list[Fragment], expected: Any) -> None:

@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weftline_kernels.attention import TorchAttention, attention_reference
-from weftline_kernels.work_list import Rows, build
+from weftline_kernels.work_list import SequenceRows, build
 
 BLOCK = 4
 POOL = 64
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> list[Rows]:
+def steps(draw: st.DrawFn) -> list[SequenceRows]:
     """Return random parts of a step: each continues an earlier part's blocks or starts alone."""
     unused = list(range(POOL))
     tables: list[list[int]] = []
-    parts: list[Rows] = []
+    parts: list[SequenceRows] = []
     first = 0
     for _ in range(draw(st.integers(1, 6))):
         table: list[int] = []
@@ -36,7 +36,7 @@ def steps(draw: st.DrawFn) -> list[Rows]:
         while len(table) * BLOCK < start + count:
             table.append(unused.pop())
         tables.append(table)
-        parts.append(Rows(table, first, count, start))
+        parts.append(SequenceRows(table, first, count, start))
         first += count
     return parts
 
@@ -49,7 +49,7 @@ def steps(draw: st.DrawFn) -> list[Rows]:
     st.sampled_from([{}, {"window": 1}, {"window": 5}, {"window": 9, "cap": 1.5}]),
 )
 def test_sharing_changes_no_result(
-    parts: list[Rows],
+    parts: list[SequenceRows],
     heads: tuple[int, int],
     min_blocks_saved: int,
     words: dict[str, Any],
@@ -78,7 +78,7 @@ def test_sharing_changes_no_result(
 def test_merged_parts_keep_the_accuracy_of_their_type(dtype: torch.dtype, atol: float) -> None:
     """Four queries share 40 blocks, and each has one block of its own."""
     torch.manual_seed(0)
-    parts = [Rows([*range(40), 40 + i], i, 1, 40 * BLOCK + i) for i in range(4)]
+    parts = [SequenceRows([*range(40), 40 + i], i, 1, 40 * BLOCK + i) for i in range(4)]
     q = torch.randn(4, 9, 64).to(dtype)
     keys, values = (torch.randn(3, POOL, BLOCK, 64).to(dtype) for _ in range(2))
     work = build(parts, BLOCK)
@@ -88,7 +88,7 @@ def test_merged_parts_keep_the_accuracy_of_their_type(dtype: torch.dtype, atol: 
     torch.testing.assert_close(found, expected, atol=atol, rtol=0)
 
 
-def shapes(parts: list[Rows], min_blocks_saved: int) -> list[tuple[list[int], list[int]]]:
+def shapes(parts: list[SequenceRows], min_blocks_saved: int) -> list[tuple[list[int], list[int]]]:
     work = build(parts, BLOCK, min_blocks_saved=min_blocks_saved)
     return [(item.blocks.tolist(), sorted(item.queries.tolist())) for item in work.items]
 
@@ -96,9 +96,9 @@ def shapes(parts: list[Rows], min_blocks_saved: int) -> list[tuple[list[int], li
 def test_a_tree_of_two_levels_makes_an_item_for_each_node() -> None:
     """a and b share 4 blocks, c 2 of them: an item of 3 queries, one of 2, and 3 own ends."""
     parts = [
-        Rows([0, 1, 2, 3, 4], 0, 1, 17),
-        Rows([0, 1, 2, 3, 5], 1, 1, 17),
-        Rows([0, 1, 6], 2, 1, 9),
+        SequenceRows([0, 1, 2, 3, 4], 0, 1, 17),
+        SequenceRows([0, 1, 2, 3, 5], 1, 1, 17),
+        SequenceRows([0, 1, 6], 2, 1, 9),
     ]
     assert shapes(parts, 1) == [
         ([0, 1], [0, 1, 2]),
@@ -113,9 +113,9 @@ def test_a_run_that_saves_too_little_goes_to_its_branches() -> None:
     """The root's 2 blocks save 4 reads, less than the 6 required. Together with the 4 blocks below
     it, they save the pair of a and b 6 reads."""
     parts = [
-        Rows([0, 1, 2, 3, 7, 8, 4], 0, 1, 25),
-        Rows([0, 1, 2, 3, 7, 8, 5], 1, 1, 25),
-        Rows([0, 1, 6], 2, 1, 9),
+        SequenceRows([0, 1, 2, 3, 7, 8, 4], 0, 1, 25),
+        SequenceRows([0, 1, 2, 3, 7, 8, 5], 1, 1, 25),
+        SequenceRows([0, 1, 6], 2, 1, 9),
     ]
     assert shapes(parts, 6) == [
         ([0, 1, 2, 3, 7, 8], [0, 1]),
@@ -128,9 +128,9 @@ def test_a_run_that_saves_too_little_goes_to_its_branches() -> None:
 def test_blocks_filled_in_this_step_are_shared_by_those_behind_them_only() -> None:
     """a fills blocks 0 to 2 in this step. Only b and c, which come after them, share them."""
     parts = [
-        Rows([0, 1, 2], 0, 12, 0),
-        Rows([0, 1, 2, 3], 12, 1, 12),
-        Rows([0, 1, 2, 4], 13, 1, 13),
+        SequenceRows([0, 1, 2], 0, 12, 0),
+        SequenceRows([0, 1, 2, 3], 12, 1, 12),
+        SequenceRows([0, 1, 2, 4], 13, 1, 13),
     ]
     assert shapes(parts, 1) == [
         ([0, 1, 2], [12, 13]),

@@ -17,7 +17,7 @@ from weftline_kernels.device_tiles import Capacity, DeviceTiles
 from weftline_kernels.jit import INTERPRETED
 from weftline_kernels.step_attention import AttentionShape, StepAttention
 from weftline_kernels.tiles import cut
-from weftline_kernels.work_list import Rows, WorkList, build
+from weftline_kernels.work_list import SequenceRows, WorkList, build
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1 from the start")
@@ -26,10 +26,10 @@ BLOCK = 4
 SCALE = 0.3
 
 
-def rows(*tables: tuple[list[int], int, int]) -> list[Rows]:
+def rows(*tables: tuple[list[int], int, int]) -> list[SequenceRows]:
     """Return the packed parts of a step, from (blocks, queries, position of the first query)."""
     firsts = accumulate((count for _, count, _ in tables), initial=0)
-    return [Rows(blocks, first, count, start)
+    return [SequenceRows(blocks, first, count, start)
             for (blocks, count, start), first in zip(tables, firsts, strict=False)]  # fmt: skip
 
 

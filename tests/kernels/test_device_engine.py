@@ -19,7 +19,7 @@ from weftline_engine.embedded.model.device_model import CapturedStep, DeviceMode
 from weftline_kernels.jit import INTERPRETED
 from weftline_kernels.operations import TRITON
 from weftline_kernels.tiles import Cutter
-from weftline_kernels.work_list import Rows, build
+from weftline_kernels.work_list import SequenceRows, build
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1 from the start")
@@ -115,7 +115,9 @@ def test_long_contexts_are_replayed(heads: int, kv_heads: int, limit: int, units
         room = capacity(config, rows, limit * rows // 16, 16, units)
         for tokens in range(limit // 8, limit + 1, limit // 8):
             own = tokens // 16 + 1
-            parts = [Rows(range(i * own, (i + 1) * own), i, 1, tokens - 1) for i in range(rows)]
+            parts = [
+                SequenceRows(range(i * own, (i + 1) * own), i, 1, tokens - 1) for i in range(rows)
+            ]
             tiles = cutter.cut(build(parts, 16, min_blocks_saved=8))
             assert room.holds(tiles), (rows, tokens, tiles.slots, room)
 
@@ -141,8 +143,10 @@ def test_capacities_hold_what_parrot_decodes() -> None:
     """LLaMA-7B with 64 sequences that share 6,000 tokens, or share none."""
     config = llama(kv_heads=4)
     prefix = list(range(375))
-    shared = [Rows([*prefix, *range(400 + 32 * i, 432 + 32 * i)], i, 1, 6500) for i in range(64)]
-    apart = [Rows(list(range(407 * i, 407 * i + 407)), i, 1, 6500) for i in range(64)]
+    shared = [
+        SequenceRows([*prefix, *range(400 + 32 * i, 432 + 32 * i)], i, 1, 6500) for i in range(64)
+    ]
+    apart = [SequenceRows(list(range(407 * i, 407 * i + 407)), i, 1, 6500) for i in range(64)]
     wide = replace(config, context_limit=8192)
     room = capacity(wide, 64, 407 * 64, 16, 132)
     for parts in (shared, apart):

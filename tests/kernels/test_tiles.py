@@ -8,14 +8,14 @@ import torch
 
 from weftline_kernels.device_tiles import Capacity, DeviceTiles
 from weftline_kernels.tiles import Cutter, Tiles, cut
-from weftline_kernels.work_list import Rows, WorkList, build
+from weftline_kernels.work_list import SequenceRows, WorkList, build
 
 BLOCK = 4
 
 
 def shared_by(count: int, blocks: int) -> WorkList:
     """Return `count` queries that share `blocks` blocks and see one token of an own block."""
-    parts = [Rows([*range(blocks), blocks + i], i, 1, blocks * BLOCK) for i in range(count)]
+    parts = [SequenceRows([*range(blocks), blocks + i], i, 1, blocks * BLOCK) for i in range(count)]
     return build(parts, BLOCK, min_blocks_saved=1)
 
 
@@ -36,7 +36,12 @@ def test_a_shared_item_is_split_and_its_queries_merge() -> None:
 
 def test_a_query_of_one_tile_needs_no_slot() -> None:
     """A step without sharing, whose items are shorter than a split, has nothing to merge."""
-    tiles = cut(build([Rows([0], 0, 1, 2), Rows([1, 2], 1, 1, 6)], BLOCK), BLOCK, group=1, split=8)
+    tiles = cut(
+        build([SequenceRows([0], 0, 1, 2), SequenceRows([1, 2], 1, 1, 6)], BLOCK),
+        BLOCK,
+        group=1,
+        split=8,
+    )
     assert tiles.queries_Q3[:, 2].tolist() == [-1, -1]
     assert tiles.slots == 0
     assert tiles.fields_TF[:, 2].tolist() == [7, 3]  # the longest first
@@ -44,7 +49,7 @@ def test_a_query_of_one_tile_needs_no_slot() -> None:
 
 def test_a_prompt_is_cut_by_its_queries() -> None:
     """130 causal queries of 3 heads make bands of 64 // 3 = 21, as long as the last query sees."""
-    tiles = cut(build([Rows(list(range(40)), 0, 130, 10)], BLOCK), BLOCK, group=3, split=16)
+    tiles = cut(build([SequenceRows(list(range(40)), 0, 130, 10)], BLOCK), BLOCK, group=3, split=16)
     assert tiles.wide == len(tiles.fields_TF) == 7
     assert tiles.fields_TF[:, 4].tolist() == [4, 21, 21, 21, 21, 21, 21]
     assert tiles.fields_TF[:, 2].tolist() == [140, 136, 115, 94, 73, 52, 31]
@@ -54,8 +59,8 @@ def test_a_prompt_is_cut_by_its_queries() -> None:
 @pytest.mark.parametrize("group", [1, 3, 4, 8, 40])
 def test_no_tile_has_more_rows_than_its_kind(group: int) -> None:
     """17 sharers and a chunk of 50: the tiles of each query cover all tokens that it may see."""
-    parts = [Rows([*range(9), 20 + i], i, 1, 9 * BLOCK + 2) for i in range(17)]
-    parts.append(Rows([*range(9), *range(40, 60)], 17, 50, 9 * BLOCK))
+    parts = [SequenceRows([*range(9), 20 + i], i, 1, 9 * BLOCK + 2) for i in range(17)]
+    parts.append(SequenceRows([*range(9), *range(40, 60)], 17, 50, 9 * BLOCK))
     work = build(parts, BLOCK, min_blocks_saved=1)
     tiles = cut(work, BLOCK, group, split=16)
     seen = np.zeros(work.rows, np.int64)
@@ -70,7 +75,9 @@ def decoding(streams: int, prefix: int, suffix: int) -> WorkList:
     """A decode step of streams that share `prefix` tokens, in blocks of 16."""
     common, own = list(range(prefix // 16)), -(-suffix // 16)
     parts = [
-        Rows([*common, *range(9999 + own * i, 9999 + own * (i + 1))], i, 1, prefix + suffix - 1)
+        SequenceRows(
+            [*common, *range(9999 + own * i, 9999 + own * (i + 1))], i, 1, prefix + suffix - 1
+        )
         for i in range(streams)
     ]
     return build(parts, 16)
@@ -130,5 +137,7 @@ def test_a_split_must_not_cut_a_block() -> None:
 
 def test_empty_kinds_have_the_shape_of_none() -> None:
     """A step of one long prompt has no narrow tile."""
-    tiles: Tiles = cut(build([Rows(list(range(20)), 0, 80, 0)], BLOCK), BLOCK, group=1, split=8)
+    tiles: Tiles = cut(
+        build([SequenceRows(list(range(20)), 0, 80, 0)], BLOCK), BLOCK, group=1, split=8
+    )
     assert tiles.fields_TF.shape[1] == 6

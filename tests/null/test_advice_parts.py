@@ -38,7 +38,7 @@ from weftline_server.observe.advice.difference import (
 from weftline_server.observe.advice.ledger import MOST_PROGRAMS, Ledger, Told
 from weftline_server.observe.advice.lineage import MOST_CHARS, MOST_LINEAGES, Lineage, Lineages
 from weftline_server.observe.advice.program import MOST_COUNTED, MOST_RECORDED, Program
-from weftline_server.observe.advice.prompt import Place, Prompt, places_of, prompt_of
+from weftline_server.observe.advice.prompt import Place, PromptTexts, places_of, prompt_of
 from weftline_server.session.session import Session
 from weftline_server.session.task import RunState, Step, TaskRun
 
@@ -52,7 +52,7 @@ def found(
 ) -> list[Difference]:
     """The differences of two prompts whose segments all have one place."""
     places = [place] * len(after)
-    one, other = Prompt(tuple(before), ()), Prompt(tuple(after), ())
+    one, other = PromptTexts(tuple(before), ()), PromptTexts(tuple(after), ())
     return list(differences(one, other, lambda: places, least))
 
 
@@ -78,7 +78,7 @@ def test_names_with_little_text_between_them_are_told_together() -> None:
 def test_tools_that_a_prompt_leaves_out_at_the_end() -> None:
     """No tool stands behind them, so what is lost is the equal text behind the tools."""
     tools = tuple(Tool(function=Function(name=name)) for name in "abc")
-    long, short = Prompt(("same",), tools), Prompt(("same",), tools[:1])
+    long, short = PromptTexts(("same",), tools), PromptTexts(("same",), tools[:1])
     lost = Difference(Cause.TOOLS_SET, 1, (), 4, 0, tool="b")
     assert list(differences(long, short, lambda: [PLAIN], 1)) == [lost]
     assert list(differences(short, long, lambda: [PLAIN], 1)) == [lost]
@@ -103,7 +103,7 @@ def test_no_more_is_lost_than_stands_behind_the_first_difference(
     for place in (NAMED, PLAIN):
         lost = sum(one.lost for one in found(before, after, place))
         assert lost <= sum(map(len, after[start:]))
-    assert shared(Prompt(before, ()), Prompt(after, ()), 1) <= sum(map(len, after))
+    assert shared(PromptTexts(before, ()), PromptTexts(after, ()), 1) <= sum(map(len, after))
 
 
 @given(st.text("ab", max_size=12), st.text("ab", max_size=12))
@@ -153,18 +153,18 @@ def test_each_text_has_a_place(call: Call) -> None:
 
 
 def lineage(name: str) -> Lineage:
-    return Lineage(Program(name, "model", "", True), Prompt((), ()), ())
+    return Lineage(Program(name, "model", "", True), PromptTexts((), ()), ())
 
 
 def test_what_is_remembered_is_bounded() -> None:
     """The least recently used prompt leaves when there are too many, or too much text."""
     kept = Lineages()
     for number in range(MOST_LINEAGES + 10):
-        kept.put(lineage(f"{number}"), Prompt(("text",), ()), 4, [("key", number)])
+        kept.put(lineage(f"{number}"), PromptTexts(("text",), ()), 4, [("key", number)])
     assert len(kept) == MOST_LINEAGES
     assert kept.find(("key", 9)) is None
     assert kept.find(("key", 10)) is not None
-    kept.put(lineage("large"), Prompt(("x",), ()), MOST_CHARS, [("key", "large")])
+    kept.put(lineage("large"), PromptTexts(("x",), ()), MOST_CHARS, [("key", "large")])
     assert len(kept) == 1
     assert kept.find(("key", "large")) is not None
 
@@ -172,12 +172,12 @@ def test_what_is_remembered_is_bounded() -> None:
 def test_a_key_leads_to_the_last_prompt_that_took_it() -> None:
     """A lineage gives up the keys that its new prompt lacks, and those that another takes."""
     kept, one, other = Lineages(), lineage("one"), lineage("other")
-    kept.put(one, Prompt(("a",), ()), 1, [("end", "a"), ("head", "a")])
-    kept.put(one, Prompt(("a", "b"), ()), 2, [("end", "b"), ("head", "a")])
+    kept.put(one, PromptTexts(("a",), ()), 1, [("end", "a"), ("head", "a")])
+    kept.put(one, PromptTexts(("a", "b"), ()), 2, [("end", "b"), ("head", "a")])
     assert kept.find(("end", "a")) is None
-    kept.put(other, Prompt(("a", "c"), ()), 2, [("end", "c"), ("head", "a")])
+    kept.put(other, PromptTexts(("a", "c"), ()), 2, [("end", "c"), ("head", "a")])
     assert (kept.find(("head", "a")), kept.find(("end", "b"))) == (other, one)
-    kept.put(one, Prompt(("a", "d"), ()), 2, [("end", "d")])
+    kept.put(one, PromptTexts(("a", "d"), ()), 2, [("end", "d")])
     assert kept.find(("head", "a")) is other
 
 

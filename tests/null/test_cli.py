@@ -19,8 +19,8 @@ import weftline
 from weftline.errors import InvalidRequest
 from weftline_engine.embedded.config import NO_DRAFTS_ON_A_GPU
 from weftline_kernels.cpu.compiler import seal, variant_key
-from weftline_kernels.cpu.loader import Search
-from weftline_kernels.cpu.variants import VARIANTS, Machine, runnable
+from weftline_kernels.cpu.loader import LibrarySearch
+from weftline_kernels.cpu.variants import VARIANTS, Cpu, runnable
 from weftline_server.cli import main
 from weftline_server.commands import bench, doctor
 from weftline_server.commands.machine import machine, vllm_of
@@ -121,8 +121,8 @@ def test_doctor_on_a_bare_install(tmp_path: Path) -> None:
 
 def test_doctor_names_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library of the wheel, a compiler, and neither of them."""
-    able = Machine("x86_64", frozenset(next(v for v in VARIANTS if v.name == "avx2").needs))
-    search = Search(tmp_path / "cache", tmp_path, wanted="avx512", machine=able)
+    able = Cpu("x86_64", frozenset(next(v for v in VARIANTS if v.name == "avx2").needs))
+    search = LibrarySearch(tmp_path / "cache", tmp_path, wanted="avx512", machine=able)
     compiler = tmp_path / "gcc"
     compiler.touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))

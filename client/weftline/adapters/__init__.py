@@ -4,7 +4,7 @@ server      Server: where models are served, and the environment's settings
 clients     Clients: the asynchronous client of each server, on the background loop
 faults      what readers get for an exception of code that is not weftline's
 results     Result: the value of one variable, and the parts of its text
-feed        Feed: submits the calls of a run, and receives their values as the server pushes them
+feed        RunFeed: submits a run's calls, and receives their values as the server pushes them
 claims      Claims: finds, for a request, the equal call that was sent ahead
 early_tools EarlyTurn: starts tools while a model still writes its answer
 pieces      Piece: a part of a prompt, with the name of the value that it came from
@@ -20,7 +20,7 @@ from __future__ import annotations
 from weftline.adapters.calls import OUTPUT, Inputs
 from weftline.adapters.claims import Claims, Later, Planned, ReadValue
 from weftline.adapters.clients import CLIENTS, Clients
-from weftline.adapters.feed import Feed
+from weftline.adapters.feed import RunFeed
 from weftline.adapters.pieces import Piece, Pieces
 from weftline.adapters.results import Result
 from weftline.adapters.retrieval import Retrieval
@@ -38,7 +38,6 @@ __all__ = [
     "Clients",
     "Closer",
     "Closers",
-    "Feed",
     "Inputs",
     "Later",
     "Piece",
@@ -49,6 +48,7 @@ __all__ = [
     "Request",
     "Result",
     "Retrieval",
+    "RunFeed",
     "RunSession",
     "RunSessions",
     "Server",

@@ -64,7 +64,7 @@ class _Draft:
         )
 
 
-class Feed:
+class RunFeed:
     """The submits of one run to one session, and the results of their variables.
 
     Any thread may call a feed's methods. `results` has the result of each watched variable.

@@ -32,7 +32,7 @@ Item = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AnswerSteps:
     """The steps of one submit. The last one writes the variable ANSWER."""
 
     steps: tuple[Step, ...]
@@ -54,62 +54,66 @@ class Embedder:
         )
 
 
-def embed(texts: Sequence[str], embedder: Embedder) -> Asked:
+def embed(texts: Sequence[str], embedder: Embedder) -> AnswerSteps:
     """Embeds texts. `vectors_of` reads the vectors from the value."""
-    return Asked((embedder.step(Source(value=list(texts)), ANSWER),))
+    return AnswerSteps((embedder.step(Source(value=list(texts)), ANSWER),))
 
 
-def add(items: Sequence[Item], store: str, embedder: Embedder) -> Asked:
+def add(items: Sequence[Item], store: str, embedder: Embedder) -> AnswerSteps:
     """Embeds items and adds them to a store."""
     source = Source(value=[dict(item) for item in items])
     ingest = Ingest(in_=Source(var=EMBEDDED), out=ANSWER, store=store)
-    return Asked((embedder.step(source, EMBEDDED), ingest))
+    return AnswerSteps((embedder.step(source, EMBEDDED), ingest))
 
 
-def add_embedded(items: Sequence[Item], vectors: Sequence[Sequence[float]], store: str) -> Asked:
+def add_embedded(
+    items: Sequence[Item], vectors: Sequence[Sequence[float]], store: str
+) -> AnswerSteps:
     """Adds items with the vectors that the client has."""
     value = embedded([dict(item) for item in items], vectors)
-    return Asked((Ingest(in_=Source(value=value), out=ANSWER, store=store),))
+    return AnswerSteps((Ingest(in_=Source(value=value), out=ANSWER, store=store),))
 
 
 def find(
     query: str, store: str, embedder: Embedder, k: int, filter: Mapping[str, Any] | None
-) -> Asked:
+) -> AnswerSteps:
     """Embeds a query and finds the nearest documents."""
     search = Search(
         in_=Source(var=EMBEDDED), out=ANSWER, store=store, k=k, filter=dict(filter or {})
     )
-    return Asked((embedder.step(Source(value=query), EMBEDDED), search))
+    return AnswerSteps((embedder.step(Source(value=query), EMBEDDED), search))
 
 
 def find_near(
     vector: Sequence[float], store: str, k: int, filter: Mapping[str, Any] | None
-) -> Asked:
+) -> AnswerSteps:
     """Finds the documents that are nearest to a vector that the client has."""
     value = {**embedded([{"text": ""}], [vector]), "single": True}
     source = Source(value=value)
-    return Asked((Search(in_=source, out=ANSWER, store=store, k=k, filter=dict(filter or {})),))
+    return AnswerSteps(
+        (Search(in_=source, out=ANSWER, store=store, k=k, filter=dict(filter or {})),)
+    )
 
 
-def delete(ids: Sequence[str], store: str, filter: Mapping[str, Any] | None = None) -> Asked:
+def delete(ids: Sequence[str], store: str, filter: Mapping[str, Any] | None = None) -> AnswerSteps:
     """Deletes documents by their ids, and those whose metadata matches a filter."""
     source = Source(value=list(ids))
-    return Asked((Delete(in_=source, out=ANSWER, store=store, filter=dict(filter or {})),))
+    return AnswerSteps((Delete(in_=source, out=ANSWER, store=store, filter=dict(filter or {})),))
 
 
-def fetch(ids: Sequence[str], store: str, filter: Mapping[str, Any] | None = None) -> Asked:
+def fetch(ids: Sequence[str], store: str, filter: Mapping[str, Any] | None = None) -> AnswerSteps:
     """Documents by their ids, and those whose metadata matches a filter."""
     source = Source(value=list(ids))
-    return Asked((Fetch(in_=source, out=ANSWER, store=store, filter=dict(filter or {})),))
+    return AnswerSteps((Fetch(in_=source, out=ANSWER, store=store, filter=dict(filter or {})),))
 
 
-def rerank(query: str, texts: Sequence[str], k: int | None, engine: str | None) -> Asked:
+def rerank(query: str, texts: Sequence[str], k: int | None, engine: str | None) -> AnswerSteps:
     """The best `k` texts: items with their `index` in `texts` and a `score`, the best first."""
     items = [{"text": text, "index": at} for at, text in enumerate(texts)]
     step = Rerank(
         in_=Source(value=items), query=Source(value=query), out=ANSWER, k=k, engine=engine
     )
-    return Asked((step,))
+    return AnswerSteps((step,))
 
 
 def embedded(items: Sequence[Item], vectors: Sequence[Sequence[float]]) -> dict[str, Any]:
@@ -154,15 +158,15 @@ class Retrieval:
 
     server: Server = field(repr=False)
 
-    def ask(self, asked: Asked) -> Any:
+    def ask(self, asked: AnswerSteps) -> Any:
         """The answer. Raises the error of the step that failed first."""
         return BACKGROUND.run(self._ask(asked))
 
-    async def aask(self, asked: Asked) -> Any:
+    async def aask(self, asked: AnswerSteps) -> Any:
         """Like `ask`, for a coroutine."""
         return await _result(self._ask(asked))
 
-    async def _ask(self, asked: Asked) -> Any:
+    async def _ask(self, asked: AnswerSteps) -> Any:
         with raising_ours():
             client = await CLIENTS.of(self.server)
             answer = await client.run((), (ANSWER,), steps=asked.steps)

@@ -17,7 +17,7 @@ from threading import RLock, Thread
 from time import sleep
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from weftline.adapters.feed import Feed
+from weftline.adapters.feed import RunFeed
 from weftline.adapters.pieces import Piece, Pieces, to_wire
 
 log = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class RunSession(ABC):
             id, self.id = self.id, None
         (self.on_over or self.closer.add)(id)
 
-    def join(self, feed: Feed) -> None:
+    def join(self, feed: RunFeed) -> None:
         """Note that `feed` sends calls into this session, which stays open until they are over."""
         self.begin()
         feed.when_opened(self.opened)

@@ -20,7 +20,7 @@ from weftline_engine.bookkeeping.schedule.scheduler import Chunk, SchedulerConfi
 from weftline_engine.bookkeeping.schedule.sequence import UNREAD, Sequence
 from weftline_engine.embedded.budget import RowCost, cost_of
 from weftline_engine.embedded.model.base import Late, Model, StepInput
-from weftline_kernels.work_list import Rows, build
+from weftline_kernels.work_list import SequenceRows, build
 
 # Tokens of each sequence in the measured decode steps, about a chat. The number of sequences grows
 # by powers of four, for at most BUDGET_S seconds.
@@ -75,7 +75,7 @@ def step_input(
         ]
     )
     parts = [
-        Rows(chunk.blocks, int(first), int(count), chunk.start)
+        SequenceRows(chunk.blocks, int(first), int(count), chunk.start)
         for chunk, first, count in zip(plan.chunks, firsts, counts, strict=True)
     ]
     late: Late | None = None

@@ -18,7 +18,7 @@ from typing import Any
 from weftline_engine import api
 from weftline_engine.functions.config import FunctionConfig
 from weftline_engine.functions.process import FunctionProcess
-from weftline_engine.functions.start import Start
+from weftline_engine.functions.start import ProcessStart
 from weftline_engine.tools.sandbox import CannotSandbox
 
 START_S = 30.0  # to import the function and what it needs
@@ -42,11 +42,11 @@ class FunctionEngine:
         self._places = asyncio.Semaphore(config.workers)
         self._out: asyncio.Queue[api.Event | None] = asyncio.Queue()
         self._count = 0  # events
-        self._start: Start | None = None
+        self._start: ProcessStart | None = None
 
     async def start(self) -> api.Description:
         try:
-            self._start = await asyncio.to_thread(Start.of, self._config)
+            self._start = await asyncio.to_thread(ProcessStart.of, self._config)
             self._idle.append(await self._spawned())
         except FunctionFailed as error:
             raise api.EngineDied(str(error)) from None

@@ -12,18 +12,18 @@ from weftline_engine.tools.sandbox import Sandbox
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ProcessStart:
     """Makes the command and the environment of each process of one function."""
 
     config: FunctionConfig
     sandbox: Sandbox | None
 
     @staticmethod
-    def of(config: FunctionConfig) -> Start:
+    def of(config: FunctionConfig) -> ProcessStart:
         """The start of a function's processes. If it needs a sandbox, the sandbox is tested, which
         takes a second. Raises CannotSandbox."""
         if not config.sandbox:
-            return Start(config, None)
+            return ProcessStart(config, None)
         # The folder in which the server was started may hold secrets.
         path = sys.path if sys.flags.safe_path else sys.path[1:]
         own = [] if config.path is None else [config.path]
@@ -35,7 +35,7 @@ class Start:
             path=[*own, *path],
         )
         made.check()
-        return Start(config, made)
+        return ProcessStart(config, made)
 
     def command(self) -> list[str]:
         """The command line of the next process."""

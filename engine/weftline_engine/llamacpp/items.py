@@ -12,7 +12,7 @@ from weftline_engine.llamacpp.child import LlamaChild
 from weftline_engine.llamacpp.config import LlamaPoolingConfig
 from weftline_engine.openai.endpoint import EndpointConfig, EndpointError
 from weftline_engine.retrieval.descriptions import EMBED, RERANK
-from weftline_engine.retrieval.remote import Part, RemoteConfig, RemoteItems
+from weftline_engine.retrieval.remote import RemoteConfig, RemoteItems, RemoteRows
 
 
 class LlamaItems(RemoteItems):
@@ -57,7 +57,7 @@ class LlamaItems(RemoteItems):
         query: str | None,
         texts: Sequence[str],
         more: Mapping[str, Any] | None = None,
-    ) -> Part:
+    ) -> RemoteRows:
         """`RemoteItems._part`. llama-server calls a text that is too long an error of its own, and
         cuts none."""
         if more:

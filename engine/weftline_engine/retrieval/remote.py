@@ -44,7 +44,7 @@ class RemoteConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RemoteRows:
     """The results of one request, and the tokens that the endpoint read for them."""
 
     rows: list[Any]
@@ -117,7 +117,7 @@ class RemoteItems(RemoteEngine):
 
     async def _limited(
         self, query: str | None, texts: Sequence[str], more: Mapping[str, Any]
-    ) -> Part:
+    ) -> RemoteRows:
         async with self._free:
             return await self._part(query, texts, more)
 
@@ -126,7 +126,7 @@ class RemoteItems(RemoteEngine):
         query: str | None,
         texts: Sequence[str],
         more: Mapping[str, Any] | None = None,
-    ) -> Part:
+    ) -> RemoteRows:
         """One vector or score for each text, in their order. Raises EndpointError."""
         named = {} if self._config.model is None else {"model": self._config.model}
         extra: dict[str, Any] = {**named, **(more or {})}
@@ -134,23 +134,27 @@ class RemoteItems(RemoteEngine):
             body = {**extra, "input": list(texts), "encoding_format": "float"}
             answer = await self.endpoint.post("/embeddings", body)
             rows = _ordered(answer.get("data"), "embedding", len(texts))
-            return Part([_vector(row) for row in rows], _counted(answer) or sum(map(size, texts)))
+            return RemoteRows(
+                [_vector(row) for row in rows], _counted(answer) or sum(map(size, texts))
+            )
         part = await self._reranks(extra, query, texts)
         if not all(isinstance(one, (int, float)) and math.isfinite(one) for one in part.rows):
             raise _wrong("scores that are not numbers")
         return part
 
-    async def _rerank(self, extra: dict[str, Any], query: str, texts: Sequence[str]) -> Part:
+    async def _rerank(self, extra: dict[str, Any], query: str, texts: Sequence[str]) -> RemoteRows:
         body = {**extra, "query": query, "documents": list(texts), "top_n": len(texts)}
         answer = await self.endpoint.post("/rerank", body)
         rows = _ordered(answer.get("results"), "relevance_score", len(texts))
-        return Part(rows, _counted(answer) or sum(map(size, (query, *texts))))
+        return RemoteRows(rows, _counted(answer) or sum(map(size, (query, *texts))))
 
-    async def _rerank_of_tei(self, extra: dict[str, Any], query: str, texts: Sequence[str]) -> Part:
+    async def _rerank_of_tei(
+        self, extra: dict[str, Any], query: str, texts: Sequence[str]
+    ) -> RemoteRows:
         cut = {"truncate": True} if "truncate_prompt_tokens" in extra else {}
         body = {"query": query, "texts": list(texts), **cut}
         rows = await self.endpoint.post_for_list("/rerank", body)
-        return Part(_ordered(rows, "score", len(texts)), sum(map(size, (query, *texts))))
+        return RemoteRows(_ordered(rows, "score", len(texts)), sum(map(size, (query, *texts))))
 
 
 def _counted(answer: Mapping[str, Any]) -> int | None:

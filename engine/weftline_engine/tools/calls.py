@@ -45,7 +45,7 @@ def failed(what: str, effects: str) -> Observation:
     return Observation(f"{what}.{unknown}", is_error=True)
 
 
-class Begun:
+class BegunCalls:
     """The calls that have begun. A call begins at most once for each attempt and its arguments.
 
     A tool of effects "once" begins at most once for all attempts.

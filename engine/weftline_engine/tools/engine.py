@@ -21,7 +21,7 @@ from typing import Any
 from weftline.contract.arguments import ArgumentReader, MemberText, ObjectMember
 from weftline_engine import api
 from weftline_engine.tools import frames
-from weftline_engine.tools.calls import Begun, Observation, failed
+from weftline_engine.tools.calls import BegunCalls, Observation, failed
 from weftline_engine.tools.config import ToolsConfig
 
 TOOL = "tool"
@@ -55,7 +55,7 @@ class _Running:
 class ToolEngine:
     """An `api.Engine` of kind "tool". Pass the same `begun` to each incarnation of the engine."""
 
-    def __init__(self, config: ToolsConfig, begun: Begun) -> None:
+    def __init__(self, config: ToolsConfig, begun: BegunCalls) -> None:
         self._config = config
         self._begun = begun
         self._zygote: asyncio.subprocess.Process | None = None

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from weftline_kernels.cpu.variants import NATIVE, Machine, Variant
+from weftline_kernels.cpu.variants import NATIVE, Cpu, Variant
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "decoder.c"
@@ -44,7 +44,7 @@ def flags_of(variant: Variant) -> tuple[str, ...]:
     return (*COMMON, *variant.flags)
 
 
-def variant_key(variant: Variant, machine: Machine) -> str:
+def variant_key(variant: Variant, machine: Cpu) -> str:
     """The key of a variant. That of the native one depends on the features, too."""
     seen = tuple(sorted(machine.features)) if variant.name == NATIVE else ()
     return key_of(flags_of(variant), seen)
@@ -55,7 +55,7 @@ def find_compiler() -> str | None:
     return shutil.which("gcc") or shutil.which("cc")
 
 
-def library_for(variant: Variant, machine: Machine) -> bytes:
+def library_for(variant: Variant, machine: Cpu) -> bytes:
     """The variant, compiled and sealed for the loader of `machine`. Raises NoCompiler."""
     return compile_library(flags_of(variant), variant_key(variant, machine))
 

@@ -27,19 +27,12 @@ from weftline_kernels.cpu.compiler import (
     library_for,
     variant_key,
 )
-from weftline_kernels.cpu.variants import (
-    Machine,
-    Variant,
-    cost,
-    no_variant,
-    order,
-    this_machine,
-)
+from weftline_kernels.cpu.variants import Cpu, Variant, cost, no_variant, order, this_machine
 
 FLAGS = (*COMMON, "-march=native")
 
 
-class Origin(StrEnum):
+class LibraryOrigin(StrEnum):
     """Where a library comes from."""
 
     PREBUILT = "prebuilt"
@@ -52,7 +45,7 @@ class NoKernels(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class LibrarySearch:
     """What to look for, and where: `cache` holds what was compiled here, `prebuilt` the wheel's.
 
     `wanted` is a variant's name, "native" or "" (the best one); WEFTLINE_ISA gives it.
@@ -61,7 +54,7 @@ class Search:
     cache: Path
     prebuilt: Path = FOLDER / "lib"
     wanted: str = field(default_factory=lambda: os.environ.get("WEFTLINE_ISA", ""))
-    machine: Machine = field(default_factory=this_machine)
+    machine: Cpu = field(default_factory=this_machine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +62,8 @@ class VariantChoice:
     """A variant, where it comes from, and a sentence for each better way that failed."""
 
     variant: Variant
-    origin: Origin
-    machine: Machine
+    origin: LibraryOrigin
+    machine: Cpu
     notes: tuple[str, ...]
 
     @property
@@ -83,7 +76,7 @@ class VariantChoice:
         return f"{self.variant.name} kernels, {self.origin}: {self.cost}"
 
 
-def expect(search: Search) -> VariantChoice:
+def expect(search: LibrarySearch) -> VariantChoice:
     """What `load` would find, without loading or compiling it. Raises NoKernels."""
     variants, complaints = order(search.wanted, search.machine)
     notes = list(complaints)
@@ -91,11 +84,11 @@ def expect(search: Search) -> VariantChoice:
         for origin, _ in _libraries(variant, search, notes):
             return VariantChoice(variant, origin, search.machine, tuple(notes))
         if find_compiler() is not None:
-            return VariantChoice(variant, Origin.COMPILED, search.machine, tuple(notes))
+            return VariantChoice(variant, LibraryOrigin.COMPILED, search.machine, tuple(notes))
     raise NoKernels(_reasons(notes, bool(variants), search.machine, "No gcc or cc in PATH."))
 
 
-def load(search: Search) -> tuple[ctypes.CDLL, VariantChoice]:
+def load(search: LibrarySearch) -> tuple[ctypes.CDLL, VariantChoice]:
     """The best decoder that can be had (1 ms; 8 s if it has to be compiled). Raises NoKernels."""
     variants, complaints = order(search.wanted, search.machine)
     notes = list(complaints)
@@ -114,7 +107,7 @@ def load(search: Search) -> tuple[ctypes.CDLL, VariantChoice]:
         except NoCompiler as reason:
             notes.append(f"{variant.name} was not compiled: {reason}.")
             continue
-        return found, VariantChoice(variant, Origin.COMPILED, search.machine, tuple(notes))
+        return found, VariantChoice(variant, LibraryOrigin.COMPILED, search.machine, tuple(notes))
     raise NoKernels(_reasons(notes, bool(variants), search.machine))
 
 
@@ -128,12 +121,14 @@ def library(cache: Path, *, flags: tuple[str, ...] = FLAGS) -> ctypes.CDLL:
     return _open(path)
 
 
-def _libraries(variant: Variant, search: Search, notes: list[str]) -> Iterator[tuple[Origin, Path]]:
+def _libraries(
+    variant: Variant, search: LibrarySearch, notes: list[str]
+) -> Iterator[tuple[LibraryOrigin, Path]]:
     """The whole libraries of a variant; `notes` gets a sentence on each of the others."""
     key = variant_key(variant, search.machine)
     for origin, path in (
-        (Origin.PREBUILT, search.prebuilt / f"{variant.name}.so"),
-        (Origin.CACHED, _cached(variant, key, search.cache)),
+        (LibraryOrigin.PREBUILT, search.prebuilt / f"{variant.name}.so"),
+        (LibraryOrigin.CACHED, _cached(variant, key, search.cache)),
     ):
         if path.is_file():
             try:
@@ -148,7 +143,7 @@ def _cached(variant: Variant, key: str, cache: Path) -> Path:
     return cache / f"decoder-{variant.name}-{key}.so"
 
 
-def _compiled(variant: Variant, search: Search, notes: list[str]) -> ctypes.CDLL:
+def _compiled(variant: Variant, search: LibrarySearch, notes: list[str]) -> ctypes.CDLL:
     """Compile and load a variant, and keep it if the cache can be written. Raises NoCompiler."""
     key = variant_key(variant, search.machine)
     built = library_for(variant, search.machine)
@@ -199,7 +194,7 @@ def _share_openmp() -> None:
     raise NoKernels("torch has loaded no OpenMP library.")
 
 
-def _reasons(notes: list[str], able: bool, machine: Machine, more: str = "") -> str:
+def _reasons(notes: list[str], able: bool, machine: Cpu, more: str = "") -> str:
     """All sentences as one text."""
     said = list(notes)
     if not able:

@@ -34,7 +34,7 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Cpu:
     """What decides which variants run: the architecture, and the features of the CPU."""
 
     architecture: str
@@ -58,7 +58,7 @@ VARIANTS = (
 NATIVE = "native"  # whatever the compiler finds on this machine; never in a wheel
 
 
-def this_machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> Machine:
+def this_machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
     """The machine that this process runs on.
 
     Where the system does not list its features, it is what the architecture promises: NEON on
@@ -74,17 +74,17 @@ def this_machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> Machine:
             if name.strip() in ("flags", "Features"):
                 features |= set(listed.split())
                 break
-    return Machine(architecture, frozenset(features))
+    return Cpu(architecture, frozenset(features))
 
 
-def native(machine: Machine) -> Variant:
+def native(machine: Cpu) -> Variant:
     """The variant that the compiler makes for this very machine."""
     best = runnable(machine)
     products = best[0].products if best else 0
     return Variant(NATIVE, machine.architecture, ("-march=native",), frozenset(), products)
 
 
-def runnable(machine: Machine) -> tuple[Variant, ...]:
+def runnable(machine: Cpu) -> tuple[Variant, ...]:
     """The variants that the machine can execute, the best one first."""
     return tuple(
         one
@@ -93,7 +93,7 @@ def runnable(machine: Machine) -> tuple[Variant, ...]:
     )
 
 
-def order(wanted: str, machine: Machine) -> tuple[tuple[Variant, ...], tuple[str, ...]]:
+def order(wanted: str, machine: Cpu) -> tuple[tuple[Variant, ...], tuple[str, ...]]:
     """The variants to try, in turn, and a sentence if `wanted` cannot be followed.
 
     `wanted` is the name of a variant, "native", or "" for the best one.
@@ -113,14 +113,14 @@ def order(wanted: str, machine: Machine) -> tuple[tuple[Variant, ...], tuple[str
     return (chosen, *(one for one in able if one != chosen)), ()
 
 
-def lacking(variant: Variant, machine: Machine) -> str:
+def lacking(variant: Variant, machine: Cpu) -> str:
     """Why the machine cannot execute the variant, without a full stop."""
     if variant.architecture != machine.architecture:
         return f"this CPU is {machine.architecture} and not {variant.architecture}"
     return f"this CPU lacks {', '.join(sorted(variant.needs - machine.features))}"
 
 
-def no_variant(machine: Machine) -> str:
+def no_variant(machine: Cpu) -> str:
     """Why no variant runs here, without a full stop."""
     least = [one for one in VARIANTS if one.architecture == machine.architecture]
     if least:
@@ -128,12 +128,12 @@ def no_variant(machine: Machine) -> str:
     return f"there are no C kernels for {machine.architecture}"
 
 
-def emulates_bfloat16(machine: Machine) -> bool:
+def emulates_bfloat16(machine: Cpu) -> bool:
     """Whether torch has to compute bfloat16 by conversions on this machine."""
     return not machine.features & _BFLOAT16
 
 
-def cost(variant: Variant, machine: Machine) -> str:
+def cost(variant: Variant, machine: Cpu) -> str:
     """How the variant compares with the best one of this machine."""
     best: Sequence[Variant] = runnable(machine)
     if not best or variant.products >= best[0].products:

@@ -19,7 +19,7 @@ from weftline_engine.embedded.config import NO_DRAFTS_ON_A_GPU
 from weftline_engine.llamacpp.program import PROGRAM
 from weftline_engine.models import DEFAULT_MODEL, cached, default_home
 from weftline_kernels.cpu.compiler import find_compiler
-from weftline_kernels.cpu.loader import NoKernels, Origin, Search, expect
+from weftline_kernels.cpu.loader import LibraryOrigin, LibrarySearch, NoKernels, expect
 from weftline_kernels.cpu.variants import emulates_bfloat16, runnable, this_machine
 from weftline_server.commands.machine import machine, torch_here, vllm_of
 from weftline_server.extras import EXTRAS, install, versions
@@ -120,7 +120,7 @@ def examine(engine_python: str | None = None) -> dict[str, Any]:
     return {
         "machine": here,
         "torch": torch,
-        "kernels": kernels(Search(default_home() / "kernels")),
+        "kernels": kernels(LibrarySearch(default_home() / "kernels")),
         "extras": extras,
         "engines": engines,
         "retrieval": {name: judge_retrieval(name, extras) for name in _RETRIEVAL},
@@ -202,7 +202,7 @@ def judge_retrieval(name: str, extras: dict[str, dict[str, str | None]]) -> dict
     return {"runs": True, "why": why}
 
 
-def kernels(search: Search) -> dict[str, Any]:
+def kernels(search: LibrarySearch) -> dict[str, Any]:
     """Return how a bfloat16 model is computed on the CPU: the path, its origin, and its cost."""
     try:
         choice = expect(search)
@@ -210,7 +210,7 @@ def kernels(search: Search) -> dict[str, Any]:
         dtype = "float32" if emulates_bfloat16(search.machine) else "bfloat16"
         why = f"in {dtype}, slower than the C kernels. {reasons}"
         return {"path": "torch", "origin": None, "why": why}
-    later = choice.origin is Origin.COMPILED
+    later = choice.origin is LibraryOrigin.COMPILED
     origin = "compiled at the next start" if later else str(choice.origin)
     why = " ".join([f"{origin}: {choice.cost}.", *choice.notes])
     return {"path": choice.variant.name, "origin": origin, "why": why.removesuffix(".")}

@@ -47,7 +47,7 @@ class ToolTable:
     limits: Limits = field(default_factory=Limits)
 
     def factory(self) -> Callable[[], Engine]:
-        from weftline_engine.tools.calls import Begun
+        from weftline_engine.tools.calls import BegunCalls
         from weftline_engine.tools.engine import ToolEngine
 
         config = ToolsConfig(
@@ -62,7 +62,7 @@ class ToolTable:
             sandbox=self.sandbox,
             limits=self.limits,
         )
-        begun = Begun()  # one for all incarnations of the engine
+        begun = BegunCalls()  # one for all incarnations of the engine
         return lambda: ToolEngine(config, begun)
 
 

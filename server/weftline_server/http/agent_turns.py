@@ -10,7 +10,7 @@ from typing import Any
 from weftline.contract.errors import EngineFailed
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.graph.primitive import Task, Where
-from weftline_server.lowering.kinds.turn import Taken, turn_body, turns
+from weftline_server.lowering.kinds.turn import TakenCall, turn_body, turns
 from weftline_server.observe.view import output_step
 from weftline_server.prompt.tool_parser import Delta, Said
 from weftline_server.runtime.service import Service
@@ -139,7 +139,7 @@ class AgentTurns:
         value: Any = self._session.variable(turn.writes[0]).value
         return {"role": "assistant", "content": value} if isinstance(value, str) else value
 
-    def _result(self, one: Taken) -> dict[str, Any]:
+    def _result(self, one: TakenCall) -> dict[str, Any]:
         """The result of a tool as OpenAI's message."""
         found = self._session.variable(one.result)
         content = str(found.value) if found.error is None else found.error.message

@@ -24,7 +24,7 @@ from weftline_server.lowering.control.sides import after
 from weftline_server.lowering.kinds import KINDS
 from weftline_server.lowering.kinds.prompt import task_of
 from weftline_server.lowering.kinds.tool import ToolBody, of_request, task_of_tool
-from weftline_server.lowering.kinds.turn import AgentRun, as_turn, first_run
+from weftline_server.lowering.kinds.turn import AgentSetup, as_turn, first_run
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
 
@@ -32,7 +32,7 @@ VERSION = 1
 
 _CALL: TypeAdapter[Call] = TypeAdapter(Call)
 _STEP: TypeAdapter[Step] = TypeAdapter(Step)
-_RUN: TypeAdapter[AgentRun] = TypeAdapter(AgentRun)
+_RUN: TypeAdapter[AgentSetup] = TypeAdapter(AgentSetup)
 
 _USAGE = tuple(one.name for one in fields(Usage))
 

@@ -45,7 +45,7 @@ class _Ids(IdGenerator):  # type: ignore[misc]  # OpenTelemetry is read without 
         return found or self._random.generate_span_id()
 
 
-class Spans:
+class SessionSpans:
     """Exports a session's spans when it is closed. The exporter's own thread sends them."""
 
     def __init__(self, endpoint: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.lowering.kinds.turn import Taken, TurnBody
+from weftline_server.lowering.kinds.turn import TakenCall, TurnBody
 from weftline_server.prompt.answer import CallState, WrittenCall
 from weftline_server.prompt.tool_parser import Arguments, Called, Delta, Sealed
 from weftline_server.runtime.answers import Answers
@@ -137,21 +137,21 @@ class EarlyCalls:
         assert isinstance(body, TurnBody), f"{id} is no turn"
         return body
 
-    def _add(self, session: Session, one: Taken | None, text: str) -> None:
+    def _add(self, session: Session, one: TakenCall | None, text: str) -> None:
         """Feed more arguments to the tool of a call, if it takes them as they are written."""
         feed = self._feed(session, one)
         if feed is not None and one is not None:
             feed.text += text
             self._send(PrimitiveId(session.id, f"{one.task}/0"), feed)
 
-    def _end(self, session: Session, one: Taken | None) -> None:
+    def _end(self, session: Session, one: TakenCall | None) -> None:
         """A call is complete: feed what its tool has not got."""
         feed = self._feed(session, one)
         if feed is not None and one is not None:
             feed.text, feed.is_whole = one.call.arguments, True
             self._send(PrimitiveId(session.id, f"{one.task}/0"), feed)
 
-    def _feed(self, session: Session, one: Taken | None) -> _Feed | None:
+    def _feed(self, session: Session, one: TakenCall | None) -> _Feed | None:
         if one is None or not one.task:
             return None
         return self._feeds.get(PrimitiveId(session.id, f"{one.task}/0"))

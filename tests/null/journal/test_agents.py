@@ -20,7 +20,7 @@ from tests.null.tools.test_agent_graph import agent, names
 from tests.null.tools.test_tool_runs import _Dies, called, streamed, until
 from weftline_engine.api import Engine
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullMode
-from weftline_engine.tools.calls import Begun
+from weftline_engine.tools.calls import BegunCalls
 from weftline_engine.tools.config import ToolsConfig
 from weftline_engine.tools.engine import ToolEngine
 from weftline_server.journal import journal
@@ -56,7 +56,7 @@ def engine(folder: Path, latency: LatencyProfile = FAST, adds: str = ADDS) -> Nu
 
 
 def tools() -> Mapping[str, Callable[[], Engine]]:
-    begun = Begun()
+    begun = BegunCalls()
     return {"tool:some": lambda: ToolEngine(config(), begun)}
 
 
@@ -179,7 +179,7 @@ async def test_a_tool_has_its_arguments_from_the_disk(tmp_path: Path) -> None:
     """It took its call as it was written, and ran on when the turn had ended. The next run gives it
     the call again, though the model does not write it again."""
     (tmp_path / "sleeping.py").write_text(SLOW_TOOL)
-    made, begun = ToolsConfig(name="some", module="sleeping", path=tmp_path), Begun()
+    made, begun = ToolsConfig(name="some", module="sleeping", path=tmp_path), BegunCalls()
     rules = ("slept", "I slept."), ("#sleep", called("sleep", path=str(tmp_path / "end")))
     model = NullConfig(mode=NullMode.SCRIPT, script=rules, latency=FAST)
     also = {"tool:some": lambda: ToolEngine(made, begun)}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from weftline_engine import api
-from weftline_engine.tools.calls import Begun
+from weftline_engine.tools.calls import BegunCalls
 from weftline_engine.tools.config import Limits, ToolsConfig
 from weftline_engine.tools.engine import ToolEngine
 
@@ -75,8 +75,8 @@ class Calls:
         return str(value["content"])
 
 
-async def running(begun: Begun | None = None, **more: Any) -> Calls:
-    engine = ToolEngine(config(**more), begun or Begun())
+async def running(begun: BegunCalls | None = None, **more: Any) -> Calls:
+    engine = ToolEngine(config(**more), begun or BegunCalls())
     return Calls(engine, await engine.start())
 
 

@@ -20,7 +20,7 @@ from weftline import AsyncClient
 from weftline.errors import InvalidRequest, UnknownModel
 from weftline.toolkit import StreamingTool, tool
 from weftline_engine.pretend.null import NullConfig, NullMode
-from weftline_engine.tools.calls import Begun
+from weftline_engine.tools.calls import BegunCalls
 from weftline_engine.tools.engine import ToolEngine
 
 SCRIPT = (
@@ -67,7 +67,7 @@ def add(a: int, b: int) -> int:
 
 @pytest.fixture
 async def served(listen: Listen) -> AsyncIterator[Socket]:  # noqa: F811
-    begun = Begun()
+    begun = BegunCalls()
     engine = NullConfig(mode=NullMode.SCRIPT, script=SCRIPT, latency=PACE)
     yield await listen(engine, also={"tool:some": lambda: ToolEngine(config(), begun)})
 

@@ -16,12 +16,12 @@ from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segmen
 from weftline.contract.tools import ServedTool
 from weftline.errors import EngineFailed
 from weftline_engine.pretend.null import NullConfig, NullMode
-from weftline_engine.tools.calls import Begun
+from weftline_engine.tools.calls import BegunCalls
 from weftline_engine.tools.engine import ToolEngine
 from weftline_server.config import ServerConfig
 from weftline_server.lowering.kinds import KINDS
 from weftline_server.lowering.kinds.prompt import lower_call
-from weftline_server.lowering.kinds.turn import AgentRun, as_turn
+from weftline_server.lowering.kinds.turn import AgentSetup, as_turn
 from weftline_server.prompt.answer import CallState, WrittenCall
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
@@ -50,7 +50,7 @@ def script(folder: Path) -> tuple[tuple[str, str], ...]:
 
 @pytest.fixture
 async def server(serve: Serve, tmp_path: Path) -> Server:
-    begun = Begun()
+    begun = BegunCalls()
     engine = NullConfig(mode=NullMode.SCRIPT, script=script(tmp_path), latency=PACE)
     return await serve(
         engine, ServerConfig(), None, {"tool:some": lambda: ToolEngine(config(), begun)}
@@ -336,7 +336,7 @@ def test_a_turn_that_fails_ends_its_tools_or_is_written_again(is_taken: bool) ->
     said = Message(role="user", content=(Segment(text="x"),))
     prompt = (said, Message(role="assistant", content=(Segment(output="answer"),)))
     call = Call(name="ask", prompt=prompt, placeholders=(holder,))
-    run = AgentRun(id="c", served=(ServedTool(name="look", engine="t", effects="none"),))
+    run = AgentSetup(id="c", served=(ServedTool(name="look", engine="t", effects="none"),))
     item = {"id": "1", "name": "look", "arguments": "{}"}
     again = WrittenCall("2", "look", "{}", CallState.SEALED).to_item()
 

@@ -11,7 +11,7 @@ from tests.null.tools.conftest import config
 from tests.null.tools.test_tool_runs import PACE, ask, called, streamed
 from weftline_engine.pretend import null
 from weftline_engine.pretend.null import NullConfig, NullMode
-from weftline_engine.tools.calls import Begun
+from weftline_engine.tools.calls import BegunCalls
 from weftline_engine.tools.config import ToolsConfig
 from weftline_engine.tools.engine import ToolEngine
 from weftline_server.config import ServerConfig
@@ -30,7 +30,7 @@ async def test_an_agent_calls_what_its_answer_calls(serve: Serve, monkeypatch: A
     stream tells both turns' thoughts apart from what it says."""
     monkeypatch.setattr(null, "CHAT_TEMPLATE", OPENED)
     engine = NullConfig(mode=NullMode.SCRIPT, script=SCRIPT, latency=PACE)
-    begun = Begun()
+    begun = BegunCalls()
     server = await serve(
         engine, ServerConfig(), None, {"tool:some": lambda: ToolEngine(config(), begun)}
     )
@@ -64,7 +64,7 @@ async def test_an_agent_runs_the_code_of_its_answer(
         "class Python(Base):\n    'Run code.'\n"
     )
     own = ToolsConfig(name="blocks", module="blocks", path=tmp_path)
-    engine, begun = NullConfig(mode=NullMode.SCRIPT, script=script, latency=PACE), Begun()
+    engine, begun = NullConfig(mode=NullMode.SCRIPT, script=script, latency=PACE), BegunCalls()
     server = await serve(
         engine, ServerConfig(), None, {"tool:blocks": lambda: ToolEngine(own, begun)}
     )

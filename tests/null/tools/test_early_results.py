@@ -12,7 +12,7 @@ from tests.null.tools.conftest import config
 from tests.null.tools.test_tool_runs import called
 from weftline_engine import api
 from weftline_engine.pretend.null import CHAT_TEMPLATE
-from weftline_engine.tools.calls import Begun
+from weftline_engine.tools.calls import BegunCalls
 from weftline_engine.tools.engine import ToolEngine
 from weftline_server.config import ServerConfig
 from weftline_server.prompt.words import WordTokenizer
@@ -93,7 +93,7 @@ async def test_a_result_is_filled_while_a_slower_tool_runs(serve: Serve, tmp_pat
     """
     file = tmp_path / "end"
     writer = Writer(called("look_up", query=FOUND) + called("wait_for", path=str(file)))
-    begun = Begun()
+    begun = BegunCalls()
     also = {"m": lambda: writer, "tool:some": lambda: ToolEngine(config(), begun)}
     server = await serve(config=ServerConfig(), also=also)
     body = {

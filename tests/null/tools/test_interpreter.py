@@ -17,7 +17,7 @@ from tests.null.tools.test_tool_sandbox import bubblewrap_works
 from weftline.toolkit import Reject
 from weftline_engine import api
 from weftline_engine.pretend.null import NullConfig, NullMode
-from weftline_engine.tools.calls import Begun
+from weftline_engine.tools.calls import BegunCalls
 from weftline_engine.tools.config import ToolsConfig
 from weftline_engine.tools.engine import ToolEngine
 from weftline_engine.tools.interpreter import Python
@@ -177,7 +177,7 @@ async def test_fenced_code_runs_while_the_model_writes(serve: Serve, tmp_path: P
         "class Python(Base):\n    'Run code.'\n"
     )
     config = ToolsConfig(name="blocks", module="blocks", path=tmp_path)
-    begun = Begun()
+    begun = BegunCalls()
     engine = NullConfig(mode=NullMode.SCRIPT, script=script, latency=PACE)
     server = await serve(
         engine, ServerConfig(), None, {"tool:blocks": lambda: ToolEngine(config, begun)}

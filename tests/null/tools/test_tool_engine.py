@@ -17,7 +17,7 @@ import pytest
 from tests.null.tools.conftest import Calls, running
 from weftline.errors import InvalidRequest
 from weftline_engine import api
-from weftline_engine.tools.calls import Begun
+from weftline_engine.tools.calls import BegunCalls
 from weftline_engine.tools.engine import ToolEngine
 from weftline_server.commands.tools import from_tables
 
@@ -204,7 +204,7 @@ async def test_arguments_that_are_no_object_are_an_observation(calls: Calls) -> 
 async def test_a_call_begins_at_most_once(tmp_path: Path) -> None:
     """The same op again does not run again. One of "once" does not, even in another attempt of a
     new incarnation; one without effects does."""
-    begun, path = Begun(), tmp_path / "notes"
+    begun, path = BegunCalls(), tmp_path / "notes"
     arguments = {"path": str(path)}
     for attempt in (0, 1):
         calls = await running(begun)

@@ -18,7 +18,7 @@ from tests.null.tools.conftest import config
 from tests.null.tools.test_tool_engine import children_of, gone
 from weftline_engine import api
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine, NullMode
-from weftline_engine.tools.calls import Begun
+from weftline_engine.tools.calls import BegunCalls
 from weftline_engine.tools.engine import ToolEngine
 from weftline_server.config import ServerConfig
 from weftline_server.observe.cost import Price
@@ -60,7 +60,7 @@ async def server(serve: Serve, tmp_path: Path) -> Server:
 async def serving(
     serve: Serve, folder: Path, *without: str, price: dict[str, Price] | None = None
 ) -> Server:
-    begun, rules = Begun(), script(str(folder / "notes"))
+    begun, rules = BegunCalls(), script(str(folder / "notes"))
     engine = NullConfig(mode=NullMode.SCRIPT, script=rules, latency=PACE)
     also = {"tool:some": lambda: ToolEngine(config(), begun)}
     settings = ServerConfig(without=frozenset(without), price=price or {})
@@ -191,7 +191,7 @@ class _Tools(ToolEngine):
     """A tool engine that records when the server takes the end of a call."""
 
     def __init__(self, seen: list[str]) -> None:
-        super().__init__(config(), Begun())
+        super().__init__(config(), BegunCalls())
         self._seen = seen
 
     async def events(self) -> AsyncIterator[list[api.Event]]:
@@ -312,7 +312,7 @@ async def test_the_model_dies_in_the_middle_of_a_turn(
         config = NullConfig(mode=NullMode.SCRIPT, model="m", script=rules, latency=PACE)
         return _Dies(config, deadly)
 
-    also = {"m": model, "tool:some": lambda: ToolEngine(config(), Begun())}
+    also = {"m": model, "tool:some": lambda: ToolEngine(config(), BegunCalls())}
     server = await serve(also=also)
     session = server.driver.open("local")
     more = {"session_id": session.id, "model": "m"}
@@ -337,7 +337,10 @@ async def test_a_stream_whose_model_dies_after_some_words_fails(
     rules = ('"found": "x', "Found."), ("#say", "I look. " + called("look_up", query="x " * 40))
     deadly: list[str] = []
     made = NullConfig(mode=NullMode.SCRIPT, model="m", script=rules, latency=PACE)
-    also = {"m": lambda: _Dies(made, deadly), "tool:some": lambda: ToolEngine(config(), Begun())}
+    also = {
+        "m": lambda: _Dies(made, deadly),
+        "tool:some": lambda: ToolEngine(config(), BegunCalls()),
+    }
     server = await serve(also=also)
     for stream in (True, False):
         deadly.append("x x x")
@@ -360,7 +363,10 @@ async def test_a_stream_whose_model_dies_after_a_call_of_the_client_fails(
     rules = (("#both", called("mine", x=1) + called("look_up", query="x " * 40)),)
     made = NullConfig(mode=NullMode.SCRIPT, model="m", script=rules, latency=PACE)
     deadly = ["x x x"]
-    also = {"m": lambda: _Dies(made, deadly), "tool:some": lambda: ToolEngine(config(), Begun())}
+    also = {
+        "m": lambda: _Dies(made, deadly),
+        "tool:some": lambda: ToolEngine(config(), BegunCalls()),
+    }
     server = await serve(also=also)
     own = {"run_tools": True, "client_tools": [{"name": "mine", "effects": "none"}]}
     mine = {"type": "function", "function": {"name": "mine", "parameters": {"type": "object"}}}

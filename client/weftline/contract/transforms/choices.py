@@ -132,7 +132,7 @@ class NoOutput(Transform):
 
 
 @dataclass(frozen=True, slots=True)
-class Finished(Transform):
+class FinishedAnswer(Transform):
     """The text without `finished_value`, and whether it contained that (FinishedOutputParser)."""
 
     op: ClassVar[str] = "finished"

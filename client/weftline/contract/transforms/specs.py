@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from weftline.contract.errors import TransformFailed
 from weftline.contract.transforms.base import MAX_TEXT_CHARS, Transform, as_text, check_json, refuse
-from weftline.contract.transforms.choices import Boolean, Choice, Datetime, Finished, NoOutput
+from weftline.contract.transforms.choices import Boolean, Choice, Datetime, FinishedAnswer, NoOutput
 from weftline.contract.transforms.hits import NodeTexts, Texts
 from weftline.contract.transforms.lists import CommaList, LineList, MarkdownList, NumberedList
 from weftline.contract.transforms.loose_json import JsonObject, JsonOrYaml, JsonText
@@ -89,7 +89,7 @@ _ALL: tuple[type[Transform], ...] = (
     Combining,
     Router,
     NoOutput,
-    Finished,
+    FinishedAnswer,
     ToolCalls,
     Str,
     Repr,

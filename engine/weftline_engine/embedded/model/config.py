@@ -104,7 +104,7 @@ class Norms:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class MatrixNames:
     """The matrices of a layer by name. Several names are stacked to one matrix, and one name of
     `qkv` or `gate_up` is a matrix that the checkpoint holds stacked already."""
 
@@ -175,7 +175,7 @@ class LlamaConfig(ModelConfig):
     kinds: tuple[LayerKind, ...]  # of the layers in their order, repeated if there are more
     norm_eps: float
     norms: Norms = Norms()
-    names: Names = Names()
+    names: MatrixNames = MatrixNames()
     biases: MatrixBiases = MatrixBiases()
     scales: Scales = Scales()
     activation: Activation = Activation.SILU

@@ -26,8 +26,8 @@ from weftline_engine.embedded.model.opt import OptDecoder
 from weftline_engine.memory import available_bytes
 from weftline_kernels.cpu.blocks import QUANTISED, WeightType
 from weftline_kernels.cpu.compiler import variant_key
-from weftline_kernels.cpu.loader import NoKernels, Search, load
-from weftline_kernels.cpu.variants import Machine, emulates_bfloat16, this_machine
+from weftline_kernels.cpu.loader import LibrarySearch, NoKernels, load
+from weftline_kernels.cpu.variants import Cpu, emulates_bfloat16, this_machine
 from weftline_kernels.operations import TORCH, TRITON, Operations
 
 # SmolLM2's prompts of 500 tokens took 3.3 and 4.0 times as long in torch as in the C decoder with
@@ -48,7 +48,7 @@ def load_decoder(
     dummy: bool = False,
     quantize: str = "none",
     heard: Heard | None = None,
-    machine: Machine | None = None,
+    machine: Cpu | None = None,
 ) -> Model:
     """The model of a Hugging Face directory on the CPU. Compiled code is kept in `builds`.
 
@@ -68,7 +68,7 @@ def load_decoder(
     _check_memory(weights, dtype if quantise is None else quantize)
     if dtype not in ("bfloat16", "int8"):
         return torch_model(config, weights, getattr(torch, dtype))
-    search = Search(builds, machine=machine or this_machine())
+    search = LibrarySearch(builds, machine=machine or this_machine())
     if isinstance(config, LlamaConfig) and runs(config, block_size):
         try:
             library, choice = load(search)

@@ -18,9 +18,9 @@ from weftline_engine.embedded.model.config import (
     LayerKind,
     LlamaConfig,
     MatrixBiases,
+    MatrixNames,
     ModelConfig,
     ModelError,
-    Names,
     Norms,
     OptConfig,
     Rope,
@@ -100,7 +100,7 @@ def _has_experts(raw: Raw, layer: int) -> bool:
     return layer not in dense and (layer + 1) % int(raw.get("decoder_sparse_step") or 1) == 0
 
 
-_LLAMA_NORMS, _LLAMA_NAMES = Norms(), Names()
+_LLAMA_NORMS, _LLAMA_NAMES = Norms(), MatrixNames()
 _GEMMA_NORMS = Norms(
     "input_layernorm",
     "post_attention_layernorm",
@@ -125,7 +125,7 @@ class Family:
     """
 
     norms: Norms = _LLAMA_NORMS
-    names: Names = _LLAMA_NAMES
+    names: MatrixNames = _LLAMA_NAMES
     biased: MatrixBiases | None = None
     activation: str = "hidden_act"
     mlp: str = "intermediate_size"
@@ -188,7 +188,7 @@ FAMILIES: Mapping[str, Family] = {
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": replace(_GEMMA3, text_defaults=_GEMMA3_DEFAULTS),
     "Phi3ForCausalLM": Family(
-        names=Names(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
+        names=MatrixNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
         biased=MatrixBiases(),
         layer_type=_every_layer_slides,
     ),
@@ -200,7 +200,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "GraniteForCausalLM": Family(scales=_scales_of_granite),
     "GraniteMoeHybridForCausalLM": Family(
-        names=Names(gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear"),
+        names=MatrixNames(gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear"),
         mlp="shared_intermediate_size",
         scales=_scales_of_granite,
         layer_type=lambda raw, layer: "mamba",

@@ -31,7 +31,7 @@ from weftline_engine.embedded.sample.sampling import (
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class SampledTokens:
     """A token for each row (None if its logits are not finite), and the log probabilities that the
     row's op asks for. A step that was launched in between has other tokens for the rows `redrawn`.
     """
@@ -103,7 +103,9 @@ class Sampler:
         self._matchers.pop(slot, None)
         self._stops.pop(slot, None)
 
-    def choose(self, logits_RV: Tensor, slots: Sequence[int], produced: Sequence[int]) -> Chosen:
+    def choose(
+        self, logits_RV: Tensor, slots: Sequence[int], produced: Sequence[int]
+    ) -> SampledTokens:
         """`draw` and `read` in one: the next token of each row."""
         return self.read(self.draw(logits_RV, slots, produced))
 
@@ -136,7 +138,7 @@ class Sampler:
         fetched = Readback(wanted, logits_RV.device)
         return Drawn(next_R, draws, at_R, bound, matchers, which_W, plain_WV, fetched)
 
-    def read(self, drawn: Drawn) -> Chosen:
+    def read(self, drawn: Drawn) -> SampledTokens:
         """The tokens of a step, once the device has drawn them. The next `draw` counts them."""
         found_R, *said = drawn.fetched.values()
         tokens_R = drawn.draws.settle(found_R)
@@ -159,7 +161,7 @@ class Sampler:
             for row, one in zip(which_W.tolist(), _logprobs(counts_W, *said), strict=True):
                 logprobs[row] = one
         tokens = [None if one == NO_TOKEN else one for one in tokens_R.tolist()]
-        return Chosen(tokens, logprobs, frozenset(redrawn.tolist()))
+        return SampledTokens(tokens, logprobs, frozenset(redrawn.tolist()))
 
 
 def _of(plain_WV: Tensor, tokens_W: Tensor) -> Tensor:

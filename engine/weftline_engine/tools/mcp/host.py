@@ -29,7 +29,7 @@ from weftline.contract.arguments import ArgumentReader
 from weftline.contract.children import die_with, keep_only
 from weftline.contract.errors import InvalidRequest
 from weftline_engine import api
-from weftline_engine.tools.calls import Begun, Observation, failed
+from weftline_engine.tools.calls import BegunCalls, Observation, failed
 from weftline_engine.tools.frames import MOST_BYTES
 from weftline_engine.tools.mcp.config import McpConfig, from_environment
 from weftline_engine.tools.mcp.listing import (
@@ -50,7 +50,7 @@ SETTLE_S = 2.0
 MOST_MEMORY = 2 << 30
 
 
-class Calls:
+class McpCalls:
     """The calls of one connection. `lost` gets the reason when the MCP server has ended."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Calls:
         self._tools = tools
         self._out = out
         self._lost = lost
-        self._begun = Begun()
+        self._begun = BegunCalls()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._sequence = 0
 
@@ -170,7 +170,7 @@ async def connected(config: McpConfig, lost: asyncio.Future[str]) -> AsyncIterat
 async def serve(config: McpConfig, connection: socket.socket) -> None:
     """Connect, announce the tools or say why not, and serve until either side ends."""
     reader, writer = await asyncio.open_connection(sock=connection)
-    calls: Calls | None = None
+    calls: McpCalls | None = None
     try:
         lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         async with AsyncExitStack() as stack:
@@ -178,7 +178,7 @@ async def serve(config: McpConfig, connection: socket.socket) -> None:
                 client = await stack.enter_async_context(connected(config, lost))
                 tools = named(config, await listed(client))
             told = tuple(described(config, name, one) for name, one in tools.items())
-            calls = Calls(config, client, tools, writer, lost)
+            calls = McpCalls(config, client, tools, writer, lost)
             writer.write(wire.encode([_description(config, told)]))
             tasks = [asyncio.create_task(one) for one in (_hear(reader, calls), _beat(writer))]
             await asyncio.wait((tasks[0], lost), return_when=asyncio.FIRST_COMPLETED)
@@ -200,7 +200,7 @@ def _description(config: McpConfig, tools: tuple[dict[str, object], ...]) -> api
     return api.Description(model=config.name, kinds=("tool",), capabilities=(), tools=tools)
 
 
-async def _hear(reader: asyncio.StreamReader, calls: Calls) -> None:
+async def _hear(reader: asyncio.StreamReader, calls: McpCalls) -> None:
     """Perform verbs until the weftline server closes its end."""
     with suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_weftline.lower.segments import TemplateSegment, segments_of
-from langchain_weftline.lower.steps import Step
+from langchain_weftline.lower.steps import ChainStep
 from langchain_weftline.lower.symbols import name_of
 from weftline.adapters import BACKGROUND, CLIENTS, Server
 
@@ -41,7 +41,7 @@ class Advice:
         return f"KV cache, as the server has counted: {self.name}: {self.says}."
 
 
-def by_templates(steps: Iterable[Step]) -> list[Advice]:
+def by_templates(steps: Iterable[ChainStep]) -> list[Advice]:
     """Variables that stand before constant text of the same prompt, the most expensive first.
 
     `steps` are the chain's steps that are prompt templates.
@@ -52,7 +52,7 @@ def by_templates(steps: Iterable[Step]) -> list[Advice]:
 
 
 def by_server(
-    servers: Iterable[Server], steps: Sequence[Step], names: Collection[str]
+    servers: Iterable[Server], steps: Sequence[ChainStep], names: Collection[str]
 ) -> list[Advice]:
     """The rows of GET /v1/advice that are about the chain's calls, the most expensive first.
 
@@ -79,7 +79,7 @@ async def _rows(server: Server) -> list[dict[str, Any]]:
     return await (await CLIENTS.of(server)).advice(limit=MOST_ROWS)
 
 
-def _of_template(step: Step) -> Iterator[Advice]:
+def _of_template(step: ChainStep) -> Iterator[Advice]:
     """Variables with less than LEAST_CHARS of text between them are told together."""
     name = " ".join([".".join(step.path), name_of(step.runnable)]).strip()
     found = segments_of(step.runnable)

@@ -70,9 +70,9 @@ def claims_of(
     values: dict[str, ReadValue] = dict(results)
     for step in steps:
         if isinstance(step, BranchDraft):
-            values[step.var] = Taken(step, values)
+            values[step.var] = BranchValue(step, values)
         elif isinstance(step, TextDraft):
-            values[step.var] = Written(step, values)
+            values[step.var] = TextValue(step, values)
     planned: list[Planned[Key]] = [_call(draft, server, results, values) for draft in drafts]
     later: list[Later[Key]] = []
     for step in steps:
@@ -87,7 +87,7 @@ def claims_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class BranchValue:
     """The value of a branch, found as the server finds it.
 
     LangChain goes on as soon as it has the values that decide. The server's own message about the
@@ -109,7 +109,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class TextValue:
     """The value of a text that the server writes of other values."""
 
     text: TextDraft

@@ -39,7 +39,7 @@ class Start:
     metadata: Mapping[str, Any]
 
 
-class Parts(Begun):
+class PartStarter(Begun):
     """Begins the calls of parts of a run when they start. It is a callback handler of the run."""
 
     ignore_chain = False
@@ -95,7 +95,7 @@ class Parts(Begun):
         return () if found is None else (found,)
 
 
-class Nodes(Parts):
+class Nodes(PartStarter):
     """Begins the calls of a graph's nodes."""
 
     def __init__(self, graph: Pregel[Any, Any, Any, Any]) -> None:
@@ -108,7 +108,7 @@ class Nodes(Parts):
         return self.chains.get(node_path(start.metadata))
 
 
-class Combined(Parts):
+class Combined(PartStarter):
     """Begins the calls that combine what a classic chain has retrieved."""
 
     def __init__(self, combine: Any) -> None:

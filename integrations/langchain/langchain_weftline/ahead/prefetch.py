@@ -30,7 +30,7 @@ from langchain_weftline.model.answers import completion_of
 from langchain_weftline.model.failures import as_model
 from langchain_weftline.model.forms import Form
 from langchain_weftline.model.sampling import call_options
-from weftline.adapters import Feed, Piece, Result, RunSession, Server, awaited
+from weftline.adapters import Piece, Result, RunFeed, RunSession, Server, awaited
 from weftline.adapters.openai import finish_reason, usage, whole_delta
 from weftline.contract.protocol import Call
 from weftline.errors import ClientFailed, Timeout, WeftlineError
@@ -65,9 +65,9 @@ class Ahead(Begun):
         self._has_warned = False
         self._joins = joins
         if joins is None:
-            self._feed = Feed(server, self._settled, run_name=name)
+            self._feed = RunFeed(server, self._settled, run_name=name)
         else:
-            self._feed = Feed(server, self._settled, joins.alias, joins.name)
+            self._feed = RunFeed(server, self._settled, joins.alias, joins.name)
         calls = raw_calls(drafts)
         # Sent once, because a call without a result is made by the model, with the model's retries.
         self._feed.send(

@@ -26,9 +26,9 @@ from langchain_weftline.lower.conditions import (
     truth_of,
 )
 from langchain_weftline.lower.drafts import EachDraft
-from langchain_weftline.lower.pure import Decide, Evaluation, Part, Routed
+from langchain_weftline.lower.pure import Decide, Evaluation, Part, RoutedChain
 from langchain_weftline.lower.searches import Searches
-from langchain_weftline.lower.steps import Handler, Lowerer, Step
+from langchain_weftline.lower.steps import ChainStep, Handler, Lowerer
 from langchain_weftline.lower.symbols import (
     UNKNOWN,
     CannotCompile,
@@ -53,7 +53,7 @@ class Branches:
     def handlers(self) -> Mapping[type, Handler]:
         return {RunnableBranch: self._branch}
 
-    def _branch(self, step: Step, value: Any) -> Any:
+    def _branch(self, step: ChainStep, value: Any) -> Any:
         """The conditions get the value itself, and the side that is taken gets variables."""
         if not is_symbolic(value):
             return self._on_plain(step, value)
@@ -67,7 +67,7 @@ class Branches:
         # The client has all that the conditions look at.
         return self._lowering.step(step.of(side), value)
 
-    def _on_plain(self, step: Step, value: Any) -> Any:
+    def _on_plain(self, step: ChainStep, value: Any) -> Any:
         """The side that is taken for a value of the client."""
         for condition, runnable in step.runnable.branches:
             met = self._lowering.step(step.of(condition), value)
@@ -77,16 +77,16 @@ class Branches:
                 return self._lowering.step(step.of(runnable), value)
         return self._lowering.step(step.of(step.runnable.default), value)
 
-    def _undecided(self, step: Step, reason: str) -> Any:
+    def _undecided(self, step: ChainStep, reason: str) -> Any:
         why = f"its conditions need a value that the server makes: {reason}"
         return self._lowering.unknown(step, why)
 
     def _in_server(
-        self, step: Step, value: Any, conditions: Sequence[tuple[Condition, Any]], default: Any
+        self, step: ChainStep, value: Any, conditions: Sequence[tuple[Condition, Any]], default: Any
     ) -> Any:
         """The value of the branch. Raises CannotCompile where the server cannot decide.
 
-        A side is a runnable, or a value that is `Chosen`.
+        A side is a runnable, or a value that is `ValueSide`.
         """
         decision = self._choices.decision([condition for condition, _ in conditions], step.path)
         self._lowering.note(step, BRANCHES, in_server=True)
@@ -95,7 +95,7 @@ class Branches:
         branch, sides = self._sides(ways, value)
         return self._choices.take(decision, sides, step.path, branch)
 
-    def _conditions(self, step: Step, value: Any) -> tuple[list[tuple[Condition, Any]], Any]:
+    def _conditions(self, step: ChainStep, value: Any) -> tuple[list[tuple[Condition, Any]], Any]:
         """The conditions that the server has to check, and the side if none of them holds."""
         found: list[tuple[Condition, Any]] = []
         for condition, runnable in step.runnable.branches:
@@ -106,7 +106,7 @@ class Branches:
                 found.append((truth, runnable))
         return found, step.runnable.default
 
-    def _truth(self, step: Step, value: Any) -> Truth:
+    def _truth(self, step: ChainStep, value: Any) -> Truth:
         condition = step.runnable
         is_lambda = type(condition) is RunnableLambda and not hasattr(condition, "afunc")
         function = getattr(condition, "func", None)
@@ -119,14 +119,14 @@ class Branches:
                 raise CannotCompile(condition, "its condition fails") from error
         return truth_of(self._lowering.whole(step, value), condition)
 
-    def _sides(self, ways: Sequence[Step], value: Any) -> tuple[str, list[Any]]:
+    def _sides(self, ways: Sequence[ChainStep], value: Any) -> tuple[str, list[Any]]:
         """The branch's variable, and what each side gives. A side's calls are guarded."""
         branch = self._mint()
         sides: list[Any] = []
         unknown, more = self._calls.unknown, list[int]()
         for number, way in enumerate(ways):
             before, steps_before = len(self._calls.drafts), len(self._searches.drafts)
-            if isinstance(way.runnable, Chosen):
+            if isinstance(way.runnable, ValueSide):
                 sides.append(way.runnable.value)
                 more.append(0)
                 continue
@@ -140,7 +140,7 @@ class Branches:
         self._calls.unknown = unknown + min(more)  # one side runs
         return branch, sides
 
-    def decide(self, step: Step) -> Decide:
+    def decide(self, step: ChainStep) -> Decide:
         """How the conditions of the function `step` decide."""
 
         def decide(on: Evaluation, test: ast.expr, then: Part, other: Part) -> Any:
@@ -152,14 +152,14 @@ class Branches:
                 on.names = dict(names)
                 sides.append(_certain(on, part))
             on.names = names
-            if any(isinstance(side, (Routed, ChainChoice)) for side in sides):
+            if any(isinstance(side, (RoutedChain, ChainChoice)) for side in sides):
                 return ChainChoice(truth, *sides)
             decision = self._choices.decision([truth], step.path, sides)
             return self._choices.take(decision, sides, step.path)
 
         return decide
 
-    def routed(self, step: Step, value: Any, choice: ChainChoice) -> Any:
+    def routed(self, step: ChainStep, value: Any, choice: ChainChoice) -> Any:
         """The result of a function that chooses a chain."""
         *cases, (_, default) = choice.cases()
         conditions = [(both(truths), way) for truths, way in cases]
@@ -171,7 +171,7 @@ class Branches:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ValueSide:
     """A side of a choice that is a value, and no chain."""
 
     value: Any
@@ -197,7 +197,7 @@ class ChainChoice:
 def _cases(side: Any) -> list[tuple[tuple[Condition, ...], Any]]:
     if isinstance(side, ChainChoice):
         return side.cases()
-    return [((), side.runnable if isinstance(side, Routed) else Chosen(side))]
+    return [((), side.runnable if isinstance(side, RoutedChain) else ValueSide(side))]
 
 
 def at_once(on: Evaluation, test: ast.expr, then: Part, other: Part) -> Any:

@@ -18,15 +18,15 @@ from langchain_weftline.lower.prompts import (
     render,
 )
 from langchain_weftline.lower.searches import Searches
-from langchain_weftline.lower.steps import Handler, Lowerer, Step
+from langchain_weftline.lower.steps import ChainStep, Handler, Lowerer
 from langchain_weftline.lower.symbols import (
     AnswerMessage,
     CannotCompile,
+    HoleText,
     Prompt,
     PromptMessage,
     Ref,
     Slot,
-    Text,
     Unknown,
     has_unknown,
     is_symbolic,
@@ -89,7 +89,7 @@ class Calls:
         self.server: Server | None = None
         self.guards: dict[str, tuple[Guard, ...]] = {}
         self.models: list[ChatWeftline] = []
-        self.templates: list[Step] = []
+        self.templates: list[ChainStep] = []
         self.unknown = 0  # calls whose prompts are not known before the run
         self._names: set[str] = set()
 
@@ -97,7 +97,7 @@ class Calls:
     def handlers(self) -> Mapping[type, Handler]:
         return {ChatWeftline: self.model, RunnableGenerator: self._generator}
 
-    def _generator(self, step: Step, value: Any) -> Any:
+    def _generator(self, step: ChainStep, value: Any) -> Any:
         """A generator of the client's, unless it is the check that ChatOpenAI's structured output
         makes for refusals. The server's messages hold none: `refusal` is always null.
         """
@@ -121,7 +121,7 @@ class Calls:
         self.unknown = state.unknown
         del self.models[state.models :]
 
-    def parser(self, step: Step, value: Any) -> Any:
+    def parser(self, step: ChainStep, value: Any) -> Any:
         """An output parser that has a transform."""
         parser = step.runnable
         if not is_symbolic(value):
@@ -130,7 +130,7 @@ class Calls:
         if isinstance(value, AnswerMessage) and value.calls_tools != reads_tools(spec):
             raise CannotCompile(parser, "its model calls tools" if value.calls_tools else _NO_TOOLS)
         text = value.text if isinstance(value, AnswerMessage) else value
-        if spec is None and isinstance(text, (Ref, Text)):
+        if spec is None and isinstance(text, (Ref, HoleText)):
             string_pieces(text, parser)
             return text
         if spec is None or not isinstance(text, Ref) or not text.is_text:
@@ -140,7 +140,7 @@ class Calls:
         data = text.then(spec)
         return replace(data, kind=kind, shape=parsed_shape(parser, data.transforms))
 
-    def template(self, step: Step, value: Any) -> Any:
+    def template(self, step: ChainStep, value: Any) -> Any:
         self.templates.append(step)
         template = step.runnable
         if not is_symbolic(value):
@@ -159,7 +159,7 @@ class Calls:
             return self._lowering.run(step, value, "it calls functions of the client")
         return render(template, values)
 
-    def model(self, step: Step, value: Any) -> Any:
+    def model(self, step: ChainStep, value: Any) -> Any:
         model: ChatWeftline = step.runnable
         self.models.append(model)
         options = call_options(model, step.options)
@@ -187,7 +187,7 @@ class Calls:
         self._lowering.note(step, f"call {name!r}", in_server=True)
         return AnswerMessage(draft.var, options.toolbox is not None, options.form)
 
-    def _unknown_call(self, step: Step) -> Any:
+    def _unknown_call(self, step: ChainStep) -> Any:
         """A call whose prompt depends on what only the run knows."""
         self.unknown += 1
         return self._lowering.unknown(step, "its prompt is known only in the run")

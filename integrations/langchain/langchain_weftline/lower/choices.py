@@ -14,8 +14,8 @@ from langchain_weftline.lower.symbols import (
     CannotCompile,
     Fragment,
     Hole,
+    HoleText,
     Ref,
-    Text,
     string_pieces,
 )
 from langchain_weftline.lower.texts import can_be_sent, is_exact
@@ -121,7 +121,7 @@ class Choices:
             for item in value:
                 yield from self._sources(item)
         names = [value.var] if isinstance(value, (Ref, AnswerMessage)) else []
-        if isinstance(value, Text):
+        if isinstance(value, HoleText):
             names = [piece.ref.var for piece in value.pieces if isinstance(piece, Hole)]
         made = choices_of(self._searches.drafts)
         while names:
@@ -166,7 +166,7 @@ def is_textual(value: Any) -> bool:
     """Whether `value` is surely a text, which the server or the client has."""
     if isinstance(value, Ref):
         return value.is_text and value.kind is None
-    return isinstance(value, Text) or type(value) is str
+    return isinstance(value, HoleText) or type(value) is str
 
 
 def _source(piece: Fragment) -> steps.Source:
@@ -182,4 +182,4 @@ def _is_same(one: Any, other: Any) -> bool:
     """Whether two sides are one value, so that no branch is needed."""
     if is_exact(one) and is_exact(other):
         return repr(one) == repr(other)
-    return isinstance(one, (Ref, AnswerMessage, Text)) and one == other
+    return isinstance(one, (Ref, AnswerMessage, HoleText)) and one == other

@@ -16,7 +16,7 @@ from langchain_core.output_parsers import StrOutputParser
 
 from langchain_weftline.chat_models import ChatWeftline
 from langchain_weftline.lower.prompts import calls_user_code, render
-from langchain_weftline.lower.steps import Handler, Lowerer, Step
+from langchain_weftline.lower.steps import ChainStep, Handler, Lowerer
 from langchain_weftline.lower.symbols import UNKNOWN, AnswerMessage, CannotCompile, joined, settled
 from langchain_weftline.model.sampling import call_options
 
@@ -52,12 +52,12 @@ class Classic:
             return None
         return self._handlers.get(name)
 
-    def _llm_chain(self, step: Step, value: Any) -> Any:
+    def _llm_chain(self, step: ChainStep, value: Any) -> Any:
         """LLMChain, on its own."""
         given = _inputs(step.runnable, value)
         return {**given, step.runnable.output_key: self._text(step, given)}
 
-    def _text(self, step: Step, given: Mapping[str, Any]) -> Any:
+    def _text(self, step: ChainStep, given: Mapping[str, Any]) -> Any:
         """The text that the call of an LLMChain generates."""
         chain = step.runnable
         if type(chain.llm) is not ChatWeftline or type(chain.output_parser) is not StrOutputParser:
@@ -66,14 +66,14 @@ class Classic:
         values = {name: given[name] for name in chain.prompt.input_variables if name in given}
         prompt = self._lowering.step(step.of(chain.prompt), values)
         options = {**chain.llm_kwargs, **stop}
-        model = Step(chain.llm, step.config, step.path, options)
+        model = ChainStep(chain.llm, step.config, step.path, options)
         answer = self._lowering.step(model, prompt)
         return answer.text if isinstance(answer, AnswerMessage) else UNKNOWN
 
     def _documents(self, combine: Any) -> Handler:
         """The handler of a chain that combines documents."""
 
-        def handle(step: Step, value: Any) -> Any:
+        def handle(step: ChainStep, value: Any) -> Any:
             given = dict(_inputs(step.runnable, value))
             documents = given.pop(step.runnable.input_key, None)
             if not isinstance(documents, list) or not documents:
@@ -86,7 +86,7 @@ class Classic:
 
         return handle
 
-    def _stuff(self, step: Step, pages: Sequence[Page], given: Mapping[str, Any]) -> Any:
+    def _stuff(self, step: ChainStep, pages: Sequence[Page], given: Mapping[str, Any]) -> Any:
         """One call on all documents."""
         chain = step.runnable
         shown = [_shown(page, chain) for page in pages]
@@ -96,7 +96,7 @@ class Classic:
         }
         return self._text(step.of(chain.llm_chain), values)
 
-    def _map_reduce(self, step: Step, pages: Sequence[Page], given: Mapping[str, Any]) -> Any:
+    def _map_reduce(self, step: ChainStep, pages: Sequence[Page], given: Mapping[str, Any]) -> Any:
         """A call on each document, and the calls that combine their answers."""
         chain = step.runnable
         texts = [
@@ -114,7 +114,7 @@ class Classic:
         reduce = step.of(chain.reduce_documents_chain, "reduce")
         return self._combined(reduce, answers, given)
 
-    def _reduce(self, step: Step, pages: Sequence[Page], given: Mapping[str, Any]) -> Any:
+    def _reduce(self, step: ChainStep, pages: Sequence[Page], given: Mapping[str, Any]) -> Any:
         """A reduction whose documents fit into one prompt."""
         chain = step.runnable
         combine = chain.combine_documents_chain
@@ -123,13 +123,13 @@ class Classic:
             return UNKNOWN
         return self._combined(step, pages, given)
 
-    def _combined(self, step: Step, pages: Sequence[Page], given: Mapping[str, Any]) -> Any:
+    def _combined(self, step: ChainStep, pages: Sequence[Page], given: Mapping[str, Any]) -> Any:
         combine = step.of(step.runnable.combine_documents_chain)
         if self.handler(type(combine.runnable)) is None:
             return UNKNOWN
         return self._stuff(combine, pages, given)
 
-    def _refine(self, step: Step, pages: Sequence[Page], given: Mapping[str, Any]) -> Any:
+    def _refine(self, step: ChainStep, pages: Sequence[Page], given: Mapping[str, Any]) -> Any:
         """A call on the first document, and one on each further document and the last answer."""
         chain = step.runnable
         name = chain.document_variable_name

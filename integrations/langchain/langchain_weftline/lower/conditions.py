@@ -20,10 +20,10 @@ from langchain_weftline.lower.pure import Evaluation, evaluation_of
 from langchain_weftline.lower.symbols import (
     AnswerMessage,
     CannotCompile,
+    HoleMessage,
+    HoleText,
     Ref,
-    Said,
     Spec,
-    Text,
     is_symbolic,
 )
 from langchain_weftline.lower.texts import COMPARISONS, can_be_sent, is_exact
@@ -86,9 +86,9 @@ def checked(truth: Truth) -> Truth:
 def truth_of(value: Any, step: object) -> Truth:
     if isinstance(value, Ref) and value.kind is None:
         return _asked(value, {"op": "truthy"})
-    if isinstance(value, (AnswerMessage, Said)):
+    if isinstance(value, (AnswerMessage, HoleMessage)):
         return True  # a message
-    if isinstance(value, Text) and any(isinstance(part, str) and part for part in value.pieces):
+    if isinstance(value, HoleText) and any(isinstance(part, str) and part for part in value.pieces):
         return True
     if is_symbolic(value) or not is_exact(value):
         raise CannotCompile(step, "its condition is not about a text or a parsed value")

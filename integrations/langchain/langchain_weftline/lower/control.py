@@ -9,7 +9,7 @@ from langchain_core.runnables import RunnableWithFallbacks
 from langchain_core.runnables.retry import RunnableRetry
 from langchain_core.runnables.router import RouterRunnable
 
-from langchain_weftline.lower.steps import Handler, Lowerer, Step
+from langchain_weftline.lower.steps import ChainStep, Handler, Lowerer
 from langchain_weftline.lower.symbols import Unknown, is_symbolic
 
 
@@ -27,7 +27,7 @@ class Control:
             RunnableRetry: self._retry,
         }
 
-    def _router(self, step: Step, value: Any) -> Any:
+    def _router(self, step: ChainStep, value: Any) -> Any:
         """RouterRunnable: the runnable of the value's key, on the value's input."""
         value = self._lowering.opened(step, value)
         if not isinstance(value, dict) or not {"key", "input"} <= value.keys():
@@ -39,13 +39,13 @@ class Control:
             return self._lowering.run(step, value, "its key is not known")
         return self._lowering.step(step.of(step.runnable.runnables[key]), value["input"])
 
-    def _fallbacks(self, step: Step, value: Any) -> Any:
+    def _fallbacks(self, step: ChainStep, value: Any) -> Any:
         """RunnableWithFallbacks: the first alternative. Another one runs if that fails."""
         chain = step.runnable
         if chain.exception_key is not None:
             return self._lowering.run(step, value, "a fallback is given the exception")
         return self._lowering.step(step.of(chain.runnable), value)
 
-    def _retry(self, step: Step, value: Any) -> Any:
+    def _retry(self, step: ChainStep, value: Any) -> Any:
         """RunnableRetry: the first attempt."""
         return self._lowering.binding(step, value)

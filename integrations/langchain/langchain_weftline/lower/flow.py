@@ -19,8 +19,8 @@ from langchain_core.runnables import (
 
 from langchain_weftline.lower.branches import Branches, ChainChoice, at_once
 from langchain_weftline.lower.parsers import structured
-from langchain_weftline.lower.pure import Routed, apply_pure
-from langchain_weftline.lower.steps import Handler, Lowerer, Step
+from langchain_weftline.lower.pure import RoutedChain, apply_pure
+from langchain_weftline.lower.steps import ChainStep, Handler, Lowerer
 from langchain_weftline.lower.symbols import (
     CannotCompile,
     Ref,
@@ -31,7 +31,7 @@ from langchain_weftline.lower.symbols import (
 )
 
 
-class Flow:
+class Passthroughs:
     """Lowers the steps that only move values."""
 
     def __init__(self, lowering: Lowerer, branches: Branches) -> None:
@@ -49,27 +49,27 @@ class Flow:
             RunnableLambda: self._lambda,
         }
 
-    def sequence(self, step: Step, value: Any) -> Any:
+    def sequence(self, step: ChainStep, value: Any) -> Any:
         """One step after another."""
         options = step.options
         for runnable in step.runnable.steps:
-            part = Step(runnable, step.config, step.path, options)
+            part = ChainStep(runnable, step.config, step.path, options)
             value = self._lowering.step(part, value)
             options = {}  # only the first step takes the options bound to the sequence
         return value
 
-    def _parallel(self, step: Step, value: Any) -> Any:
+    def _parallel(self, step: ChainStep, value: Any) -> Any:
         parts = step.runnable.steps__.items()
         return {key: self._lowering.part(step.of(part, key), value) for key, part in parts}
 
-    def _assign(self, step: Step, value: Any) -> Any:
+    def _assign(self, step: ChainStep, value: Any) -> Any:
         value = self._lowering.opened(step, value)
         if not isinstance(value, dict):
             return self._lowering.run(step, value, "it does not get a dict")
         made = self._parallel(step.of(step.runnable.mapper), value)
         return type(value)({**value, **made}) if isinstance(value, Unknown) else {**value, **made}
 
-    def _pick(self, step: Step, value: Any) -> Any:
+    def _pick(self, step: ChainStep, value: Any) -> Any:
         keys = step.runnable.keys
         if isinstance(value, Ref):
             if isinstance(keys, str):
@@ -81,12 +81,12 @@ class Flow:
             return value.get(keys)
         return {key: value[key] for key in keys if key in value} or None
 
-    def _passthrough(self, step: Step, value: Any) -> Any:
+    def _passthrough(self, step: ChainStep, value: Any) -> Any:
         if step.runnable.func is not None or step.runnable.afunc is not None:
             self._lowering.note(step, "it calls a function of the client")
         return value
 
-    def _lambda(self, step: Step, value: Any) -> Any:
+    def _lambda(self, step: ChainStep, value: Any) -> Any:
         function = getattr(step.runnable, "func", None)
         has_async = getattr(step.runnable, "afunc", None) is not None
         if not is_symbolic(value):
@@ -110,7 +110,7 @@ class Flow:
             return parsed
         with self._lowering.attempt():
             made = apply_pure(function, value, self._branches.decide(step))
-        if isinstance(made, Routed):
+        if isinstance(made, RoutedChain):
             self._lowering.note(step, "it chooses a chain by the client's value", in_server=True)
             return self._lowering.step(step.of(made.runnable), value)
         if isinstance(made, ChainChoice):
@@ -127,7 +127,7 @@ def _route(function: Any, value: Any) -> Runnable[Any, Any] | None:
         made = apply_pure(function, value, at_once)
     except Exception:  # the client calls the function, which raises it again
         return None
-    return made.runnable if isinstance(made, Routed) else None
+    return made.runnable if isinstance(made, RoutedChain) else None
 
 
 def _names_chain(function: FunctionType) -> bool:

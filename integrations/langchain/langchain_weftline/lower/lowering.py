@@ -23,7 +23,7 @@ from langchain_weftline.lower.branches import Branches
 from langchain_weftline.lower.calls import Calls
 from langchain_weftline.lower.classic import Classic
 from langchain_weftline.lower.control import Control
-from langchain_weftline.lower.flow import Flow
+from langchain_weftline.lower.flow import Passthroughs
 from langchain_weftline.lower.maps import Maps
 from langchain_weftline.lower.parsers import has_transform
 from langchain_weftline.lower.prompts import calls_user_code, is_plain, render
@@ -31,7 +31,7 @@ from langchain_weftline.lower.pure import apply_pure
 from langchain_weftline.lower.retrievers import Retrievers
 from langchain_weftline.lower.searches import Searches
 from langchain_weftline.lower.source import place_of
-from langchain_weftline.lower.steps import Handler, Note, Noting, Step
+from langchain_weftline.lower.steps import ChainStep, Handler, Note, Noting
 from langchain_weftline.lower.symbols import (
     UNKNOWN,
     CannotCompile,
@@ -67,7 +67,7 @@ class Lowering:
         maps = Maps(self, mint, self.calls, self.searches)
         self._retrievers = Retrievers(self, self.searches, maps)
         branches = Branches(self, mint, self.calls, self.searches)
-        flow = Flow(self, branches)
+        flow = Passthroughs(self, branches)
         # By exact class, because a subclass may override anything.
         self._handlers = {
             **flow.handlers,
@@ -97,17 +97,17 @@ class Lowering:
         """Lower `chain`. Returns its result, as far as that is known."""
         # The rest of a configuration is left out: it has callbacks, which a plan must not call.
         configurable = (config or {}).get("configurable", {})
-        step = Step(chain, {"configurable": configurable}, (), options or {})
+        step = ChainStep(chain, {"configurable": configurable}, (), options or {})
         return self.part(step, _known_part(input))
 
-    def step(self, step: Step, value: Any) -> Any:
+    def step(self, step: ChainStep, value: Any) -> Any:
         """The output of `step` for `value`."""
         runnable = step.runnable
         if isinstance(runnable, DynamicRunnable):
             if makes_alternatives(runnable):
                 return self.run(step, value, "a function makes its alternatives")
             runnable, config = runnable.prepare(step.config)
-            step = Step(runnable, config, step.path, step.options)
+            step = ChainStep(runnable, config, step.path, step.options)
         if is_plain_binding(runnable):
             return self.binding(step, value)
         lower = self._handler(runnable)
@@ -118,7 +118,7 @@ class Lowering:
         except CannotCompile as reason:
             return self.run(step, value, reason.reason)
 
-    def part(self, step: Step, value: Any) -> Any:
+    def part(self, step: ChainStep, value: Any) -> Any:
         """The output of a step whose failure leaves the steps beside it alone."""
         if self._is_whole:
             return self.step(step, value)
@@ -130,7 +130,7 @@ class Lowering:
             log.debug("a part of the chain is not sent ahead", exc_info=True)
             return UNKNOWN
 
-    def whole(self, step: Step, value: Any) -> Any:
+    def whole(self, step: ChainStep, value: Any) -> Any:
         """The output of a step that the server computes. Raises CannotCompile where it cannot."""
         before, self._is_whole = self._is_whole, True
         try:
@@ -154,7 +154,7 @@ class Lowering:
             handler = self.calls.template
         return handler
 
-    def run(self, step: Step, value: Any, reason: str) -> Any:
+    def run(self, step: ChainStep, value: Any, reason: str) -> Any:
         """The output of a step that only LangChain runs; UNKNOWN if it needs the user's code."""
         is_known = not (step.options or has_unknown(value) or is_symbolic(value))
         made = _made_by(step.runnable, value) if is_known else UNKNOWN
@@ -163,14 +163,14 @@ class Lowering:
         self.note(step, reason)
         return made
 
-    def unknown(self, step: Step, reason: str) -> Any:
+    def unknown(self, step: ChainStep, reason: str) -> Any:
         """The output of a step that waits for what only the run knows."""
         self.note(step, reason)
         if self._is_whole:
             raise CannotCompile(step.runnable, "the client runs some of it")
         return UNKNOWN
 
-    def note(self, step: Step, why: str, *, in_server: bool = False) -> None:
+    def note(self, step: ChainStep, why: str, *, in_server: bool = False) -> None:
         """Note where `step` runs, and why."""
         if self._note is not None:
             place = place_of(step.runnable)
@@ -194,20 +194,20 @@ class Lowering:
             for one in notes:
                 note(one)
 
-    def opened(self, step: Step, value: Any) -> Any:
+    def opened(self, step: ChainStep, value: Any) -> Any:
         """A list or an object of the server, whose length or keys only the run knows."""
         if not isinstance(value, Ref) or value.is_text:
             return value
         return self.unknown(step, "it needs the items of a value that the server makes")
 
-    def binding(self, step: Step, value: Any) -> Any:
+    def binding(self, step: ChainStep, value: Any) -> Any:
         """A step with options and configuration bound to it."""
         bound = step.runnable
         config = merge_configs(bound.config, step.config)
         name = bound.config.get("run_name")
         path = (*step.path, name) if name else step.path
         options = {**bound.kwargs, **step.options}
-        return self.step(Step(bound.bound, config, path, options), value)
+        return self.step(ChainStep(bound.bound, config, path, options), value)
 
 
 def is_plain_binding(runnable: Any) -> bool:

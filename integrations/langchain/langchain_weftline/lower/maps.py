@@ -13,7 +13,7 @@ from langchain_core.runnables.base import RunnableEach
 from langchain_weftline.lower.calls import Calls
 from langchain_weftline.lower.drafts import EachDraft
 from langchain_weftline.lower.searches import Searches
-from langchain_weftline.lower.steps import Handler, Lowerer, Step
+from langchain_weftline.lower.steps import ChainStep, Handler, Lowerer
 from langchain_weftline.lower.symbols import (
     UNKNOWN,
     CannotCompile,
@@ -40,28 +40,28 @@ class Maps:
     def handlers(self) -> Mapping[type, Handler]:
         return {RunnableEach: self._each}
 
-    def _each(self, step: Step, value: Any) -> Any:
+    def _each(self, step: ChainStep, value: Any) -> Any:
         """Each item is lowered by itself, or the body is lowered once for the server."""
         body = step.runnable.bound
         if not isinstance(value, (list, tuple, Unknown)) and is_symbolic(value):
             if not is_list_of_texts(value):
                 raise CannotCompile(step.runnable, "its list may hold something else than texts")
-            part = Step(body, step.config)
+            part = ChainStep(body, step.config)
             # The server puts the name of the step before the names of the body's calls.
             return self.over(step, value, lambda item: self._lowering.part(part, item))
         *outer, name = step.path or ("map",)
         if isinstance(value, Unknown):
             # The body is visited for what an explanation says of it.
-            self._lowering.part(Step(body, step.config, (*outer, f"{name}[…]")), UNKNOWN)
+            self._lowering.part(ChainStep(body, step.config, (*outer, f"{name}[…]")), UNKNOWN)
             return self._lowering.unknown(step, "its list is known only in the run")
         if not isinstance(value, (list, tuple)):
             return self._lowering.run(step, value, "it does not get a list")
         return [
-            self._lowering.part(Step(body, step.config, (*outer, f"{name}[{number}]")), item)
+            self._lowering.part(ChainStep(body, step.config, (*outer, f"{name}[{number}]")), item)
             for number, item in enumerate(value)
         ]
 
-    def over(self, step: Step, value: Ref, body: Callable[[Ref], Any]) -> Any:
+    def over(self, step: ChainStep, value: Ref, body: Callable[[Ref], Any]) -> Any:
         """The list of what `body` gives for each item of the list `value`.
 
         The list is known if `body` gives the text of a call. Raises CannotCompile where the body
@@ -70,7 +70,7 @@ class Maps:
         with self._lowering.attempt():
             return self._over(step, value, body)
 
-    def _over(self, step: Step, value: Ref, body: Callable[[Ref], Any]) -> Any:
+    def _over(self, step: ChainStep, value: Ref, body: Callable[[Ref], Any]) -> Any:
         self._lowering.note(step, "the server runs it for each item of the list", in_server=True)
         item, before = Ref(self._mint()), len(self._calls.drafts)
         searches = len(self._searches.drafts)

@@ -22,7 +22,7 @@ from langchain_core.output_parsers.openai_tools import (
 )
 
 from langchain_weftline.lower.shapes import ObjectShape, shape_of
-from langchain_weftline.lower.symbols import AnswerMessage, CannotCompile, Kind, Ref, Spec
+from langchain_weftline.lower.symbols import AnswerMessage, CannotCompile, Ref, Spec, ValueKind
 from weftline.adapters import parsers
 from weftline.contract import transforms
 from weftline.errors import InvalidRequest
@@ -30,7 +30,7 @@ from weftline.errors import InvalidRequest
 Parser = BaseOutputParser[Any]
 
 
-def lowered_parser(parser: Parser) -> tuple[Spec | None, Kind | None]:
+def lowered_parser(parser: Parser) -> tuple[Spec | None, ValueKind | None]:
     """The transform that replaces `parser`, and what LangChain makes of its value.
 
     Raises CannotCompile if no transform does the same as the parser with its settings.
@@ -76,7 +76,7 @@ def structured(function: Any, value: Any) -> Ref | None:
         return None
     data = value.text.then({"op": "json"})
     shape = shape_of(kind, data.transforms)
-    return None if shape is None else replace(data, kind=Kind.OBJECT, shape=shape)
+    return None if shape is None else replace(data, kind=ValueKind.OBJECT, shape=shape)
 
 
 def has_transform(cls: type[Any]) -> bool:
@@ -94,7 +94,7 @@ class _Parts:
     """How to find a parser's transform, and what LangChain makes of its value."""
 
     spec: Callable[[Any], Spec]
-    kind: Kind | None = None
+    kind: ValueKind | None = None
 
 
 def _parts_of(cls: type[Any]) -> _Parts | None:
@@ -120,16 +120,16 @@ def _yaml(parser: Any) -> Spec:
 
 _CORE: Mapping[type[Any], _Parts] = MappingProxyType(
     {
-        PydanticOutputParser: _Parts(lambda _: {"op": "json"}, Kind.OBJECT),
+        PydanticOutputParser: _Parts(lambda _: {"op": "json"}, ValueKind.OBJECT),
         JsonOutputToolsParser: _Parts(_tools),
         JsonOutputKeyToolsParser: _Parts(_tools),
-        PydanticToolsParser: _Parts(_tools, Kind.OBJECT),
+        PydanticToolsParser: _Parts(_tools, ValueKind.OBJECT),
     }
 )
 # By name, so that langchain-classic is not imported here.
 _CLASSIC: Mapping[str, _Parts] = MappingProxyType(
     {
-        f"langchain_classic.{name}": _Parts(spec, Kind.OBJECT)
+        f"langchain_classic.{name}": _Parts(spec, ValueKind.OBJECT)
         for name, spec in {
             "output_parsers.enum.EnumOutputParser": _enum,
             "output_parsers.datetime.DatetimeOutputParser": lambda parser: {

@@ -38,9 +38,9 @@ from langchain_weftline.lower.symbols import (
     UNKNOWN_TEXT,
     AnswerMessage,
     CannotCompile,
+    HoleMessage,
     Prompt,
     PromptMessage,
-    Said,
     Slot,
     Unknown,
     is_symbolic,
@@ -76,7 +76,7 @@ def messages_as_turns(messages: list[Any], step: object) -> tuple[PromptMessage,
     for message in messages:
         if isinstance(message, AnswerMessage):
             turns.append(PromptMessage("assistant", (Slot("answer", shown(message.text, step)),)))
-        elif isinstance(message, Said):
+        elif isinstance(message, HoleMessage):
             role = next(role for cls, role in _ROLES.items() if message.cls is cls)
             turns.append(PromptMessage(role, (Slot("content", message.pieces),)))
         elif is_symbolic(message):

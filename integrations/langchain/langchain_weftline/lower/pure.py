@@ -23,9 +23,9 @@ from langchain_weftline.lower.symbols import (
     AnswerMessage,
     CannotCompile,
     Fragment,
-    Kind,
+    HoleText,
     Ref,
-    Text,
+    ValueKind,
     is_symbolic,
     item_of,
     joined,
@@ -45,7 +45,7 @@ from langchain_weftline.lower.texts import (
 )
 from weftline.contract.transforms.base import MAX_OPTION_CHARS
 
-_DOCUMENTS = (Kind.DOCUMENTS, Kind.UNIQUE_DOCUMENTS)
+_DOCUMENTS = (ValueKind.DOCUMENTS, ValueKind.UNIQUE_DOCUMENTS)
 _BUILTINS = (dict, enumerate, len, list, range, str, tuple, zip)
 _CONSTANTS = (str, int, float, bool, type(None))
 
@@ -56,7 +56,7 @@ MAX_CONDITIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Routed:
+class RoutedChain:
     """The result of a function that returns a chain: LangChain runs the chain on the same value."""
 
     runnable: Runnable[Any, Any]
@@ -68,7 +68,8 @@ Decide = Callable[["Evaluation", ast.expr, Part, Part], Any]
 
 
 def apply_pure(function: Callable[..., Any], value: Any, decide: Decide | None = None) -> Any:
-    """The result of `function(value)`, symbolic where `value` is. With `decide` it may be Routed.
+    """The result of `function(value)`, symbolic where `value` is. With `decide` it may be a
+    `RoutedChain`.
 
     Raises CannotCompile if the function is not pure.
     """
@@ -152,7 +153,7 @@ class Evaluation:
             case ast.Name(id=name) if name not in self.names:
                 found = self.find(name)
                 if isinstance(found, Runnable):
-                    return Routed(found)
+                    return RoutedChain(found)
         return self.value(node)
 
     def find(self, name: str) -> Any:
@@ -339,7 +340,7 @@ def _call(on: Evaluation, node: ast.Call) -> Any:
         return settled(shown(values[0], on.step))
     if function is len and len(values) == 1 and is_symbolic(values[0]) and not named:
         return _length(on, values[0])
-    if any(isinstance(value, (Ref, AnswerMessage, Text)) for value in values):
+    if any(isinstance(value, (Ref, AnswerMessage, HoleText)) for value in values):
         raise on.unknown_length()
     if any(keyword.arg is None for keyword in node.keywords):
         raise on.impure(node)
@@ -376,7 +377,7 @@ def _joined_documents(on: Evaluation, node: ast.Call) -> Ref | None:
             if type(separator) is not str or len(separator) > MAX_OPTION_CHARS:
                 return None
             spec: dict[str, Any] = {"op": "texts", "separator": separator}
-            if documents.kind is Kind.UNIQUE_DOCUMENTS:
+            if documents.kind is ValueKind.UNIQUE_DOCUMENTS:
                 spec["unique"] = True
             return replace(documents.then(spec, is_text=True), kind=None)
     return None
@@ -422,7 +423,7 @@ def _each(on: Evaluation, generators: list[ast.comprehension]) -> Iterator[None]
     if more or loop.is_async:
         raise CannotCompile(on.step, "its comprehension has several loops")
     items = _items(on, loop.iter)
-    if isinstance(items, (Ref, AnswerMessage, Text)):
+    if isinstance(items, (Ref, AnswerMessage, HoleText)):
         raise on.unknown_length()
     if not isinstance(items, (dict, list, tuple, range, enumerate, zip)):
         raise on.impure(loop)

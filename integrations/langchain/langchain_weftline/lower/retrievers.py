@@ -20,13 +20,13 @@ from langchain_weftline.lower.classic import COMPRESSING, asking, question_of_ea
 from langchain_weftline.lower.drafts import Terms
 from langchain_weftline.lower.maps import Maps
 from langchain_weftline.lower.searches import Searches, query_of
-from langchain_weftline.lower.steps import Handler, Lowerer, Step
+from langchain_weftline.lower.steps import ChainStep, Handler, Lowerer
 from langchain_weftline.lower.symbols import (
     AnswerMessage,
     CannotCompile,
-    Kind,
+    HoleText,
     Ref,
-    Text,
+    ValueKind,
     is_list_of_texts,
     name_of,
 )
@@ -57,7 +57,7 @@ class Retrievers:
         """The handler of exactly this class, by name, so that langchain-classic is not imported."""
         return self._handlers.get(f"{cls.__module__}.{cls.__qualname__}")
 
-    def _multi_query(self, step: Step, value: Any) -> Any:
+    def _multi_query(self, step: ChainStep, value: Any) -> Any:
         """A model writes several queries, and each is searched for."""
         retriever = step.runnable
         chain = retriever.llm_chain
@@ -69,13 +69,15 @@ class Retrievers:
             return self._lowering.unknown(step, reason)
         if retriever.include_original:
             original = query_of(retriever, value)
-            self._searches.found(step.of(retriever, "original"), terms, original, Kind.DOCUMENTS)
+            self._searches.found(
+                step.of(retriever, "original"), terms, original, ValueKind.DOCUMENTS
+            )
         if not is_list_of_texts(queries):
             return self._lowering.unknown(step, "its chain may give something else than texts")
-        found = self._searches.found(step, terms, queries, Kind.UNIQUE_DOCUMENTS)
+        found = self._searches.found(step, terms, queries, ValueKind.UNIQUE_DOCUMENTS)
         return self._lowering.unknown(step, _JOINED) if retriever.include_original else found
 
-    def _terms(self, step: Step) -> tuple[Terms | None, str]:
+    def _terms(self, step: ChainStep) -> tuple[Terms | None, str]:
         """How the server searches for a query. If it cannot: None, and the reason."""
         if type(step.runnable) not in (VectorStoreRetriever, WeftlineRetriever):
             return None, f"{name_of(step.runnable)} searches in the client for each query"
@@ -84,13 +86,13 @@ class Retrievers:
         except CannotCompile as error:
             return None, error.reason
 
-    def _ensemble(self, step: Step, value: Any) -> Any:
+    def _ensemble(self, step: ChainStep, value: Any) -> Any:
         """Several retrievers search for one query, and LangChain ranks what they find."""
         for number, retriever in enumerate(step.runnable.retrievers):
             self._lowering.part(step.of(retriever, f"retriever[{number}]"), value)
         return self._lowering.unknown(step, "LangChain ranks what was found")
 
-    def _compression(self, step: Step, value: Any) -> Any:
+    def _compression(self, step: ChainStep, value: Any) -> Any:
         """A model is asked about each document by itself, or once about all of them.
 
         Where the server has found the documents, it asks about each one as soon as it has them.
@@ -101,17 +103,19 @@ class Retrievers:
             raise CannotCompile(compressing, "what finds its documents is no retriever")
         found = self._lowering.step(step.of(base, "found"), value)
         chain = _asking(compressing)
-        if not isinstance(found, Ref) or found.kind is not Kind.DOCUMENTS:
+        if not isinstance(found, Ref) or found.kind is not ValueKind.DOCUMENTS:
             self.compressing[step.config.get("run_name") or compressing.get_name()] = chain
             return self._lowering.unknown(step, "its documents are known only in the run")
-        if not isinstance(value, (str, Text)) and not (isinstance(value, Ref) and value.is_text):
+        if not isinstance(value, (str, HoleText)) and not (
+            isinstance(value, Ref) and value.is_text
+        ):
             raise CannotCompile(compressing, "its query is not one text")
         texts: Runnable[Any, Any] = RunnableSequence(chain.first, *chain.middle)
 
         def body(item: Ref) -> Any:
             text = item.then({"op": "path", "keys": ["text"]}, is_text=True)
             given = {"question": value, "context": text}
-            answer = self._lowering.part(Step(texts, step.config), given)
+            answer = self._lowering.part(ChainStep(texts, step.config), given)
             return answer.text if isinstance(answer, AnswerMessage) else answer
 
         hits = Ref(found.var, found.transforms, is_text=False)

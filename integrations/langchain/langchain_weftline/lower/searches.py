@@ -8,8 +8,8 @@ from typing import Any
 from langchain_core.vectorstores import VectorStoreRetriever
 
 from langchain_weftline.lower.drafts import SearchDraft, StepDraft, Terms
-from langchain_weftline.lower.steps import Handler, Lowerer, Step
-from langchain_weftline.lower.symbols import CannotCompile, Kind, Ref, Unknown
+from langchain_weftline.lower.steps import ChainStep, Handler, Lowerer
+from langchain_weftline.lower.symbols import CannotCompile, Ref, Unknown, ValueKind
 from langchain_weftline.lower.texts import can_be_sent
 from langchain_weftline.model.answers import new_variable
 from langchain_weftline.retrieval.vectorstore import WeftlineRetriever, WeftlineVectorStore
@@ -32,12 +32,12 @@ class Searches:
     def handlers(self) -> Mapping[type, Handler]:
         return {VectorStoreRetriever: self._retriever, WeftlineRetriever: self._retriever}
 
-    def _retriever(self, step: Step, value: Any) -> Any:
+    def _retriever(self, step: ChainStep, value: Any) -> Any:
         """A retriever of a vector store, if the server holds the store and embeds the query."""
         terms = self.terms(step)
-        return self.found(step, terms, query_of(step.runnable, value), Kind.DOCUMENTS)
+        return self.found(step, terms, query_of(step.runnable, value), ValueKind.DOCUMENTS)
 
-    def terms(self, step: Step) -> Terms:
+    def terms(self, step: ChainStep) -> Terms:
         """The terms by which the retriever `step` searches. Raises CannotCompile if the server
         cannot search so."""
         retriever: VectorStoreRetriever = step.runnable
@@ -54,7 +54,7 @@ class Searches:
         k, filter = _terms(retriever)
         return Terms(store, k, filter)
 
-    def found(self, step: Step, terms: Terms, query: str | Ref, kind: Kind) -> Ref:
+    def found(self, step: ChainStep, terms: Terms, query: str | Ref, kind: ValueKind) -> Ref:
         """The hits of a search for `query`, a text or a list of texts."""
         draft = SearchDraft(
             var=self._mint(),

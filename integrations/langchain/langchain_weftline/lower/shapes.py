@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from langchain_weftline.lower.symbols import CannotCompile, Kind, Ref, Spec
+from langchain_weftline.lower.symbols import CannotCompile, Ref, Spec, ValueKind
 from weftline.contract import transforms
 from weftline.errors import InvalidRequest
 
@@ -64,7 +64,7 @@ def shape_of(cls: Any, data: tuple[Spec, ...]) -> ObjectShape | None:
 def _part(owner: Ref, data: tuple[Spec, ...], kind: Any, step: object, *, is_text: bool) -> Ref:
     if _has_models(kind):
         shape = ObjectShape(kind, data)
-        return Ref(owner.var, data, is_text=False, kind=Kind.OBJECT, shape=shape)
+        return Ref(owner.var, data, is_text=False, kind=ValueKind.OBJECT, shape=shape)
     if not _is_plain(kind):
         raise CannotCompile(step, "pydantic makes something else of the value of a field")
     return Ref(owner.var, data, is_text=is_text)

@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ChainStep:
     """A runnable with its configuration, the options bound to it, and its place in the chain."""
 
     runnable: Any
@@ -19,9 +19,9 @@ class Step:
     path: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def of(self, runnable: Any, *names: str) -> Step:
+    def of(self, runnable: Any, *names: str) -> ChainStep:
         """A part of this step."""
-        return Step(runnable, self.config, (*self.path, *names))
+        return ChainStep(runnable, self.config, (*self.path, *names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +46,33 @@ class Lowerer(Protocol):
 
     streams: bool
 
-    def step(self, step: Step, value: Any) -> Any:
+    def step(self, step: ChainStep, value: Any) -> Any:
         """The output of any step, as far as it is known before the run."""
 
-    def part(self, step: Step, value: Any) -> Any:
+    def part(self, step: ChainStep, value: Any) -> Any:
         """The output of a step whose failure leaves the steps beside it alone."""
 
-    def whole(self, step: Step, value: Any) -> Any:
+    def whole(self, step: ChainStep, value: Any) -> Any:
         """The output of a step that the server computes. Raises CannotCompile where it cannot."""
 
-    def run(self, step: Step, value: Any, reason: str) -> Any:
+    def run(self, step: ChainStep, value: Any, reason: str) -> Any:
         """The output of a step that only LangChain runs."""
 
-    def unknown(self, step: Step, reason: str) -> Any:
+    def unknown(self, step: ChainStep, reason: str) -> Any:
         """The output of a step that waits for what only the run knows."""
 
-    def note(self, step: Step, why: str, *, in_server: bool = False) -> None:
+    def note(self, step: ChainStep, why: str, *, in_server: bool = False) -> None:
         """Note where a step runs."""
 
     def attempt(self) -> AbstractContextManager[None]:
         """Undo what was lowered in this block, if it raises CannotCompile."""
 
-    def opened(self, step: Step, value: Any) -> Any:
+    def opened(self, step: ChainStep, value: Any) -> Any:
         """A list or an object of the server, whose items only the run knows."""
 
-    def binding(self, step: Step, value: Any) -> Any:
+    def binding(self, step: ChainStep, value: Any) -> Any:
         """Lower a step with options and configuration bound to it."""
 
 
-Handler = Callable[[Step, Any], Any]
+Handler = Callable[[ChainStep, Any], Any]
 """Lowers one kind of step: its output, of symbolic values where the server makes them."""

@@ -18,7 +18,7 @@ Spec = dict[str, Any]
 """A transform as data (weftline.contract.transforms)."""
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     """What LangChain makes of a value of the server, if that is not the value itself."""
 
     OBJECT = "an object of a class"
@@ -62,7 +62,7 @@ class Ref:
     var: str
     transforms: tuple[Spec, ...] = ()
     is_text: bool = True
-    kind: Kind | None = None
+    kind: ValueKind | None = None
     shape: Shape | None = None
 
     def then(self, spec: Spec, *, is_text: bool = False) -> Ref:
@@ -103,14 +103,14 @@ Fragment = str | Hole
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class HoleText:
     """A string made of constant text and holes."""
 
     pieces: tuple[Fragment, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class HoleMessage:
     """A message of class `cls` whose content is made of constant text and holes."""
 
     cls: type[Any]
@@ -199,7 +199,7 @@ def is_symbolic(value: Any) -> bool:
         return any(map(is_symbolic, value.values()))
     if isinstance(value, (list, tuple)):
         return any(map(is_symbolic, value))
-    return isinstance(value, (Ref, AnswerMessage, Text, Said, Prompt))
+    return isinstance(value, (Ref, AnswerMessage, HoleText, HoleMessage, Prompt))
 
 
 def shown(value: Any, step: object, *, quoted: bool = False) -> tuple[Fragment, ...]:
@@ -211,7 +211,7 @@ def shown(value: Any, step: object, *, quoted: bool = False) -> tuple[Fragment, 
             raise CannotCompile(step, "it shows an object that the client makes")
         form = {"op": "repr"} if quoted else {"op": "str"}
         return (Hole(value, () if value.is_text and not quoted else (form,)),)
-    if isinstance(value, Text) and not quoted:
+    if isinstance(value, HoleText) and not quoted:
         return value.pieces
     if isinstance(value, dict):
         items = [
@@ -234,13 +234,13 @@ def joined(separator: str, values: list[Any], step: object) -> Any:
 
 
 def settled(pieces: Iterable[Fragment]) -> Any:
-    """The simplest value for the text of `pieces`: a string, a variable or a Text."""
+    """The simplest value for the text of `pieces`: a string, a variable or a HoleText."""
     kept = tuple(piece for piece in pieces if piece != "")
     if all(isinstance(piece, str) for piece in kept):
         return "".join(map(str, kept))
     if len(kept) == 1 and isinstance(kept[0], Hole) and not kept[0].form:
         return kept[0].ref
-    return Text(kept)
+    return HoleText(kept)
 
 
 # The transforms whose value is a list of texts, whatever the model has written.
@@ -274,7 +274,7 @@ def string_pieces(value: Any, step: object) -> tuple[Fragment, ...]:
     """The fragments of a value that is used as a string. The value must be known to be a string."""
     if isinstance(value, str):
         return (value,)
-    if isinstance(value, Text):
+    if isinstance(value, HoleText):
         return value.pieces
     if isinstance(value, Ref) and value.is_text:
         return (Hole(value),)
@@ -292,8 +292,8 @@ def _separated(items: list[tuple[Fragment, ...]], separator: str = ", ") -> list
 _KINDS = {
     Ref: "parsed value",
     AnswerMessage: "message",
-    Said: "message",
-    Text: "built string",
+    HoleMessage: "message",
+    HoleText: "built string",
     Prompt: "prompt",
 }
 

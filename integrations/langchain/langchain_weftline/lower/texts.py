@@ -15,8 +15,8 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_weftline.lower.symbols import (
     CannotCompile,
     Fragment,
+    HoleMessage,
     Ref,
-    Said,
     is_symbolic,
     settled,
     shown,
@@ -145,7 +145,7 @@ def said(cls: type[Any], args: Sequence[Any], named: Mapping[str, Any], step: ob
     content = values["content"]
     if not is_symbolic(content):
         return cls(content)
-    return Said(cls, string_pieces(content, step))
+    return HoleMessage(cls, string_pieces(content, step))
 
 
 COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = MappingProxyType(

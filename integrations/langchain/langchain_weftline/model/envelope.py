@@ -83,7 +83,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
-class Model(Protocol):
+class ModelFields(Protocol):
     """The part of a ChatWeftline that this module uses."""
 
     @property
@@ -98,7 +98,7 @@ class Model(Protocol):
         """Close a session of the server."""
 
 
-def sending(model: Model, messages: Sequence[BaseMessage], parent: UUID | None) -> Sending:
+def sending(model: ModelFields, messages: Sequence[BaseMessage], parent: UUID | None) -> Sending:
     """A request of `model` inside the run `parent`."""
     run = LISTENER.run_of(parent or running()) if model.provenance else None
     if model.provenance and sum(len(message.content) for message in messages) <= MAX_TOLD:
@@ -128,13 +128,13 @@ def _pieces(message: BaseMessage, run: OpenRun | None) -> Pieces | None:
     return LISTENER.pieces_of(message, run) if isinstance(message.content, str) else None
 
 
-def session_within(model: Model, parent: UUID | None) -> TracedSession | None:
+def session_within(model: ModelFields, parent: UUID | None) -> TracedSession | None:
     """The session of the run that `parent` belongs to, if the server is told of runs."""
     run = LISTENER.run_of(parent) if model.provenance else None
     return None if run is None else _session(run, model)
 
 
-def _session(run: OpenRun, model: Model) -> TracedSession:
+def _session(run: OpenRun, model: ModelFields) -> TracedSession:
     server = model.openai_api_base, model.openai_api_key
     closer = _CLOSERS.find(server, model.delete_session)
 

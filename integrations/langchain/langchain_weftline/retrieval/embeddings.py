@@ -5,11 +5,11 @@ from __future__ import annotations
 from langchain_core.embeddings import Embeddings
 from pydantic import Field
 
-from langchain_weftline.retrieval.place import Place
+from langchain_weftline.retrieval.place import ServerAddress
 from weftline.adapters import retrieval
 
 
-class WeftlineEmbeddings(Place, Embeddings):
+class WeftlineEmbeddings(ServerAddress, Embeddings):
     """Embeds texts with an embedder of the server: `model`, or the first one without a name.
 
     Start the server with `weftline serve --embedder minilm`, for example. Then:

@@ -7,7 +7,7 @@ from pydantic import ConfigDict
 from weftline.adapters.fields import ServerFields
 
 
-class Place(ServerFields):
+class ServerAddress(ServerFields):
     """The server to which requests go. Other arguments raise an error."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, populate_by_name=True)

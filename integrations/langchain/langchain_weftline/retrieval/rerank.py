@@ -9,13 +9,13 @@ from langchain_core.callbacks import Callbacks
 from langchain_core.documents import BaseDocumentCompressor, Document
 from pydantic import Field
 
-from langchain_weftline.retrieval.place import Place
+from langchain_weftline.retrieval.place import ServerAddress
 from weftline.adapters import retrieval
 
 SCORE = "relevance_score"  # the metadata that holds a document's score, as Cohere's class has it
 
 
-class WeftlineRerank(Place, BaseDocumentCompressor):
+class WeftlineRerank(ServerAddress, BaseDocumentCompressor):
     """Keeps the `top_n` documents that fit the query best, the best first.
 
     Use it with ContextualCompressionRetriever. `model` may also be an embedder, which scores by the
@@ -41,7 +41,7 @@ class WeftlineRerank(Place, BaseDocumentCompressor):
             return []
         return _chosen(documents, await self.server.aask(self._asked(documents, query)))
 
-    def _asked(self, documents: Sequence[Document], query: str) -> retrieval.Asked:
+    def _asked(self, documents: Sequence[Document], query: str) -> retrieval.AnswerSteps:
         texts = [document.page_content for document in documents]
         return retrieval.rerank(query, texts, self.top_n, self.model)
 

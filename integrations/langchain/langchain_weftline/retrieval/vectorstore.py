@@ -18,7 +18,7 @@ from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 from langchain_weftline.ahead.lookup import SearchKey, ahits_of, hits_of, retrieving
 from langchain_weftline.retrieval.embeddings import WeftlineEmbeddings
 from weftline.adapters import Server, retrieval
-from weftline.adapters.retrieval import Asked, Item
+from weftline.adapters.retrieval import AnswerSteps, Item
 
 Filter = Mapping[str, Any]
 
@@ -220,7 +220,7 @@ class WeftlineVectorStore(VectorStore):
         # A cosine similarity is 1 for equal vectors. Relevance is 0 for a negative similarity.
         return lambda similarity: max(0.0, min(1.0, similarity))
 
-    def _deleted(self, ids: Sequence[str] | None, filter: Filter | None) -> Asked:
+    def _deleted(self, ids: Sequence[str] | None, filter: Filter | None) -> AnswerSteps:
         if ids is None and not filter:
             raise ValueError("delete takes ids or a filter: name the documents")
         return retrieval.delete(ids or (), self._store, filter)
@@ -266,14 +266,14 @@ def _items(
 
 def _with_vectors(
     items: Sequence[Item], vectors: Sequence[Sequence[float]], store: str
-) -> list[Asked]:
+) -> list[AnswerSteps]:
     parts = retrieval.portions([item["text"] for item in items], len(vectors[0]) if vectors else 0)
     return [retrieval.add_embedded(items[part], vectors[part], store) for part in parts]
 
 
 def _without_vectors(
     items: Sequence[Item], store: str, embedder: retrieval.Embedder
-) -> list[Asked]:
+) -> list[AnswerSteps]:
     parts = retrieval.portions([item["text"] for item in items])
     return [retrieval.add(items[part], store, embedder) for part in parts]
 

@@ -31,7 +31,7 @@ MAX_TEMPLATES = 256
 _PLAIN = (str, int, float, bool, type(None))
 
 
-class Unreadable(ValueError):
+class UnreadableTemplate(ValueError):
     """The JSON holds a class or a value that is not known here."""
 
 
@@ -61,7 +61,12 @@ class Templates:
 def _template(serialized: object) -> BasePromptTemplate[Any] | None:
     try:
         made = _read(serialized)
-    except (Unreadable, KeyError, TypeError, ValueError):  # another version's, or no template
+    except (
+        UnreadableTemplate,
+        KeyError,
+        TypeError,
+        ValueError,
+    ):  # another version's, or no template
         return None
     return made if isinstance(made, BasePromptTemplate) else None
 
@@ -72,14 +77,14 @@ def _read(value: Any) -> Any:
     if isinstance(value, list):
         return [_read(item) for item in value]
     if not isinstance(value, dict):
-        raise Unreadable(type(value).__name__)
+        raise UnreadableTemplate(type(value).__name__)
     if "lc" not in value:
         return {key: _read(item) for key, item in value.items()}
     if value.get("type") != "constructor" or value["id"][0] not in ("langchain", "langchain_core"):
-        raise Unreadable(str(value.get("id")))
+        raise UnreadableTemplate(str(value.get("id")))
     cls = _CLASSES.get(value["id"][-1])
     if cls is None or value["kwargs"].get("template_format", "f-string") == "jinja2":
-        raise Unreadable(str(value["id"]))
+        raise UnreadableTemplate(str(value["id"]))
     return cls(**{key: _read(item) for key, item in value["kwargs"].items()})
 
 

@@ -20,7 +20,7 @@ from weftline_server.http.openai import tool_runs
 from weftline_server.http.openai.replies import (
     CHAT,
     TEXT,
-    Shape,
+    ReplyForm,
     deltas_of,
     finish_reason,
     logprobs_body,
@@ -202,7 +202,7 @@ def choices_of(running: Running) -> list[ReplyChoice]:
 
 
 async def _complete(
-    request: Request, service: Service, tenant: str, body: Body, shape: Shape
+    request: Request, service: Service, tenant: str, body: Body, shape: ReplyForm
 ) -> Response:
     """The response to `body`, whole or as a stream."""
     running = await start(request, service, tenant, body, shape)

@@ -28,7 +28,7 @@ UNNAMED = "text"  # the placeholder of a text that has a variable but no name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece(StrictBody):
+class ProvenancePart(StrictBody):
     """A part of a message: constant text, with `name` an input of the template, with `from_var`
     text of that variable. A piece without text says that the tool calls of its message came from
     that variable."""
@@ -61,7 +61,7 @@ class Provenance(StrictBody):
     close: tuple[str, ...] = ()
     name: str = "chat"
     run_name: str = ""
-    messages: tuple[tuple[Piece, ...] | None, ...] = ()
+    messages: tuple[tuple[ProvenancePart, ...] | None, ...] = ()
     run_tools: bool = False
     client_tools: tuple[ClientTool, ...] = ()
     code_tool: str | None = None
@@ -84,12 +84,12 @@ class Provenance(StrictBody):
         if len(self.close) > MAX_CLOSED:
             raise InvalidRequest(f"close may name at most {MAX_CLOSED} sessions", param="close")
 
-    def pieces(self, index: int, text: str) -> tuple[Piece, ...]:
+    def pieces(self, index: int, text: str) -> tuple[ProvenancePart, ...]:
         """The pieces of message number `index` if they add up to `text`, else `text` as one."""
         given = self.messages[index] if index < len(self.messages) else None
         if given is not None and "".join(piece.text for piece in given) == text:
             return given
-        return (Piece(text=text),)
+        return (ProvenancePart(text=text),)
 
 
 @dataclass
@@ -109,10 +109,10 @@ class PieceInputs:
     def __post_init__(self) -> None:
         self._sources = None if self.session is None else Sources(self.session)
 
-    def segments(self, pieces: Iterable[Piece]) -> tuple[Segment, ...]:
+    def segments(self, pieces: Iterable[ProvenancePart]) -> tuple[Segment, ...]:
         return tuple(self._segment(piece) for piece in pieces)
 
-    def _segment(self, piece: Piece) -> Segment:
+    def _segment(self, piece: ProvenancePart) -> Segment:
         var = piece.from_var
         if self._sources is None or (var and not self._sources.came_from(var, piece.text)):
             var = None

@@ -15,7 +15,7 @@ from weftline_server.session.task import Step, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ReplyForm:
     """The form of one endpoint's responses: the prefix of ids, and the names of its objects."""
 
     prefix: str
@@ -24,8 +24,8 @@ class Shape:
     chat: bool
 
 
-CHAT = Shape("chatcmpl", "chat.completion", "chat.completion.chunk", chat=True)
-TEXT = Shape("cmpl", "text_completion", "text_completion", chat=False)
+CHAT = ReplyForm("chatcmpl", "chat.completion", "chat.completion.chunk", chat=True)
+TEXT = ReplyForm("cmpl", "text_completion", "text_completion", chat=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,14 @@ class Reply:
     `ours` names the session, the call and its variable if the request has a `weftline` object.
     """
 
-    shape: Shape
+    shape: ReplyForm
     model: str
     ours: dict[str, str] | None
     id: str
     created: int
 
     @staticmethod
-    def new(shape: Shape, model: str, ours: dict[str, str] | None) -> Reply:
+    def new(shape: ReplyForm, model: str, ours: dict[str, str] | None) -> Reply:
         """A reply with an id of its own, made now."""
         return Reply(shape, model, ours, f"{shape.prefix}-{uuid.uuid4().hex}", int(time.time()))
 
@@ -139,7 +139,7 @@ def _delta(part: Said | Thought | Called | Arguments) -> dict[str, Any]:
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
-def logprobs_body(shape: Shape, tokens: Sequence[TokenLogprob], start: int) -> dict[str, Any]:
+def logprobs_body(shape: ReplyForm, tokens: Sequence[TokenLogprob], start: int) -> dict[str, Any]:
     """Log probabilities in the endpoint's form; `start` is the first token's character offset."""
     if shape.chat:
         content = [{**_token(t), "top_logprobs": [_token(top) for top in t.top]} for t in tokens]

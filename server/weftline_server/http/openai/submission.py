@@ -13,7 +13,7 @@ from weftline.contract.protocol import Call, Submit
 from weftline_server.graph.primitive import Task
 from weftline_server.http.openai.conversations import Conversations
 from weftline_server.http.openai.provenance import Provenance
-from weftline_server.http.openai.replies import Reply, Shape, usage_body
+from weftline_server.http.openai.replies import Reply, ReplyForm, usage_body
 from weftline_server.http.openai.requests import ChatRequest, CompletionRequest
 from weftline_server.http.openai.runs import Runs
 from weftline_server.http.state import state_of
@@ -95,7 +95,7 @@ class Running:
 
 
 async def start(
-    request: Request, service: Service, tenant: str, body: Body, shape: Shape
+    request: Request, service: Service, tenant: str, body: Body, shape: ReplyForm
 ) -> Running:
     """Submit the calls of `body`, in a session of the request's own, in the one that it names, or
     in that of its conversation."""

@@ -28,7 +28,7 @@ from weftline_server.lowering.control.base import (
 )
 from weftline_server.lowering.control.body import renamed_call
 from weftline_server.lowering.kinds.tool import RunTool, served_tool, starts_early, tool_of
-from weftline_server.lowering.kinds.turn import AgentRun, AnswerBody, as_turn, turn_of
+from weftline_server.lowering.kinds.turn import AgentSetup, AnswerBody, as_turn, turn_of
 from weftline_server.lowering.step import Kinds, Rename, Resolver, StepKind, Tools
 
 
@@ -69,7 +69,7 @@ class AgentKind(StepKind[AgentStep]):
     def lower(
         self, step: AgentStep, resource: str, id: str, batch: int | None, kinds: Kinds
     ) -> Task:
-        run = AgentRun(id=id, owner=id, served=step.served, own=step.client_tools, most=step.most)
+        run = AgentSetup(id=id, owner=id, served=step.served, own=step.client_tools, most=step.most)
         [first] = turn_of(run, kinds, step.call, f"{id}.0").primitives
         later, waits = self.later(step, kinds), waits_for(step)
         body = AgentBegin(run, step.call, kinds)
@@ -86,7 +86,7 @@ class AgentBegin(ControlBody, Growing):
     """The begin of an agent. The value of this primitive is the most turns that the agent may
     have."""
 
-    run: AgentRun
+    run: AgentSetup
     call: Call
     kinds: Kinds
 
@@ -120,15 +120,15 @@ def agent_of(
     """
     if code is not None:
         argument = _text_argument(tools, code)
-        run = AgentRun(id="", served=_served([code], tools), code=(code, argument))
+        run = AgentSetup(id="", served=_served([code], tools), code=(code, argument))
     else:
         _check_own(call, own, tools, "weftline.client_tools")
         call, served = _offered(call, tools, has_others=bool(own))
-        run = AgentRun(id="", served=served, own=tuple(own))
+        run = AgentSetup(id="", served=served, own=tuple(own))
     return call, partial(_first_turn, run=run, kinds=kinds)
 
 
-def _first_turn(task: Task, run: AgentRun, kinds: Kinds) -> Task:
+def _first_turn(task: Task, run: AgentSetup, kinds: Kinds) -> Task:
     return as_turn(task, replace(run, id=task.id), kinds)
 
 

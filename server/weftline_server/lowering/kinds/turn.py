@@ -34,7 +34,7 @@ MOST_AGAIN = 2
 
 
 @dataclass(frozen=True, slots=True)
-class AgentRun:
+class AgentSetup:
     """The data that all turns of an agent share; plain data, which a journal keeps.
 
     The ids of an agent's tasks begin with `id`. The tools of `served` run in the server, those of
@@ -63,7 +63,7 @@ class AgentRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenCall:
     """Call number `index` of an answer, and the task that runs it; "" before it has one."""
 
     index: int
@@ -134,12 +134,12 @@ class TurnBody(PromptBody, TakesItems):
 
     gives: ClassVar[bool] = True
     task: str
-    run: AgentRun
+    run: AgentSetup
     kinds: Kinds
     number: int = 0
     again: int = MOST_AGAIN
-    taken: tuple[Taken, ...] = ()
-    spare: tuple[Taken, ...] = ()
+    taken: tuple[TakenCall, ...] = ()
+    spare: tuple[TakenCall, ...] = ()
     next: str = ""
 
     @property
@@ -152,7 +152,7 @@ class TurnBody(PromptBody, TakesItems):
         # `record` makes the class again, where super() without arguments fails.
         return self.run.code is None and PromptBody.streams_out(self, variable)
 
-    def known(self, index: int) -> Taken | None:
+    def known(self, index: int) -> TakenCall | None:
         """Call number `index`, if the graph knows it."""
         return next((one for one in self.taken if one.index == index), None)
 
@@ -237,7 +237,7 @@ class TurnBody(PromptBody, TakesItems):
             grown.released.append(old.result)
         if call.state is CallState.GONE:
             return replace(self, taken=others)
-        made = Taken(index, call)
+        made = TakenCall(index, call)
         if (known := self._spare_of(call)) is not None:
             spare = tuple(one for one in self.spare if one is not known)
             made = replace(made, task=known.task)
@@ -248,7 +248,7 @@ class TurnBody(PromptBody, TakesItems):
             made = self._opened(graph, made, grown)
         return replace(self, taken=_ordered(*others, made))
 
-    def _spare_of(self, call: WrittenCall) -> Taken | None:
+    def _spare_of(self, call: WrittenCall) -> TakenCall | None:
         """An equal call of an attempt that has failed."""
         if call.state is not CallState.SEALED:
             return None
@@ -256,7 +256,7 @@ class TurnBody(PromptBody, TakesItems):
                  if (one.call.name, one.call.arguments) == (call.name, call.arguments))  # fmt: skip
         return next(equal, None)
 
-    def _started(self, graph: Graph, one: Taken, grown: _Grown) -> Taken:
+    def _started(self, graph: Graph, one: TakenCall, grown: _Grown) -> TakenCall:
         """The call with a task, which is added."""
         tool = self.run.tool(one.call.name)
         assert tool is not None, "the run knows the tool"
@@ -265,7 +265,7 @@ class TurnBody(PromptBody, TakesItems):
         grown.tasks.append(replace(task, owner=self.run.owner))
         return replace(one, task=id)
 
-    def _opened(self, graph: Graph, one: Taken, grown: _Grown) -> Taken:
+    def _opened(self, graph: Graph, one: TakenCall, grown: _Grown) -> TakenCall:
         """The call with a task that takes the rest of its arguments as they are written."""
         made = self._started(graph, one, grown)
         task = grown.tasks.pop()
@@ -328,14 +328,14 @@ class TurnBody(PromptBody, TakesItems):
 
 
 def turn_of(
-    run: AgentRun,
+    run: AgentSetup,
     kinds: Kinds,
     call: Call,
     id: str,
     *,
     number: int = 0,
     again: int = MOST_AGAIN,
-    spare: tuple[Taken, ...] = (),
+    spare: tuple[TakenCall, ...] = (),
 ) -> Task:
     task = as_turn(kinds.lower_call(call, call.model or "", id), run, kinds)
     [primitive] = task.primitives
@@ -344,7 +344,7 @@ def turn_of(
     return replace(task, primitives=(replace(primitive, body=body),))
 
 
-def as_turn(task: Task, run: AgentRun, kinds: Kinds) -> Task:
+def as_turn(task: Task, run: AgentSetup, kinds: Kinds) -> Task:
     """The task of a call as the first turn of an agent."""
     [primitive] = task.primitives
     body = primitive.body
@@ -354,7 +354,7 @@ def as_turn(task: Task, run: AgentRun, kinds: Kinds) -> Task:
     return replace(task, primitives=(replace(primitive, body=turn),), owner=run.owner)
 
 
-def first_run(task: Task) -> AgentRun | None:
+def first_run(task: Task) -> AgentSetup | None:
     """The agent whose first turn a submitted task is; None of any other task."""
     body = task.primitives[0].body
     return body.run if isinstance(body, TurnBody) else None
@@ -379,7 +379,7 @@ def said(value: Any) -> str:
     return value if isinstance(value, str) else value["content"] or ""
 
 
-def _ordered(*taken: Taken) -> tuple[Taken, ...]:
+def _ordered(*taken: TakenCall) -> tuple[TakenCall, ...]:
     """The calls in the order of the answer."""
     return tuple(sorted(taken, key=lambda one: one.index))
 
@@ -390,7 +390,7 @@ def _continues(old: WrittenCall, new: WrittenCall) -> bool:
     return is_same and old.state is CallState.OPEN and new.state is not CallState.GONE
 
 
-def _closed(graph: Graph, one: Taken) -> Mapping[str, Primitive]:
+def _closed(graph: Graph, one: TakenCall) -> Mapping[str, Primitive]:
     """The tool's primitive with all of its arguments, if it took them while they were written."""
     primitive = graph.primitives[f"{one.task}/0"]
     if not isinstance(primitive.body, OpenToolBody):

@@ -14,7 +14,7 @@ from itertools import compress, count
 from operator import ne
 
 from weftline.contract.tools import Tool
-from weftline_server.observe.advice.prompt import Place, Prompt
+from weftline_server.observe.advice.prompt import Place, PromptTexts
 
 SYSTEM = ("system", "developer")  # the roles of messages that stay at the head of a prompt
 
@@ -68,7 +68,9 @@ def parting(before: Sequence[object], after: Sequence[object]) -> int:
     return next(compress(count(), map(ne, before, after)), min(len(before), len(after)))
 
 
-def differences(before: Prompt, after: Prompt, places: Places, least: int) -> Iterator[Difference]:
+def differences(
+    before: PromptTexts, after: PromptTexts, places: Places, least: int
+) -> Iterator[Difference]:
     """What is lost by each difference that costs at least `least` characters.
 
     The characters of the differences add up: none is counted twice. `places` gives the places of
@@ -89,7 +91,7 @@ def differences(before: Prompt, after: Prompt, places: Places, least: int) -> It
     yield from (one for one in found if one.lost >= least)
 
 
-def _of_tools(before: Prompt, after: Prompt) -> Difference:
+def _of_tools(before: PromptTexts, after: PromptTexts) -> Difference:
     """The difference of two lists of tools. Most chat templates write tools before the messages;
     where one does not, `same_chars` and the cached tokens tell."""
     old = {tool.function.name: tool for tool in before.tools}
@@ -111,7 +113,7 @@ def _of_tools(before: Prompt, after: Prompt) -> Difference:
     )
 
 
-def same_chars(before: Prompt, after: Prompt) -> int:
+def same_chars(before: PromptTexts, after: PromptTexts) -> int:
     """About the characters of the second prompt's tools and first texts that the first one has."""
     old = {tool.function.name: tool for tool in before.tools}
     kept = [tool for tool in after.tools if old.get(tool.function.name) == tool]
@@ -191,7 +193,7 @@ def _of_messages(
     return Difference(cause, start, (at,), lost, max([start, *again]), head, tail, len(new))
 
 
-def shared(before: Prompt, after: Prompt, least: int) -> int:
+def shared(before: PromptTexts, after: PromptTexts, least: int) -> int:
     """The characters of the second prompt that stand in the first one, too: texts that are equal,
     and both ends of the texts at the first difference."""
     start = parting(before.texts, after.texts)

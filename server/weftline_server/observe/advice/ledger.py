@@ -21,7 +21,7 @@ from weftline_server.observe.advice.lineage import Key, Lineage, Lineages
 from weftline_server.observe.advice.program import Program, RecordedCall
 from weftline_server.observe.advice.prompt import (
     Place,
-    Prompt,
+    PromptTexts,
     Template,
     Variables,
     begins_of,
@@ -95,7 +95,7 @@ class Ledger:
         self.lineages.put(before, prompt, chars, _keys(told, prompt, template))
 
     def _followed(
-        self, told: Told, prompt: Prompt, template: Template | None
+        self, told: Told, prompt: PromptTexts, template: Template | None
     ) -> tuple[Lineage | None, bool]:
         """The lineage that the prompt follows, and whether the prompt goes on with it.
 
@@ -123,7 +123,7 @@ class Ledger:
         return best, best is not None and candidates[best]
 
     def _compare(
-        self, program: Program, before: Prompt, after: Prompt, told: Told, rate: float
+        self, program: Program, before: PromptTexts, after: PromptTexts, told: Told, rate: float
     ) -> None:
         """Count what parts the two prompts; `rate` is in tokens a character."""
         usage = told.usage
@@ -145,7 +145,7 @@ class Ledger:
 
 
 def _earlier(
-    told: Told, prompt: Prompt, base: Key, *, is_template: bool
+    told: Told, prompt: PromptTexts, base: Key, *, is_template: bool
 ) -> Iterator[tuple[Key, bool]]:
     """The keys of prompts that this one may follow, and whether it would go on with them.
 
@@ -161,7 +161,7 @@ def _earlier(
     yield ("head", *base, prompt.texts[0][-HEAD_CHARS:]), False
 
 
-def _keys(told: Told, prompt: Prompt, template: Template | None) -> Iterator[Key]:
+def _keys(told: Told, prompt: PromptTexts, template: Template | None) -> Iterator[Key]:
     """What a later prompt can find this one by."""
     base = (_name(told), told.call.model)
     if told.session is not None:
@@ -180,7 +180,7 @@ def _name(told: Told) -> str:
     return name if name.isalpha() else _NUMBER.sub("#", name)
 
 
-def _program(told: Told, prompt: Prompt, *, is_template: bool) -> Program:
+def _program(told: Told, prompt: PromptTexts, *, is_template: bool) -> Program:
     begins = begins_of(told.call) if is_template else prompt.texts[0]
     return Program(
         name=_name(told),
@@ -192,7 +192,7 @@ def _program(told: Told, prompt: Prompt, *, is_template: bool) -> Program:
 
 def _recorded(
     told: Told,
-    prompt: Prompt,
+    prompt: PromptTexts,
     tools: tuple[tuple[int, int], ...],
     rate: float,
     numbers: tuple[int, int | None],

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from weftline_server.observe.advice.program import Program
-from weftline_server.observe.advice.prompt import Prompt
+from weftline_server.observe.advice.prompt import PromptTexts
 
 # What is kept of a tenant: prompts, and the characters of their texts.
 MOST_LINEAGES = 256
@@ -26,7 +26,7 @@ class Lineage:
     """
 
     program: Program
-    prompt: Prompt
+    prompt: PromptTexts
     tools: tuple[tuple[int, int], ...]
     chars: int = 0
     number: int = 0
@@ -48,7 +48,7 @@ class Lineages:
         """The lineage whose last prompt has this key."""
         return self._by_key.get(key)
 
-    def put(self, lineage: Lineage, prompt: Prompt, chars: int, keys: Iterable[Key]) -> None:
+    def put(self, lineage: Lineage, prompt: PromptTexts, chars: int, keys: Iterable[Key]) -> None:
         """Make `prompt` the last one of the lineage, to be found by `keys` alone."""
         taken = set(keys)
         for key in lineage.keys - taken:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from weftline_server.observe.advice.difference import Cause, Difference
-from weftline_server.observe.advice.prompt import Place, Prompt
+from weftline_server.observe.advice.prompt import Place, PromptTexts
 
 MOST_FINDINGS = 32  # of a program; the one that was found longest ago leaves
 MOST_RECORDED = 64  # calls of a program whose lengths are kept
@@ -105,7 +105,11 @@ class Program:
         self.cached_tokens += cached_tokens
 
     def add(
-        self, found: Difference, places: Sequence[Place], texts: tuple[Prompt, Prompt], tokens: int
+        self,
+        found: Difference,
+        places: Sequence[Place],
+        texts: tuple[PromptTexts, PromptTexts],
+        tokens: int,
     ) -> None:
         """Count a difference of two prompts, the second of which has these places."""
         at = tuple(places[index] for index in found.at)

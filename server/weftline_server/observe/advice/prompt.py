@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptTexts:
     """The texts of a prompt before its first output, and the tools that it offers."""
 
     texts: tuple[str, ...]
@@ -42,7 +42,7 @@ class Prompt:
         return sum(map(len, self.texts))
 
 
-def prompt_of(call: Call, variables: Variables) -> Prompt:
+def prompt_of(call: Call, variables: Variables) -> PromptTexts:
     """The prompt of a call that has run, so that its inputs have values.
 
     The texts are those before the transforms of inputs: two of them are equal where those in the
@@ -54,7 +54,7 @@ def prompt_of(call: Call, variables: Variables) -> Prompt:
         if isinstance(item, Message):
             for segment in item.content:
                 if segment.output is not None:
-                    return Prompt(tuple(texts), call.offered_tools)
+                    return PromptTexts(tuple(texts), call.offered_tools)
                 text = segment.text
                 texts.append(_value(segment, holders, variables) if text is None else text)
             if item.tool_calls:
@@ -68,7 +68,7 @@ def prompt_of(call: Call, variables: Variables) -> Prompt:
                 texts += _messages(_value(item, holders, variables), item.input or "")
             else:
                 texts.append(_value(item, holders, variables))
-    return Prompt(tuple(texts), call.offered_tools)
+    return PromptTexts(tuple(texts), call.offered_tools)
 
 
 def places_of(call: Call, variables: Variables) -> list[Place]:

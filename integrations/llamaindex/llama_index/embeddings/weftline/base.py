@@ -76,7 +76,7 @@ class WeftlineEmbedding(BaseEmbedding, ServerFields):
     async def _aget_query_embedding(self, query: str) -> Embedding:
         return await self._aget_text_embedding(query)
 
-    def asked(self, texts: list[str]) -> retrieval.Asked:
+    def asked(self, texts: list[str]) -> retrieval.AnswerSteps:
         """The request for the vectors of texts."""
         name = None if self.model_name == "default" else self.model_name
         return retrieval.embed(texts, retrieval.Embedder(name, self.truncate_prompt_tokens))

@@ -41,7 +41,9 @@ class WeftlineRerank(BaseNodePostprocessor, ServerFields):
             return []
         return _chosen(nodes, await self.server.aask(self._asked(nodes, query_bundle)))
 
-    def _asked(self, nodes: Sequence[NodeWithScore], query: QueryBundle | None) -> retrieval.Asked:
+    def _asked(
+        self, nodes: Sequence[NodeWithScore], query: QueryBundle | None
+    ) -> retrieval.AnswerSteps:
         if query is None:
             raise ValueError("a WeftlineRerank needs the query: give query_str or query_bundle")
         texts = [one.node.get_content(metadata_mode=MetadataMode.EMBED) for one in nodes]

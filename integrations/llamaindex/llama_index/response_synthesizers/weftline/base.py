@@ -22,8 +22,8 @@ from llama_index.core.schema import NodeWithScore
 from llama_index.core.settings import Settings
 from llama_index.core.types import RESPONSE_TEXT_TYPE
 from llama_index.llms.weftline import Weftline
-from llama_index.llms.weftline.plan.plan import Plan, Unplannable, can_plan, plan_synthesis
-from llama_index.llms.weftline.run.graph import Ahead
+from llama_index.llms.weftline.plan.plan import CallPlan, Unplannable, can_plan, plan_synthesis
+from llama_index.llms.weftline.run.graph import SubmittedGraph
 from llama_index.llms.weftline.trace.provenance import begin_run
 from llama_index.llms.weftline.trace.spans import SPANS
 from llama_index.response_synthesizers.weftline.report import Report
@@ -257,14 +257,14 @@ class WeftlineSynthesizer(BaseSynthesizer):
 class _Sent:
     """A synthesis that runs in the server."""
 
-    def __init__(self, llm: Any, plan: Plan, parts: bool) -> None:
+    def __init__(self, llm: Any, plan: CallPlan, parts: bool) -> None:
         self._llm = llm
         around = SPANS.run_now(llm)
         run = around or begin_run(llm.asking.server, None)
         self._own = None if around else run
         self.finish: Future[None] = Future()
         self._on_graph = llm.on_graph
-        self.graph = Ahead(plan, run, parts=parts, on_graph=self._take)
+        self.graph = SubmittedGraph(plan, run, parts=parts, on_graph=self._take)
         self.report = Report(plan, self.graph.variables)
 
     def start(self) -> None:

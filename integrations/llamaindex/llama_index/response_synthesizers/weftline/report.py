@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llama_index.core.schema import MetadataMode, NodeWithScore
-from llama_index.llms.weftline.plan.plan import Plan
+from llama_index.llms.weftline.plan.plan import CallPlan
 
 _TIMES = ("queue_s", "fill_s", "generate_s")
 _TOKENS = ("prompt_tokens", "cached_tokens", "output_tokens")
@@ -19,7 +19,7 @@ class Report(dict[str, Any]):
     the submit of the first call to the end of the last one, in the server.
     """
 
-    def __init__(self, plan: Plan, variables: Sequence[str]) -> None:
+    def __init__(self, plan: CallPlan, variables: Sequence[str]) -> None:
         self._variables = variables
         super().__init__(calls=[{"name": draft.name} for draft in plan.drafts], sources={})
         self._texts = ["\n".join(text for _, text in draft.messages) for draft in plan.drafts]

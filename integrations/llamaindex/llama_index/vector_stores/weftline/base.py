@@ -131,12 +131,12 @@ class WeftlineVectorStore(BasePydanticVectorStore, ServerFields):
 
     def _added(
         self, items: Sequence[dict[str, Any]], vectors: Sequence[list[float]]
-    ) -> list[retrieval.Asked]:
+    ) -> list[retrieval.AnswerSteps]:
         sizes = [item["text"] + item["metadata"]["_node_content"] for item in items]
         parts = retrieval.portions(sizes, len(vectors[0]) if vectors else 0)
         return [retrieval.add_embedded(items[part], vectors[part], self.store) for part in parts]
 
-    def asked(self, query: VectorStoreQuery) -> retrieval.Asked:
+    def asked(self, query: VectorStoreQuery) -> retrieval.AnswerSteps:
         """The request for the nodes that are nearest to a query's embedding."""
         if query.mode != VectorStoreQueryMode.DEFAULT or query.query_embedding is None:
             raise ValueError("a WeftlineVectorStore searches by an embedding, in the default mode")

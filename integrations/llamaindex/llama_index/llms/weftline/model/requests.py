@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Any
 
 from llama_index.llms.weftline.model.wire import CHAT, strip_to_text
-from llama_index.llms.weftline.run.graph import Sent, request_key
+from llama_index.llms.weftline.run.graph import SentCalls, request_key
 from llama_index.llms.weftline.trace.spans import SPANS
 
 from weftline.adapters import BACKGROUND, CLIENTS, Relay, Request, Result, Server, awaited
@@ -42,7 +42,7 @@ class Asking:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.graphs: list[Sent] = []
+        self.graphs: list[SentCalls] = []
         self._lock = Lock()
         self._limits: dict[str, int] = {}
         self._has_warned = False
@@ -73,18 +73,18 @@ class Asking:
         """This object itself, so that a copy of an LLM shares its running graphs."""
         return self
 
-    def add(self, graph: Sent) -> None:
+    def add(self, graph: SentCalls) -> None:
         """From now on, requests that equal one of the graph's calls get its answers."""
         with self._lock:
             self.graphs.append(graph)
 
-    def drop(self, graph: Sent) -> None:
+    def drop(self, graph: SentCalls) -> None:
         """No more requests get their answers from this graph."""
         with self._lock:
             self.graphs.remove(graph)
 
     @contextmanager
-    def answering(self, graph: Sent) -> Iterator[None]:
+    def answering(self, graph: SentCalls) -> Iterator[None]:
         """Inside the block, requests get their answers from a graph that is already running."""
         self.add(graph)
         try:

@@ -13,7 +13,7 @@ from llama_index.core.schema import MetadataMode
 from llama_index.core.settings import Settings
 from llama_index.llms.weftline.plan.plan import (
     STRIP,
-    Plan,
+    CallPlan,
     Unplannable,
     can_plan,
     follow,
@@ -22,14 +22,14 @@ from llama_index.llms.weftline.plan.plan import (
 )
 
 
-def keywords(plan: Plan, index: Any, nodes: Sequence[Any]) -> None:
+def keywords(plan: CallPlan, index: Any, nodes: Sequence[Any]) -> None:
     """KeywordTableIndex: a call for each node."""
     for node in nodes:
         text = node.get_content(metadata_mode=MetadataMode.LLM)
         plan.predict("keywords", index.keyword_extract_template, text=text)
 
 
-def tree(plan: Plan, index: Any, nodes: Sequence[Any]) -> None:
+def tree(plan: CallPlan, index: Any, nodes: Sequence[Any]) -> None:
     """TreeIndex: a call for each group of nodes, then for groups of their summaries, and so on."""
     if not index.build_tree:
         return
@@ -66,7 +66,7 @@ def _truncated(splitter: Any, text: str) -> str:
     return parts[0]
 
 
-def summaries(plan: Plan, index: Any, nodes: Sequence[Any]) -> None:
+def summaries(plan: CallPlan, index: Any, nodes: Sequence[Any]) -> None:
     """DocumentSummaryIndex: a synthesis for each document."""
     synthesizer = index._response_synthesizer
     documents: dict[str, list[str]] = {}
@@ -80,7 +80,7 @@ def summaries(plan: Plan, index: Any, nodes: Sequence[Any]) -> None:
             raise Unplannable("the summaries of a document may need packing again")
 
 
-_BUILDS: Mapping[type, Callable[[Plan, Any, Sequence[Any]], None]] = {
+_BUILDS: Mapping[type, Callable[[CallPlan, Any, Sequence[Any]], None]] = {
     KeywordTableIndex: keywords,
     TreeIndex: tree,
     DocumentSummaryIndex: summaries,
@@ -101,7 +101,7 @@ def builder_of(index: Any) -> Any:
     return index._llm
 
 
-def plan_build(index: Any, nodes: Sequence[Any]) -> Plan:
+def plan_build(index: Any, nodes: Sequence[Any]) -> CallPlan:
     """The calls of `index.build_index_from_nodes(nodes)`. Raises Unplannable."""
     synthesizer = getattr(index, "_response_synthesizer", None)
     plan = plan_of(builder_of(index), getattr(synthesizer, "_output_cls", None))

@@ -23,13 +23,13 @@ from llama_index.core.evaluation import (
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.settings import Settings
-from llama_index.llms.weftline.plan.plan import Plan, Unplannable, follow, plan_of, split
+from llama_index.llms.weftline.plan.plan import CallPlan, Unplannable, follow, plan_of, split
 
 NO_REFERENCE = "(NO REFERENCE ANSWER SUPPLIED)"  # LlamaIndex's words
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class EvaluatorInput:
     """What an evaluator gets."""
 
     query: str | None
@@ -38,7 +38,7 @@ class Case:
     others: Mapping[str, Any]
 
 
-def correctness(plan: Plan, judge: Any, case: Case) -> None:
+def correctness(plan: CallPlan, judge: Any, case: EvaluatorInput) -> None:
     """CorrectnessEvaluator: a call."""
     plan.predict(
         "correctness",
@@ -49,33 +49,33 @@ def correctness(plan: Plan, judge: Any, case: Case) -> None:
     )
 
 
-def guideline(plan: Plan, judge: Any, case: Case) -> None:
+def guideline(plan: CallPlan, judge: Any, case: EvaluatorInput) -> None:
     """GuidelineEvaluator: a call."""
     template, rules = judge._eval_template, judge._guidelines
     plan.predict("guideline", template, query=case.query, response=case.response, guidelines=rules)
 
 
-def answer_relevancy(plan: Plan, judge: Any, case: Case) -> None:
+def answer_relevancy(plan: CallPlan, judge: Any, case: EvaluatorInput) -> None:
     """AnswerRelevancyEvaluator: a call."""
     plan.predict("relevancy", judge._eval_template, query=case.query, response=case.response)
 
 
-def faithfulness(plan: Plan, judge: Any, case: Case) -> None:
+def faithfulness(plan: CallPlan, judge: Any, case: EvaluatorInput) -> None:
     """FaithfulnessEvaluator: a query over the contexts."""
     _over_contexts(plan, judge, case, case.response)
 
 
-def relevancy(plan: Plan, judge: Any, case: Case) -> None:
+def relevancy(plan: CallPlan, judge: Any, case: EvaluatorInput) -> None:
     """RelevancyEvaluator: a query over the contexts."""
     _over_contexts(plan, judge, case, f"Question: {case.query}\nResponse: {case.response}")
 
 
-def context_relevancy(plan: Plan, judge: Any, case: Case) -> None:
+def context_relevancy(plan: CallPlan, judge: Any, case: EvaluatorInput) -> None:
     """ContextRelevancyEvaluator: a query over the contexts."""
     _over_contexts(plan, judge, case, case.query)
 
 
-def _over_contexts(plan: Plan, judge: Any, case: Case, query: Any) -> None:
+def _over_contexts(plan: CallPlan, judge: Any, case: EvaluatorInput, query: Any) -> None:
     """The calls of a synthesis over the chunks of the contexts."""
     transformations = Settings.transformations
     if len(transformations) != 1 or type(transformations[0]) is not SentenceSplitter:
@@ -92,7 +92,7 @@ def _over_contexts(plan: Plan, judge: Any, case: Case, query: Any) -> None:
 
 
 # The planner of each evaluator, and what it refuses to work without.
-_JUDGES: Mapping[type, tuple[Callable[[Plan, Any, Case], None], tuple[str, ...]]] = {
+_JUDGES: Mapping[type, tuple[Callable[[CallPlan, Any, EvaluatorInput], None], tuple[str, ...]]] = {
     CorrectnessEvaluator: (correctness, ("query", "response")),
     GuidelineEvaluator: (guideline, ("query", "response")),
     AnswerRelevancyEvaluator: (answer_relevancy, ("query", "response")),
@@ -113,7 +113,7 @@ def judge_of(runner: Any) -> Any:
     return next((judge._llm for judge in judges), None)
 
 
-def plan_evaluations(runner: Any, given: Mapping[str, Any]) -> Plan:
+def plan_evaluations(runner: Any, given: Mapping[str, Any]) -> CallPlan:
     """The calls of an evaluation of responses or texts, of evaluators with one LLM.
 
     Raises Unplannable.
@@ -132,7 +132,7 @@ def plan_evaluations(runner: Any, given: Mapping[str, Any]) -> Plan:
     return plan
 
 
-def _cases(runner: Any, given: Mapping[str, Any]) -> Iterator[tuple[Any, Case]]:
+def _cases(runner: Any, given: Mapping[str, Any]) -> Iterator[tuple[Any, EvaluatorInput]]:
     """Each evaluator with each case, in LlamaIndex's order."""
     listed = given.get("eval_kwargs_lists") or {}
     by_judge = isinstance(next(iter(listed.values()), None), Mapping)
@@ -147,4 +147,4 @@ def _cases(runner: Any, given: Mapping[str, Any]) -> Iterator[tuple[Any, Case]]:
         for name, judge in runner.evaluators.items():
             others = listed.get(name, {}) if by_judge else listed
             values = {key: value[at] for key, value in others.items()}
-            yield judge, Case(queries[at], text, found, values)
+            yield judge, EvaluatorInput(queries[at], text, found, values)

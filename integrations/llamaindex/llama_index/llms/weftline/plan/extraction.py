@@ -17,31 +17,31 @@ from llama_index.core.program import FunctionCallingProgram, LLMTextCompletionPr
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import TextNode
 from llama_index.llms.weftline.model.objects import as_tool_fields
-from llama_index.llms.weftline.plan.plan import Plan, Unplannable, plan_of
+from llama_index.llms.weftline.plan.plan import CallPlan, Unplannable, plan_of
 
 
-def keywords(plan: Plan, extractor: Any, nodes: Sequence[Any]) -> None:
+def keywords(plan: CallPlan, extractor: Any, nodes: Sequence[Any]) -> None:
     """KeywordExtractor: a call for each node."""
     prompt = PromptTemplate(template=extractor.prompt_template)
     for text in _contents(extractor, nodes):
         plan.predict("keywords", prompt, keywords=extractor.keywords, context_str=text)
 
 
-def questions(plan: Plan, extractor: Any, nodes: Sequence[Any]) -> None:
+def questions(plan: CallPlan, extractor: Any, nodes: Sequence[Any]) -> None:
     """QuestionsAnsweredExtractor: a call for each node."""
     prompt = PromptTemplate(template=extractor.prompt_template)
     for text in _contents(extractor, nodes):
         plan.predict("questions", prompt, num_questions=extractor.questions, context_str=text)
 
 
-def summaries(plan: Plan, extractor: Any, nodes: Sequence[Any]) -> None:
+def summaries(plan: CallPlan, extractor: Any, nodes: Sequence[Any]) -> None:
     """SummaryExtractor: a call for each node."""
     prompt = PromptTemplate(template=extractor.prompt_template)
     for text in _contents(extractor, nodes):
         plan.predict("summary", prompt, context_str=text)
 
 
-def titles(plan: Plan, extractor: Any, nodes: Sequence[Any]) -> None:
+def titles(plan: CallPlan, extractor: Any, nodes: Sequence[Any]) -> None:
     """TitleExtractor: a call for each of a document's first nodes, and one on their answers."""
     one = PromptTemplate(template=extractor.node_template)
     all_ = PromptTemplate(template=extractor.combine_template)
@@ -55,7 +55,7 @@ def titles(plan: Plan, extractor: Any, nodes: Sequence[Any]) -> None:
         plan.predict("combine", all_, context_str=", ".join(known))
 
 
-def programs(plan: Plan, extractor: Any, nodes: Sequence[Any]) -> None:
+def programs(plan: CallPlan, extractor: Any, nodes: Sequence[Any]) -> None:
     """PydanticProgramExtractor: a call of its program for each node."""
     program = extractor.program
     fields: Mapping[str, Any] = {}
@@ -75,7 +75,7 @@ def programs(plan: Plan, extractor: Any, nodes: Sequence[Any]) -> None:
             plan.ask("extract", program.prompt, fields, **{extractor.input_key: given})
 
 
-_EXTRACTORS: Mapping[type, Callable[[Plan, Any, Sequence[Any]], None]] = {
+_EXTRACTORS: Mapping[type, Callable[[CallPlan, Any, Sequence[Any]], None]] = {
     KeywordExtractor: keywords,
     PydanticProgramExtractor: programs,
     QuestionsAnsweredExtractor: questions,
@@ -98,7 +98,7 @@ def llm_of(extractor: Any) -> Any:
     return program._llm if type(program) in _PROGRAMS else None
 
 
-def plan_extraction(extractor: Any, nodes: Sequence[Any]) -> Plan:
+def plan_extraction(extractor: Any, nodes: Sequence[Any]) -> CallPlan:
     """The calls of `extractor.aextract(nodes)`. Raises Unplannable."""
     llm = llm_of(extractor)
     if extractor.num_workers != DEFAULT_NUM_WORKERS:

@@ -12,8 +12,8 @@ from typing import Any
 
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import QueryBundle
-from llama_index.llms.weftline.plan.plan import Plan, Unplannable, can_plan, plan_on_hits
-from llama_index.llms.weftline.plan.search import Finding, finding_of
+from llama_index.llms.weftline.plan.plan import CallPlan, Unplannable, can_plan, plan_on_hits
+from llama_index.llms.weftline.plan.search import NodeSearch, finding_of
 from llama_index.llms.weftline.plan.symbols import Given, Index, Symbols
 from llama_index.llms.weftline.run.graph import Names, calls_of, request_key
 from llama_index.llms.weftline.trace.provenance import SessionRun
@@ -31,8 +31,8 @@ class Option:
     """
 
     case: str | int
-    finding: Finding
-    plan: Plan | None
+    finding: NodeSearch
+    plan: CallPlan | None
     streams: bool = False
 
     @property

@@ -55,7 +55,7 @@ ARGUMENTS: Spec = {"op": "path", "keys": ["tool_calls", 0, "function", "argument
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class PlannedCall:
     """A planned call: role and text of each message, and the same messages in pieces.
 
     The texts may contain symbols, which stand for future answers. A text prompt has one message
@@ -69,7 +69,7 @@ class Draft:
 
 
 @dataclass(slots=True)
-class Plan:
+class CallPlan:
     """Calls in the order in which LlamaIndex makes them.
 
     `complete` says that no other call follows.
@@ -82,7 +82,7 @@ class Plan:
     llm: Any
     output_cls: type[BaseModel] | None = None
     symbols: Symbols = field(default_factory=Symbols)
-    drafts: list[Draft] = field(default_factory=list)
+    drafts: list[PlannedCall] = field(default_factory=list)
     complete: bool = True
     reading: tuple[Spec, ...] | None = field(init=False)
 
@@ -123,7 +123,7 @@ class Plan:
             None
         ] * len(texts)
         fields = fields or wanted(texts)
-        self.drafts.append(Draft(name, messages, tuple(pieces), fields))
+        self.drafts.append(PlannedCall(name, messages, tuple(pieces), fields))
         return None if self.reading is None else PlannedAnswer(len(self.drafts) - 1, self.reading)
 
     @property
@@ -143,7 +143,7 @@ class Unplannable(Exception):
     """The calls that follow depend on answers that do not exist yet, or on unknown settings."""
 
 
-def tree(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
+def tree(plan: CallPlan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
     """TreeSummarize: a call for each packed chunk, and one on their answers."""
     prompt = synthesizer._summary_template.partial_format(query_str=query)
     packed, size = _repack(synthesizer, plan.llm, prompt, chunks)
@@ -163,7 +163,7 @@ def tree(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> Non
         plan.predict("combine", prompt, context_str=combined)
 
 
-def refine(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
+def refine(plan: CallPlan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
     """Refine: a call on the first chunk, then one on each answer and the next chunk."""
     _require(not synthesizer._structured_answer_filtering, "it filters structured answers")
     streams_objects = synthesizer._streaming and plan.output_cls is not None
@@ -197,7 +197,7 @@ def refine(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> N
         answer = plan.predict("refine", prompt, context_msg=kept[0])
 
 
-def compact(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
+def compact(plan: CallPlan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
     """CompactAndRefine: Refine over chunks that were packed first."""
     templates = [synthesizer._text_qa_template, synthesizer._refine_template]
     biggest = get_biggest_prompt([t.partial_format(query_str=query) for t in templates])
@@ -206,7 +206,7 @@ def compact(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> 
     refine(plan, synthesizer, query, packed)
 
 
-def accumulate(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
+def accumulate(plan: CallPlan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
     """Accumulate: a call for each chunk."""
     prompt = synthesizer._text_qa_template.partial_format(query_str=query)
     for chunk in chunks:
@@ -214,13 +214,13 @@ def accumulate(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) 
             plan.predict("answer", prompt, context_str=part)
 
 
-def compact_accumulate(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
+def compact_accumulate(plan: CallPlan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
     """CompactAndAccumulate: Accumulate over chunks that were packed first."""
     prompt = synthesizer._text_qa_template.partial_format(query_str=query)
     accumulate(plan, synthesizer, query, _repack(synthesizer, plan.llm, prompt, chunks)[0])
 
 
-_Follow = Callable[[Plan, Any, str, Sequence[str]], None]
+_Follow = Callable[[CallPlan, Any, str, Sequence[str]], None]
 
 # Only exact classes count, because a subclass may override anything.
 _SYNTHESIZERS: Mapping[type, _Follow] = {
@@ -239,7 +239,7 @@ def can_plan(synthesizer: object) -> bool:
 
 def plan_synthesis(
     synthesizer: Any, query: str, chunks: Sequence[str], others: Mapping[str, Any]
-) -> Plan:
+) -> CallPlan:
     """The calls of `synthesizer.get_response(query, chunks, **others)`. Raises Unplannable."""
     _require(not others, "it was given more than a query and chunks")
     plan = plan_of(synthesizer._llm, synthesizer._output_cls)
@@ -249,7 +249,7 @@ def plan_synthesis(
 
 def plan_on_hits(
     synthesizer: Any, query: str, k: int, node_tokens: int, symbols: Symbols | None = None
-) -> Plan:
+) -> CallPlan:
     """The one call that `synthesizer` makes on `k` nodes which the server finds.
 
     Raises Unplannable where it may make more. It makes one where all nodes fit into one prompt, as
@@ -262,7 +262,7 @@ def plan_on_hits(
 
 def plan_on_one(
     synthesizer: Any, query: str, text: PlannedAnswer, tokens: int, symbols: Symbols | None = None
-) -> Plan:
+) -> CallPlan:
     """The one call that `synthesizer` makes on a text that is not known yet.
 
     `tokens` are the most that the text has, with what `query` has beside its symbols. Raises
@@ -302,7 +302,7 @@ def _prompts(synthesizer: Any) -> Iterator[tuple[BasePromptTemplate, int]]:
             yield prompt, padding
 
 
-def follow(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
+def follow(plan: CallPlan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
     """Add the calls of a synthesis to `plan`. Raises Unplannable."""
     _require(not getattr(synthesizer, "_multimodal", False), "it is multimodal")
     can_stream = plan.llm.output_parser is None and not isinstance(synthesizer, Accumulate)
@@ -312,7 +312,7 @@ def follow(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> N
 
 def plan_of(
     llm: Any, output_cls: type[BaseModel] | None = None, symbols: Symbols | None = None
-) -> Plan:
+) -> CallPlan:
     """An empty plan. Raises Unplannable if it is not known how answers enter later prompts."""
     if output_cls is not None:
         _require(llm.is_chat_model, "its objects are asked of a text model")
@@ -320,7 +320,7 @@ def plan_of(
         # LlamaIndex's programs leave the system prompt out where they run by await.
         _require(are_asked_in_text(llm) or not llm.system_prompt, "its tools have a system prompt")
     try:
-        return Plan(llm, output_cls, symbols or Symbols())
+        return CallPlan(llm, output_cls, symbols or Symbols())
     except NoTransform as reason:
         raise Unplannable(str(reason)) from reason
 

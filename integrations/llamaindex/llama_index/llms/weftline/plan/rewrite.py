@@ -28,9 +28,9 @@ from llama_index.core.query_engine.flare.output_parser import (
 from llama_index.core.query_engine.multistep_query_engine import default_stop_fn
 from llama_index.core.schema import QueryBundle
 from llama_index.llms.weftline.plan.options import Option, is_sent_ahead, option_of
-from llama_index.llms.weftline.plan.plan import STRIP, Plan, Unplannable
+from llama_index.llms.weftline.plan.plan import STRIP, CallPlan, Unplannable
 from llama_index.llms.weftline.plan.search import embedded_in, found_in
-from llama_index.llms.weftline.plan.selector import Decision, text_plan
+from llama_index.llms.weftline.plan.selector import SelectorCall, text_plan
 from llama_index.llms.weftline.plan.symbols import Given, Index, PlannedAnswer, Spec, Symbols
 from llama_index.llms.weftline.run.composition import Composed, Query, Rest
 from llama_index.llms.weftline.run.graph import Names, calls_of, variable
@@ -67,12 +67,12 @@ class Rewriting:
     and the engine's reply.
     """
 
-    plan: Plan
+    plan: CallPlan
     engine: Any
     make: Callable[[str], QueryBundle]
     reading: tuple[Spec, ...] = ()
     stop: str | None = None
-    then: Callable[[PlannedAnswer, PlannedAnswer], Plan] | None = None
+    then: Callable[[PlannedAnswer, PlannedAnswer], CallPlan] | None = None
 
 
 def is_transform(transform: object) -> bool:
@@ -136,7 +136,7 @@ def looked_ahead(llm: Any, arguments: Mapping[str, Any], engine: Any) -> Rewriti
     plan.predict("lookahead", prompt, **given)
     inserter: Any = engine._lookahead_answer_inserter
 
-    def inserted(said: PlannedAnswer, reply: PlannedAnswer) -> Plan:
+    def inserted(said: PlannedAnswer, reply: PlannedAnswer) -> CallPlan:
         last = text_plan(inserter._llm)
         query, answer = last.symbols.text(said.then(*QUERY_OF_TAG)), last.symbols.text(reply)
         last.predict(
@@ -164,7 +164,7 @@ class Rewritten(Composed):
         option = option_of(rewriting.engine, 0, query, spare, symbols, server)
         if option is None:
             raise Unplannable("the engine searches no store of this server")
-        super().__init__(Decision(rewriting.plan, ()), [option], server, run)
+        super().__init__(SelectorCall(rewriting.plan, ()), [option], server, run)
         self.streams = option.streams
         self._rewriting = rewriting
         self._said = said
@@ -174,7 +174,7 @@ class Rewritten(Composed):
         self._after = f"after_{self.number}"
         self.last = self._last_call(option, server)
 
-    def _last_call(self, option: Option, server: Server) -> Plan | None:
+    def _last_call(self, option: Option, server: Server) -> CallPlan | None:
         """The call on the answer and the reply; None if its prompt is not certain."""
         then, plan = self._rewriting.then, option.plan
         if then is None or plan is None or plan.reading != () or plan.output_cls is not None:
@@ -186,7 +186,7 @@ class Rewritten(Composed):
             return None
         return last if is_sent_ahead(last.llm, server) and not option.streams else None
 
-    def _last_calls(self, last: Plan) -> tuple[Call, ...]:
+    def _last_calls(self, last: CallPlan) -> tuple[Call, ...]:
         names = Names(self.run, self._names_of_last)
         return calls_of(last, last.llm.parameters(), names)
 

@@ -20,7 +20,7 @@ from llama_index.llms.weftline.plan.options import (
     is_sent_ahead,
     option_of,
 )
-from llama_index.llms.weftline.plan.plan import Plan, Unplannable, can_plan, packs, plan_on_one
+from llama_index.llms.weftline.plan.plan import CallPlan, Unplannable, can_plan, packs, plan_on_one
 from llama_index.llms.weftline.plan.selector import division_of, selection_of
 from llama_index.llms.weftline.plan.symbols import Given, Index, PlannedAnswer, Spec, Symbols
 from llama_index.llms.weftline.run.composition import Composed, Query, Rest
@@ -137,7 +137,7 @@ class Divided(Composed):
         all_known = len(planned) == len(engine._query_engines)
         self.last = self._last_call(engine, query, server) if all_known else None
 
-    def _last_call(self, engine: Any, query: str, server: Server) -> Plan | None:
+    def _last_call(self, engine: Any, query: str, server: Server) -> CallPlan | None:
         """The call on all answers; None if its prompt is not certain."""
         synthesizer = engine._response_synthesizer
         if not can_plan(synthesizer) or not packs(synthesizer):
@@ -157,7 +157,7 @@ class Divided(Composed):
             return None
         return plan
 
-    def _combining(self, plan: Plan) -> tuple[Call, ...]:
+    def _combining(self, plan: CallPlan) -> tuple[Call, ...]:
         """The call on all answers. Raises Unplannable for fields that calls do not have."""
         names = Names(self.run, {0: self._combined, Given.PAIRS: self._names["pair"]})
         return calls_of(plan, plan.llm.parameters(), names)

@@ -17,9 +17,9 @@ from llama_index.core.schema import QueryBundle
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
 from llama_index.llms.weftline.trace.provenance import SessionRun
 
-from weftline.adapters import Feed, Result, Server
+from weftline.adapters import Result, RunFeed, Server
 from weftline.adapters.fields import ServerFields
-from weftline.adapters.retrieval import Asked, vectors_of
+from weftline.adapters.retrieval import AnswerSteps, vectors_of
 from weftline.contract.steps import Embed, Mean, Search, Source, Step
 from weftline.errors import InvalidRequest
 
@@ -38,7 +38,7 @@ def embedded_in(number: int, texts: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class NodeSearch:
     """The requests of a retriever that finds nodes by their embedding.
 
     The finding embeds each of `texts`, which are the query alone or, for HyDE, a passage and the
@@ -57,15 +57,15 @@ class Finding:
         """The most nodes that it finds."""
         return int(self.retriever.similarity_top_k)
 
-    def embedding(self, text: str) -> Asked:
-        asked: Asked = self.retriever._embed_model.asked([text])
+    def embedding(self, text: str) -> AnswerSteps:
+        asked: AnswerSteps = self.retriever._embed_model.asked([text])
         return asked
 
-    def search(self, vectors: list[list[float]]) -> Asked:
+    def search(self, vectors: list[list[float]]) -> AnswerSteps:
         """The request for the nodes that are nearest to the mean of `vectors`."""
         bundle = QueryBundle(self.query, embedding=mean_agg(vectors))
         query = self.retriever._build_vector_store_query(bundle)
-        asked: Asked = self.retriever._vector_store.asked(query)
+        asked: AnswerSteps = self.retriever._vector_store.asked(query)
         return asked
 
     def steps(
@@ -86,7 +86,7 @@ class Finding:
         return (*made, replace(search, in_=Source(var=near), out=hits or None))
 
 
-def finding_of(retriever: Any, query: Any) -> Finding | None:
+def finding_of(retriever: Any, query: Any) -> NodeSearch | None:
     """What `retriever` will ask for `query`; None where that is not certain, or not of a server."""
     if type(retriever) is not VectorIndexRetriever or not isinstance(query, QueryBundle):
         return None
@@ -107,7 +107,7 @@ def finding_of(retriever: Any, query: Any) -> Finding | None:
         return None
     splitters = (getattr(one, "chunk_size", None) for one in retriever._index._transformations)
     tokens = next((size for size in splitters if size), DEFAULT_NODE_TOKENS)
-    finding = Finding(retriever, at, query.query_str, tuple(query.embedding_strs), tokens)
+    finding = NodeSearch(retriever, at, query.query_str, tuple(query.embedding_strs), tokens)
     try:
         finding.steps(embedded_in(0, finding.texts), "hits")
     except (ValueError, InvalidRequest):
@@ -120,10 +120,10 @@ def is_served(model: Any) -> bool:
     return isinstance(model, ServerFields) and hasattr(model, "asked")
 
 
-class Found:
+class NodeHits:
     """The results of a finding that was sent ahead. Each is given to one request."""
 
-    def __init__(self, finding: Finding, embedded: Sequence[Result], hits: Result) -> None:
+    def __init__(self, finding: NodeSearch, embedded: Sequence[Result], hits: Result) -> None:
         self._finding = finding
         self._embedded = tuple(embedded)
         self._left = [*zip(finding.texts, embedded, strict=True)]
@@ -143,7 +143,7 @@ class Found:
         """Whether what `retriever` asks for `query` was sent ahead: it is all of the query."""
         return True
 
-    def claim(self, server: Server, asked: Asked) -> Result | None:
+    def claim(self, server: Server, asked: AnswerSteps) -> Result | None:
         """The result for a request equal to one of the finding's, if it is not claimed yet."""
         if server.place != self._finding.server.place:
             return None
@@ -157,7 +157,7 @@ class Found:
             hits, self._hits = self._hits, None
             return hits
 
-    def _is_search(self, asked: Asked) -> bool:
+    def _is_search(self, asked: AnswerSteps) -> bool:
         done = [result.value for result in self._embedded]
         if any(not d.done() or d.cancelled() or d.exception() is not None for d in done):
             return False
@@ -165,7 +165,7 @@ class Found:
         return asked == self._finding.search([vectors_of(value)[0] for value in values])
 
 
-class Lookup:
+class LoneSearch:
     """A finding that was sent ahead without a call after it.
 
     The finding joins the session of `run`. Without a run the finding has a session of its own,
@@ -175,10 +175,10 @@ class Lookup:
     complete = has_left = False
     askings: Sequence[Any] = ()
 
-    def __init__(self, finding: Finding, run: SessionRun | None) -> None:
+    def __init__(self, finding: NodeSearch, run: SessionRun | None) -> None:
         self._finding, self._run = finding, run
-        self._feed = Feed(finding.server, joins=None if run is None else run.alias)
-        self.found: Found | None = None
+        self._feed = RunFeed(finding.server, joins=None if run is None else run.alias)
+        self.found: NodeHits | None = None
 
     def start(self) -> None:
         """Submit the embeddings and the search."""
@@ -190,7 +190,7 @@ class Lookup:
         if run is not None:
             run.join(self._feed)
         results = self._feed.results
-        self.found = Found(self._finding, [results[name] for name in embedded], results[hits])
+        self.found = NodeHits(self._finding, [results[name] for name in embedded], results[hits])
 
     def leave(self) -> None:
         """Note that the retriever has ended."""

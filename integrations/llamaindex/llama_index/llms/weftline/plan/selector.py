@@ -22,21 +22,21 @@ from llama_index.core.selectors import (
     llm_selectors,
 )
 from llama_index.llms.weftline.model.objects import are_asked_in_text
-from llama_index.llms.weftline.plan.plan import ARGUMENTS, Plan, Unplannable, plan_of
+from llama_index.llms.weftline.plan.plan import ARGUMENTS, CallPlan, Unplannable, plan_of
 from llama_index.llms.weftline.plan.symbols import Spec
 
 PARTS_KEY = "items"  # of LlamaIndex's list of sub-questions
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class SelectorCall:
     """A plan with one call, and the transforms that make the decision of its answer."""
 
-    plan: Plan
+    plan: CallPlan
     reading: tuple[Spec, ...]
 
 
-def selection_of(selector: Any, choices: Sequence[Any], query: str) -> Decision:
+def selection_of(selector: Any, choices: Sequence[Any], query: str) -> SelectorCall:
     """The call of a selector of one engine. The decision is the engine's number, from 1.
 
     Raises Unplannable.
@@ -53,7 +53,7 @@ def selection_of(selector: Any, choices: Sequence[Any], query: str) -> Decision:
         plan = text_plan(selector._llm)
         plan.predict("select", prompt, **asked)
         path: Spec = {"op": "path", "keys": [0, "choice"]}
-        return Decision(plan, ({"op": "json_or_yaml", "fenced": False}, path))
+        return SelectorCall(plan, ({"op": "json_or_yaml", "fenced": False}, path))
     program = getattr(selector, "_selector_program", None)
     if type(selector) is not PydanticSingleSelector or type(program) is not FunctionCallingProgram:
         raise Unplannable("the selector is not known")
@@ -64,10 +64,10 @@ def selection_of(selector: Any, choices: Sequence[Any], query: str) -> Decision:
     plan = plan_of(program._llm, SingleSelection)
     plan.predict("select", program.prompt, **asked)
     index: Spec = {"op": "path", "keys": ["index"]}
-    return Decision(plan, (ARGUMENTS, {"op": "json_object"}, index))
+    return SelectorCall(plan, (ARGUMENTS, {"op": "json_object"}, index))
 
 
-def division_of(generator: Any, tools: Sequence[Any], query: str) -> Decision:
+def division_of(generator: Any, tools: Sequence[Any], query: str) -> SelectorCall:
     """The call of a generator of sub-questions. The decision is their list. Raises Unplannable."""
     if type(generator) is not LLMQuestionGenerator:
         raise Unplannable("the generator of sub-questions is not known")
@@ -76,10 +76,10 @@ def division_of(generator: Any, tools: Sequence[Any], query: str) -> Decision:
         raise Unplannable("another parser reads the sub-questions")
     plan = text_plan(generator._llm)
     plan.predict("divide", prompt, tools_str=build_tools_text(tools), query_str=query)
-    return Decision(plan, ({"op": "json_or_yaml", "key": PARTS_KEY},))
+    return SelectorCall(plan, ({"op": "json_or_yaml", "key": PARTS_KEY},))
 
 
-def text_plan(llm: Any) -> Plan:
+def text_plan(llm: Any) -> CallPlan:
     """An empty plan of an LLM whose answers are used as they are. Raises Unplannable."""
     plan = plan_of(llm)
     if plan.reading != ():

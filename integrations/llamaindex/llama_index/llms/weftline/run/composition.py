@@ -12,16 +12,16 @@ from threading import Lock
 from typing import Any
 
 from llama_index.llms.weftline.plan.options import Option
-from llama_index.llms.weftline.plan.plan import Plan
-from llama_index.llms.weftline.plan.search import Found
-from llama_index.llms.weftline.plan.selector import Decision
+from llama_index.llms.weftline.plan.plan import CallPlan
+from llama_index.llms.weftline.plan.search import NodeHits
+from llama_index.llms.weftline.plan.selector import SelectorCall
 from llama_index.llms.weftline.plan.symbols import Given, Index
 from llama_index.llms.weftline.run.graph import Names, calls_of, planned, variable
 from llama_index.llms.weftline.trace.provenance import SessionRun
 
-from weftline.adapters import Claims, Feed, Planned, Result, Server
+from weftline.adapters import Claims, Planned, Result, RunFeed, Server
 from weftline.adapters.results import settled
-from weftline.adapters.retrieval import Asked
+from weftline.adapters.retrieval import AnswerSteps
 from weftline.contract import transforms
 from weftline.contract.protocol import Call
 from weftline.contract.steps import Step
@@ -69,17 +69,17 @@ class Composed(ABC):
 
     complete = False
     streams = False  # whether the last call's text may be read in parts
-    last: Plan | None = None  # the call that reads all answers, if it is in the graph
+    last: CallPlan | None = None  # the call that reads all answers, if it is in the graph
 
     def __init__(
-        self, decision: Decision, options: Sequence[Option], server: Server, run: SessionRun
+        self, decision: SelectorCall, options: Sequence[Option], server: Server, run: SessionRun
     ) -> None:
         self.decision = decision
         self.options = options
         self.run = run
         self.number = run.reserve(2)
         self.decided = variable(self.number)
-        self._feed = Feed(server, self._note, run.alias)
+        self._feed = RunFeed(server, self._note, run.alias)
         self._claims: Claims[str] = Claims([])
         self.found = Queries(self)
 
@@ -157,7 +157,7 @@ class Queries:
     def __init__(self, graph: Composed) -> None:
         self._graph = graph
         self._lock = Lock()
-        self._known: list[tuple[Query, Found]] | None = None
+        self._known: list[tuple[Query, NodeHits]] | None = None
         self._claims: Claims[str] = Claims([])
 
     @property
@@ -173,12 +173,12 @@ class Queries:
             for one, found in self._look()
         )
 
-    def claim(self, server: Server, asked: Asked) -> Result | None:
+    def claim(self, server: Server, asked: AnswerSteps) -> Result | None:
         """The result for a retriever's request, if it is not claimed yet."""
         found = (found.claim(server, asked) for _, found in self._look())
         return next((result for result in found if result is not None), None)
 
-    def _look(self) -> list[tuple[Query, Found]]:
+    def _look(self) -> list[tuple[Query, NodeHits]]:
         with self._lock:
             if self._known is not None:
                 return self._known
@@ -193,7 +193,7 @@ class Queries:
                 queries = list(self._graph.queries(decision))
             except (WeftlineError, KeyError, TypeError, ValueError):
                 return []  # LlamaIndex says itself that it cannot read the decision
-            self._known = [(q, Found(q.option.finding, q.embedded, q.hits)) for q in queries]
+            self._known = [(q, NodeHits(q.option.finding, q.embedded, q.hits)) for q in queries]
             calls = (query.planned() for query in queries)
             self._claims = Claims([call for call in calls if call is not None])
             return self._known

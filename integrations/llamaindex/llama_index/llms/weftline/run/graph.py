@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from llama_index.llms.weftline.plan.plan import Draft, Plan, Unplannable
-from llama_index.llms.weftline.plan.search import Finding, Found, embedded_in, found_in
+from llama_index.llms.weftline.plan.plan import CallPlan, PlannedCall, Unplannable
+from llama_index.llms.weftline.plan.search import NodeHits, NodeSearch, embedded_in, found_in
 from llama_index.llms.weftline.plan.symbols import (
     Given,
     Index,
@@ -19,7 +19,7 @@ from llama_index.llms.weftline.plan.symbols import (
 )
 from llama_index.llms.weftline.trace.provenance import SessionRun
 
-from weftline.adapters import OUTPUT, Claims, Feed, Inputs, Piece, Planned, Result
+from weftline.adapters import OUTPUT, Claims, Inputs, Piece, Planned, Result, RunFeed
 from weftline.contract.protocol import (
     Call,
     Criterion,
@@ -53,7 +53,7 @@ def request_key(messages: Iterable[tuple[str, str]], fields: Mapping[str, Any]) 
     return json.dumps([list(messages), sorted(fields.items())])
 
 
-class Sent(Protocol):
+class SentCalls(Protocol):
     """Calls that were sent ahead."""
 
     def claim(self, key: str) -> Result | None:
@@ -61,7 +61,7 @@ class Sent(Protocol):
         ...
 
 
-class Ahead:
+class SubmittedGraph:
     """One graph. Its calls are submitted together, and their values arrive as they become ready.
 
     The calls join the session of `run`, in which the graph's prompts may hold earlier answers. With
@@ -71,9 +71,9 @@ class Ahead:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: CallPlan,
         run: SessionRun,
-        finding: Finding | None = None,
+        finding: NodeSearch | None = None,
         *,
         parts: bool = False,
         on_graph: OnGraph | None = None,
@@ -86,9 +86,9 @@ class Ahead:
         self._numbering = Numbering(run.reserve(len(plan.drafts)), run)
         self._calls = calls_of(plan, fields, self._numbering)
         self._finding = finding
-        self.found: Found | None = None
+        self.found: NodeHits | None = None
         self._on_graph = on_graph
-        self._feed = Feed(plan.llm.asking.server, self._note, run.alias)
+        self._feed = RunFeed(plan.llm.asking.server, self._note, run.alias)
         self._claims: Claims[str] = Claims([])
 
     def start(self) -> None:
@@ -112,7 +112,7 @@ class Ahead:
         if finding is not None:
             results[Given.HITS] = self._feed.results[hits]
             vectors = [self._feed.results[name] for name in embedded]
-            self.found = Found(finding, vectors, results[Given.HITS])
+            self.found = NodeHits(finding, vectors, results[Given.HITS])
         drafts = range(len(self._plan.drafts))
         self._claims = Claims([planned(self._plan, at, self._fields, results) for at in drafts])
 
@@ -171,7 +171,7 @@ class Ahead:
 
 
 def planned(
-    plan: Plan, index: int, fields: Mapping[str, Any], results: Mapping[Index, Result]
+    plan: CallPlan, index: int, fields: Mapping[str, Any], results: Mapping[Index, Result]
 ) -> Planned[str]:
     """Call number `index` of a plan, with the results of the calls and the values that it reads."""
     draft = plan.drafts[index]
@@ -230,7 +230,7 @@ class Numbering:
         return variable(self.first + index)
 
 
-def calls_of(plan: Plan, fields: Mapping[str, Any], naming: Naming) -> tuple[Call, ...]:
+def calls_of(plan: CallPlan, fields: Mapping[str, Any], naming: Naming) -> tuple[Call, ...]:
     """The plan as calls for the server. Raises Unplannable for fields that calls do not have."""
     return tuple(
         _call(draft, index, _Binding(plan.symbols, naming), {**fields, **draft.fields})
@@ -250,7 +250,7 @@ def _constraint(format: Mapping[str, Any]) -> dict[str, Any] | None:
     raise Unplannable("requests have a response_format that graphs do not")
 
 
-def _call(draft: Draft, index: int, binding: _Binding, fields: dict[str, Any]) -> Call:
+def _call(draft: PlannedCall, index: int, binding: _Binding, fields: dict[str, Any]) -> Call:
     model, stop = fields.pop("model", None), fields.pop("stop", None) or ()
     criteria = fields.pop("criteria", None)
     tools = {name: fields.pop(name) for name in _TOOLS if name in fields}
@@ -274,7 +274,7 @@ def _call(draft: Draft, index: int, binding: _Binding, fields: dict[str, Any]) -
     )
 
 
-def _prompt(draft: Draft, binding: _Binding) -> tuple[Any, Iterable[Placeholder]]:
+def _prompt(draft: PlannedCall, binding: _Binding) -> tuple[Any, Iterable[Placeholder]]:
     parts = zip(draft.messages, draft.pieces, strict=True)
     turns = [
         (role, tuple(binding.segments(pieces or (Piece(text),)))) for (role, text), pieces in parts

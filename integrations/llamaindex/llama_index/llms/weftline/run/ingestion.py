@@ -21,9 +21,9 @@ from llama_index.core.schema import BaseNode, MetadataMode
 from llama_index.llms.weftline.plan.search import is_served
 from llama_index.llms.weftline.trace.provenance import SessionRun
 
-from weftline.adapters import Feed, Result, Server
+from weftline.adapters import Result, RunFeed, Server
 from weftline.adapters.faults import error_of
-from weftline.adapters.retrieval import MAX_CHARS, Asked, portions, vectors_of
+from weftline.adapters.retrieval import MAX_CHARS, AnswerSteps, portions, vectors_of
 from weftline.contract.steps import Branch, Case, Embed, Ingest, Source, Step
 from weftline.watching import Failed, Value
 
@@ -36,7 +36,7 @@ MAX_PORTIONS = 8  # a session's budget bounds the values that it holds
 class Batch:
     """The nodes of one request of the embedding model, and the items that the store gets."""
 
-    asked: Asked
+    asked: AnswerSteps
     items: list[dict[str, Any]]
     chars: int
 
@@ -142,10 +142,10 @@ class Ingesting:
     def __init__(self, ingestion: Ingestion, run: SessionRun | None) -> None:
         self._ingestion, self._run = ingestion, run
         self.end = ingestion.end
-        self._feed = Feed(ingestion.server, joins=None if run is None else run.alias)
+        self._feed = RunFeed(ingestion.server, joins=None if run is None else run.alias)
         self._number = 0 if run is None else run.reserve(1)
         self._lock = Lock()
-        self._left: list[tuple[Asked, Result]] = []
+        self._left: list[tuple[AnswerSteps, Result]] = []
         self._stored: list[Result] = []
         self._embedded: list[Result] = []
 
@@ -207,7 +207,7 @@ class Ingesting:
         """Whether what a retriever asks was sent ahead: it was not."""
         return False
 
-    def claim(self, server: Server, asked: Asked) -> Result | None:
+    def claim(self, server: Server, asked: AnswerSteps) -> Result | None:
         """The vectors of a batch, if it is not claimed yet."""
         if server.place != self._ingestion.server.place:
             return None

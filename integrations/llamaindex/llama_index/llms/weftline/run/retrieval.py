@@ -9,7 +9,7 @@ from llama_index.llms.weftline.trace.spans import SPANS
 
 from weftline.adapters import BACKGROUND, Result, Retrieval, awaited
 from weftline.adapters.faults import traceback_of
-from weftline.adapters.retrieval import Asked
+from weftline.adapters.retrieval import AnswerSteps
 from weftline.errors import Timeout, WeftlineError
 
 Items = list[dict[str, Any]]
@@ -18,17 +18,17 @@ Vectors = list[list[float]]
 log = logging.getLogger(__name__)
 
 
-def ask(server: Retrieval, asked: Asked) -> Any:
+def ask(server: Retrieval, asked: AnswerSteps) -> Any:
     """The answer, from a graph that the running code has sent ahead, or from a request."""
     return BACKGROUND.run(_answer(server, asked, SPANS.found(server.server, asked)))
 
 
-async def aask(server: Retrieval, asked: Asked) -> Any:
+async def aask(server: Retrieval, asked: AnswerSteps) -> Any:
     """Like `ask`, for a coroutine."""
     return await _answer(server, asked, SPANS.found(server.server, asked))
 
 
-async def _answer(server: Retrieval, asked: Asked, found: Result | None) -> Any:
+async def _answer(server: Retrieval, asked: AnswerSteps, found: Result | None) -> Any:
     if found is not None:
         try:
             return await _value(found, server.server.timeout_s)

@@ -32,7 +32,7 @@ from llama_index.llms.weftline.plan.evaluation import can_evaluate, judge_of, pl
 from llama_index.llms.weftline.plan.extraction import can_extract, llm_of, plan_extraction
 from llama_index.llms.weftline.plan.options import is_sent_ahead
 from llama_index.llms.weftline.plan.plan import (
-    Plan,
+    CallPlan,
     Unplannable,
     can_plan,
     plan_on_hits,
@@ -45,9 +45,9 @@ from llama_index.llms.weftline.plan.rewrite import (
     transformed,
 )
 from llama_index.llms.weftline.plan.router import can_route, decider_of, graph_of
-from llama_index.llms.weftline.plan.search import Finding, Lookup, finding_of
+from llama_index.llms.weftline.plan.search import LoneSearch, NodeSearch, finding_of
 from llama_index.llms.weftline.run.composition import Composed
-from llama_index.llms.weftline.run.graph import Ahead
+from llama_index.llms.weftline.run.graph import SubmittedGraph
 from llama_index.llms.weftline.run.ingestion import Ingesting, indexing_of, ingestion_of
 from llama_index.llms.weftline.trace.callers import Callers, Method
 from llama_index.llms.weftline.trace.provenance import (
@@ -60,7 +60,7 @@ from llama_index_instrumentation import get_dispatcher
 
 from weftline.adapters import Pieces, Request, Result, RunSessions, Server
 from weftline.adapters.pieces import by_search
-from weftline.adapters.retrieval import Asked
+from weftline.adapters.retrieval import AnswerSteps
 from weftline.adapters.sessions import MAX_NAME, Nested, said_of
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ EVALUATING = ("aevaluate_response_strs", "aevaluate_responses")
 RETRIEVING = (*QUERYING, "_retrieve", "_aretrieve")
 REWRITING = ("_run", "predict")
 
-Graph = Ahead | Lookup | Composed | Ingesting
+Graph = SubmittedGraph | LoneSearch | Composed | Ingesting
 
 
 @dataclass(eq=False, slots=True)
@@ -184,9 +184,9 @@ class Spans:
         plan = _plan(span, method)
         if plan is None or len(plan.drafts) < 2:
             return None  # a single call gains nothing
-        return Ahead(plan, self.run_of(span, llm), parts=_streams(span.instance))
+        return SubmittedGraph(plan, self.run_of(span, llm), parts=_streams(span.instance))
 
-    def _looked_up(self, span: Span, method: str) -> Ahead | Lookup | None:
+    def _looked_up(self, span: Span, method: str) -> SubmittedGraph | LoneSearch | None:
         """The embedding and the search of a query, and the call on what is found."""
         engine = span.instance if method in QUERYING else None
         if engine is not None and type(engine) is not RetrieverQueryEngine:
@@ -201,9 +201,9 @@ class Spans:
             return None
         if engine is not None and (graph := self._answered(span, finding)) is not None:
             return graph
-        return Lookup(finding, self._run_at(span, finding.server))
+        return LoneSearch(finding, self._run_at(span, finding.server))
 
-    def _answered(self, span: Span, finding: Finding) -> Ahead | None:
+    def _answered(self, span: Span, finding: NodeSearch) -> SubmittedGraph | None:
         """The graph of an engine's query, if its only call is certain."""
         synthesizer = span.instance._response_synthesizer
         llm = _llm_of(synthesizer) if can_plan(synthesizer) else None
@@ -214,7 +214,7 @@ class Spans:
             return None
         try:
             plan = plan_on_hits(synthesizer, finding.query, finding.k, finding.node_tokens)
-            return Ahead(plan, run, finding, parts=_streams(synthesizer))
+            return SubmittedGraph(plan, run, finding, parts=_streams(synthesizer))
         except Unplannable as reason:
             log.debug("the answer is not sent ahead: %s", reason)
             return None
@@ -278,7 +278,7 @@ class Spans:
                 return one.graph.claim_stored(server, store, items, vectors)
         return None
 
-    def found(self, server: Server, asked: Asked) -> Result | None:
+    def found(self, server: Server, asked: AnswerSteps) -> Result | None:
         """The result of a retriever's request, if the running code has sent it ahead."""
         span = self._innermost(active_span_id.get())
         for one in () if span is None else span.ancestry():
@@ -379,7 +379,7 @@ def _streams(synthesizer: Any) -> bool:
     return bool(getattr(synthesizer, "_streaming", False))
 
 
-def _plan(span: Span, method: str) -> Plan | None:
+def _plan(span: Span, method: str) -> CallPlan | None:
     given = dict(span.arguments)
     if method in ("get_response", "aget_response") and can_plan(span.instance):
         if any(_covers(s, span.instance) for s in span.ancestry()):
