@@ -1,8 +1,8 @@
 """The names of the product's files, folders and classes.
 
 Files and folders are named by nouns, not by a participle or an adverb. A name in several words is
-judged by its last word: `compiled_chain` is a chain. Classes of the client, the server and the
-engine that differ have names that differ.
+judged by its last word: `compiled_chain` is a chain. Classes that differ have names that differ, in
+the whole product.
 """
 
 from __future__ import annotations
@@ -61,19 +61,10 @@ WORDS = frozenset(_WORDS.split())
 PUBLIC = frozenset({"client/weftline/watching.py", "engine/weftline_engine/embedded"})
 
 
-# Classes that share a name, and why. A reader meets each pair at a border between two packages.
-_FRAME = "the frame that carries the verb to an engine; the wire writes the class's name"
-_EVENT = "an event for users of weftline.watching, and an event of the engines' contract"
+# Classes that share a name, and why.
 SHARED = {
-    "Failed": _EVENT,
-    "Free": "memory's verb, and " + _FRAME,
-    "Get": "a request's body, and a transform that is Python's dict.get",
-    "Graph": "an event for users of weftline.watching, and the server's graph",
-    "Part": _EVENT,
-    "Retain": "memory's verb, and " + _FRAME,
-    "Session": "a session for users of the client, and in the server",
-    "Submit": "a request's body, and " + _FRAME,
-    "Variable": "a variable for users of the client, and in the server",
+    "WeftlineRerank": "the class that replaces each framework's own; users of one import it",
+    "WeftlineVectorStore": "the class that replaces each framework's own; users of one import it",
 }
 
 
@@ -115,14 +106,8 @@ def shared_names(folders: tuple[str, ...]) -> set[str]:
 
 
 def test_classes_that_differ_have_names_that_differ() -> None:
-    """Two classes of client, server and engine share a name only where the list says why."""
-    assert sorted(shared_names(FOLDERS[:3])) == sorted(SHARED)
-
-
-@pytest.mark.parametrize("name", ["Answer", "Choice", "Refused", "Run", "Turn"])
-def test_a_word_of_many_meanings_names_one_class(name: str) -> None:
-    """Of all classes of the product, adapters included, one alone has such a name."""
-    assert name not in shared_names(FOLDERS)
+    """Two classes of the product share a name only where the list says why."""
+    assert sorted(shared_names(FOLDERS)) == sorted(SHARED)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,15 @@ import httpx2
 
 from bench.micro import _rag_apps as apps
 from bench.micro._rag_apps import App, Task
-from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment, Submit, to_wire
+from weftline.contract.protocol import (
+    Call,
+    InOut,
+    Message,
+    Placeholder,
+    Segment,
+    SubmitBody,
+    to_wire,
+)
 from weftline.contract.sampling import Sampling
 from weftline.contract.steps import (
     Body,
@@ -67,10 +75,10 @@ def hit(number: int) -> Placeholder:
     return read(f"hit{number}", "top", {"op": "path", "keys": [number, "text"]})
 
 
-def submit(task: Task) -> Submit:
+def submit(task: Task) -> SubmitBody:
     """The graph of a task; its answer is the variable `final`."""
     calls, steps = GRAPHS[task.app](task)
-    return Submit(calls=calls, steps=steps, get=("final",), close=True)
+    return SubmitBody(calls=calls, steps=steps, get=("final",), close=True)
 
 
 def body(task: Task) -> str:

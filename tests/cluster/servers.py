@@ -49,7 +49,7 @@ def _poison() -> None:
     """End this process as a fault in a library would, when it restores a certain session."""
     from weftline_server.session import session
 
-    handle = session.Session.handle
+    handle = session.ServerSession.handle
 
     def deadly(self, event, draft=None):
         actions = handle(self, event, draft)
@@ -57,7 +57,7 @@ def _poison() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return actions
 
-    session.Session.handle = deadly
+    session.ServerSession.handle = deadly
 
 
 class ClusterServer:

@@ -22,7 +22,7 @@ from tests.faults.test_clients_come_back import call as ours
 from tests.null.asgi import call
 from weftline import AsyncClient
 from weftline.contract.errors import InvalidRequest
-from weftline.contract.protocol import Submit
+from weftline.contract.protocol import SubmitBody
 from weftline.watching import Value
 from weftline_server.commands.server_process import pause_s
 from weftline_server.commands.settings import load
@@ -141,7 +141,7 @@ async def with_our_client(url: str, clients: Clients) -> None:
     """What an application does that uses our client: it watches, and reads parts."""
     async with AsyncClient(url) as client:
         while clients.goes_on:
-            submit = Submit(calls=CHAIN, watch=("a", "b"), close=True)
+            submit = SubmitBody(calls=CHAIN, watch=("a", "b"), close=True)
             found = [event async for event in client.watch(submit) if isinstance(event, Value)]
             values = [(one.variable, one.value) for one in found]
             assert values == [("a", "one two three four "), ("b", f"five {values[0][1]}")]

@@ -16,7 +16,7 @@ from langchain_weftline import ChatWeftline, accelerate
 from tests.faults.killed import Killed
 from tests.waits import until
 from weftline import AsyncClient, Client
-from weftline.contract.protocol import Call, InOut, Placeholder, Segment, Submit
+from weftline.contract.protocol import Call, InOut, Placeholder, Segment, SubmitBody
 from weftline.errors import ConnectionFailed
 from weftline.sdk.client import Session
 from weftline.watching import Part, Value
@@ -54,7 +54,7 @@ async def test_a_watch_gets_each_value_once(server: Killed, way: str) -> None:
     """
     found: list[tuple[str, str]] = []
     async with AsyncClient(server.url) as client:
-        submit = Submit(calls=CHAIN, watch=("a", "b", "c"), close=True)
+        submit = SubmitBody(calls=CHAIN, watch=("a", "b", "c"), close=True)
         async for event in client.watch(submit):
             if isinstance(event, Value):
                 found.append((event.variable, event.value))
@@ -71,7 +71,7 @@ async def test_a_text_that_had_ended_is_not_given_twice(server: Killed) -> None:
     """
     async with AsyncClient(server.url) as client:
         parts: list[tuple[str, str]] = []
-        submit = Submit(calls=CHAIN, watch=("a", "c"), parts=True, close=True)
+        submit = SubmitBody(calls=CHAIN, watch=("a", "c"), parts=True, close=True)
         async for event in client.watch(submit):
             if isinstance(event, Part):
                 parts.append((event.variable, event.text))
@@ -81,7 +81,7 @@ async def test_a_text_that_had_ended_is_not_given_twice(server: Killed) -> None:
         assert "".join(text for variable, text in parts if variable == "a") == "short "
         assert "".join(text for name, text in parts if name == "c") == f"end {WORDS}short "
         with pytest.raises(ConnectionFailed):
-            async for event in client.watch(Submit(calls=CHAIN, watch=("b",), parts=True)):
+            async for event in client.watch(SubmitBody(calls=CHAIN, watch=("b",), parts=True)):
                 if isinstance(event, Part):
                     await server.kill()
                     await server.start()

@@ -39,8 +39,8 @@ from weftline_server.observe.advice.ledger import MOST_PROGRAMS, Ledger, Told
 from weftline_server.observe.advice.lineage import MOST_CHARS, MOST_LINEAGES, Lineage, Lineages
 from weftline_server.observe.advice.program import MOST_COUNTED, MOST_RECORDED, Program
 from weftline_server.observe.advice.prompt import Place, PromptTexts, places_of, prompt_of
-from weftline_server.session.session import Session
-from weftline_server.session.task import RunState, Step, TaskRun
+from weftline_server.session.session import ServerSession
+from weftline_server.session.task import PrimitiveTimes, RunState, TaskRun
 
 TEXTS = st.lists(st.text("ab", max_size=3), max_size=6).map(tuple)
 NAMED = Place(0, "user", "x")
@@ -260,7 +260,7 @@ def test_a_call_costs_less_than_20_us() -> None:
     """
     if sys.gettrace() is not None:
         pytest.skip("a line tracer costs more than the advisor")
-    session = Session("s", "tenant", 0.0)
+    session = ServerSession("s", "tenant", 0.0)
     for make in (lambda number: template("ask", f"{number}"), long_chat):
         ended = [ended_run(make(number)) for number in range(6000)]
         fixed = [fixed_work()]
@@ -277,11 +277,11 @@ def ended_run(call: Call) -> TaskRun:
     run = TaskRun(lower_call(call, "model"), 0.0, False)
     (primitive,) = run.primitives
     primitive.state = RunState.DONE
-    primitive.step = Step(queued=0.0, engine="engine", usage=USAGE)
+    primitive.step = PrimitiveTimes(queued=0.0, engine="engine", usage=USAGE)
     return run
 
 
-def cpu_us(session: Session, ended: list[TaskRun]) -> float:
+def cpu_us(session: ServerSession, ended: list[TaskRun]) -> float:
     """The CPU time of the advisor for each of the calls, in microseconds."""
     advisor = Advisor()
     for run in ended[:1000]:

@@ -10,11 +10,7 @@ import pytest
 
 from tests.null.test_switches import step, words
 from tests.simulator.world import World, asking, world
-from weftline.contract.protocol import (
-    Criterion,
-    Segment,
-    Submit,
-)
+from weftline.contract.protocol import Criterion, Segment, SubmitBody
 from weftline_engine.api import PATIENCE_S
 from weftline_engine.pretend.simulation import SimulatedConfig, StepCost
 from weftline_engine.pretend.virtual_time import VirtualLoop, run
@@ -25,8 +21,8 @@ COST = StepCost(step_s=0.010, fill_s=0.0, sequence_s=0.0, token_s=0.00001)
 OUTPUT = 50
 
 
-def one_call(prompt: str, variable: str, tokens: int, **more: Any) -> Submit:
-    return Submit(calls=(replace(asking(prompt, variable, tokens), **more),))
+def one_call(prompt: str, variable: str, tokens: int, **more: Any) -> SubmitBody:
+    return SubmitBody(calls=(replace(asking(prompt, variable, tokens), **more),))
 
 
 async def beside_a_batch(made: World) -> tuple[float, list[str]]:
@@ -82,7 +78,7 @@ async def maps_beside_a_chat(made: World) -> list[str]:
     joined = (words(50, 1500), *(Segment(input=note) for note in notes))
     calls.append(step(joined, "joined", *notes, tokens=OUTPUT))
     session = made.driver.open("maps")
-    await made.driver.submit(session, Submit(calls=tuple(calls)))
+    await made.driver.submit(session, SubmitBody(calls=tuple(calls)))
     names = ("joined", *(f"judged{n}" for n in range(4)))
     return [(await made.driver.readers.get(session, name)).text for name in names]
 

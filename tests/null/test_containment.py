@@ -12,17 +12,17 @@ import pytest
 from tests.null.asgi import Serve, call
 from weftline_server.runtime.containment import Containment
 from weftline_server.schedule.engines.member import Work
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 from weftline_server.session.task import TaskRun
 
 
 class Broken:
     """An observer that fails at every call and every session."""
 
-    def task_ended(self, session: Session, run: TaskRun) -> None:
+    def task_ended(self, session: ServerSession, run: TaskRun) -> None:
         raise RuntimeError("a bug of ours")
 
-    def session_closed(self, session: Session) -> None:
+    def session_closed(self, session: ServerSession) -> None:
         raise RuntimeError("another bug of ours")
 
 
@@ -85,7 +85,7 @@ async def test_work_that_never_began_is_closed() -> None:
 
     contained = Containment(lambda session, reason: None)
     begun = work()
-    contained.spawn(cast(Session, None), begun)
+    contained.spawn(cast(ServerSession, None), begun)
     (task,) = asyncio.all_tasks() - {asyncio.current_task()}
     task.cancel()
     await contained.settle()
@@ -102,9 +102,9 @@ async def test_settling_waits_for_tasks_that_tasks_start() -> None:
         ended.append("second")
 
     async def first() -> None:
-        contained.spawn(cast(Session, None), second())
+        contained.spawn(cast(ServerSession, None), second())
         ended.append("first")
 
-    contained.spawn(cast(Session, None), first())
+    contained.spawn(cast(ServerSession, None), first())
     await contained.settle()
     assert ended == ["first", "second"]

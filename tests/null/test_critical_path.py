@@ -11,7 +11,7 @@ from tests.null.asgi import Serve, Server, call
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullMode
 from weftline_server.observe.critical import critical_path, critical_view
 from weftline_server.observe.follower import MOST, Follower
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 TENANT = "local"
 TOKENS = NullConfig(mode=NullMode.FIXED, latency=LatencyProfile(step_s=0.002))
@@ -22,7 +22,7 @@ def output(variable: str, tokens: int) -> dict[str, Any]:
     return {"in_out": "out", "semantic_var_id": variable, "sampling": sampling}
 
 
-async def fork(server: Server) -> Session:
+async def fork(server: Server) -> ServerSession:
     """A long and a short call feed a third one, and a fourth is beside them."""
     id = await server.session()
     await server.submit(

@@ -10,7 +10,7 @@ from tests.null.test_memory import World, make_op, make_usage
 from weftline_engine.api import KvCosts, Retention
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.memory.paused_contexts import LONG_S
-from weftline_server.schedule.memory.verbs import Advise, Retain, Verb
+from weftline_server.schedule.memory.verbs import AdviseContext, RetainContext, Verb
 
 COPIES = KvCosts(step_s=0.02, fill_s=1e-3, chunk=64, copy_s=1e-6, host_tokens=800)
 
@@ -26,7 +26,7 @@ def pressed(costs: KvCosts, at: float, name: str = "m") -> list[Verb]:
     world.memory.admit("m", 1000, 0.0)
     id = PrimitiveId("a", "p")
     told = world.memory.paused("e", id, op, make_usage(390), 1.0, tuple(range(390, 400)))
-    assert told[-1] == Retain("e", "p", Retention.EVICTABLE)
+    assert told[-1] == RetainContext("e", "p", Retention.EVICTABLE)
     other = make_op("c", "c", 500)
     world.memory.queued(other, "m", True, 1.5)
     assert world.memory.admit("m", 1000, 1.5) == [], "it has room"
@@ -44,9 +44,9 @@ def test_a_context_is_copied_when_its_room_is_needed(at: float, left_s: float) -
     that is overdue after as long again.
     """
     assert pressed(COPIES, at) == [
-        Retain("e", "p", Retention.KEEP),
-        Advise("e", "p", left_s, None),
-        Retain("e", "p", Retention.SWAP),
+        RetainContext("e", "p", Retention.KEEP),
+        AdviseContext("e", "p", left_s, None),
+        RetainContext("e", "p", Retention.SWAP),
     ]
 
 
@@ -66,9 +66,9 @@ def test_a_context_is_copied_when_what_enters_takes_its_room() -> None:
     world.memory.closed("b")
     world.memory.queued(make_op("c", "c", 700), "m", True, 2.5)
     assert world.memory.admit("m", 1000, 2.5) == [
-        Retain("e", "p", Retention.KEEP),
-        Advise("e", "p", 3.5, None),
-        Retain("e", "p", Retention.SWAP),
+        RetainContext("e", "p", Retention.KEEP),
+        AdviseContext("e", "p", 3.5, None),
+        RetainContext("e", "p", Retention.SWAP),
     ]
     assert world.memory.gate.is_inside("c")
 
@@ -76,8 +76,8 @@ def test_a_context_is_copied_when_what_enters_takes_its_room() -> None:
 def test_a_context_is_given_up_when_copies_are_impossible() -> None:
     """Then it is the first to be evicted."""
     assert pressed(replace(COPIES, host_tokens=0), 2.0) == [
-        Advise("e", "p", LONG_S, None),
-        Retain("e", "p", Retention.EVICTABLE),
+        AdviseContext("e", "p", LONG_S, None),
+        RetainContext("e", "p", Retention.EVICTABLE),
     ]
 
 

@@ -15,7 +15,7 @@ from weftline_server.runtime.future import want
 from weftline_server.schedule.memory.keeper import Want
 from weftline_server.session import events as ev
 from weftline_server.session.reuse import Reuse
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 SYSTEM = "You are one of many reviewers of this text. " * 4
 
@@ -33,13 +33,13 @@ def call(name: str, *parts: str) -> Task:
     return task_of(name, Call(name=name, prompt=tuple(prompt), placeholders=tuple(holders)))
 
 
-def made(*nodes: Task, stays: bool = False) -> Session:
-    session = Session("s", "t", 0.0, stays=stays)
+def made(*nodes: Task, stays: bool = False) -> ServerSession:
+    session = ServerSession("s", "t", 0.0, stays=stays)
     session.handle(ev.TasksSubmitted(now=0.0, tasks=nodes))
     return session
 
 
-def finish(session: Session, name: str, index: int = 0, text: str = "x" * 40) -> Want | None:
+def finish(session: ServerSession, name: str, index: int = 0, text: str = "x" * 40) -> Want | None:
     """Run output `index` of a call in one second. Return what its context is wanted for."""
     session.handle(ev.PrimitiveSent(now=1.0, primitive=f"{name}/{index}", engine="e"))
     session.handle(ev.TextGenerated(now=1.5, primitive=f"{name}/{index}", text=text))
@@ -136,7 +136,7 @@ def test_an_open_session_is_expected_by_its_habit() -> None:
 
 def test_without_the_prefix_pass_nothing_is_known() -> None:
     """The next use of a shared prompt is not predicted."""
-    session = Session("s", "t", 0.0, frozenset({"prefix"}), stays=False)
+    session = ServerSession("s", "t", 0.0, frozenset({"prefix"}), stays=False)
     nodes = call("a", SYSTEM, ">x"), call("b", SYSTEM, "<x", ">y")
     session.handle(ev.TasksSubmitted(now=0.0, tasks=nodes))
     assert finish(session, "a") is None

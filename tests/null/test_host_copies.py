@@ -10,7 +10,7 @@ from tests.null.test_memory import World, make_op, make_usage, pause
 from weftline_engine.api import KvCosts, Retention
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.memory.pauses import UNKNOWN_PAUSE_S
-from weftline_server.schedule.memory.verbs import Advise, Free, Retain, Verb
+from weftline_server.schedule.memory.verbs import AdviseContext, FreeContext, RetainContext, Verb
 
 CHEAP = KvCosts(step_s=0.02, fill_s=1e-3, chunk=64, copy_s=1e-9, host_tokens=800)
 
@@ -19,7 +19,7 @@ def test_paused_contexts_go_to_host_memory_where_others_wait_for_room() -> None:
     """The copies have the size of the pool at most: the oldest are dropped first. One that is
     larger than the pool may just be evicted, as all may where nobody waits."""
     world = World()
-    assert pause(world, "a", "p", 100, 1.0)[-1] == Retain("e", "p", Retention.EVICTABLE)
+    assert pause(world, "a", "p", 100, 1.0)[-1] == RetainContext("e", "p", Retention.EVICTABLE)
     world.memory.gate.leave("a")
     world.memory.queued(make_op("waits", "w", 100), "m", True, 2.0)
 
@@ -27,16 +27,16 @@ def test_paused_contexts_go_to_host_memory_where_others_wait_for_room() -> None:
         op = make_op("a", name, size)
         return world.memory.paused("e", PrimitiveId("a", name), op, make_usage(size), 3.0)[-2:]
 
-    advice = [Advise("e", name, UNKNOWN_PAUSE_S, None) for name in "tqr"]
-    assert paused("t", 1000) == [advice[0], Retain("e", "t", Retention.EVICTABLE)]
-    assert paused("q", 490) == [advice[1], Retain("e", "q", Retention.SWAP)]
-    assert paused("r", 390) == [advice[2], Retain("e", "r", Retention.SWAP)]
+    advice = [AdviseContext("e", name, UNKNOWN_PAUSE_S, None) for name in "tqr"]
+    assert paused("t", 1000) == [advice[0], RetainContext("e", "t", Retention.EVICTABLE)]
+    assert paused("q", 490) == [advice[1], RetainContext("e", "q", Retention.SWAP)]
+    assert paused("r", 390) == [advice[2], RetainContext("e", "r", Retention.SWAP)]
     assert paused("s", 290) == [
-        Retain("e", "s", Retention.SWAP),
-        Retain("e", "q", Retention.DROP),
+        RetainContext("e", "s", Retention.SWAP),
+        RetainContext("e", "q", Retention.DROP),
     ]
-    assert world.memory.abandoned("r") == [Free("e", "r")]
-    assert paused("u", 590)[-1] == Retain("e", "u", Retention.SWAP)
+    assert world.memory.abandoned("r") == [FreeContext("e", "r")]
+    assert paused("u", 590)[-1] == RetainContext("e", "u", Retention.SWAP)
 
 
 @pytest.mark.parametrize("costs", [None, CHEAP])
@@ -53,7 +53,9 @@ def test_without_the_host_tier_nothing_is_copied(
     world.memory.queued(make_op("waits", "w", 900), "m", True, 0.5)
     found = pause(world, "a", "p", 390, 1.0)
     last = Retention.EVICTABLE if off else Retention.SWAP
-    assert [one for one in found if isinstance(one, Retain)] == [Retain("e", "p", last)]
+    assert [one for one in found if isinstance(one, RetainContext)] == [
+        RetainContext("e", "p", last)
+    ]
 
 
 def test_a_copy_comes_back_for_a_prompt_that_begins_with_its_own() -> None:
@@ -68,10 +70,10 @@ def test_a_copy_comes_back_for_a_prompt_that_begins_with_its_own() -> None:
     world.memory.gate.admit("m", 1000, 0.0)
     world.memory.queued(make_op("waits", "w", 950), "m", True, 0.5)
     pause(world, "a", "p", 100, 1.0)
-    assert world.memory.restoring("e", other) == [Retain("e", "p", Retention.KEEP)]
+    assert world.memory.restoring("e", other) == [RetainContext("e", "p", Retention.KEEP)]
     assert world.memory.restoring("f", other) == []
     longer = make_op("a", "goes on", 130)
     assert world.memory.restoring("e", world.memory.continuing("e", longer)) == []
     assert world.memory.restoring("e", make_op("b", "stranger", 130)) == []
-    assert world.memory.abandoned("p") == [Free("e", "p")]
+    assert world.memory.abandoned("p") == [FreeContext("e", "p")]
     assert world.memory.restoring("e", other) == []

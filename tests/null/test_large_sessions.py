@@ -21,7 +21,7 @@ from weftline_server.runtime.backlog import TURN_ACTIONS, Backlog
 from weftline_server.runtime.containment import Containment
 from weftline_server.session import events as ev
 from weftline_server.session.draft import Draft
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 from weftline_server.session.task import RunState
 
 MANY = 1500  # calls: more than one part of everything
@@ -97,12 +97,12 @@ async def test_a_session_that_is_closed_meanwhile_takes_no_calls(
     session = server.driver.registry.find("local", id)
     checked = asyncio.Event()
 
-    def check(one: Session, draft: Draft) -> None:
+    def check(one: ServerSession, draft: Draft) -> None:
         checked.set()
         plain(one, draft)
 
-    plain = Session.check
-    monkeypatch.setattr(Session, "check", check)
+    plain = ServerSession.check
+    monkeypatch.setattr(ServerSession, "check", check)
     work = asyncio.ensure_future(server.submit(id, *calls(), detach=True))
     await checked.wait()  # its prompts are tokenised next
     server.service.close(session)
@@ -140,7 +140,7 @@ async def test_a_close_starts_nothing_more(serve: Serve) -> None:
 async def test_many_actions_are_performed_in_order_and_stops_first() -> None:
     """What comes later waits for what came before, also the end that a caller asks for."""
     done: list[object] = []
-    session = Session("s", "t", now=0.0)
+    session = ServerSession("s", "t", now=0.0)
     backlog = Backlog(lambda _, action: done.append(action), Containment(lambda *_: None))
     few: list[ev.Action] = [ev.Notify("a"), ev.Stop("b")]
     backlog.add(session, few)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.null.test_switches import step, words
 from tests.simulator.world import world
-from weftline.contract.protocol import Call, Criterion, Segment, Submit
+from weftline.contract.protocol import Call, Criterion, Segment, SubmitBody
 from weftline_engine.pretend.simulation import SimulatedConfig, StepCost
 from weftline_engine.pretend.virtual_time import VirtualLoop, run
 
@@ -55,7 +55,7 @@ def test_every_graph_ends(
 
             async def ended(calls: tuple[Call, ...]) -> int:
                 session = made.driver.open("t")
-                await made.driver.submit(session, Submit(calls=calls))
+                await made.driver.submit(session, SubmitBody(calls=calls))
                 for call in calls:
                     assert (await made.driver.readers.get(session, call.name)).text
                 return len(calls)

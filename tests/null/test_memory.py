@@ -22,7 +22,7 @@ from weftline_server.schedule.memory.applications import (
 )
 from weftline_server.schedule.memory.keeper import Memory, Want
 from weftline_server.schedule.memory.pauses import UNKNOWN_PAUSE_S
-from weftline_server.schedule.memory.verbs import Advise, Free, Retain, Verb
+from weftline_server.schedule.memory.verbs import AdviseContext, FreeContext, RetainContext, Verb
 
 
 def make_op(application: str, name: str, tokens: int, output: int = 10) -> Op:
@@ -77,7 +77,7 @@ class World:
 
 def test_a_context_without_a_future_reader_is_freed() -> None:
     """The engine is told at once, when the call ends."""
-    assert World().call("a", "x", 100, 0.0) == [Free("e", "x")]
+    assert World().call("a", "x", 100, 0.0) == [FreeContext("e", "x")]
 
 
 def test_a_context_with_a_pending_consumer_is_kept_and_then_freed() -> None:
@@ -86,9 +86,9 @@ def test_a_context_with_a_pending_consumer_is_kept_and_then_freed() -> None:
     """
     world = World()
     world.wants["x"] = Want(tokens=40, pause_s=2.0)
-    assert world.call("a", "x", 100, 0.0) == [Advise("e", "x", 2.0, 40)]  # pinned as it is
+    assert world.call("a", "x", 100, 0.0) == [AdviseContext("e", "x", 2.0, 40)]  # pinned as it is
     world.wants["x"] = None
-    assert world.call("a", "y", 200, 2.0) == [Free("e", "x"), Free("e", "y")]
+    assert world.call("a", "y", 200, 2.0) == [FreeContext("e", "x"), FreeContext("e", "y")]
 
 
 def test_the_kept_share_of_the_pool_is_capped() -> None:
@@ -100,9 +100,9 @@ def test_the_kept_share_of_the_pool_is_capped() -> None:
         world.wants[name] = Want(tokens=200, pause_s=1.0)
     said = [world.call("a", name, 300, 0.0)[-1] for name in "xyz"]
     assert said == [
-        Advise("e", "x", 1.0, 200),
-        Advise("e", "y", 1.0, 200),
-        Retain("e", "z", Retention.EVICTABLE),
+        AdviseContext("e", "x", 1.0, 200),
+        AdviseContext("e", "y", 1.0, 200),
+        RetainContext("e", "z", Retention.EVICTABLE),
     ]
 
 
@@ -114,16 +114,16 @@ def test_a_waiting_session_is_expected_by_its_earlier_pauses() -> None:
     world = World()
     world.wants = dict.fromkeys("xyz", Want())
     assert world.call("a", "x", 100, 0.0) == [
-        Advise("e", "x", 5.0, None),
-        Retain("e", "x", Retention.EVICTABLE),
+        AdviseContext("e", "x", 5.0, None),
+        RetainContext("e", "x", Retention.EVICTABLE),
     ]
     assert world.call("a", "y", 200, 4.0) == [
-        Retain("e", "x", Retention.KEEP),
-        Free("e", "x"),
-        Advise("e", "y", 3.0, None),
-        Retain("e", "y", Retention.EVICTABLE),
+        RetainContext("e", "x", Retention.KEEP),
+        FreeContext("e", "x"),
+        AdviseContext("e", "y", 3.0, None),
+        RetainContext("e", "y", Retention.EVICTABLE),
     ]
-    assert world.call("a", "z", 300, 6.0)[2] == Advise("e", "z", 3.0**0.7, None)
+    assert world.call("a", "z", 300, 6.0)[2] == AdviseContext("e", "z", 3.0**0.7, None)
 
 
 def test_the_servers_time_between_two_calls_is_no_pause() -> None:
@@ -136,7 +136,7 @@ def test_the_servers_time_between_two_calls_is_no_pause() -> None:
         world.moves_on = moves_on
         world.call("s", name, 100, now)
     told = world.call("s", "d", 120, 13.3)
-    assert Advise("e", "d", 10.0, None) in told
+    assert AdviseContext("e", "d", 10.0, None) in told
 
 
 def test_another_session_of_the_tenant_is_expected_alike() -> None:
@@ -145,8 +145,8 @@ def test_another_session_of_the_tenant_is_expected_alike() -> None:
     world.wants = dict.fromkeys("xyz", Want())
     world.call("a", "x", 100, 0.0)
     world.call("a", "y", 200, 4.0)
-    assert world.call("b", "z", 80, 5.0)[0] == Advise("e", "z", 3.0, None)
-    assert world.call("c", "z", 50, 7.0)[0] == Advise("e", "z", UNKNOWN_PAUSE_S, None)
+    assert world.call("b", "z", 80, 5.0)[0] == AdviseContext("e", "z", 3.0, None)
+    assert world.call("c", "z", 50, 7.0)[0] == AdviseContext("e", "z", UNKNOWN_PAUSE_S, None)
 
 
 def test_a_closed_application_leaves_nothing() -> None:
@@ -154,7 +154,7 @@ def test_a_closed_application_leaves_nothing() -> None:
     world = World()
     world.wants["x"] = Want()
     world.call("a", "x", 100, 0.0)
-    assert world.memory.closed("a") == [Free("e", "x")]
+    assert world.memory.closed("a") == [FreeContext("e", "x")]
     assert world.memory.closed("a") == []
 
 
@@ -169,17 +169,17 @@ def test_a_paused_call_keeps_its_context_until_it_goes_on() -> None:
     world.memory.gate.admit("m", 1000, 0.0)
     id = PrimitiveId("a", "p")
     assert world.memory.paused("e", id, op, make_usage(100), 1.0) == [
-        Advise("e", "p", 5.0, None),
-        Retain("e", "p", Retention.EVICTABLE),
+        AdviseContext("e", "p", 5.0, None),
+        RetainContext("e", "p", Retention.EVICTABLE),
     ]
     said = [verb for i in range(5) for verb in world.call("a", f"c{i}", 20 + i, 11.0 + 2 * i)]
-    assert Free("e", "p") not in said and Advise("e", "c0", 10.0, None) in said
-    assert Free("e", "p") in world.call("a", "goes on", 130, 40.0)
+    assert FreeContext("e", "p") not in said and AdviseContext("e", "c0", 10.0, None) in said
+    assert FreeContext("e", "p") in world.call("a", "goes on", 130, 40.0)
     late = make_op("a", "late", 60)
     world.memory.queued(late, "m", True, 50.0)
     world.memory.paused("e", PrimitiveId("a", "late"), late, make_usage(60), 51.0)
     assert world.memory.abandoned("c4") == world.memory.abandoned("nothing") == []
-    assert world.memory.abandoned("late") == [Free("e", "late")]
+    assert world.memory.abandoned("late") == [FreeContext("e", "late")]
 
 
 def pause(world: World, application: str, name: str, size: int, now: float) -> list[Verb]:
@@ -226,7 +226,7 @@ def test_retention_can_be_switched_off() -> None:
     """Then every context is freed when its call ends, as in an ordinary server."""
     world = World("retention")
     world.wants["x"] = Want(pause_s=0.0)
-    assert world.call("a", "x", 100, 0.0) == [Free("e", "x")]
+    assert world.call("a", "x", 100, 0.0) == [FreeContext("e", "x")]
 
 
 def test_guesses_are_few() -> None:
@@ -245,8 +245,8 @@ def test_guesses_are_few() -> None:
         world.memory.queued(op, "m", True, 0.0)
         id = PrimitiveId("a", f"c{i}")
         verbs = world.memory.finished("e", id, op, make_usage(50), 1.0)
-        freed += [verb for verb in verbs if isinstance(verb, Free)]
-    assert freed == [Free("e", "c0")]
+        freed += [verb for verb in verbs if isinstance(verb, FreeContext)]
+    assert freed == [FreeContext("e", "c0")]
 
 
 @pytest.mark.parametrize(("switched_off", "starts"), [((), False), (("admission",), True)])
@@ -559,10 +559,10 @@ def test_a_pause_is_expected_by_its_tool() -> None:
         world.memory.closed(application)
     world.tools["p"] = ("fast",)
     [advice, *_] = pause(world, "x", "p", 100, 9000.0)
-    assert isinstance(advice, Advise) and advice.pause_s == pytest.approx(0.15, rel=0.3)
+    assert isinstance(advice, AdviseContext) and advice.pause_s == pytest.approx(0.15, rel=0.3)
     world.tools["p"] = ("fast", "slow")
     [advice, *_] = pause(world, "y", "p", 100, 9000.0)
-    assert isinstance(advice, Advise) and advice.pause_s == pytest.approx(30.0, rel=0.5)
+    assert isinstance(advice, AdviseContext) and advice.pause_s == pytest.approx(30.0, rel=0.5)
 
 
 @pytest.mark.parametrize(("fill_s", "stays"), [(0.0001, False), (1.0, True)])

@@ -22,7 +22,7 @@ from weftline_server.schedule.memory.applications import (
 )
 from weftline_server.schedule.memory.keeper import Want
 from weftline_server.schedule.memory.paused_contexts import LONG_S
-from weftline_server.schedule.memory.verbs import Advise, Retain
+from weftline_server.schedule.memory.verbs import AdviseContext, RetainContext
 
 
 def test_what_is_not_written_yet_counts_when_it_is() -> None:
@@ -153,7 +153,7 @@ def test_an_answer_without_a_call_of_its_tools_gives_the_room_up() -> None:
         world.memory.queued(op, "m", True, 0.0, guessed=guessed)
         world.memory.gate.admit("m", 1000, 0.0)
         said = world.memory.finished("e", PrimitiveId("a", "p"), op, make_usage(300), 1.0)
-        assert (Advise("e", "p", LONG_S, None) in said) is rests
+        assert (AdviseContext("e", "p", LONG_S, None) in said) is rests
         world.memory.queued(make_op("b", "q", 10), "m", True, 1.0)
         world.memory.gate.admit("m", 1000, 1.0)
         assert world.memory.gate.is_inside("a") is not rests
@@ -259,15 +259,15 @@ def test_the_contexts_of_the_evicted_are_evicted_first() -> None:
     world.call("b", "b1", 100, 1.0)
     world.call("a", "a2", 690, 3.0, cached=100)
     op = make_op("b", "b2", 490)
-    assert world.memory.queued(op, "m", True, 4.0) == [Retain("e", "b1", Retention.KEEP)]
+    assert world.memory.queued(op, "m", True, 4.0) == [RetainContext("e", "b1", Retention.KEEP)]
     world.memory.gate.computed("m", make_usage(300), known=300, horizon=1000)
     world.wants["c"] = Want()
     assert world.memory.admit("m", 1000, 5.0) == [], "what is pinned stays"
     assert world.memory.gate.is_evicted("b")
     said = world.memory.finished("e", PrimitiveId("b", "b2"), op, make_usage(490, 100), 6.0)
-    assert Advise("e", "b2", LONG_S, None) in said
+    assert AdviseContext("e", "b2", LONG_S, None) in said
     world.memory.closed("a")
-    assert Advise("e", "b3", 2.0, None) in world.call("b", "b3", 600, 8.0, cached=500)
+    assert AdviseContext("e", "b3", 2.0, None) in world.call("b", "b3", 600, 8.0, cached=500)
 
 
 def test_the_idle_context_of_the_evicted_is_evicted_first() -> None:
@@ -279,7 +279,7 @@ def test_the_idle_context_of_the_evicted_is_evicted_first() -> None:
     world.call("a", "a2", 690, 3.0, cached=100)
     world.call("b", "b2", 490, 4.0, cached=100)
     world.memory.gate.computed("m", make_usage(300), known=300, horizon=1000)
-    assert world.memory.admit("m", 1000, 6.0) == [Advise("e", "b2", LONG_S, None)]
+    assert world.memory.admit("m", 1000, 6.0) == [AdviseContext("e", "b2", LONG_S, None)]
 
 
 @pytest.mark.parametrize(

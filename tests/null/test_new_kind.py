@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tests.null.asgi import Serve
 from weftline.contract import steps
-from weftline.contract.protocol import Call, Criterion, InOut, Placeholder, Segment, Submit
+from weftline.contract.protocol import Call, Criterion, InOut, Placeholder, Segment, SubmitBody
 from weftline.contract.steps import Body, Each, Reading, Source, Step
 from weftline.errors import EngineFailed, InvalidRequest, WeftlineError
 from weftline_engine import api
@@ -153,7 +153,7 @@ async def test_a_sleep_runs_between_two_calls(with_sleep: None) -> None:
         session = driver.open("t")
         step = read(**{"in": {"var": "draft"}}, out="nap")
         made = [asked("draft", "hello"), asked("final", "so: ", "nap")]
-        await driver.submit(session, Submit(calls=tuple(made), steps=(step,)))
+        await driver.submit(session, SubmitBody(calls=tuple(made), steps=(step,)))
         slept = {"slept": 2, "after": "hello", "dreamt": "HELLO"}
         assert (await driver.readers.get(session, "nap")).value == slept
         final = await driver.readers.get(session, "final")
@@ -179,7 +179,7 @@ async def test_a_sleep_runs_for_each_item(with_sleep: None) -> None:
         session = driver.open("t")
         body = Body(steps=(read(**{"in": {"var": "item"}}, out="nap"),))
         each = Each(over=Source(value=["a", "b"]), body=body, collect={"nap": "naps"})
-        await driver.submit(session, Submit(steps=(each,)))
+        await driver.submit(session, SubmitBody(steps=(each,)))
         naps = (await driver.readers.get(session, "naps")).value
         assert [nap["dreamt"] for nap in naps] == ["A", "B"]
         assert not any(map(changes, session.graph.primitives.values()))
@@ -198,7 +198,7 @@ async def test_what_does_not_fit_is_refused(with_sleep: None) -> None:
             (read(**{"in": {"var": "x"}}, engine="sofa"), "there is no bed 'sofa': use one of nap"),
         ):
             with pytest.raises(WeftlineError, match=why):
-                await driver.submit(session, Submit(steps=(step,)))
+                await driver.submit(session, SubmitBody(steps=(step,)))
         with pytest.raises(ValidationError, match="sheep"):
             read(**{"in": {"var": "x"}}, sheep=3)
     finally:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment, Submit
+from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment, SubmitBody
 from weftline.contract.tools import Function, Tool
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
@@ -91,7 +91,7 @@ async def test_a_call_pauses_where_its_session_may_go_on(
     await dispatcher.start(driver.reports)
     try:
         session = driver.open("t", stays=stays)
-        await driver.submit(session, Submit(calls=(asking(tools),)))
+        await driver.submit(session, SubmitBody(calls=(asking(tools),)))
         value = (await driver.readers.get(session, "x")).value
         [op] = engine.ops
         assert op.sampling is not None and op.sampling.pause_on == pause_on

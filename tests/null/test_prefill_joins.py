@@ -14,7 +14,7 @@ from tests.null.test_passes import analyse, graph
 from tests.null.test_passes_items import embed, lower, search, var
 from tests.null.test_switches import CONFIG, step, words
 from tests.simulator.world import world
-from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment, Submit
+from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment, SubmitBody
 from weftline.contract.steps import Body, Each, Merge, Source
 from weftline.contract.transforms import joined_items, joins_items
 from weftline.contract.transforms import run as transformed
@@ -23,7 +23,7 @@ from weftline_server.graph.primitive import Flow, Task
 from weftline_server.lowering.kinds import KINDS
 from weftline_server.lowering.kinds.prompt import task_of
 from weftline_server.session import events as ev
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 JOIN = {"op": "join", "separator": "\n"}
 TEXTS = {"op": "texts"}
@@ -101,7 +101,7 @@ def test_which_lists_are_read_item_by_item() -> None:
 
 def test_a_reader_is_told_of_the_first_results_in_their_order() -> None:
     """The second item ends first, and nothing is known. With the first, both are."""
-    session = Session("s", "", 0.0)
+    session = ServerSession("s", "", 0.0)
     tasks = (each(Source(value=["a", "b", "c"])), reader("r", ("all", (JOIN,))))
     session.handle(ev.TasksSubmitted(now=0.0, tasks=tasks))
     end(session, "each-all/0", ["a", "b", "c"])
@@ -109,7 +109,7 @@ def test_a_reader_is_told_of_the_first_results_in_their_order() -> None:
     assert [ev.Fill("r/0") in actions for actions in told] == [False, True, True]
 
 
-def end(session: Session, primitive: str, value: Any) -> list[ev.Action]:
+def end(session: ServerSession, primitive: str, value: Any) -> list[ev.Action]:
     session.handle(ev.PrimitiveSent(now=1.0, primitive=primitive, engine="e"))
     stop: Any = "stop"
     found = session.handle(
@@ -134,7 +134,7 @@ def test_the_join_is_filled_while_the_last_item_is_written() -> None:
     async def main(loop: VirtualLoop, without: frozenset[str]) -> tuple[float, str]:
         async with world(loop, CONFIG, CONFIG, without=without) as made:
             session = made.driver.open("t")
-            await made.driver.submit(session, Submit(calls=(final,), steps=(over,)))
+            await made.driver.submit(session, SubmitBody(calls=(final,), steps=(over,)))
             await made.driver.readers.get(session, "final")
             session.validate()
             return made.now, session.variable("final").text

@@ -20,7 +20,7 @@ from weftline.contract.protocol import (
     Placeholder,
     Sampling,
     Segment,
-    Submit,
+    SubmitBody,
 )
 from weftline_engine import api
 from weftline_engine.api import MOST_OVERTAKEN_S, Hints
@@ -163,7 +163,7 @@ def test_readers_of_a_variable_meet_before_it_has_a_value() -> None:
                 holder = Placeholder(name="doc", in_out=InOut.IN, semantic_var_id="doc")
                 calls = [_writes("doc", (Segment(text="w3 " * 30), Segment(output="o")))]
                 calls += [_writes(f"v{n}", prompt, holder) for n in range(2)]
-                await made.driver.submit(session, Submit(calls=tuple(calls)))
+                await made.driver.submit(session, SubmitBody(calls=tuple(calls)))
                 readers = list(session.graph.primitives.values())[1:]
                 found += [[hash for hash, _ in meanings(session, one)] for one in readers]
             return found
@@ -190,7 +190,7 @@ def test_early_fills_of_one_variable_meet_on_an_engine() -> None:
             text = (Segment(text="w1 " * 30), Segment(input="doc"), Segment(output="o"))
             calls = [_writes("doc", (Segment(text="w3 " * 30), Segment(output="o")), output=100)]
             calls += [_writes(f"v{n}", text, holder, output=100) for n in range(2)]
-            await made.driver.submit(session, Submit(calls=tuple(calls)))
+            await made.driver.submit(session, SubmitBody(calls=tuple(calls)))
             await asyncio.sleep(0.5)  # the text is not complete for 2 s
             members = made.driver.dispatcher.members
             filled = [m.name for m in members for work in m.ops.works.values() if work.op.open]

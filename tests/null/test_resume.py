@@ -11,7 +11,7 @@ import pytest
 
 from tests.null.asgi import Serve, Server
 from weftline import AsyncClient, Client
-from weftline.contract.protocol import Call, InOut, Placeholder, Segment, Submit
+from weftline.contract.protocol import Call, InOut, Placeholder, Segment, SubmitBody
 from weftline.errors import ConnectionFailed
 from weftline.sdk.resume import StreamedRequest
 from weftline.watching import Event, Failed, Part, Submitted, Value
@@ -96,7 +96,7 @@ async def test_a_run_goes_on_with_its_key(serve: Serve) -> None:
     comes once.
     """
     server = await serve()
-    submit = Submit(calls=(echo("x"), echo("y")), watch=("x", "y"), parts=True, close=True)
+    submit = SubmitBody(calls=(echo("x"), echo("y")), watch=("x", "y"), parts=True, close=True)
     async with AsyncClient("http://t", transport=CutsStreams(server, [])) as client:
         whole = [said async for said in client.watch(submit)]
     transport = CutsStreams(server, [1, 2, 3, 4])
@@ -135,7 +135,7 @@ async def test_a_stream_that_brings_nothing_new_is_given_up(
 async def test_without_retries_a_cut_is_an_error(serve: Serve) -> None:
     """A framework that retries by itself says so."""
     transport = CutsStreams(await serve(), [1])
-    submit = Submit(calls=(echo("x"),), watch=("x",), close=True)
+    submit = SubmitBody(calls=(echo("x"),), watch=("x",), close=True)
     async with AsyncClient("http://t", transport=transport) as client:
         events = client.watch(submit, max_retries=0)
         assert isinstance(await anext(events), Submitted)

@@ -20,8 +20,8 @@ from weftline_server.graph.primitive import Task
 from weftline_server.lowering.kinds.prompt import task_of
 from weftline_server.session import events as ev
 from weftline_server.session.execution import IllegalMove
-from weftline_server.session.session import Session
-from weftline_server.session.task import RunState, Step
+from weftline_server.session.session import ServerSession
+from weftline_server.session.task import PrimitiveTimes, RunState
 from weftline_server.session.variable import PIECE_CHARS, VariableState
 
 USAGE = Usage(prompt_tokens=4, cached_tokens=0, output_tokens=1, started=1.0, filled=1.5)
@@ -42,7 +42,7 @@ class Play:
     """
 
     def __init__(self, *nodes: Task, detach: bool = False) -> None:
-        self.session = Session("s", "t", now=0.0)
+        self.session = ServerSession("s", "t", now=0.0)
         self.fills: list[ev.Fill] = []
         self.first = self.submit(*nodes, detach=detach) if nodes else []
 
@@ -290,7 +290,7 @@ def test_the_wait_after_an_early_fill_is_not_fill_time(
     queued: float, phases: dict[str, float]
 ) -> None:
     """Its first step was long before. The wait for its input that followed is not fill time."""
-    step = Step(queued)
+    step = PrimitiveTimes(queued)
     assert step.phases is None
     step.usage = replace(USAGE, started=1.0, filled=5.0)
     assert step.phases is None and step.generate_s is None

@@ -13,7 +13,7 @@ from weftline.errors import EngineFailed, WeftlineError
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.lowering.kinds.prompt import task_of
 from weftline_server.session import events as ev
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 USAGE = Usage(prompt_tokens=1, cached_tokens=0, output_tokens=1, started=0.0, filled=0.0)
 NAMES = st.text("abcdefgh", min_size=1, max_size=3)
@@ -24,7 +24,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.session = Session("s", "t", now=0.0)
+        self.session = ServerSession("s", "t", now=0.0)
         self.active: set[str] = set()
         self.readers: list[str] = []
         self.count = 0
@@ -117,14 +117,14 @@ class SessionMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """The same events give the same actions and the same session."""
-        again = Session("s", "t", now=0.0)
+        again = ServerSession("s", "t", now=0.0)
         for event, actions in self.heard:
             assert again.handle(event) == actions
             again.validate()
         assert state_of(again) == state_of(self.session)
 
 
-def state_of(session: Session) -> dict[str, object]:
+def state_of(session: ServerSession) -> dict[str, object]:
     """Return all that a session knows, as plain data."""
     execution, plan = session.execution, session.plan
     return {

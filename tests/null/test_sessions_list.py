@@ -27,14 +27,14 @@ from weftline_server.runtime.closed_sessions import (
 )
 from weftline_server.runtime.registry import RegistryConfig
 from weftline_server.session import events as ev
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 from weftline_server.session.task import TaskRun
-from weftline_server.session.variable import Variable
+from weftline_server.session.variable import SessionVariable
 
 
-def closed(id: str, at: float, *, size: int = 10, tenant: str = "t") -> Session:
+def closed(id: str, at: float, *, size: int = 10, tenant: str = "t") -> ServerSession:
     """A session with one call, closed at second `at`."""
-    session = Session(id, tenant, now=0.0)
+    session = ServerSession(id, tenant, now=0.0)
     task = Task(id=f"c_{id}", name="call", resource="m", primitives=(), constant_bytes=size)
     session.spent.take_tasks([task], 0.0)
     session.execution.tasks[task.id] = None
@@ -71,7 +71,7 @@ def test_closed_sessions_are_bounded_by_age_number_and_memory() -> None:
 def test_nothing_is_kept_without_a_call_or_with_zero_seconds() -> None:
     """A session that ran nothing has nothing to show."""
     store = ClosedSessions(ClosedConfig())
-    empty = Session("s", "t", now=0.0)
+    empty = ServerSession("s", "t", now=0.0)
     empty.handle(ev.SessionClosed(now=1.0))
     store.keep(empty, 1.0)
     off = ClosedSessions(ClosedConfig(keep_s=0.0))
@@ -173,8 +173,8 @@ async def test_a_search_reads_the_newest_up_to_its_bound(monkeypatch: pytest.Mon
     monkeypatch.setattr(search, "MOST_CHARS", 25)
     sessions = []
     for id in "abc":
-        one = Session(id, "t", now=0.0)
-        one.execution.variables["v"] = Variable("v", parts=[f"{id} was here"])
+        one = ServerSession(id, "t", now=0.0)
+        one.execution.variables["v"] = SessionVariable("v", parts=[f"{id} was here"])
         sessions.append(one)
     assert await search.found_in(sessions, "WAS") == (sessions, True)
     sessions[2:2] = [sessions[1]]

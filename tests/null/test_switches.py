@@ -10,7 +10,7 @@ import pytest
 
 from tests.null.asgi import Serve
 from tests.simulator.world import World, world
-from weftline.contract.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
+from weftline.contract.protocol import Call, InOut, Placeholder, Sampling, Segment, SubmitBody
 from weftline.errors import InvalidRequest
 from weftline_engine.pretend.null import NullConfig
 from weftline_engine.pretend.simulation import SimulatedConfig, StepCost
@@ -44,7 +44,7 @@ async def a_chain(made: World) -> float:
     session = made.driver.open("t")
     first = step((words(0, 20),), "draft", tokens=50)
     second = step((words(500, 400), Segment(input="draft")), "final", "draft")
-    await made.driver.submit(session, Submit(calls=(first, second)))
+    await made.driver.submit(session, SubmitBody(calls=(first, second)))
     await made.driver.readers.get(session, "final")
     return made.now
 
@@ -58,7 +58,7 @@ async def three_topics(made: World) -> float:
             topic = (place + turn) % 3
             session = made.driver.open("t")
             prompt = (words(600 * topic, 400), words(turn, 3))
-            await made.driver.submit(session, Submit(calls=(step(prompt, "v"),)))
+            await made.driver.submit(session, SubmitBody(calls=(step(prompt, "v"),)))
             await asyncio.sleep(0.0)
         await asyncio.sleep(5.0)
     return sum(engine.computed for engine in made.engines)

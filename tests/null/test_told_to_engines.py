@@ -19,7 +19,7 @@ from weftline.contract.protocol import (
     Placeholder,
     Sampling,
     Segment,
-    Submit,
+    SubmitBody,
 )
 from weftline_engine.api import Description, Hints, Op, Retention
 from weftline_engine.pretend.null import NullConfig, NullEngine
@@ -82,7 +82,7 @@ def test_an_input_is_filled_as_it_streams(said: Said) -> None:
 
     async def story(made: World) -> None:
         session = made.driver.open("t")
-        await made.driver.submit(session, Submit(calls=CHAIN))
+        await made.driver.submit(session, SubmitBody(calls=CHAIN))
         await made.driver.readers.get(session, "final")
         (last,) = (run for run in session.tasks.values() if run.task.name == "final")
         graphs.append({"phases": last.steps[0].phases, "prompt": last.steps[0].usage})
@@ -113,7 +113,7 @@ def test_an_engine_with_large_blocks_is_fed_less_often(
 
     async def story(made: World) -> None:
         session = made.driver.open("t")
-        await made.driver.submit(session, Submit(calls=CHAIN))
+        await made.driver.submit(session, SubmitBody(calls=CHAIN))
         await made.driver.readers.get(session, "final")
 
     monkeypatch.setattr(Prompter, "stable_prefix", counted)
@@ -141,7 +141,7 @@ def test_prompts_that_begin_alike_are_tokenised_once(monkeypatch: pytest.MonkeyP
         ]
         for _ in range(2):
             session = made.driver.open("t")
-            await made.driver.submit(session, Submit(calls=(CHAIN[0], *reviews)))
+            await made.driver.submit(session, SubmitBody(calls=(CHAIN[0], *reviews)))
             for i in range(6):
                 await made.driver.readers.get(session, f"r{i}")
 
@@ -155,7 +155,7 @@ def test_a_cancelled_early_fill_is_cancelled_on_its_engine(said: Said) -> None:
 
     async def story(made: World) -> None:
         session = made.driver.open("t")
-        first, _ = await made.driver.submit(session, Submit(calls=CHAIN))
+        first, _ = await made.driver.submit(session, SubmitBody(calls=CHAIN))
         await asyncio.sleep(1.0)  # a hundred tokens of the draft
         made.driver.cancel(session, first.id)
         assert running(made.driver.dispatcher) == {"e0": (0, 0), "e1": (0, 0)}
@@ -174,7 +174,7 @@ def test_nothing_is_kept_of_a_call_that_ends_at_once() -> None:
 
     async def story(made: World) -> None:
         session = made.driver.open("t")
-        first, _ = await made.driver.submit(session, Submit(calls=CHAIN))
+        first, _ = await made.driver.submit(session, SubmitBody(calls=CHAIN))
         made.driver.cancel(session, first.id)
         late = Call(
             name="late",
@@ -184,7 +184,7 @@ def test_nothing_is_kept_of_a_call_that_ends_at_once() -> None:
                 *(Placeholder(name=n, in_out=InOut.OUT, semantic_var_id=n) for n in "xy"),
             ),
         )
-        await made.driver.submit(session, Submit(calls=(late,)))
+        await made.driver.submit(session, SubmitBody(calls=(late,)))
         assert session.variable("x").error is session.variable("draft").error
         await asyncio.sleep(1.0)
         assert not made.driver._starts._prepared
@@ -208,7 +208,7 @@ def test_contexts_are_kept_advised_and_freed(said: Said) -> None:
         )
         prompt = (words(0, 40), Segment(output="x"), words(90, 9), Segment(output="y"))
         call = Call(name="two", prompt=prompt, placeholders=tuple(outs))
-        await made.driver.submit(session, Submit(calls=(call,)))
+        await made.driver.submit(session, SubmitBody(calls=(call,)))
         await made.driver.readers.get(session, "y")
         made.driver.close(session)
 
@@ -234,7 +234,7 @@ def test_hints_carry_the_findings_of_the_passes(said: Said) -> None:
         await asyncio.sleep(7.0)
         session = made.driver.open("t")
         chain = (CHAIN[0], replace(CHAIN[1], criteria=Criterion.THROUGHPUT, priority=3))
-        await made.driver.submit(session, Submit(calls=chain))
+        await made.driver.submit(session, SubmitBody(calls=chain))
         known.append((session.id, session.opened, session.execution.work_left))
         await asyncio.sleep(1.0)
 
@@ -260,7 +260,7 @@ def test_tenants_are_parted_by_their_salts(said: Said) -> None:
     async def story(made: World) -> None:
         for tenant in "aab":
             session = made.driver.open(tenant)
-            await made.driver.submit(session, Submit(calls=(step((words(0, 40),), "v"),)))
+            await made.driver.submit(session, SubmitBody(calls=(step((words(0, 40),), "v"),)))
             await made.driver.readers.get(session, "v")
 
     played(story)
@@ -278,14 +278,16 @@ def test_how_busy_engines_are_is_measured() -> None:
 
     async def story(made: World) -> None:
         session = made.driver.open("t")
-        await made.driver.submit(session, Submit(calls=(step((words(0, 9),), "v", tokens=6000),)))
+        await made.driver.submit(
+            session, SubmitBody(calls=(step((words(0, 9),), "v", tokens=6000),))
+        )
         await made.driver.readers.get(session, "v")
         assert made.now > 60.0
         await asyncio.sleep(0.01)
         shares = [made.driver.dispatcher.memory.gate.use("simulated").busy.share]
         await asyncio.sleep(60.0)
         again = step((words(0, 9),), "w", tokens=1)
-        await made.driver.submit(session, Submit(calls=(again,)))
+        await made.driver.submit(session, SubmitBody(calls=(again,)))
         await made.driver.readers.get(session, "w")
         await asyncio.sleep(0.01)
         shares.append(made.driver.dispatcher.memory.gate.use("simulated").busy.share)
@@ -311,7 +313,7 @@ def test_an_engine_that_drafts_is_told_what_ran_before(
         session = made.driver.open("t")
         for i in range(10):
             call = step((words(100 * i, 20),), f"part{i}", tokens=5)
-            await made.driver.submit(session, Submit(calls=(call,)))
+            await made.driver.submit(session, SubmitBody(calls=(call,)))
             await made.driver.readers.get(session, f"part{i}")
 
     played(story)

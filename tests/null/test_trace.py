@@ -14,7 +14,7 @@ from weftline import Client
 from weftline_server.cli import main
 from weftline_server.commands import trace
 from weftline_server.config import ServerConfig
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ EVENTS = [
 
 async def test_the_events_of_a_session(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each line of the session's story is an object, in order."""
-    monkeypatch.setattr(Session, "story", lambda session: STORY)
+    monkeypatch.setattr(ServerSession, "story", lambda session: STORY)
     server = await serve()
     session = await server.session()
     answer = await server.http.get(f"/v1/session/{session}/events")

@@ -20,7 +20,7 @@ from weftline_server.schedule.memory.pauses import (
     LogNormal,
     Pauses,
 )
-from weftline_server.schedule.memory.verbs import Advise, Retain
+from weftline_server.schedule.memory.verbs import AdviseContext, RetainContext
 from weftline_server.schedule.memory.waste import (
     Load,
     Strategy,
@@ -162,21 +162,27 @@ def test_a_context_goes_only_where_others_wait_and_by_its_waste() -> None:
     one discards it, and a cheap copy takes it to the host, as long as there is room for it."""
     paused = PausedContexts()
     paused.add("e", 1000, GPTJ)
-    stays = Retain("e", "c", Retention.EVICTABLE)
+    stays = RetainContext("e", "c", Retention.EVICTABLE)
     assert paused.begin(make_paused("c", 512, 60.0), False) == [
-        Advise("e", "c", 60.0, None),
+        AdviseContext("e", "c", 60.0, None),
         stays,
     ]
-    assert paused.begin(make_paused("c", 512, 0.5), True) == [Advise("e", "c", 0.5, None), stays]
+    assert paused.begin(make_paused("c", 512, 0.5), True) == [
+        AdviseContext("e", "c", 0.5, None),
+        stays,
+    ]
     assert paused.begin(make_paused("c", 512, 60.0), True) == [
-        Advise("e", "c", LONG_S, None),
+        AdviseContext("e", "c", LONG_S, None),
         stays,
     ]
     paused.add("e", 1000, replace(GPTJ, copy_s=1e-6, host_tokens=800))
-    swapped = [Advise("e", "c", 60.0, None), Retain("e", "c", Retention.SWAP)]
+    swapped = [AdviseContext("e", "c", 60.0, None), RetainContext("e", "c", Retention.SWAP)]
     assert paused.begin(make_paused("c", 512, 60.0), True) == swapped
     second = paused.begin(make_paused("d", 512, 60.0), True)
-    assert second[1:] == [Retain("e", "d", Retention.SWAP), Retain("e", "c", Retention.DROP)]
+    assert second[1:] == [
+        RetainContext("e", "d", Retention.SWAP),
+        RetainContext("e", "c", Retention.DROP),
+    ]
 
 
 def test_each_pause_is_logged_and_learned(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ from weftline.contract.protocol import (
     Placeholder,
     Sampling,
     Segment,
-    Submit,
+    SubmitBody,
 )
 
 WORDS = tuple(f"w{number} " for number in range(2048))  # the simulated engine's vocabulary
@@ -88,7 +88,7 @@ async def perform(
             call if number in read else replace(call, criteria=criteria)
             for number, call in enumerate(calls)
         )
-    await made.driver.submit(session, Submit(calls=calls))
+    await made.driver.submit(session, SubmitBody(calls=calls))
     wanted = [number for number in range(len(program)) if number not in read]
     await asyncio.gather(*(made.driver.readers.get(session, f"v{number}") for number in wanted))
     ran = [run.step for run in session.primitives.values()]

@@ -16,7 +16,7 @@ from weftline.contract.protocol import (
     Placeholder,
     Sampling,
     Segment,
-    Submit,
+    SubmitBody,
 )
 from weftline.contract.tools import Function, Tool
 from weftline_engine.api import Engine, Usage
@@ -25,7 +25,7 @@ from weftline_engine.pretend.virtual_time import VirtualLoop
 from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.registry import Registry, RegistryConfig
 from weftline_server.schedule.dispatcher import Dispatcher
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 # Steps like those of SmolLM2-135M on two cores. 512 rows after 2,566 tokens spent 0.6 s in matrix
 # products and 0.8 s in attention. So each token that a prompt token attends to costs 0.0005 of the
@@ -49,15 +49,15 @@ class World:
     def now(self) -> float:
         return self.loop.time()
 
-    async def ask(self, session: Session, call: Call) -> str:
+    async def ask(self, session: ServerSession, call: Call) -> str:
         """Submit a call that only writes a variable, and return its text when it is complete."""
-        await self.driver.submit(session, Submit(calls=(call,)))
+        await self.driver.submit(session, SubmitBody(calls=(call,)))
         (out,) = call.placeholders
         assert out.semantic_var_id is not None, "its value is read"
         return (await self.driver.readers.get(session, out.semantic_var_id)).text
 
 
-def usage_of(session: Session, variable: str) -> Usage:
+def usage_of(session: ServerSession, variable: str) -> Usage:
     """What the call that wrote a variable has used."""
     task = session.execution.producer(variable)
     usage = task.steps[-1].usage if task is not None else None

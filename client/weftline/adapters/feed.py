@@ -15,16 +15,16 @@ from weftline.adapters.faults import FOREIGN, as_ours
 from weftline.adapters.results import Result
 from weftline.adapters.server import Server
 from weftline.contract.errors import Cancelled, WeftlineError
-from weftline.contract.protocol import Call, Submit
+from weftline.contract.protocol import Call, SubmitBody
 from weftline.contract.steps import Step
 from weftline.sdk.aclient import AsyncSession
 from weftline.sdk.background import BACKGROUND, awaited
-from weftline.sdk.events import Event, Failed, Graph, Part, Submitted, Value
+from weftline.sdk.events import Event, GraphEvent, Submitted, Value, VariableFailed, VariableText
 from weftline.sdk.http import MAX_RETRIES, OnGraph
 
 log = logging.getLogger(__name__)
 
-OnSettled = Callable[[Value | Failed], None]
+OnSettled = Callable[[Value | VariableFailed], None]
 """Called on the background loop when a variable is ready or has failed, before its readers."""
 
 
@@ -49,8 +49,8 @@ class _Draft:
     max_retries: int
     run_name: str
 
-    def submit(self, session: str | None) -> Submit:
-        return Submit(
+    def submit(self, session: str | None) -> SubmitBody:
+        return SubmitBody(
             session_id=self.joins or session,
             open=self.joins is not None,
             calls=self.calls,
@@ -225,24 +225,24 @@ class RunFeed:
             case Submitted(session):
                 if not self.session.done():
                     self.session.set_result(session)
-            case Part(variable, text):
+            case VariableText(variable, text):
                 self.results[variable].add(text)
             case Value(variable, value, facts) if self.session.done():
                 told = {**facts, "session_id": self.session.result()}
                 self._settle(Value(variable, value, told))
-            case Value() | Failed():
+            case Value() | VariableFailed():
                 self._settle(event)
-            case Graph(graph):
+            case GraphEvent(graph):
                 self.graph.set_result(dict(graph))
 
-    def _settle(self, event: Value | Failed) -> None:
+    def _settle(self, event: Value | VariableFailed) -> None:
         result = self.results[event.variable]
         if not result.value.done():
             try:
                 if self._on_settled is not None:
                     self._on_settled(event)
             except Exception as error:
-                event = Failed(event.variable, as_ours(error))
+                event = VariableFailed(event.variable, as_ours(error))
             result.settle(event)
 
     def _fail(self, variables: Sequence[str], error: WeftlineError) -> None:
@@ -250,7 +250,7 @@ class RunFeed:
         if not self.session.done():
             self.session.set_exception(error)
         for variable in variables:
-            self._settle(Failed(variable, error))
+            self._settle(VariableFailed(variable, error))
 
     async def _session_client(self) -> AsyncSession:
         return AsyncSession(await CLIENTS.of(self.server), await awaited(self.session))

@@ -8,7 +8,7 @@ from typing import Any
 from weftline.adapters.faults import error_of
 from weftline.contract.errors import Cancelled, WeftlineError
 from weftline.sdk.background import Chain
-from weftline.sdk.events import Failed, Value
+from weftline.sdk.events import Value, VariableFailed
 
 LOST = False  # stands in a list for the result of an item that failed
 
@@ -34,9 +34,9 @@ class Result:
             return None
         return error_of(self.value) or self.value.result()
 
-    def settle(self, event: Value | Failed) -> None:
+    def settle(self, event: Value | VariableFailed) -> None:
         """Set the value, or the error of the call that failed."""
-        if isinstance(event, Failed):
+        if isinstance(event, VariableFailed):
             self.text.end(event.error)
             self.value.set_exception(event.error)
             return
@@ -59,12 +59,12 @@ def item_of(listed: Result, index: int) -> Result:
 
     def settle(done: Future[Value]) -> None:
         if (error := error_of(done)) is not None:
-            made.settle(Failed("", error))
+            made.settle(VariableFailed("", error))
             return
         event = done.result()
         item = event.value[index] if index < len(event.value) else LOST
         if item is LOST:
-            made.settle(Failed("", Cancelled("this part of a graph failed")))
+            made.settle(VariableFailed("", Cancelled("this part of a graph failed")))
             return
         items = event.facts.get("items")
         facts = {**event.facts, **((items[index] if items else None) or {})}

@@ -43,7 +43,7 @@ def check_run_name(name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submit(StrictBody):
+class SubmitBody(StrictBody):
     """The body of POST /v1/submit: calls, and steps of other kinds. They may read each other.
 
     A whole application can be one request.
@@ -107,7 +107,7 @@ class Submit(StrictBody):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Get(StrictBody):
+class GetBody(StrictBody):
     """The body of POST /v1/get.
 
     `timeout_s` is the longest wait in seconds; None means no limit. With `wait` the variable may be

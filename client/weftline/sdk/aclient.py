@@ -10,7 +10,7 @@ from typing import Any, Self
 import httpx2
 
 from weftline.contract.errors import WeftlineError
-from weftline.contract.protocol import Call, Criterion, SetVariable, Submit
+from weftline.contract.protocol import Call, Criterion, SetVariable, SubmitBody
 from weftline.contract.steps import Step
 from weftline.sdk.agent import Agent, AgentTool, Prompt
 from weftline.sdk.agent_run import AsyncAgentRun
@@ -98,7 +98,7 @@ class AsyncClient:
         request and closes it at the end. Raises the error of the call that failed first, and
         GraphError if the calls do not make a graph.
         """
-        body = Submit(
+        body = SubmitBody(
             calls=tuple(calls), steps=tuple(steps), get=tuple(get), graph=graph, close=True
         )
         return Answer.of(await self.connection.request("POST", "/v1/submit", body))
@@ -112,7 +112,7 @@ class AsyncClient:
         Raises the error of the call that failed first.
         """
         graph = on_graph is not None
-        body = Submit(calls=tuple(calls), stream=variable, graph=graph, close=True)
+        body = SubmitBody(calls=tuple(calls), stream=variable, graph=graph, close=True)
         return self.connection.texts("/v1/submit", body, on_graph)
 
     async def models(self) -> list[str]:
@@ -149,7 +149,7 @@ class AsyncClient:
     # Only the adapters need what follows, so the synchronous client has none of it.
 
     async def watch(
-        self, submit: Submit, *, max_retries: int | None = None
+        self, submit: SubmitBody, *, max_retries: int | None = None
     ) -> AsyncGenerator[Event, None]:
         """Send `submit`, and yield what the server pushes for the variables in its `watch`.
 
@@ -276,7 +276,7 @@ class AsyncSession(SessionBase[AsyncVariable]):
         GraphError if the calls do not make a graph.
         """
         await self.flush()
-        body = Submit(session_id=self.id, calls=tuple(calls), detach=detach)
+        body = SubmitBody(session_id=self.id, calls=tuple(calls), detach=detach)
         answer = await self._connection.request("POST", "/v1/submit", body)
         return [SubmittedCall.of(call) for call in answer["calls"]]
 

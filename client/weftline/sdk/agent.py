@@ -32,7 +32,7 @@ from weftline.contract.tools import (
     NamedTool,
     Tool,
 )
-from weftline.sdk.events import Due, Event, Failed, Part, Value
+from weftline.sdk.events import Due, Event, Value, VariableFailed, VariableText
 from weftline.sdk.toolkit import ToolSpec, spec_of
 
 log = logging.getLogger("weftline.agent")
@@ -137,12 +137,12 @@ class Agent:
     def hear(self, event: Event) -> str | DueCall | None:
         """The text or the due call in an event. Raises the error of a run that has failed."""
         match event:
-            case Part(text=text):
+            case VariableText(text=text):
                 return text
             case Due(variable, call) if call is not None and call["id"] not in self._called:
                 self._called.add(call["id"])
                 return DueCall(self._own[call["name"]], call["arguments"], variable)
-            case Failed(error=error):
+            case VariableFailed(error=error):
                 raise error
             case Value(value=text, facts=facts):
                 messages = [*self._messages, *facts["messages"]]

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-from weftline.contract.protocol import SetVariable, Submit
+from weftline.contract.protocol import SetVariable, SubmitBody
 from weftline.sdk.agent import Agent, AgentResult, DueCall, observation_of
 from weftline.sdk.connection import AsyncConnection
 from weftline.sdk.control_verbs import SessionState
@@ -70,7 +70,9 @@ class AsyncAgentRun:
     ) -> None:
         step = self._agent.step
         assert step.out is not None, "the SDK names every output"
-        submit = Submit(session_id=self._session.id, steps=(step,), watch=(step.out,), parts=True)
+        submit = SubmitBody(
+            session_id=self._session.id, steps=(step,), watch=(step.out,), parts=True
+        )
         try:
             async with aclosing(self._connection.events("/v1/submit", submit)) as events:
                 async for event in events:

@@ -13,7 +13,7 @@ from weakref import WeakSet, finalize
 
 import httpx2
 
-from weftline.contract.protocol import Get, Submit, to_wire
+from weftline.contract.protocol import GetBody, SubmitBody, to_wire
 from weftline.sdk.background import Close
 from weftline.sdk.http import (
     LIMITS,
@@ -125,7 +125,7 @@ class AsyncConnection:
             await sleep(wait)
 
     async def texts(
-        self, path: str, body: Get | Submit, on_graph: OnGraph | None = None
+        self, path: str, body: GetBody | SubmitBody, on_graph: OnGraph | None = None
     ) -> AsyncGenerator[str, None]:
         """The text of one variable, in parts. `on_graph` gets the session's graph at its end."""
         async with aclosing(self.events(path, body)) as events:
@@ -136,7 +136,7 @@ class AsyncConnection:
     async def events(
         self,
         path: str,
-        body: Get | Submit | Mapping[str, Any],
+        body: GetBody | SubmitBody | Mapping[str, Any],
         max_retries: int | None = None,
     ) -> AsyncGenerator[httpx2.ServerSentEvent, None]:
         """The events of a streamed response, each once, also over broken connections.
@@ -146,7 +146,7 @@ class AsyncConnection:
         most = self._max_retries if max_retries is None else max_retries
         request = StreamedRequest(path, body, most, self._known)
         timeout = self._timeout
-        if isinstance(body, Submit) and timeout.read is not None:
+        if isinstance(body, SubmitBody) and timeout.read is not None:
             # A stream may have no event for a long time, but the server pings every 15 s.
             timeout = httpx2.Timeout(max(timeout.read, PINGS_S), connect=timeout.connect)
         while True:

@@ -20,7 +20,7 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class VariableText:
     """More text of a variable."""
 
     variable: str
@@ -53,7 +53,7 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class VariableFailed:
     """A variable has failed."""
 
     variable: str
@@ -61,13 +61,13 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class GraphEvent:
     """The session's graph. If the submit asked for it, it is the last event."""
 
     graph: Mapping[str, Any]
 
 
-Event = Submitted | Part | Value | Due | Failed | Graph
+Event = Submitted | VariableText | Value | Due | VariableFailed | GraphEvent
 
 
 def event_of(event: ServerSentEvent) -> Event | None:
@@ -82,16 +82,16 @@ def event_of(event: ServerSentEvent) -> Event | None:
         case "submitted":
             return Submitted(data["session_id"])
         case "part":
-            return Part(data["semantic_var_id"], data["text"])
+            return VariableText(data["semantic_var_id"], data["text"])
         case "value":
             variable = data.pop("semantic_var_id")
             return Value(variable, data.pop("value"), data)
         case "due":
             return Due(data["semantic_var_id"], data.get("call"))
         case "failed":
-            return Failed(data["semantic_var_id"], WeftlineError.from_body(data, 0))
+            return VariableFailed(data["semantic_var_id"], WeftlineError.from_body(data, 0))
         case "graph":
-            return Graph(data)
+            return GraphEvent(data)
         case "error":
             raise WeftlineError.from_body(data, 0)
     return None

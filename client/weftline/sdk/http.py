@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 import httpx2
 
 from weftline.contract.errors import ConnectionFailed, EngineFailed, Refusal, Timeout, WeftlineError
-from weftline.contract.protocol import Criterion, Get
+from weftline.contract.protocol import Criterion, GetBody
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8600"
 
@@ -183,9 +183,9 @@ def get_body(
     timeout_s: float | None,
     wait: bool,
     stream: bool = False,
-) -> Get:
+) -> GetBody:
     """The body of a get. A criterion may be given by its name."""
-    return Get(
+    return GetBody(
         session_id=session_id,
         semantic_var_id=variable,
         criteria=None if criteria is None else Criterion(criteria),

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2
 
-from weftline.contract.protocol import Get, Submit, to_wire
+from weftline.contract.protocol import GetBody, SubmitBody, to_wire
 from weftline.sdk.http import MAX_RETRIES, Known, idempotency, pause
 
 RESUMED = "weftline-resumed"  # the header of a stream that the restarted server continues
@@ -27,7 +27,7 @@ class StreamedRequest:
     def __init__(
         self,
         path: str,
-        body: Get | Submit | Mapping[str, Any],
+        body: GetBody | SubmitBody | Mapping[str, Any],
         max_retries: int = MAX_RETRIES,
         known: Known | None = None,
     ) -> None:
@@ -167,13 +167,13 @@ def _place(id: str) -> tuple[str, str, int]:
     return variable, attempt, int(end) if end.isdecimal() else 0
 
 
-def _ends(body: Get | Submit | Mapping[str, Any]) -> tuple[frozenset[str], int]:
+def _ends(body: GetBody | SubmitBody | Mapping[str, Any]) -> tuple[frozenset[str], int]:
     """The kinds of events that end a stream, and how many of them a whole stream has."""
     match body:
-        case Get():
+        case GetBody():
             return frozenset({"value"}), 1
-        case Submit(graph=True):
+        case SubmitBody(graph=True):
             return frozenset({"graph"}), 1
-        case Submit():
+        case SubmitBody():
             return frozenset({"value", "failed"}), max(1, len(body.watch))
     return frozenset(), 1  # one of OpenAI's streams ends with [DONE]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from weftline.contract.errors import AlreadySet, ConnectionFailed, UnknownSession
-from weftline.contract.protocol import SetVariable, Submit
+from weftline.contract.protocol import SetVariable, SubmitBody
 from weftline.sdk.client_steps import Computation, SentSteps, outcome_of, result_of
 from weftline.sdk.connection import AsyncConnection
 from weftline.sdk.control_verbs import SessionState
@@ -33,7 +33,7 @@ class StepTasks:
         self._run = compute
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self, submit: Submit, waiting: SentSteps) -> None:
+    async def start(self, submit: SubmitBody, waiting: SentSteps) -> None:
         """Send `submit`. Returns when the server has accepted it. Raises its error otherwise."""
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         body = replace(submit, watch=waiting.variables, wait=True)
@@ -55,7 +55,7 @@ class StepTasks:
         task.add_done_callback(self._tasks.discard)
 
     async def _watch(
-        self, submit: Submit, waiting: SentSteps, accepted: asyncio.Future[None]
+        self, submit: SubmitBody, waiting: SentSteps, accepted: asyncio.Future[None]
     ) -> None:
         try:
             async with aclosing(self._connection.events("/v1/submit", submit)) as events:

@@ -11,7 +11,7 @@ from weftline_server.cluster.card import Peer
 from weftline_server.cluster.database import FAILURES, ClusterDatabase
 from weftline_server.cluster.member import ClusterMember, SessionHost
 from weftline_server.journal.shared_journal import SharedJournal
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 log = logging.getLogger("weftline.cluster")
 
@@ -47,11 +47,11 @@ class Departure:
         await self._member.look()
         return bool(self._member.heirs)
 
-    def owns(self, session: Session) -> bool:
+    def owns(self, session: ServerSession) -> bool:
         """Whether the session is stored, so that another server can go on with it."""
         return self._journal.owns(session)
 
-    async def give(self, sessions: Sequence[Session], host: SessionHost) -> None:
+    async def give(self, sessions: Sequence[ServerSession], host: SessionHost) -> None:
         """Stop these sessions here, write what they are, and let the others adopt them.
 
         What cannot be written now moves when the server has ended.

@@ -31,7 +31,7 @@ from weftline_server.journal.journal import Key
 from weftline_server.journal.replay import Unreadable
 from weftline_server.journal.shared_journal import Make, SharedJournal
 from weftline_server.journal.store import Stored
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 log = logging.getLogger("weftline.cluster")
 
@@ -42,7 +42,7 @@ AGAIN_S = 0.5  # between two attempts to join again
 _CHOSEN = "\x01"  # before an id that a client chose, among the keys; no client's key has it
 
 
-Restored = Callable[[Make], Iterable[Session]]
+Restored = Callable[[Make], Iterable[ServerSession]]
 
 
 class TallyExchange(Protocol):

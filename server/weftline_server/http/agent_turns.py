@@ -14,8 +14,8 @@ from weftline_server.lowering.kinds.turn import TakenCall, turn_body, turns
 from weftline_server.observe.view import output_step
 from weftline_server.prompt.tool_parser import Delta, Said
 from weftline_server.runtime.service import Service
-from weftline_server.session.session import Session
-from weftline_server.session.task import Step
+from weftline_server.session.session import ServerSession
+from weftline_server.session.task import PrimitiveTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class AgentTurns:
     `answers` are those that were not written again, as far as they were read.
     """
 
-    def __init__(self, service: Service, session: Session, first: str) -> None:
+    def __init__(self, service: Service, session: ServerSession, first: str) -> None:
         self._service = service
         self._session = session
         self._first = first
@@ -123,7 +123,7 @@ class AgentTurns:
         return messages
 
     @property
-    def step(self) -> Step:
+    def step(self) -> PrimitiveTimes:
         """The step of the last answer."""
         step = output_step(self._session, self.last.writes[0])
         assert step is not None, "the answer has begun"

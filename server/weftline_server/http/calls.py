@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from weftline.contract.errors import InvalidRequest, WeftlineError
-from weftline.contract.protocol import Get, Submit
+from weftline.contract.protocol import GetBody, SubmitBody
 from weftline_server.graph.primitive import Task
 from weftline_server.http.direct import Direct
 from weftline_server.http.event_stream import EventStream, sse, sse_or_error
@@ -31,7 +31,7 @@ from weftline_server.observe.snapshot import Snapshot
 from weftline_server.observe.view import graph_parts
 from weftline_server.runtime.service import Service, SessionHolds
 from weftline_server.session.origin import name_run
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 router = APIRouter(prefix="/v1", tags=["calls"], route_class=Direct)
 
@@ -39,11 +39,11 @@ RESUME_S = 2.0  # seconds that work continues after a stream was cut off
 _NUMBER = re.compile("[0-9]+")
 
 
-@router.post("/submit", openapi_extra=schema(Submit), response_model=None)
+@router.post("/submit", openapi_extra=schema(SubmitBody), response_model=None)
 async def submit(request: Request) -> Response:
     """Add calls, all or none. Those whose inputs are ready start at once."""
     service, tenant = asking(request)
-    body = await read(request, Submit)
+    body = await read(request, SubmitBody)
     config = state_of(request.app).config
     if len(body.calls) + len(body.steps) > config.max_calls:
         raise InvalidRequest(
@@ -96,7 +96,7 @@ def durability(service: Service) -> dict[str, str]:
     return {} if service.registry.journal is None else {"Weftline-Durable": "true"}
 
 
-def _session(service: Service, runs: Runs, tenant: str, body: Submit) -> Session:
+def _session(service: Service, runs: Runs, tenant: str, body: SubmitBody) -> ServerSession:
     """The session that a submit names, or a new one."""
     if body.session_id is None:
         return service.open(tenant, stays=not body.close, alias="")
@@ -106,7 +106,7 @@ def _session(service: Service, runs: Runs, tenant: str, body: Submit) -> Session
 
 
 async def _held(
-    holds: SessionHolds, session: Session, events: AsyncGenerator[bytes, None]
+    holds: SessionHolds, session: ServerSession, events: AsyncGenerator[bytes, None]
 ) -> AsyncGenerator[bytes, None]:
     """The events of a stream that nobody can resume elsewhere."""
     holds.add(session)
@@ -122,8 +122,8 @@ async def _whole_run(
     service: Service,
     renderings: Renderings,
     runs: Runs,
-    session: Session,
-    body: Submit,
+    session: ServerSession,
+    body: SubmitBody,
     response: dict[str, Any],
     whole: bool,
 ) -> AsyncGenerator[bytes, None]:
@@ -134,7 +134,7 @@ async def _whole_run(
         if body.stream is None:
             events = watch(service, renderings, session, body)
         else:
-            get = Get(session_id=session.id, semantic_var_id=body.stream)
+            get = GetBody(session_id=session.id, semantic_var_id=body.stream)
             events = _events(service, renderings, session, get, offset=0)
         async with aclosing(events):
             async for event in events:
@@ -148,7 +148,7 @@ async def _whole_run(
             service.close(session)
 
 
-async def _large(request: Request, session: Session, values: dict[str, Any]) -> Held | None:
+async def _large(request: Request, session: ServerSession, values: dict[str, Any]) -> Held | None:
     """The renderings of the values if any of them is large, as soon as there is room for them."""
     if all(map(is_small, values.values())):
         return None
@@ -179,14 +179,14 @@ def _with_values(
     yield f'}},"graph":{graph}}}' if graph else "}}"
 
 
-async def _graph(service: Service, session: Session, whole: bool) -> str:
+async def _graph(service: Service, session: ServerSession, whole: bool) -> str:
     """The session's graph at this moment, as JSON."""
     return await json_text(
         graph_parts(Snapshot(session), service.engines.statuses, whole_server=whole)
     )
 
 
-def _submitted(session: Session, tasks: Sequence[Task]) -> dict[str, Any]:
+def _submitted(session: ServerSession, tasks: Sequence[Task]) -> dict[str, Any]:
     return {
         "session_id": session.id,
         "calls": [
@@ -206,7 +206,9 @@ def _submitted(session: Session, tasks: Sequence[Task]) -> dict[str, Any]:
     }
 
 
-async def _values(service: Service, session: Session, variables: Sequence[str]) -> dict[str, Any]:
+async def _values(
+    service: Service, session: ServerSession, variables: Sequence[str]
+) -> dict[str, Any]:
     """The values of all `variables`; the first failure ends the wait for the others."""
     wanted = dict.fromkeys(variables)  # each once, however often it is named
     for variable in wanted:
@@ -219,11 +221,11 @@ async def _values(service: Service, session: Session, variables: Sequence[str]) 
     return {variable.id: variable.value for variable in found}
 
 
-@router.post("/get", openapi_extra=schema(Get), response_model=None)
+@router.post("/get", openapi_extra=schema(GetBody), response_model=None)
 async def get(request: Request) -> Response:
     """Wait for a variable, or stream it as server-sent events."""
     service, tenant = state_of(request.app).service, tenant_of(request)
-    body = await read(request, Get)
+    body = await read(request, GetBody)
     session = service.registry.find(tenant, body.session_id)
     if body.stream or "text/event-stream" in request.headers.get("accept", ""):
         # A variable that will not come is an error status, not an event after a status of 200.
@@ -270,8 +272,8 @@ def _since(last_event_id: str | None) -> tuple[int, int]:
 async def _events(
     service: Service,
     renderings: Renderings,
-    session: Session,
-    body: Get,
+    session: ServerSession,
+    body: GetBody,
     offset: int,
     attempt: int = 0,
     grace_s: float = 0.0,

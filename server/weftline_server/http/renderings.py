@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from weftline_server.observe.parts import to_json
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 PIECE_CHARS = 1 << 16  # sent at once; about what a connection holds for a slow reader
 # Of a tenant, and of all. Eight of the largest bodies, and one each of many tenants. A client that
@@ -45,7 +45,7 @@ class Renderings:
         self.bytes: Counter[str] = Counter()  # under way, by tenant
         self.made = 0
 
-    def has_room(self, session: Session, variables: Sequence[str]) -> bool:
+    def has_room(self, session: ServerSession, variables: Sequence[str]) -> bool:
         """Whether these values may be rendered now. What is rendered already needs no room."""
         if all((session.id, variable) in self._now for variable in variables):
             return True
@@ -58,7 +58,7 @@ class Renderings:
         self._waiting.append(future)
         await future
 
-    def enter(self, session: Session, variables: Sequence[str]) -> Held:
+    def enter(self, session: ServerSession, variables: Sequence[str]) -> Held:
         """Render the values of ready variables, where no other reader has them. There is room."""
         found = {}
         for variable in variables:
@@ -72,7 +72,7 @@ class Renderings:
             found[variable] = one
         return Held(self, session, found)
 
-    def leave(self, session: Session, found: Mapping[str, Rendering]) -> None:
+    def leave(self, session: ServerSession, found: Mapping[str, Rendering]) -> None:
         """A reader has its values. Only `Held` says so, once."""
         for variable, one in found.items():
             one.readers -= 1
@@ -91,7 +91,7 @@ class Held:
     """The renderings of one reader, until it has read them."""
 
     def __init__(
-        self, renderings: Renderings, session: Session, found: Mapping[str, Rendering]
+        self, renderings: Renderings, session: ServerSession, found: Mapping[str, Rendering]
     ) -> None:
         self._renderings = renderings
         self._session = session

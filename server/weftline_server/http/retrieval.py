@@ -15,13 +15,13 @@ from starlette.responses import JSONResponse, Response
 
 from weftline.contract.bodies import LooseBody, StrictBody
 from weftline.contract.errors import InvalidRequest
-from weftline.contract.protocol import Submit
+from weftline.contract.protocol import SubmitBody
 from weftline.contract.steps import Embed, Rerank, Source, Step
 from weftline_server.http.direct import Direct
 from weftline_server.http.state import asking
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.runtime.service import Service
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 router = APIRouter(tags=["retrieval"], route_class=Direct)
 
@@ -178,9 +178,9 @@ async def run_steps(
 ) -> tuple[list[Any], int, str]:
     """Run steps in a session of their own: their values, the sum of their tokens, and what ran
     them."""
-    session: Session = service.open(tenant, stays=False)
+    session: ServerSession = service.open(tenant, stays=False)
     try:
-        tasks = await service.submit(session, Submit(steps=tuple(steps)))
+        tasks = await service.submit(session, SubmitBody(steps=tuple(steps)))
         values, tokens = [], 0
         for task in tasks:
             values.append((await service.readers.get(session, task.writes[0])).value)

@@ -22,18 +22,18 @@ from weftline_server.observe.prompt_view import call_view
 from weftline_server.observe.search import MAX_TEXT, found_in
 from weftline_server.observe.snapshot import Snapshot
 from weftline_server.observe.view import graph_parts, story_view
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 router = APIRouter(prefix="/v1/session", tags=["sessions"])
 lists = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
 
-def _looked(session_id: str, request: Request, tenant: Tenant) -> Session:
+def _looked(session_id: str, request: Request, tenant: Tenant) -> ServerSession:
     """The session to show. A client may use the id that it chose."""
     return state_of(request.app).runs.look(tenant, session_id)
 
 
-Looked = Annotated[Session, Depends(_looked)]
+Looked = Annotated[ServerSession, Depends(_looked)]
 
 FOLLOW_S = 0.25  # between two looks at a session that a page follows
 

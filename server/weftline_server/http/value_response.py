@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from weftline_server.http.event_stream import JsonStream
 from weftline_server.http.renderings import Held, Renderings
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -28,7 +28,7 @@ class ValueResponse(JsonStream):
 
 
 async def value_event(
-    renderings: Renderings, session: Session, variable: str, fields: str, id: str
+    renderings: Renderings, session: ServerSession, variable: str, fields: str, id: str
 ) -> AsyncGenerator[bytes, None]:
     """A server-sent event `value` with a large value, which comes after the other `fields`, a JSON
     object. Its pieces are parts of one event.

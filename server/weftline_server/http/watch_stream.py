@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import asdict
 
 from weftline.contract.errors import EngineUnavailable, StorageFull, WeftlineError
-from weftline.contract.protocol import Submit
+from weftline.contract.protocol import SubmitBody
 from weftline_server.http.agent_turns import AgentTurns, ClientCall, Written
 from weftline_server.http.event_stream import sse
 from weftline_server.http.openai.replies import finish_reason, usage_body
@@ -22,8 +22,8 @@ from weftline_server.observe.view import value_parts
 from weftline_server.prompt.tool_parser import Delta, Said
 from weftline_server.runtime.service import Service
 from weftline_server.session.client_values import client_step
-from weftline_server.session.session import Session
-from weftline_server.session.variable import Variable
+from weftline_server.session.session import ServerSession
+from weftline_server.session.variable import SessionVariable
 
 MAX_UNSENT = 256  # events of a watch; a slow reader must not fill the server's memory
 
@@ -35,7 +35,7 @@ def event_id(attempt: int, end: int) -> str:
     return f"{attempt}.{end}" if attempt else str(end)
 
 
-def leaves(service: Service, variable: Variable, error: WeftlineError) -> bool:
+def leaves(service: Service, variable: SessionVariable, error: WeftlineError) -> bool:
     """Whether the session goes on later, or at another server, and so may the variable.
 
     The stream then ends without its last event, as it does when the server is killed, and the
@@ -48,7 +48,7 @@ def leaves(service: Service, variable: Variable, error: WeftlineError) -> bool:
 
 
 async def watch(
-    service: Service, renderings: Renderings, session: Session, body: Submit
+    service: Service, renderings: Renderings, session: ServerSession, body: SubmitBody
 ) -> AsyncGenerator[bytes, None]:
     """One `value` or `failed` event for each watched variable; with `parts` also its text in parts.
 
@@ -85,7 +85,7 @@ class _Watching:
     its turn has come, so that a large one does not arrive after what followed from it.
     """
 
-    def __init__(self, service: Service, session: Session, body: Submit) -> None:
+    def __init__(self, service: Service, session: ServerSession, body: SubmitBody) -> None:
         self.events: asyncio.Queue[tuple[bytes | str, bool]] = asyncio.Queue(MAX_UNSENT)
         self._service = service
         self._session = session
@@ -176,7 +176,7 @@ class _Watching:
         await self.events.put((sse("part", said, id=f"{variable} {place}"), False))
 
 
-def _agent(session: Session, variable: str) -> str | None:
+def _agent(session: ServerSession, variable: str) -> str | None:
     """The task of the agent whose answer the variable is; None of another variable."""
     producer = session.graph.producer.get(variable)
     if producer is None or not isinstance(session.graph.primitives[producer].body, AnswerBody):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weftline.contract.errors import EngineUnavailable
 
 if TYPE_CHECKING:
-    from weftline_server.session.session import Session
+    from weftline_server.session.session import ServerSession
 
 AGAIN_S = 1.0  # when to ask again
 
@@ -21,7 +21,7 @@ class SessionMoved(EngineUnavailable):
     error by the name of its base class. `session` is None where it may be any.
     """
 
-    def __init__(self, session: Session | None = None) -> None:
+    def __init__(self, session: ServerSession | None = None) -> None:
         super().__init__(
             "another server goes on with the session: ask again", retry_after_s=AGAIN_S
         )

@@ -23,7 +23,7 @@ from weftline_server.journal.store import Close, Drop, JournalStoreConfig, Keyed
 from weftline_server.journal.writer import Item, SessionRecord, Sweep, WriteProgress, Writer
 from weftline_server.session import events as ev
 from weftline_server.session.resumption import runs_once
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 log = logging.getLogger("weftline.journal")
 
@@ -83,7 +83,7 @@ class Journal:
         self.salt_key = self._salt_key()  # from which the salts of tenants' caches are made
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writer: Writer | None = None
-        self._tracks: WeakKeyDictionary[Session, RecordTrack] = WeakKeyDictionary()
+        self._tracks: WeakKeyDictionary[ServerSession, RecordTrack] = WeakKeyDictionary()
         self._number = self._store.last_number()
         self._earlier: dict[tuple[str, str], Earlier] = {}
         # The ids of open sessions by tenant and the id that the client chose.
@@ -119,7 +119,9 @@ class Journal:
         elif self._loop is None:
             self._store.close()
 
-    def stored(self, make: Callable[[str, str, float, bool], Session]) -> Iterator[Session]:
+    def stored(
+        self, make: Callable[[str, str, float, bool], ServerSession]
+    ) -> Iterator[ServerSession]:
         """Every session in the store as it was, the open ones first. Those that cannot be read are
         logged and left out.
         """
@@ -139,7 +141,7 @@ class Journal:
         """The event with which a restored session goes on."""
         return resumed(self._now(), self.run)
 
-    def opened(self, session: Session, alias: str) -> None:
+    def opened(self, session: ServerSession, alias: str) -> None:
         """Record a session from now on."""
         self._number += 1
         at = self.clock.wall(session.opened)
@@ -148,7 +150,7 @@ class Journal:
 
     def note(
         self,
-        session: Session,
+        session: ServerSession,
         event: ev.SessionEvent,
         actions: list[ev.Action],
         key: Key | None = None,
@@ -189,12 +191,12 @@ class Journal:
             )
         return found
 
-    def has_lost(self, session: Session) -> bool:
+    def has_lost(self, session: ServerSession) -> bool:
         """Whether another server goes on with the session."""
         track = self._tracks.get(session)
         return track is not None and track.gone
 
-    async def begin(self, session: Session, primitive: str) -> None:
+    async def begin(self, session: ServerSession, primitive: str) -> None:
         """Record that an engine may have begun a primitive that must not run twice.
 
         While the store cannot be written this waits: the primitive did nothing yet, and may begin
@@ -213,7 +215,7 @@ class Journal:
         self._hurry()
         await self._ledger.written(track.mark, track.number)
 
-    def admit(self, session: Session | None = None) -> None:
+    def admit(self, session: ServerSession | None = None) -> None:
         """Raise StorageFull while nothing can be written, unless this session is not kept."""
         if session is None or session in self._tracks:
             self._ledger.admit()
@@ -223,7 +225,7 @@ class Journal:
         """Why nothing can be written; "" if it can."""
         return self._ledger.error
 
-    async def kept(self, session: Session, *, may_have_moved: bool = False) -> None:
+    async def kept(self, session: ServerSession, *, may_have_moved: bool = False) -> None:
         """Return when all of the session so far is on disk. Raises StorageFull.
 
         Raises EngineUnavailable where the session has ended only because the server does, and

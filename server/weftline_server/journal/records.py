@@ -26,7 +26,7 @@ from weftline_server.lowering.kinds.prompt import task_of
 from weftline_server.lowering.kinds.tool import ToolBody, of_request, task_of_tool
 from weftline_server.lowering.kinds.turn import AgentSetup, as_turn, first_run
 from weftline_server.session import events as ev
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 VERSION = 1
 
@@ -71,7 +71,7 @@ class Noted:
     sent: tuple[float, str, str] | None = None  # when, the engine, its machine
 
 
-def noted(session: Session, event: ev.SessionEvent, actions: list[ev.Action]) -> Noted | None:
+def noted(session: ServerSession, event: ev.SessionEvent, actions: list[ev.Action]) -> Noted | None:
     """What is recorded of an event that the session has just handled; None for nothing."""
     match event:
         case ev.PrimitiveFinished():
@@ -90,7 +90,9 @@ def noted(session: Session, event: ev.SessionEvent, actions: list[ev.Action]) ->
     return Noted(event) if type(event) in _WRITERS else None
 
 
-def _end(session: Session, event: ev.PrimitiveFinished, actions: list[ev.Action]) -> Noted | None:
+def _end(
+    session: ServerSession, event: ev.PrimitiveFinished, actions: list[ev.Action]
+) -> Noted | None:
     run = session.primitives.get(event.primitive)
     if run is None or run.step is None:
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from weftline_server.journal.records import Clock, decode
 from weftline_server.session import events as ev
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ def replay(
     opened: Opened,
     records: Iterable[bytes],
     clock: Clock,
-    make: Callable[[str, str, float, bool], Session],
-) -> Session:
+    make: Callable[[str, str, float, bool], ServerSession],
+) -> ServerSession:
     """The session after its records. `make` takes its id, its tenant, when it was opened, and
     whether it stays. Nothing of it runs. Raises Unreadable.
     """

@@ -13,9 +13,9 @@ from weftline_server.journal.records import Clock
 from weftline_server.journal.replay import replay
 from weftline_server.journal.store import Keyed, Stored
 from weftline_server.journal.writer import WriteProgress
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
-Make = Callable[[str, str, float, bool], Session]
+Make = Callable[[str, str, float, bool], ServerSession]
 
 
 class SharedJournal(Journal):
@@ -47,7 +47,7 @@ class SharedJournal(Journal):
 
     def adopted(
         self, one: Stored, records: Iterable[bytes], keys: Iterable[Keyed], make: Make
-    ) -> Session:
+    ) -> ServerSession:
         """A session that this server owns from now on, as it was. Raises Unreadable."""
         session = self.viewed(one, records, make)
         self._tracks[session] = RecordTrack(one.number)
@@ -56,7 +56,7 @@ class SharedJournal(Journal):
         self.remember(one, keys)
         return session
 
-    def viewed(self, one: Stored, records: Iterable[bytes], make: Make) -> Session:
+    def viewed(self, one: Stored, records: Iterable[bytes], make: Make) -> ServerSession:
         """A stored session, to look at. Raises Unreadable."""
         clock = Clock(self.clock.offset, self._now())
         return replay(one.opened, map(self._opened_record(one.number), records), clock, make)
@@ -70,12 +70,12 @@ class SharedJournal(Journal):
         """Whether a request with this key is answered with what it did at another server."""
         return (key.tenant, key.key) in self._earlier
 
-    def owns(self, session: Session) -> bool:
+    def owns(self, session: ServerSession) -> bool:
         """Whether the session is recorded here."""
         track = self._tracks.get(session)
         return track is not None and not track.gone
 
-    def let_go(self, session: Session) -> int:
+    def let_go(self, session: ServerSession) -> int:
         """Record nothing more of a session, which another server will go on with. Return its
         number.
         """

@@ -8,7 +8,7 @@ from typing import Any
 
 from weftline.contract import predicates
 from weftline.contract.errors import InvalidRequest
-from weftline.contract.protocol import Call, InOut, Submit
+from weftline.contract.protocol import Call, InOut, SubmitBody
 from weftline.contract.steps import StepBase
 from weftline.contract.transforms import MAX_SPECS, OPS
 from weftline_server.lowering.step import Kinds, repeated_body
@@ -25,7 +25,7 @@ MAX_SEGMENTS_BY_OUTPUTS = 100_000
 MAX_PLACEHOLDERS = 50_000  # of a submit: five for each of the most calls
 
 
-def costly_specs(submit: Submit, kinds: Kinds) -> list[Spec]:
+def costly_specs(submit: SubmitBody, kinds: Kinds) -> list[Spec]:
     """The transforms and predicates of `submit` that must be compiled or may take long.
 
     Raises InvalidRequest for a list that is too long.

@@ -8,7 +8,7 @@ from operator import attrgetter
 from weftline.contract.protocol import Call, Message, Segment
 from weftline_server.lowering.bounds import is_small
 from weftline_server.prompt.render import value_text
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 from weftline_server.session.variable import VariableState
 
 # Characters that the claims of one request may be looked for in. A claim is advice, so those beyond
@@ -20,7 +20,7 @@ _SOURCE = attrgetter("from_var")
 class Sources:
     """The claims of one request, looked up in `session`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ServerSession) -> None:
         self._session = session
         self._left = MAX_SEARCHED
         self._texts: dict[str, tuple[str, ...]] = {}  # of the variables that were named so far

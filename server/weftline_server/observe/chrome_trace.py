@@ -8,7 +8,7 @@ from typing import Any
 from weftline_server.observe.parts import Parts, in_parts
 from weftline_server.observe.snapshot import Snapshot
 from weftline_server.observe.view import edges, note_readers
-from weftline_server.session.task import Step, TaskRun
+from weftline_server.session.task import PrimitiveTimes, TaskRun
 
 _CALLS = 1  # the only process of the trace
 _MICRO = 1_000_000
@@ -62,7 +62,7 @@ def _slices(run: TaskRun) -> Iterator[Slice]:
             yield from _phases(step)
 
 
-def _phases(step: Step) -> Iterator[Slice]:
+def _phases(step: PrimitiveTimes) -> Iterator[Slice]:
     usage, finished = step.usage, step.finished
     assert usage is not None and finished is not None, "the output has ended"
     engine = {"engine": step.engine}

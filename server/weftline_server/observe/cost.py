@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Usage
-from weftline_server.session.session import Session
-from weftline_server.session.task import Step, TaskRun
+from weftline_server.session.session import ServerSession
+from weftline_server.session.task import PrimitiveTimes, TaskRun
 
 MILLION = 1_000_000
 
@@ -69,14 +69,14 @@ class Prices:
             total += Cost(paid / MILLION, saved / MILLION)
         return total
 
-    def of_step(self, model: str, step: Step) -> Cost:
+    def of_step(self, model: str, step: PrimitiveTimes) -> Cost:
         """The cost of one output; nothing before it has ended."""
         return Cost() if step.usage is None else self.of_usages(model, (step.usage,))
 
     def of_task(self, run: TaskRun) -> Cost:
         return sum((self.of_step(run.task.resource, step) for step in run.steps), Cost())
 
-    def of_session(self, session: Session) -> Cost:
+    def of_session(self, session: ServerSession) -> Cost:
         """The cost of a session so far."""
         return sum((self.of_task(run) for run in session.tasks.values()), Cost())
 

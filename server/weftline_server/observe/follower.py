@@ -8,7 +8,7 @@ from typing import Any
 
 from weftline_server.observe.critical import critical_view
 from weftline_server.observe.view import edges_view, task_view
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 from weftline_server.session.task import TaskRun
 
 # Tasks in one message: their JSON takes some milliseconds of the event loop.
@@ -21,7 +21,7 @@ _Look = tuple[object, ...]
 class Follower:
     """One reader of a session. A task is looked at until it has ended and its end was told."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ServerSession) -> None:
         self._session = session
         self._live: dict[str, tuple[TaskRun, _Look | None]] = {}
         self._known = 0  # tasks

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from weftline_server.observe.cost import Prices
 from weftline_server.observe.tally import Tally
-from weftline_server.session.session import Session
-from weftline_server.session.task import Step
+from weftline_server.session.session import ServerSession
+from weftline_server.session.task import PrimitiveTimes
 
 
 class Latencies:
@@ -25,7 +25,7 @@ class Latencies:
             "http_request", "From an HTTP request to its first bytes", "route"
         )
 
-    def output_ended(self, step: Step, model: str) -> None:
+    def output_ended(self, step: PrimitiveTimes, model: str) -> None:
         usage, generate_s = step.usage, step.generate_s
         if usage is None or generate_s is None:
             return
@@ -33,7 +33,7 @@ class Latencies:
         if usage.output_tokens > 1:
             self._between.observe(generate_s / (usage.output_tokens - 1), model)
 
-    def call_ended(self, submitted: float, steps: Sequence[Step], model: str) -> None:
+    def call_ended(self, submitted: float, steps: Sequence[PrimitiveTimes], model: str) -> None:
         """Note a call that has generated all its outputs."""
         last = steps[-1].finished if steps else None
         if last is not None:
@@ -65,7 +65,7 @@ class Tenants:
             "tenant_saved", "What the KV cache saved a tenant by these prices", "tenant", "model"
         )
 
-    def output_ended(self, session: Session, step: Step, model: str) -> None:
+    def output_ended(self, session: ServerSession, step: PrimitiveTimes, model: str) -> None:
         usage = step.usage
         if usage is None:
             return

@@ -11,7 +11,7 @@ from typing import Any
 from weftline.contract.protocol import Message, Segment
 from weftline_server.graph.primitive import Task
 from weftline_server.observe.cost import Prices
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 MOST = 1000  # rows of a list
 # Tasks that are added up in one turn of the event loop: about a millisecond.
@@ -19,7 +19,9 @@ TURN_TASKS = 1000
 WORDS_CHARS = 80  # of a template's first words, which name a session
 
 
-async def listing(sessions: Sequence[Session], prices: Prices, wall: float) -> list[dict[str, Any]]:
+async def listing(
+    sessions: Sequence[ServerSession], prices: Prices, wall: float
+) -> list[dict[str, Any]]:
     """A row for each session.
 
     Long lists are made in many turns of the event loop, so that other requests run in between.
@@ -48,7 +50,7 @@ def merged(lists: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
     }
 
 
-def row(session: Session, now: float, wall: float) -> dict[str, Any]:
+def row(session: ServerSession, now: float, wall: float) -> dict[str, Any]:
     """One session. `wall` is the difference of the wall clock to the sessions' clock.
 
     `name` is what the client calls the run, else the first words of its first call. Runs of one
@@ -90,7 +92,7 @@ def row(session: Session, now: float, wall: float) -> dict[str, Any]:
     }
 
 
-def _named(session: Session) -> dict[str, str]:
+def _named(session: ServerSession) -> dict[str, str]:
     """The session's name, and that of its application."""
     first = next(iter(session.tasks.values()), None)
     if first is None:

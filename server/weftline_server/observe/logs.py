@@ -16,7 +16,7 @@ from weftline.contract.errors import WeftlineError
 from weftline_server.lowering.kinds.prompt import outputs_of
 from weftline_server.runtime.prompts import body_of, parts_before
 from weftline_server.session.origin import ORIGIN
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 from weftline_server.session.task import TaskRun
 
 log = logging.getLogger("weftline.calls")
@@ -84,7 +84,7 @@ class CallLog:
     def __init__(self, prompts: bool) -> None:
         self._prompts = prompts
 
-    def task_ended(self, session: Session, run: TaskRun) -> None:
+    def task_ended(self, session: ServerSession, run: TaskRun) -> None:
         """Log `run`, unless its lines are switched off."""
         if not log.isEnabledFor(logging.INFO):
             return
@@ -94,11 +94,11 @@ class CallLog:
         what = "step" if run.task.call is None else "call"
         log.info("%s %s", what, run.state.value, extra={FIELDS: fields})
 
-    def session_closed(self, session: Session) -> None:
+    def session_closed(self, session: ServerSession) -> None:
         """Nothing: a line is of a call."""
 
 
-def _fields(session: Session, run: TaskRun) -> dict[str, Any]:
+def _fields(session: ServerSession, run: TaskRun) -> dict[str, Any]:
     """The call's ids, its seconds in each phase, its tokens and its error."""
     phases = [step.phases for step in run.steps if step.phases is not None]
     usages = [step.usage for step in run.steps if step.usage is not None]
@@ -125,7 +125,7 @@ def _fields(session: Session, run: TaskRun) -> dict[str, Any]:
     }
 
 
-def _texts(session: Session, run: TaskRun) -> dict[str, Any]:
+def _texts(session: ServerSession, run: TaskRun) -> dict[str, Any]:
     """The prompt before the last output that was begun, if any, and the text of every output."""
     prompt: Any = None
     if run.steps:  # a call without a step never got its inputs

@@ -21,8 +21,8 @@ from weftline_server.observe.instruments import Latencies, Tenants
 from weftline_server.observe.tally import Tally
 from weftline_server.runtime.service import EngineStatus, Service
 from weftline_server.schedule.engines.member import EngineState
-from weftline_server.session.session import Session
-from weftline_server.session.task import RunState, Step, TaskRun
+from weftline_server.session.session import ServerSession
+from weftline_server.session.task import PrimitiveTimes, RunState, TaskRun
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -78,7 +78,7 @@ class Metrics:
         """All metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
-    def task_ended(self, session: Session, run: TaskRun) -> None:
+    def task_ended(self, session: ServerSession, run: TaskRun) -> None:
         """Count a call that has ended, and each output that it generated; or another step."""
         model = run.task.resource or "none"
         criterion = session.plan.objective.get(run.primitives[0].id, "latency")
@@ -96,10 +96,10 @@ class Metrics:
             self.latencies.output_ended(step, model)
             self._tenants.output_ended(session, step, model)
 
-    def session_closed(self, session: Session) -> None:
+    def session_closed(self, session: ServerSession) -> None:
         """Nothing: what a session did is counted with its tasks."""
 
-    def _output_ended(self, step: Step, model: str, criterion: str) -> None:
+    def _output_ended(self, step: PrimitiveTimes, model: str, criterion: str) -> None:
         usage, phases, engine = step.usage, step.phases, step.engine or "none"
         if usage is None or phases is None:
             return

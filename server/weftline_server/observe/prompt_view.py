@@ -10,12 +10,14 @@ from weftline_server.observe.cost import Prices
 from weftline_server.observe.placement_view import placement_view
 from weftline_server.observe.view import task_view
 from weftline_server.prompt.render import value_text
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 SHOWN_CHARS = 20_000  # of one segment; `chars` says how many it has
 
 
-def call_view(session: Session, id: str, prices: Prices, *, whole: bool = False) -> dict[str, Any]:
+def call_view(
+    session: ServerSession, id: str, prices: Prices, *, whole: bool = False
+) -> dict[str, Any]:
     """A task of the session with its prompt. A step that is no call has none.
 
     `whole` is as for `graph_view`. Raises UnknownCall.
@@ -39,7 +41,7 @@ def _bound(call: Call, writes: tuple[str, ...]) -> list[tuple[str, str]]:
     return list(zip(outputs, writes, strict=True))
 
 
-def _segments(session: Session, call: Call, outputs: dict[str, str]) -> list[dict[str, Any]]:
+def _segments(session: ServerSession, call: Call, outputs: dict[str, str]) -> list[dict[str, Any]]:
     holders = {holder.name: holder for holder in call.placeholders}
     found = []
     for item in call.prompt:
@@ -51,7 +53,7 @@ def _segments(session: Session, call: Call, outputs: dict[str, str]) -> list[dic
 
 
 def _segment(
-    session: Session,
+    session: ServerSession,
     segment: Segment,
     holders: dict[str, Placeholder],
     outputs: dict[str, str],
@@ -76,7 +78,7 @@ def _segment(
     }
 
 
-def _text_of(session: Session, variable: str) -> str:
+def _text_of(session: ServerSession, variable: str) -> str:
     """The text of a variable so far; a value that is no text as JSON."""
     found = session.variables[variable]
     return found.text or ("" if found.value is None else value_text(found.value))

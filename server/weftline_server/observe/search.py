@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from weftline.contract.protocol import Call
 from weftline_server.lowering.bounds import is_small
 from weftline_server.prompt.render import value_text
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 MAX_TEXT = 256  # characters to search for
 # Characters that one search reads. 64 million take 0.2 s of the server's time, in many turns.
@@ -17,12 +17,14 @@ TURN_CHARS = 1 << 20  # that are read in one turn of the event loop, in about 3 
 LONGEST = 1 << 20  # characters that are read of one text
 
 
-async def found_in(sessions: Sequence[Session], text: str) -> tuple[list[Session], bool]:
+async def found_in(
+    sessions: Sequence[ServerSession], text: str
+) -> tuple[list[ServerSession], bool]:
     """The sessions whose prompts or values contain `text`, whatever its case; and whether all were
     read. The newest are read first.
     """
     wanted = text.casefold()
-    found: list[Session] = []
+    found: list[ServerSession] = []
     read = turn = 0
     for session in sessions:
         for part in _texts(session):
@@ -39,7 +41,7 @@ async def found_in(sessions: Sequence[Session], text: str) -> tuple[list[Session
     return found, True
 
 
-def _texts(session: Session) -> Iterator[str]:
+def _texts(session: ServerSession) -> Iterator[str]:
     """The texts of its prompts, then those of its variables."""
     for run in list(session.tasks.values()):
         if run.task.call is not None:

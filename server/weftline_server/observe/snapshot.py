@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from weftline_server.graph.wiring import Wiring
 from weftline_server.passes import Plan
-from weftline_server.session.session import Session
-from weftline_server.session.task import LIVE, PrimitiveRun, Step, TaskRun
+from weftline_server.session.session import ServerSession
+from weftline_server.session.task import LIVE, PrimitiveRun, PrimitiveTimes, TaskRun
 from weftline_server.session.variable import VariableState
 
 PART = 256  # tasks that are put together between two pauses, in 1 ms
@@ -20,7 +20,7 @@ class Snapshot:
     together of that by `restore`, a part at a time.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ServerSession) -> None:
         self.id = session.id
         self.opened = session.opened
         self.ended = session.ended
@@ -69,9 +69,9 @@ def _wired(graph: Wiring) -> Wiring:
     return made
 
 
-def _kept(run: PrimitiveRun) -> Step | None:
+def _kept(run: PrimitiveRun) -> PrimitiveTimes | None:
     """The step as it is now; one that has ended does not change any more."""
     return replace(run.step) if run.step is not None and run.state in LIVE else run.step
 
 
-Seen = Session | Snapshot  # both can be shown
+Seen = ServerSession | Snapshot  # both can be shown

@@ -20,8 +20,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from weftline_server.observe.view import edges_view
 from weftline_server.session.origin import span_of, trace_of
-from weftline_server.session.session import Session
-from weftline_server.session.task import RunState, Step, TaskRun
+from weftline_server.session.session import ServerSession
+from weftline_server.session.task import PrimitiveTimes, RunState, TaskRun
 
 _NANO = 1_000_000_000
 # Of a session; later ones have no span. A thousand take 30 ms of the event loop.
@@ -58,10 +58,10 @@ class SessionSpans:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("weftline")
 
-    def task_ended(self, session: Session, run: TaskRun) -> None:
+    def task_ended(self, session: ServerSession, run: TaskRun) -> None:
         """Nothing: spans are made when the session is closed."""
 
-    def session_closed(self, session: Session) -> None:
+    def session_closed(self, session: ServerSession) -> None:
         """Make the spans of a session that has ended. One without a task has none."""
         if not session.tasks:
             return
@@ -151,7 +151,7 @@ def described(run: TaskRun) -> tuple[str, dict[str, str | int | float | list[str
     return f"chat {task.resource}", found
 
 
-def _used(steps: list[Step]) -> dict[str, str | int | float | list[str]]:
+def _used(steps: list[PrimitiveTimes]) -> dict[str, str | int | float | list[str]]:
     usages = [step.usage for step in steps if step.usage is not None]
     first = steps[0]
     return {

@@ -15,13 +15,13 @@ from weftline_server.observe.parts import Parts, in_parts, whole
 from weftline_server.observe.placement_view import placement_view
 from weftline_server.observe.snapshot import Seen, Snapshot
 from weftline_server.runtime.service import EngineStatus
-from weftline_server.session.session import Session
-from weftline_server.session.task import Step, TaskRun
+from weftline_server.session.session import ServerSession
+from weftline_server.session.task import PrimitiveTimes, TaskRun
 
 NOTED = 1024  # tasks whose edges are looked up between two pauses, in 3 ms
 
 
-def story_view(session: Session) -> list[dict[str, Any]]:
+def story_view(session: ServerSession) -> list[dict[str, Any]]:
     """The session's newest events, oldest first; `t` is seconds since the session was opened."""
     return [
         {
@@ -35,25 +35,25 @@ def story_view(session: Session) -> list[dict[str, Any]]:
     ]
 
 
-def output_step(session: Session, variable: str) -> Step | None:
+def output_step(session: ServerSession, variable: str) -> PrimitiveTimes | None:
     """The step that generates `variable`; None if a client sets it, or if it has not begun."""
     primitive = session.graph.producer.get(variable)
     return None if primitive is None else session.primitives[primitive].step
 
 
-def value_view(session: Session, variable: str) -> dict[str, Any]:
+def value_view(session: ServerSession, variable: str) -> dict[str, Any]:
     """The value of a ready variable, and how it was generated unless the client has set it."""
     return whole(value_parts(session, variable))
 
 
-def value_parts(session: Session, variable: str) -> Parts:
+def value_parts(session: ServerSession, variable: str) -> Parts:
     """What `value_view` gives, in parts. A ready variable does not change while they are made."""
     yield "semantic_var_id", variable
     yield "value", session.variable(variable).value
     yield from _made(session, variable)
 
 
-def _made(session: Session, variable: str) -> Parts:
+def _made(session: ServerSession, variable: str) -> Parts:
     """How a ready variable was generated.
 
     The value of a branch is made by the call that it took, whose variable is `taken`. For the list
@@ -78,13 +78,13 @@ def _made(session: Session, variable: str) -> Parts:
     yield "step_id", task.id
 
 
-def _item(session: Session, variable: str | None) -> dict[str, Any] | None:
+def _item(session: ServerSession, variable: str | None) -> dict[str, Any] | None:
     if variable is None:
         return None
     return {"semantic_var_id": variable, **whole(_made(session, variable))}
 
 
-def _generated(session: Session, task: Task, variable: str) -> dict[str, Any]:
+def _generated(session: ServerSession, task: Task, variable: str) -> dict[str, Any]:
     step = output_step(session, variable)
     assert step is not None and step.reason is not None, "a ready output has finished"
     found: dict[str, Any] = {"call_id": task.id, "model": task.resource}
@@ -96,7 +96,7 @@ def _generated(session: Session, task: Task, variable: str) -> dict[str, Any]:
 
 
 def graph_view(
-    session: Session, engines: Sequence[EngineStatus] = (), *, whole_server: bool = False
+    session: ServerSession, engines: Sequence[EngineStatus] = (), *, whole_server: bool = False
 ) -> dict[str, Any]:
     """The session's graph at once; see `graph_parts`."""
     return whole(graph_parts(Snapshot(session), engines, whole_server=whole_server))
@@ -295,7 +295,7 @@ _DURATIONS = ("queue_s", "fill_s", "generate_s", "transform_s")
 _COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens", "drafted_tokens", "accepted_tokens")
 
 
-def _step(session: Seen, step: Step) -> dict[str, Any]:
+def _step(session: Seen, step: PrimitiveTimes) -> dict[str, Any]:
     """One output's times: queued, started (its first step in the engine), filled, finished."""
     usage = step.usage
     started = None if usage is None else usage.started

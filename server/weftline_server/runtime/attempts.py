@@ -13,7 +13,7 @@ from weftline_server.prompt.prompter import Payload
 from weftline_server.runtime.workers import Workers
 from weftline_server.schedule.engines.member import Work
 from weftline_server.session.origin import handed_on
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 
 @short_record
@@ -36,7 +36,7 @@ class Runner(ABC):
         self._workers = workers
 
     def prepare(
-        self, session: Session, primitive: Primitive
+        self, session: ServerSession, primitive: Primitive
     ) -> Payload | Coroutine[object, object, Payload]:
         """The payload from the session's values, or a coroutine that makes it elsewhere because
         that may take long. Both raise a WeftlineError for a bad value."""
@@ -47,7 +47,12 @@ class Runner(ABC):
         return primitive.work
 
     def work(
-        self, session: Session, primitive: Primitive, payload: Payload, attempt: Attempt, now: float
+        self,
+        session: ServerSession,
+        primitive: Primitive,
+        payload: Payload,
+        attempt: Attempt,
+        now: float,
     ) -> Work:
         """The op for an engine, with the facts that the scheduler needs about the op."""
         id = PrimitiveId(session.id, primitive.id)
@@ -72,7 +77,7 @@ class Runner(ABC):
 
     @abstractmethod
     def result(
-        self, session: Session, primitive: Primitive, finished: api.Finished
+        self, session: ServerSession, primitive: Primitive, finished: api.Finished
     ) -> Transformed | Coroutine[object, object, Transformed]:
         """The value, or a coroutine that makes it elsewhere because that may take long."""
 
@@ -81,7 +86,7 @@ class Runner(ABC):
         return None
 
 
-def hints(session: Session, primitive: Primitive) -> api.Hints:
+def hints(session: ServerSession, primitive: Primitive) -> api.Hints:
     """Findings of the passes about a primitive, as advice for the policy and the engine."""
     depth, objective, group = session.plan.advice(primitive.id)
     reads_tokens = map(session.watch.reads_tokens, primitive.writes)
@@ -98,7 +103,7 @@ def hints(session: Session, primitive: Primitive) -> api.Hints:
     )
 
 
-def queued_at(session: Session, primitive: Primitive, attempt: Attempt, now: float) -> float:
+def queued_at(session: ServerSession, primitive: Primitive, attempt: Attempt, now: float) -> float:
     """When the primitive was queued, in seconds; an early fill is queued now."""
     step = session.primitives[primitive.id].step
     return now if step is None or attempt.is_open else step.queued

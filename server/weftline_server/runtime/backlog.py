@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from weftline_server.runtime.containment import Containment
 from weftline_server.session import events as ev
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 TURN_ACTIONS = 256  # actions that are performed in one turn of the event loop, in 1 to 4 ms
 # A started primitive counts as this many: its prompt is rendered in the same turn, in 0.1 ms.
@@ -23,13 +23,13 @@ class Backlog:
     """Performs the actions of every session in their order, in turns that are `contained`."""
 
     def __init__(
-        self, perform: Callable[[Session, ev.Action], None], contained: Containment
+        self, perform: Callable[[ServerSession, ev.Action], None], contained: Containment
     ) -> None:
         self._perform = perform
         self.contained = contained
         self._waiting: dict[str, deque[ev.Action | Callable[[], None]]] = {}
 
-    def add(self, session: Session, actions: Sequence[ev.Action]) -> None:
+    def add(self, session: ServerSession, actions: Sequence[ev.Action]) -> None:
         """Perform these actions: a few at once, many in turns of their own.
 
         Of many actions, those that stop a primitive come first, so that engines do not run it
@@ -42,14 +42,14 @@ class Backlog:
             return
         self._put(session, sorted(actions, key=lambda action: type(action) is not ev.Stop))
 
-    def after(self, session: Session, then: Callable[[], None]) -> None:
+    def after(self, session: ServerSession, then: Callable[[], None]) -> None:
         """Call `then` when all actions of the session so far have been performed."""
         if session.id in self._waiting:
             self._put(session, [then])
         else:
             then()
 
-    def _put(self, session: Session, some: Sequence[ev.Action | Callable[[], None]]) -> None:
+    def _put(self, session: ServerSession, some: Sequence[ev.Action | Callable[[], None]]) -> None:
         waiting = self._waiting.get(session.id)
         if waiting is None:
             waiting = self._waiting[session.id] = deque()
@@ -57,14 +57,14 @@ class Backlog:
         waiting.extend(some)
 
     async def _work_off(
-        self, session: Session, waiting: deque[ev.Action | Callable[[], None]]
+        self, session: ServerSession, waiting: deque[ev.Action | Callable[[], None]]
     ) -> None:
         while waiting:
             self.contained.run(session, self._some, session, waiting)
             await asyncio.sleep(0)
         del self._waiting[session.id]
 
-    def _some(self, session: Session, waiting: deque[ev.Action | Callable[[], None]]) -> None:
+    def _some(self, session: ServerSession, waiting: deque[ev.Action | Callable[[], None]]) -> None:
         left = TURN_ACTIONS
         while waiting and left > 0:
             one = waiting.popleft()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 # Measured on the null engine: what a session and each of its calls hold besides prompts and values.
 SESSION_BYTES = 8192
@@ -28,11 +28,11 @@ class ClosedSessions:
 
     def __init__(self, config: ClosedConfig) -> None:
         self._config = config
-        self._sessions: dict[tuple[str, str], Session] = {}
+        self._sessions: dict[tuple[str, str], ServerSession] = {}
         self._count: dict[str, int] = {}
         self._bytes = 0
 
-    def keep(self, session: Session, now: float) -> None:
+    def keep(self, session: ServerSession, now: float) -> None:
         """Keep a session that was closed. A session without any call is not worth a place."""
         self.expire(now)
         size = _size(session)
@@ -47,10 +47,10 @@ class ClosedSessions:
         self._count[session.tenant] = self._count.get(session.tenant, 0) + 1
         self._bytes += size
 
-    def find(self, tenant: str, id: str) -> Session | None:
+    def find(self, tenant: str, id: str) -> ServerSession | None:
         return self._sessions.get((tenant, id))
 
-    def of(self, tenant: str) -> Iterator[Session]:
+    def of(self, tenant: str) -> Iterator[ServerSession]:
         """The tenant's sessions, the last closed first."""
         return (one for key, one in reversed(self._sessions.items()) if key[0] == tenant)
 
@@ -71,6 +71,6 @@ class ClosedSessions:
         self._bytes -= _size(session)
 
 
-def _size(session: Session) -> int:
+def _size(session: ServerSession) -> int:
     spent = session.spent
     return spent.value_bytes + SESSION_BYTES + CALL_BYTES * spent.calls

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import ParamSpec
 
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 log = logging.getLogger("weftline.driver")
 REASON = "the server made an error in this session and closed it: its log says which"
@@ -19,11 +19,13 @@ P = ParamSpec("P")
 class Containment:
     """Runs code that must not raise. `close` ends a session."""
 
-    def __init__(self, close: Callable[[Session, str], None]) -> None:
+    def __init__(self, close: Callable[[ServerSession, str], None]) -> None:
         self._close = close
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def run(self, session: Session, work: Callable[P, None], *args: P.args, **kw: P.kwargs) -> None:
+    def run(
+        self, session: ServerSession, work: Callable[P, None], *args: P.args, **kw: P.kwargs
+    ) -> None:
         """Do `work`: an exception in it is logged, and `session` ends soon.
 
         Otherwise one call's error would end the task that listens to an engine, and with it every
@@ -35,7 +37,7 @@ class Containment:
         except Exception as error:
             self._failed(session, error)
 
-    def spawn(self, session: Session, work: Coroutine[object, object, None]) -> None:
+    def spawn(self, session: ServerSession, work: Coroutine[object, object, None]) -> None:
         """Start `work` for `session` as a task of its own."""
 
         async def contained() -> None:
@@ -55,7 +57,7 @@ class Containment:
         self._tasks.add(task)
         task.add_done_callback(ended)
 
-    def _failed(self, session: Session, error: Exception) -> None:
+    def _failed(self, session: ServerSession, error: Exception) -> None:
         log.error("session %s ends: an error in the server", session.id, exc_info=error)
         asyncio.get_running_loop().call_soon(self._close, session, REASON)
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Protocol
 
 from weftline.contract.errors import ClientStepFailed, WeftlineError
-from weftline.contract.protocol import SetVariable, Submit
+from weftline.contract.protocol import SetVariable, SubmitBody
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId, Task
 from weftline_server.journal.journal import Key
@@ -36,7 +36,7 @@ from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.session import events as ev
 from weftline_server.session.draft import Draft
 from weftline_server.session.origin import ORIGIN
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 from weftline_server.session.task import RunState, TaskRun
 
 log = logging.getLogger("weftline.driver")
@@ -47,9 +47,9 @@ TURN_PARTS = 1024  # placeholders of calls that are lowered in one turn, in abou
 class TaskObserver(Protocol):
     """Reads tasks and sessions that have ended, and changes nothing: metrics, logs, traces."""
 
-    def task_ended(self, session: Session, run: TaskRun) -> None: ...
+    def task_ended(self, session: ServerSession, run: TaskRun) -> None: ...
 
-    def session_closed(self, session: Session) -> None: ...
+    def session_closed(self, session: ServerSession) -> None: ...
 
 
 class Driver:
@@ -112,7 +112,7 @@ class Driver:
         self.without = without  # the optimisations that are off
         self._fills = "prefill_early" not in without
 
-    def open(self, tenant: str, *, stays: bool = True, alias: str | None = None) -> Session:
+    def open(self, tenant: str, *, stays: bool = True, alias: str | None = None) -> ServerSession:
         """Open a session; one that `stays` may get more calls than the first submit has.
 
         With an `alias` it is kept on disk, if this server keeps any; "" is no other name.
@@ -126,7 +126,7 @@ class Driver:
             journal.opened(session, alias or "")
         return session
 
-    def close(self, session: Session, reason: str = "the session was closed") -> None:
+    def close(self, session: ServerSession, reason: str = "the session was closed") -> None:
         """Cancel what the session still runs, and forget it.
 
         From the return on none of its calls starts. Of a large session some still run then, and
@@ -156,8 +156,8 @@ class Driver:
 
     async def submit(
         self,
-        session: Session,
-        submit: Submit,
+        session: ServerSession,
+        submit: SubmitBody,
         key: Key | None = None,
         *,
         whole: bool = False,
@@ -189,7 +189,7 @@ class Driver:
 
     async def start(
         self,
-        session: Session,
+        session: ServerSession,
         tasks: Sequence[Task],
         *,
         detach: bool = False,
@@ -220,7 +220,7 @@ class Driver:
                     # The tasks were refused, or the primitive has ended: its prompt is not needed.
                     self._starts.forget(id)
 
-    def set(self, session: Session, variable: str, given: SetVariable) -> None:
+    def set(self, session: ServerSession, variable: str, given: SetVariable) -> None:
         """`Service.set`"""
         self._admit(session)
         if given.error is None:
@@ -233,17 +233,17 @@ class Driver:
             event = ev.VariableRefused(now=self._now(), variable=variable, error=error)
         self.apply(session, event)
 
-    def cancel_variable(self, session: Session, variable: str) -> None:
+    def cancel_variable(self, session: ServerSession, variable: str) -> None:
         """`Service.cancel_variable`"""
         self.apply(session, ev.VariableCancelled(now=self._now(), variable=variable))
 
-    def cancel(self, session: Session, task: str) -> None:
+    def cancel(self, session: ServerSession, task: str) -> None:
         """`Service.cancel`"""
         self.apply(session, ev.TaskCancelled(now=self._now(), task=task))
 
     def apply(
         self,
-        session: Session,
+        session: ServerSession,
         event: ev.SessionEvent,
         key: Key | None = None,
         draft: Draft | None = None,
@@ -258,7 +258,7 @@ class Driver:
             self.registry.journal.note(session, event, actions, key)
         self._backlog.add(session, actions)
 
-    def _perform(self, session: Session, action: ev.Action) -> None:
+    def _perform(self, session: ServerSession, action: ev.Action) -> None:
         contained = self._backlog.contained
         match action:
             case ev.Notify(variable):
@@ -280,7 +280,7 @@ class Driver:
             case ev.Ended(task):
                 self._ended(session, session.tasks[task])
 
-    def _cut(self, session: Session, id: str) -> None:
+    def _cut(self, session: ServerSession, id: str) -> None:
         """End an output, which an engine generates, as if it had ended by itself."""
         if session.primitives[id].state is not RunState.RUNNING:
             return  # its text will come again
@@ -292,11 +292,11 @@ class Driver:
         )
         self.apply(session, event)
 
-    async def _next_turn(self, session: Session) -> None:
+    async def _next_turn(self, session: ServerSession) -> None:
         await asyncio.sleep(0)  # what was started in this turn runs before
         self.apply(session, ev.TurnCame(now=self._now()))
 
-    def _closed(self, session: Session) -> None:
+    def _closed(self, session: ServerSession) -> None:
         """All that the session ran was stopped."""
         self.dispatcher.forget(session.id)
         for observer in self.observers:
@@ -305,14 +305,14 @@ class Driver:
             except Exception:  # the session is closed, even if its trace cannot be written
                 log.exception("an observer of session %s failed", session.id)
 
-    def _admit(self, session: Session) -> None:
+    def _admit(self, session: ServerSession) -> None:
         """Raise Overloaded where the session's tenant, or the server, has no room for more."""
         quotas, tenant = self.registry.quotas, session.tenant
         quotas.charge(session)
         of_tenant = self.dispatcher.queued_of(self.registry.salts[tenant])
         quotas.admit(tenant, self.dispatcher.queued, of_tenant)
 
-    def _ended(self, session: Session, task: TaskRun) -> None:
+    def _ended(self, session: ServerSession, task: TaskRun) -> None:
         for run in task.primitives:
             id = PrimitiveId(session.id, run.id)
             self._engineless.end(id)
@@ -333,7 +333,7 @@ class Driver:
         self._runners.prompts.answers.forget(str(id))
         self.dispatcher.cancel(str(id))
 
-    def resume(self, stored: Callable[[Make], Iterable[Session]]) -> None:
+    def resume(self, stored: Callable[[Make], Iterable[ServerSession]]) -> None:
         """Go on with sessions that are on disk."""
         journal = self.registry.journal
         assert journal is not None
@@ -357,7 +357,7 @@ class Driver:
         await self._backlog.contained.settle()
 
 
-async def _filled(early: EarlyFill, session: Session, id: str) -> None:
+async def _filled(early: EarlyFill, session: ServerSession, id: str) -> None:
     """Send the known part of a prompt. An error in it is reported when the prompt is run."""
     try:
         await early.advance(session, id)
@@ -365,6 +365,6 @@ async def _filled(early: EarlyFill, session: Session, id: str) -> None:
         log.debug("no early fill for primitive %s: %s", id, error.type)
 
 
-def _taken_whole(submit: Submit) -> Sequence[str]:
+def _taken_whole(submit: SubmitBody) -> Sequence[str]:
     """The variables whose values the request waits for, without their parts."""
     return (*submit.get, *(() if submit.parts else submit.watch))

@@ -17,9 +17,9 @@ from weftline_server.prompt.tool_parser import Arguments, Called, Delta, Sealed
 from weftline_server.runtime.answers import Answers
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.session import events as ev
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
-Apply = Callable[[Session, ev.SessionEvent], None]
+Apply = Callable[[ServerSession, ev.SessionEvent], None]
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class EarlyCalls:
         answers: Answers,
         clock: Callable[[], float],
         apply: Apply,
-        cut: Callable[[Session, str], None],
+        cut: Callable[[ServerSession, str], None],
         early: bool,
     ) -> None:
         self._dispatcher = dispatcher
@@ -57,7 +57,7 @@ class EarlyCalls:
         self._early = early  # whether tools start before the turn ends
         self._feeds: dict[PrimitiveId, _Feed] = {}  # by tool
 
-    def came(self, session: Session, id: str, deltas: Sequence[Delta]) -> None:
+    def came(self, session: ServerSession, id: str, deltas: Sequence[Delta]) -> None:
         """Tell the session of the calls that begin and end in a new part of an answer."""
         body = session.graph.primitives[id].body
         if not self._early or not isinstance(body, TurnBody):
@@ -76,7 +76,7 @@ class EarlyCalls:
             if not session.primitives[id].live:
                 return
 
-    def ended(self, session: Session, id: str, last: CallState) -> None:
+    def ended(self, session: ServerSession, id: str, last: CallState) -> None:
         """The answer has ended: tell the session of all its calls. The last one is in this state if
         it is not complete.
         """
@@ -104,7 +104,7 @@ class EarlyCalls:
         """The primitive has ended or was stopped."""
         self._feeds.pop(id, None)
 
-    def _begun(self, session: Session, id: str, index: int, call: WrittenCall) -> TurnBody:
+    def _begun(self, session: ServerSession, id: str, index: int, call: WrittenCall) -> TurnBody:
         """A call begins whose tool takes it as it is written."""
         begun = replace(call, arguments="", state=CallState.OPEN)
         body = self._body(session, id)
@@ -120,7 +120,7 @@ class EarlyCalls:
         return body
 
     def _take(
-        self, session: Session, id: str, index: int, calls: Sequence[WrittenCall]
+        self, session: ServerSession, id: str, index: int, calls: Sequence[WrittenCall]
     ) -> TurnBody:
         """Tell the session of calls, the first of which has this number, if it knows others."""
         body = self._body(session, id)
@@ -132,26 +132,26 @@ class EarlyCalls:
         self._apply(session, event)
         return self._body(session, id)
 
-    def _body(self, session: Session, id: str) -> TurnBody:
+    def _body(self, session: ServerSession, id: str) -> TurnBody:
         body = session.graph.primitives[id].body
         assert isinstance(body, TurnBody), f"{id} is no turn"
         return body
 
-    def _add(self, session: Session, one: TakenCall | None, text: str) -> None:
+    def _add(self, session: ServerSession, one: TakenCall | None, text: str) -> None:
         """Feed more arguments to the tool of a call, if it takes them as they are written."""
         feed = self._feed(session, one)
         if feed is not None and one is not None:
             feed.text += text
             self._send(PrimitiveId(session.id, f"{one.task}/0"), feed)
 
-    def _end(self, session: Session, one: TakenCall | None) -> None:
+    def _end(self, session: ServerSession, one: TakenCall | None) -> None:
         """A call is complete: feed what its tool has not got."""
         feed = self._feed(session, one)
         if feed is not None and one is not None:
             feed.text, feed.is_whole = one.call.arguments, True
             self._send(PrimitiveId(session.id, f"{one.task}/0"), feed)
 
-    def _feed(self, session: Session, one: TakenCall | None) -> _Feed | None:
+    def _feed(self, session: ServerSession, one: TakenCall | None) -> _Feed | None:
         if one is None or not one.task:
             return None
         return self._feeds.get(PrimitiveId(session.id, f"{one.task}/0"))

@@ -21,7 +21,7 @@ from weftline_server.runtime.attempts import Attempt
 from weftline_server.runtime.prompt_runner import PromptRunner
 from weftline_server.runtime.prompts import known_before
 from weftline_server.schedule.dispatcher import Dispatcher
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 from weftline_server.session.task import RunState
 
 # A smaller piece does not pay for its message and step.
@@ -54,7 +54,7 @@ class EarlyFill:
         self._now = clock
         self._early: dict[PrimitiveId, _Early] = {}
 
-    def may_advance(self, session: Session, primitive: str) -> bool:
+    def may_advance(self, session: ServerSession, primitive: str) -> bool:
         """Whether a task should call `advance`.
 
         The answer is False for a kind without a prompt, for an engine that takes text, and while
@@ -69,7 +69,7 @@ class EarlyFill:
             return False
         return self._prompts.prompter(found.resource).tokenizer is not None
 
-    async def advance(self, session: Session, primitive: str) -> None:
+    async def advance(self, session: ServerSession, primitive: str) -> None:
         """Send the newly known part. Calls in the meantime cause one more pass."""
         early = self._early.setdefault(PrimitiveId(session.id, primitive), _Early())
         if early.busy:
@@ -101,7 +101,7 @@ class EarlyFill:
         """The primitive was stopped."""
         self._early.pop(id, None)
 
-    async def _step(self, session: Session, primitive: Primitive, early: _Early) -> None:
+    async def _step(self, session: ServerSession, primitive: Primitive, early: _Early) -> None:
         run = session.primitives[primitive.id]
         if run.state is not RunState.WAITING:
             return

@@ -27,7 +27,7 @@ from weftline_server.runtime.known_items import known_items
 from weftline_server.runtime.runners import StepRunner
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.session import events as ev
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 from weftline_server.session.task import RunState
 from weftline_server.session.variable import VariableState
 
@@ -60,8 +60,8 @@ class EarlyItems:
         dispatcher: Dispatcher,
         steps: StepRunner,
         clock: Callable[[], float],
-        apply: Callable[[Session, ev.SessionEvent], None],
-        spawn: Callable[[Session, Coroutine[object, object, None]], None],
+        apply: Callable[[ServerSession, ev.SessionEvent], None],
+        spawn: Callable[[ServerSession, Coroutine[object, object, None]], None],
     ) -> None:
         self._dispatcher = dispatcher
         self._steps = steps
@@ -70,7 +70,7 @@ class EarlyItems:
         self._spawn = spawn
         self._ops: dict[PrimitiveId, _Op] = {}
 
-    def advance(self, session: Session, id: str) -> None:
+    def advance(self, session: ServerSession, id: str) -> None:
         """Send the items that are new, if the step waits for nothing but items."""
         primitive = session.graph.primitives[id]
         flow = primitive.items
@@ -101,7 +101,7 @@ class EarlyItems:
         else:
             op.lost = True
 
-    async def _begin(self, session: Session, primitive: Primitive, op: _Op) -> None:
+    async def _begin(self, session: ServerSession, primitive: Primitive, op: _Op) -> None:
         """Open the op with the items that are known when its other inputs have been made.
 
         The transforms of the other inputs may need a worker. Where a transform fails, the step
@@ -123,7 +123,7 @@ class EarlyItems:
         else:
             op.begun = False  # the text was generated again
 
-    def complete(self, session: Session, primitive: Primitive, payload: Payload) -> None:
+    def complete(self, session: ServerSession, primitive: Primitive, payload: Payload) -> None:
         """Send the items of the complete value that were not sent yet."""
         kind, full = item_kind(step_of(primitive)), PrimitiveId(session.id, primitive.id)
         wanted = kind.wanted(payload.inputs)
@@ -143,7 +143,7 @@ class EarlyItems:
         inputs = {name: value for name, value in given if name not in kind.whole_inputs}
         self._enqueue(session, primitive, op, inputs, is_open=False)
 
-    def came(self, session: Session, primitive: Primitive, event: api.Items) -> None:
+    def came(self, session: ServerSession, primitive: Primitive, event: api.Items) -> None:
         """Keep the results of some items, and let the next step take them."""
         op = self._ops.get(PrimitiveId(session.id, primitive.id))
         if op is None:
@@ -180,7 +180,7 @@ class EarlyItems:
 
     def _enqueue(
         self,
-        session: Session,
+        session: ServerSession,
         primitive: Primitive,
         op: _Op,
         inputs: dict[str, Any],
@@ -193,7 +193,7 @@ class EarlyItems:
         streaming = replace(work.op, streams=True, open=is_open)
         self._dispatcher.enqueue(replace(work, op=streaming))
 
-    def _pass_on(self, session: Session, primitive: Primitive, lists: Sequence[Any]) -> None:
+    def _pass_on(self, session: ServerSession, primitive: Primitive, lists: Sequence[Any]) -> None:
         """A merge passes documents on as soon as it has them."""
         known = session.variables[primitive.writes[0]].items
         step = step_of(primitive)
@@ -203,7 +203,7 @@ class EarlyItems:
             self._apply(session, event)
 
     def _grow(
-        self, session: Session, primitive: Primitive, body: TakesItems, known: Sequence[Any]
+        self, session: ServerSession, primitive: Primitive, body: TakesItems, known: Sequence[Any]
     ) -> None:
         """Let the graph grow by the items that are new, once they are enough."""
         taken = len(body.taken)
@@ -215,7 +215,7 @@ class EarlyItems:
             self._apply(session, event)
 
 
-def _is_written(session: Session, primitive: Primitive) -> bool:
+def _is_written(session: ServerSession, primitive: Primitive) -> bool:
     """Whether a call writes the list. The items that a step reports are results, and its value may
     be another list."""
     assert primitive.items is not None, "it takes items"
@@ -223,7 +223,7 @@ def _is_written(session: Session, primitive: Primitive) -> bool:
     return above is not None and bool(above.says or primitive.items.through)
 
 
-def _waits_for_items(session: Session, primitive: Primitive) -> bool:
+def _waits_for_items(session: ServerSession, primitive: Primitive) -> bool:
     """Whether the primitive waits for its items alone: its other values are ready, and the steps
     before it have ended."""
     if session.primitives[primitive.id].state is not RunState.WAITING:

@@ -25,7 +25,7 @@ from weftline_server.runtime.runners import Runners
 from weftline_server.schedule.sessions import Outcome, Sent
 from weftline_server.session import events as ev
 from weftline_server.session.execution import may_restart
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 log = logging.getLogger("weftline.driver")
 
@@ -46,7 +46,7 @@ class EngineReports:
         calls: EarlyCalls,
         hint_updates: HintUpdates,
         contained: Containment,
-        apply: Callable[[Session, ev.SessionEvent], None],
+        apply: Callable[[ServerSession, ev.SessionEvent], None],
         clock: Callable[[], float],
     ) -> None:
         self._registry = registry
@@ -84,7 +84,7 @@ class EngineReports:
             primitive = session.graph.primitives[id.primitive]
             self._contained.run(session, self.hear, session, primitive, outcome)
 
-    def hear(self, session: Session, primitive: Primitive, outcome: Outcome) -> None:
+    def hear(self, session: ServerSession, primitive: Primitive, outcome: Outcome) -> None:
         """Tell the session what has become of a primitive."""
         match outcome:
             case Sent(engine, at, node, why, admitted):
@@ -133,7 +133,7 @@ class EngineReports:
                 return
         self._apply(session, event)
 
-    def _finish(self, session: Session, primitive: Primitive, finished: api.Finished) -> None:
+    def _finish(self, session: ServerSession, primitive: Primitive, finished: api.Finished) -> None:
         """Make the value, elsewhere if that takes long, and tell the session."""
         finished = self._items.finished(session.id, primitive, finished)
         if isinstance(primitive.body, PromptBody):
@@ -154,7 +154,7 @@ class EngineReports:
 
         self._contained.spawn(session, later())
 
-    def _told(self, session: Session, event: ev.TextGenerated) -> None:
+    def _told(self, session: ServerSession, event: ev.TextGenerated) -> None:
         """More of an output was generated: its readers are told, and the tools that it calls
         start."""
         self._apply(session, event)
@@ -162,7 +162,7 @@ class EngineReports:
             self._calls.came(session, event.primitive, event.deltas)
 
     def _read_to_end(
-        self, session: Session, primitive: Primitive, body: PromptBody, finished: api.Finished
+        self, session: ServerSession, primitive: Primitive, body: PromptBody, finished: api.Finished
     ) -> None:
         """An answer has ended: the session is told of its last text and of all its calls."""
         if (last := self._runners.prompts.last(primitive, finished)) is not None:
@@ -175,7 +175,7 @@ class EngineReports:
 
 
 def _pieces(
-    session: Session, primitive: str, items: Sequence[Any], clock: Callable[[], float]
+    session: ServerSession, primitive: str, items: Sequence[Any], clock: Callable[[], float]
 ) -> Iterator[ev.ItemsCame]:
     """The new items of a list, as several events: other sessions run between two events. There are
     no events if the list lacks items that came while it was written.

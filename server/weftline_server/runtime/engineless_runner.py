@@ -14,7 +14,7 @@ from weftline_server.graph.primitive import Primitive, PrimitiveId, Where
 from weftline_server.lowering.kinds.client import lease_of
 from weftline_server.schedule.sessions import Outcome, Sent
 from weftline_server.session import events as ev
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 
 class EnginelessRunner:
@@ -24,9 +24,9 @@ class EnginelessRunner:
 
     def __init__(
         self,
-        hear: Callable[[Session, Primitive, Outcome], None],
-        apply: Callable[[Session, ev.SessionEvent], None],
-        wake: Callable[[Session, str], None],
+        hear: Callable[[ServerSession, Primitive, Outcome], None],
+        apply: Callable[[ServerSession, ev.SessionEvent], None],
+        wake: Callable[[ServerSession, str], None],
         clock: Callable[[], float],
     ) -> None:
         self._hear = hear
@@ -35,7 +35,7 @@ class EnginelessRunner:
         self._now = clock
         self._timers: dict[PrimitiveId, asyncio.TimerHandle] = {}  # of clients' steps
 
-    def start(self, session: Session, primitive: Primitive) -> None:
+    def start(self, session: ServerSession, primitive: Primitive) -> None:
         """Compute the primitive, or wait for its client.
 
         A client's step fails once none of its requests has been open for the step's lease.
@@ -54,12 +54,12 @@ class EnginelessRunner:
         if (timer := self._timers.pop(id, None)) is not None:
             timer.cancel()
 
-    def _wait(self, session: Session, primitive: str, lease_s: float, left_s: float) -> None:
+    def _wait(self, session: ServerSession, primitive: str, lease_s: float, left_s: float) -> None:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(left_s, self._check, session, primitive, lease_s)
         self._timers[PrimitiveId(session.id, primitive)] = timer
 
-    def _check(self, session: Session, primitive: str, lease_s: float) -> None:
+    def _check(self, session: ServerSession, primitive: str, lease_s: float) -> None:
         """Fail the step, or wait for the rest of the lease if its client was here meanwhile."""
         run, now = session.primitives[primitive], self._now()
         began = now if run.step is None else run.step.queued

@@ -10,7 +10,7 @@ from weftline_server.lowering.kinds.prompt import PromptBody
 from weftline_server.prompt.tool_parser import Called
 from weftline_server.runtime.registry import Registry
 from weftline_server.schedule.memory.keeper import Want
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 from weftline_server.session.task import PrimitiveRun, RunState
 
 # A shorter common prefix, in tokens, is not worth a message.
@@ -46,7 +46,7 @@ class Foresight:
         return called_tools(session, id.primitive) if can_call else None
 
 
-def want(session: Session, id: str) -> Want | None:
+def want(session: ServerSession, id: str) -> Want | None:
     """The future use of the context of primitive `id`; None without a future reader.
 
     The next output of the same call reads the whole context, at once. Another call reads the prefix
@@ -74,14 +74,14 @@ def want(session: Session, id: str) -> Want | None:
     return Want() if session.stays else None
 
 
-def called_tools(session: Session, id: str) -> tuple[str, ...]:
+def called_tools(session: ServerSession, id: str) -> tuple[str, ...]:
     """The names of the tools that the output of primitive `id` calls, in its order."""
     [variable] = session.graph.primitives[id].writes
     deltas = session.variables[variable].deltas
     return tuple(delta.name for delta in deltas if isinstance(delta, Called))
 
 
-def _tokens(session: Session, run: PrimitiveRun, count: int) -> int | None:
+def _tokens(session: ServerSession, run: PrimitiveRun, count: int) -> int | None:
     """About how many tokens `count` segments have; None for all up to the output's end."""
     body = session.graph.primitives[run.id].body
     assert isinstance(body, PromptBody), "only prompts have prefix hashes"
@@ -105,7 +105,7 @@ def _tokens(session: Session, run: PrimitiveRun, count: int) -> int | None:
     )
 
 
-def _hops(session: Session, id: str, most: int, known: dict[tuple[str, int], int]) -> int:
+def _hops(session: ServerSession, id: str, most: int, known: dict[tuple[str, int], int]) -> int:
     """The number of primitives in a row that have to end before `id` can start.
 
     `known` are the answers so far. Without them, each layer of a graph multiplied the work.

@@ -8,7 +8,7 @@ from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.runtime.attempts import hints
 from weftline_server.runtime.containment import Containment
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 
 class HintUpdates:
@@ -16,9 +16,9 @@ class HintUpdates:
 
     def __init__(self, contained: Containment) -> None:
         self._contained = contained
-        self._due: dict[str, tuple[Session, dict[str, None]]] = {}
+        self._due: dict[str, tuple[ServerSession, dict[str, None]]] = {}
 
-    def note(self, session: Session, primitives: Iterable[str]) -> None:
+    def note(self, session: ServerSession, primitives: Iterable[str]) -> None:
         """The hints of these primitives have changed."""
         self._due.setdefault(session.id, (session, {}))[1].update(dict.fromkeys(primitives))
 
@@ -38,7 +38,7 @@ class HintUpdates:
 
 
 def _collect(
-    session: Session,
+    session: ServerSession,
     primitives: Iterable[str],
     waiting: Container[str],
     found: list[tuple[PrimitiveId, api.Hints]],

@@ -7,12 +7,12 @@ from typing import Any
 
 from weftline.contract.transforms import closed_items
 from weftline_server.lowering.control.each import GatherBody
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 from weftline_server.session.variable import VariableState
 
 
 def known_items(
-    session: Session, variable: str, through: Sequence[Mapping[str, Any]] = ()
+    session: ServerSession, variable: str, through: Sequence[Mapping[str, Any]] = ()
 ) -> list[Any]:
     """The first items of the value that the variable will have, after the transforms `through`."""
     found = session.variables[variable]

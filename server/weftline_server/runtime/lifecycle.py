@@ -11,7 +11,7 @@ from weftline.contract.errors import EngineUnavailable, WeftlineError
 from weftline_engine import api
 from weftline_server.runtime.driver import Driver, TaskObserver
 from weftline_server.session.resumption import runs_once
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 from weftline_server.session.task import UNDER_WAY
 
 if TYPE_CHECKING:
@@ -42,15 +42,15 @@ class SessionHolds:
     """The sessions of requests under way which no other server can go on with."""
 
     def __init__(self) -> None:
-        self._counts: WeakKeyDictionary[Session, int] = WeakKeyDictionary()
+        self._counts: WeakKeyDictionary[ServerSession, int] = WeakKeyDictionary()
 
-    def add(self, session: Session) -> None:
+    def add(self, session: ServerSession) -> None:
         self._counts[session] = self._counts.get(session, 0) + 1
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: ServerSession) -> None:
         self._counts[session] = max(0, self._counts.get(session, 0) - 1)
 
-    def has(self, session: Session) -> bool:
+    def has(self, session: ServerSession) -> bool:
         return self._counts.get(session, 0) > 0
 
 
@@ -117,7 +117,7 @@ class Lifecycle:
                 break
         return True
 
-    def _may_move(self, session: Session, waited: float) -> bool:
+    def _may_move(self, session: ServerSession, waited: float) -> bool:
         execution = session.execution
         if self.holds.has(session):
             return False

@@ -25,7 +25,7 @@ from weftline_server.runtime.workers import Workers
 from weftline_server.schedule.engines.member import Work
 from weftline_server.schedule.memory.lengths import Lengths
 from weftline_server.session import events as ev
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 # The prefixes of a prompt with these lengths, in tokens, are compared with those of other prompts:
 # a KV block first, then steps of a third to a half. With steps of two from 32 on, prefixes of 20
@@ -52,7 +52,7 @@ class PromptRunner(Runner):
         self._affinity = "affinity" not in without
 
     def prepare(
-        self, session: Session, primitive: Primitive
+        self, session: ServerSession, primitive: Primitive
     ) -> Payload | Coroutine[object, object, Payload]:
         parts = parts_before(session, body_of(primitive))
         prompter = self.prompter(primitive.resource)
@@ -64,7 +64,12 @@ class PromptRunner(Runner):
         return payload.size + asked(body_of(primitive).output)
 
     def work(
-        self, session: Session, primitive: Primitive, payload: Payload, attempt: Attempt, now: float
+        self,
+        session: ServerSession,
+        primitive: Primitive,
+        payload: Payload,
+        attempt: Attempt,
+        now: float,
     ) -> Work:
         id = PrimitiveId(session.id, primitive.id)
         prompter, size = self.prompter(primitive.resource), payload.size
@@ -135,7 +140,7 @@ class PromptRunner(Runner):
         return ev.TextGenerated(now=finished.time, primitive=primitive.id, text=text, deltas=deltas)
 
     def result(
-        self, session: Session, primitive: Primitive, finished: api.Finished
+        self, session: ServerSession, primitive: Primitive, finished: api.Finished
     ) -> Transformed | Coroutine[object, object, Transformed]:
         body = body_of(primitive)
         value = self.said(session, primitive)
@@ -143,7 +148,7 @@ class PromptRunner(Runner):
             return self._result(session.tenant, body, value)
         return transformed(body, value)
 
-    def said(self, session: Session, primitive: Primitive) -> object:
+    def said(self, session: ServerSession, primitive: Primitive) -> object:
         """What an output has said: its text, or the message that calls tools. It ends with that.
 
         The text of an answer that was read is without its thoughts.
@@ -166,14 +171,14 @@ class PromptRunner(Runner):
         return Transformed(value, None, time.perf_counter() - began)
 
 
-def references(session: Session, primitive: Primitive) -> tuple[str, ...]:
+def references(session: ServerSession, primitive: Primitive) -> tuple[str, ...]:
     """The contexts of what the session ran last, the newest first: outputs of other variables that
     the prompt need not contain, such as those of siblings."""
     recent = (id for id in reversed(session.execution.recent) if id != primitive.id)
     return tuple(str(PrimitiveId(session.id, id)) for id in recent)
 
 
-def meanings(session: Session, primitive: Primitive) -> tuple[tuple[str, int], ...]:
+def meanings(session: ServerSession, primitive: Primitive) -> tuple[tuple[str, int], ...]:
     """(hash, estimated length) of the beginnings of a prompt that hold a variable of the session.
 
     The variable need not have a value yet. So calls that will share the value go to one engine

@@ -16,7 +16,7 @@ from weftline_server.prompt.prompter import Payload, Prompter
 from weftline_server.prompt.render import PromptBefore, render, value_text
 from weftline_server.runtime.known_items import known_items
 from weftline_server.runtime.workers import Workers
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 from weftline_server.session.variable import VariableState
 
 # A shorter prompt is tokenised in 0.2 ms and rendered in as much; a thread takes longer to wake.
@@ -59,7 +59,7 @@ class PartsBefore:
         return render(self.body.call, self.body.output, {**texts, **self.outputs})
 
 
-def parts_before(session: Session, body: PromptBody) -> PartsBefore:
+def parts_before(session: ServerSession, body: PromptBody) -> PartsBefore:
     """The parts of a prompt whose inputs are ready."""
     inputs: list[tuple[Placeholder, object]] = []
     outputs: dict[str, str] = {}
@@ -74,7 +74,7 @@ def parts_before(session: Session, body: PromptBody) -> PartsBefore:
     return PartsBefore(body, tuple(inputs), outputs)
 
 
-def known_before(session: Session, primitive: Primitive, hole: str) -> PromptBefore:
+def known_before(session: ServerSession, primitive: Primitive, hole: str) -> PromptBefore:
     """The prompt as far as it is known, with `hole` where the unknown part begins.
 
     An input on a streaming edge is known up to the text that has come, and a list that the prompt
@@ -106,7 +106,7 @@ def known_before(session: Session, primitive: Primitive, hole: str) -> PromptBef
     return render(body.call, body.output, texts)
 
 
-def _text_so_far(session: Session, holder: Placeholder, flow: Flow) -> str:
+def _text_so_far(session: ServerSession, holder: Placeholder, flow: Flow) -> str:
     """The beginning of an input's text, as far as nothing that comes later changes it."""
     assert holder.semantic_var_id is not None, "a value is known at once"
     if flow is Flow.STREAM:

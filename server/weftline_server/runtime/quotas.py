@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from weftline.contract.errors import Overloaded
 from weftline_server.cluster.tally import NO_TALLY, TenantTally
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 
 class Quotas:
@@ -66,7 +66,7 @@ class Quotas:
         """The bytes of the values of the tenant's sessions here."""
         return self._bytes.get(tenant, 0)
 
-    def charge(self, session: Session) -> None:
+    def charge(self, session: ServerSession) -> None:
         """Record how many bytes the values of an open session take now."""
         if session.ended is not None:
             return
@@ -74,7 +74,7 @@ class Quotas:
         self._charged[session.id] = now
         self._bytes[session.tenant] = self._bytes.get(session.tenant, 0) + now - before
 
-    def release(self, session: Session) -> None:
+    def release(self, session: ServerSession) -> None:
         self._bytes[session.tenant] = self._bytes.get(session.tenant, 0) - self._charged.pop(
             session.id, 0
         )

@@ -16,9 +16,9 @@ from weftline_server.prompt.answer import deltas_of
 from weftline_server.prompt.tool_parser import Delta
 from weftline_server.session import events as ev
 from weftline_server.session.client_values import client_step
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 from weftline_server.session.task import UNDER_WAY
-from weftline_server.session.variable import Variable
+from weftline_server.session.variable import SessionVariable
 
 MOST_CHUNK = 1 << 16  # characters, so that many readers of a long text hold little each
 
@@ -42,23 +42,23 @@ class Readers:
 
     def __init__(
         self,
-        apply: Callable[[Session, ev.SessionEvent], None],
+        apply: Callable[[ServerSession, ev.SessionEvent], None],
         clock: Callable[[], float],
-        kept: Callable[[Session], Awaitable[None]],
+        kept: Callable[[ServerSession], Awaitable[None]],
     ) -> None:
         self._kept = kept
         self._apply = apply
         self._now = clock
         self._signals: defaultdict[tuple[str, str], set[Callable[[], None]]] = defaultdict(set)
 
-    def wake(self, session: Session, variable: str) -> None:
+    def wake(self, session: ServerSession, variable: str) -> None:
         """Wake the readers: there is a new part, a value, an error, or a client's step is due."""
         for signal in self._signals.get((session.id, variable), ()):
             signal()
 
     @contextmanager
     def watching(
-        self, session: Session, variable: str, changed: Callable[[], None]
+        self, session: ServerSession, variable: str, changed: Callable[[], None]
     ) -> Iterator[None]:
         """Call `changed` at every change of the variable, without counting as its reader.
 
@@ -73,7 +73,7 @@ class Readers:
             if not signals:
                 self._signals.pop((session.id, variable), None)
 
-    def read(self, session: Session, variable: str) -> Variable:
+    def read(self, session: ServerSession, variable: str) -> SessionVariable:
         """The variable in its present state. Raises UnknownVariable."""
         found = session.variable(variable)
         self._apply(session, ev.VariableRead(now=self._now(), variable=variable))
@@ -81,14 +81,14 @@ class Readers:
 
     async def get(
         self,
-        session: Session,
+        session: ServerSession,
         variable: str,
         *,
         criteria: Criterion | None = None,
         timeout_s: float | None = None,
         wait: bool = False,
         grace_s: float = 0.0,
-    ) -> Variable:
+    ) -> SessionVariable:
         """The variable once it is ready. Raises its error if it fails, Timeout, NoProducer.
 
         A reader that goes away counts for `grace_s` more seconds, in which it can come back.
@@ -110,7 +110,7 @@ class Readers:
         self._apply(session, ev.VariableRead(now=self._now(), variable=variable))
         return found
 
-    async def due(self, session: Session, variable: str) -> bool:
+    async def due(self, session: ServerSession, variable: str) -> bool:
         """Wait until the client's step that makes `variable` may be computed; False if it has
         ended instead."""
         signal = asyncio.Event()
@@ -125,7 +125,7 @@ class Readers:
 
     async def stream(
         self,
-        session: Session,
+        session: ServerSession,
         variable: str,
         *,
         offset: int = 0,
@@ -153,7 +153,7 @@ class Readers:
         await self._ended(session, found)
 
     async def answer(
-        self, session: Session, variable: str, shows: Callable[[Sequence[Delta]], bool]
+        self, session: ServerSession, variable: str, shows: Callable[[Sequence[Delta]], bool]
     ) -> AsyncGenerator[Sequence[Delta], None]:
         """What is read of an answer that may call tools, as it is generated; raises its error.
 
@@ -181,13 +181,13 @@ class Readers:
                     signal.clear()
         await self._ended(session, found)
 
-    async def _ended(self, session: Session, found: Variable) -> None:
+    async def _ended(self, session: ServerSession, found: SessionVariable) -> None:
         """Wait until the end of a variable is on disk. Raises the variable's error."""
         await self._kept(session)
         if found.error is not None:
             raise found.error
 
-    def shown(self, session: Session, variable: str) -> None:
+    def shown(self, session: ServerSession, variable: str) -> None:
         """A client has something that follows from the text of the variable so far."""
         found = session.variable(variable)
         if not (found.taken or found.settled):
@@ -196,13 +196,13 @@ class Readers:
     @asynccontextmanager
     async def _reading(
         self,
-        session: Session,
+        session: ServerSession,
         variable: str,
         criteria: Criterion | None,
         wait: bool,
         grace_s: float = 0.0,
         streams: bool = False,
-    ) -> AsyncIterator[tuple[Variable, asyncio.Event]]:
+    ) -> AsyncIterator[tuple[SessionVariable, asyncio.Event]]:
         """Count as a reader of `variable` until the end of the block, by an exception too."""
         self._apply(
             session,
@@ -226,6 +226,6 @@ class Readers:
                 loop = asyncio.get_running_loop()
                 loop.call_later(grace_s, self._leave, session, variable, served)
 
-    def _leave(self, session: Session, variable: str, served: bool) -> None:
+    def _leave(self, session: ServerSession, variable: str, served: bool) -> None:
         closed = ev.ReaderClosed(now=self._now(), variable=variable, served=served)
         self._apply(session, closed)

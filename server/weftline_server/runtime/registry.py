@@ -17,9 +17,9 @@ from weftline_server.passes import Plugin
 from weftline_server.runtime.closed_sessions import ClosedConfig, ClosedSessions
 from weftline_server.runtime.quotas import Quotas
 from weftline_server.session.budget import Budget
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
-Make = Callable[[str, str, float, bool], Session]
+Make = Callable[[str, str, float, bool], ServerSession]
 
 _OURS = re.compile("s_([0-9a-f]{8})_[0-9a-f]{32}")  # which run of the server, which session
 
@@ -83,19 +83,19 @@ class Registry:
         )
         key = secrets.token_bytes(32) if journal is None else journal.salt_key
         self.salts: Mapping[str, str] = _Salts(key)  # by tenant
-        self._sessions: dict[tuple[str, str], Session] = {}
+        self._sessions: dict[tuple[str, str], ServerSession] = {}
         self._closed = ClosedSessions(config.closed)
-        self._by_id: dict[str, Session] = {}  # for events of engines, which know no tenant
+        self._by_id: dict[str, ServerSession] = {}  # for events of engines, which know no tenant
         self.opened: dict[str, int] = {}  # the sessions that each tenant has open here
         self._incarnation = secrets.token_hex(4) if journal is None else journal.incarnation
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[ServerSession]:
         return iter(self._sessions.values())
 
-    def open(self, tenant: str, now: float, *, stays: bool = True) -> Session:
+    def open(self, tenant: str, now: float, *, stays: bool = True) -> ServerSession:
         """A new session. Raises Overloaded if the tenant has reached its limit."""
         self.quotas.admit_session(tenant, self.opened.get(tenant, 0))
         id = f"s_{self._incarnation}_{secrets.token_hex(16)}"
@@ -112,7 +112,7 @@ class Registry:
             return self.journal.clock.offset
         return time.time() - time.monotonic()
 
-    def restore(self, stored: Callable[[Make], Iterable[Session]]) -> list[Session]:
+    def restore(self, stored: Callable[[Make], Iterable[ServerSession]]) -> list[ServerSession]:
         """The open ones of the sessions that were `stored`, which are found again from now on. The
         closed ones can be looked at.
         """
@@ -125,16 +125,16 @@ class Registry:
                 self._closed.keep(session, session.ended)
         return [session for session in found if session.ended is None]
 
-    def _made(self, id: str, tenant: str, now: float, stays: bool) -> Session:
+    def _made(self, id: str, tenant: str, now: float, stays: bool) -> ServerSession:
         budget = self._config.budget
-        return Session(id, tenant, now, self._without, budget, stays, self._plugins)
+        return ServerSession(id, tenant, now, self._without, budget, stays, self._plugins)
 
-    def _enter(self, session: Session) -> None:
+    def _enter(self, session: ServerSession) -> None:
         tenant = session.tenant
         self._sessions[tenant, session.id] = self._by_id[session.id] = session
         self.opened[tenant] = self.opened.get(tenant, 0) + 1
 
-    def find(self, tenant: str, id: str) -> Session:
+    def find(self, tenant: str, id: str) -> ServerSession:
         """The tenant's session. Raises UnknownSession, also for a session of another tenant.
 
         Raises ServerRestarted for one of an earlier server, of whatever tenant.
@@ -151,7 +151,7 @@ class Registry:
             raise NotHere(tenant, id)
         return session
 
-    def look(self, tenant: str, id: str) -> Session:
+    def look(self, tenant: str, id: str) -> ServerSession:
         """The tenant's session, to read it only: open, or closed a short time ago.
 
         Raises what `find` raises.
@@ -159,13 +159,13 @@ class Registry:
         closed = self._closed.find(tenant, id)
         return closed if closed is not None else self.find(tenant, id)
 
-    def listed(self, tenant: str) -> list[Session]:
+    def listed(self, tenant: str) -> list[ServerSession]:
         """The tenant's sessions that can be looked at, the last opened first."""
         live = [one for key, one in self._sessions.items() if key[0] == tenant]
         found = [*live, *self._closed.of(tenant)]
         return sorted(found, key=lambda one: one.opened, reverse=True)
 
-    def end(self, session: Session, now: float) -> None:
+    def end(self, session: ServerSession, now: float) -> None:
         """Forget an open session. For some time it can still be looked at."""
         if self._sessions.pop((session.tenant, session.id), None) is not None:
             del self._by_id[session.id]
@@ -174,11 +174,11 @@ class Registry:
             if self.journal is None or not self.journal.has_lost(session):
                 self._closed.keep(session, now)
 
-    def by_id(self, id: str) -> Session | None:
+    def by_id(self, id: str) -> ServerSession | None:
         """The session that an engine's event is about; None if it has ended."""
         return self._by_id.get(id)
 
-    async def kept(self, session: Session, *, strict: bool = False) -> None:
+    async def kept(self, session: ServerSession, *, strict: bool = False) -> None:
         """Wait until what the session has so far is on disk, if this server keeps any.
 
         While the disk cannot be written, what runs goes on in memory. With `strict` a change is
@@ -197,7 +197,7 @@ class Registry:
         """Whether a call of any session runs on an engine or is being sent to one."""
         return any(session.execution.under_way for session in self._sessions.values())
 
-    def aged(self, now: float) -> list[Session]:
+    def aged(self, now: float) -> list[ServerSession]:
         """Sessions that are older than their budget."""
         limit = self._config.budget.seconds
         return [session for session in self._sessions.values() if now - session.opened > limit]
@@ -206,7 +206,7 @@ class Registry:
         """Drop the closed sessions that were kept long enough."""
         self._closed.expire(now)
 
-    def idle(self, now: float) -> list[Session]:
+    def idle(self, now: float) -> list[ServerSession]:
         """Sessions that no client has named for the idle time and that no reader waits in."""
         return [
             session

@@ -27,18 +27,18 @@ from weftline_server.runtime.prompt_runner import PromptRunner
 from weftline_server.runtime.workers import Workers
 from weftline_server.schedule.engines.member import Work
 from weftline_server.schedule.memory.lengths import Lengths
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 
 class StepRunner(Runner):
     """The kinds of steps: their values are converted to an engine's inputs, and back."""
 
     def prepare(
-        self, session: Session, primitive: Primitive
+        self, session: ServerSession, primitive: Primitive
     ) -> Payload | Coroutine[object, object, Payload]:
         return self._prepare(session, primitive)
 
-    async def _prepare(self, session: Session, primitive: Primitive) -> Payload:
+    async def _prepare(self, session: ServerSession, primitive: Primitive) -> Payload:
         step = step_of(primitive)
         kind = KINDS.of(step)
         given = await self._given(session, step.sources)
@@ -49,7 +49,7 @@ class StepRunner(Runner):
             inputs = await loop.run_in_executor(None, kind.inputs, step, given)
         return Payload(None, None, inputs=_with_tenant(session, step, inputs))
 
-    async def rest(self, session: Session, primitive: Primitive) -> dict[str, Any]:
+    async def rest(self, session: ServerSession, primitive: Primitive) -> dict[str, Any]:
         """The inputs of an op that streams, beside its items. The values of these inputs are ready.
 
         Raises TransformFailed.
@@ -68,7 +68,7 @@ class StepRunner(Runner):
         return sum(len(text) for text in texts) // CHARS_PER_TOKEN + 1
 
     def result(
-        self, session: Session, primitive: Primitive, finished: api.Finished
+        self, session: ServerSession, primitive: Primitive, finished: api.Finished
     ) -> Transformed | Coroutine[object, object, Transformed]:
         step = step_of(primitive)
         if any(source.transforms for source in step.sources.values()):
@@ -77,26 +77,26 @@ class StepRunner(Runner):
         return _valued(step, given, finished)
 
     async def _result(
-        self, session: Session, step: StepBase, finished: api.Finished
+        self, session: ServerSession, step: StepBase, finished: api.Finished
     ) -> Transformed:
         return _valued(step, await self._given(session, step.sources), finished)
 
-    async def _given(self, session: Session, sources: Mapping[str, Source]) -> dict[str, Any]:
+    async def _given(self, session: ServerSession, sources: Mapping[str, Source]) -> dict[str, Any]:
         """The values of sources by field. Raises TransformFailed."""
         return {name: await self._read(session, source) for name, source in sources.items()}
 
-    async def _read(self, session: Session, source: Source) -> Any:
+    async def _read(self, session: ServerSession, source: Source) -> Any:
         """The value of a source after its transforms. Raises TransformFailed."""
         value = _raw(session, source)
         return await self._workers.apply(session.tenant, source.transforms, value)
 
 
-def _raw(session: Session, source: Source) -> Any:
+def _raw(session: ServerSession, source: Source) -> Any:
     """The value of a source before its transforms."""
     return source.value if source.var is None else session.variables[source.var].value
 
 
-def _with_tenant(session: Session, step: StepBase, inputs: dict[str, Any]) -> dict[str, Any]:
+def _with_tenant(session: ServerSession, step: StepBase, inputs: dict[str, Any]) -> dict[str, Any]:
     """The inputs of the op; a store is told whose documents it may touch."""
     return inputs if getattr(step, "store", None) is None else {**inputs, "tenant": session.tenant}
 
@@ -112,7 +112,7 @@ class ControlRunner(Runner):
         return 0
 
     def result(
-        self, session: Session, primitive: Primitive, finished: api.Finished
+        self, session: ServerSession, primitive: Primitive, finished: api.Finished
     ) -> Transformed | Coroutine[object, object, Transformed]:
         body, variables = primitive.body, session.variables
         assert isinstance(body, ControlBody), f"{primitive.kind} decides nothing"
@@ -125,7 +125,9 @@ class ControlRunner(Runner):
         except WeftlineError as error:
             return Transformed(None, error)
 
-    async def _asked(self, session: Session, body: ControlBody, asked: Question) -> Transformed:
+    async def _asked(
+        self, session: ServerSession, body: ControlBody, asked: Question
+    ) -> Transformed:
         """The value of a step that asks what may take long."""
         try:
             answer = await self._workers.run(session.tenant, asked.specs, asked.value, asked.cases)
@@ -140,20 +142,25 @@ class ToolRunner(Runner):
     """
 
     def prepare(
-        self, session: Session, primitive: Primitive
+        self, session: ServerSession, primitive: Primitive
     ) -> Payload | Coroutine[object, object, Payload]:
         body = _tool_of(primitive)
         return Payload(None, body.arguments, inputs={"tool": body.tool})
 
     def work(
-        self, session: Session, primitive: Primitive, payload: Payload, attempt: Attempt, now: float
+        self,
+        session: ServerSession,
+        primitive: Primitive,
+        payload: Payload,
+        attempt: Attempt,
+        now: float,
     ) -> Work:
         made = super().work(session, primitive, payload, attempt, now)
         is_open = _tool_of(primitive).is_open
         return replace(made, op=replace(made.op, text=payload.text, open=is_open))
 
     def result(
-        self, session: Session, primitive: Primitive, finished: api.Finished
+        self, session: ServerSession, primitive: Primitive, finished: api.Finished
     ) -> Transformed | Coroutine[object, object, Transformed]:
         return Transformed(observed(finished))
 

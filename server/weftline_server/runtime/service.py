@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from weftline.contract.errors import StorageFull, UnknownSession
-from weftline.contract.protocol import SetVariable, Submit
+from weftline.contract.protocol import SetVariable, SubmitBody
 from weftline_server.graph.primitive import Task
 from weftline_server.journal.journal import Key
 from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.engine_view import EngineStatus, EngineView, ServedModel, Status
 from weftline_server.runtime.lifecycle import Draining, Lifecycle, SessionHolds
 from weftline_server.runtime.registry import NotHere
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 if TYPE_CHECKING:
     from weftline_server.cluster.departure import Departure
@@ -49,7 +49,7 @@ class Service:
         self.lifecycle = Lifecycle(driver, member, departure)
         self.engines = EngineView(driver.registry, driver.dispatcher, self.lifecycle)
 
-    def open(self, tenant: str, *, stays: bool = True, alias: str | None = None) -> Session:
+    def open(self, tenant: str, *, stays: bool = True, alias: str | None = None) -> ServerSession:
         """Open a session of `tenant`. Raises Overloaded at the tenant's limit of sessions.
 
         `stays` says that more calls may be added later. With an `alias`, which may be "", the
@@ -69,8 +69,8 @@ class Service:
 
     async def submit(
         self,
-        session: Session,
-        submit: Submit,
+        session: ServerSession,
+        submit: SubmitBody,
         key: Key | None = None,
         *,
         whole: bool = False,
@@ -101,26 +101,26 @@ class Service:
             raise
         return tasks
 
-    def set(self, session: Session, variable: str, given: SetVariable) -> None:
+    def set(self, session: ServerSession, variable: str, given: SetVariable) -> None:
         """Give an empty variable its value, or fail it with the client's error. Raises AlreadySet.
 
         A step that a client computes may fail before its inputs are ready.
         """
         self._driver.set(session, variable, given)
 
-    def cancel(self, session: Session, task: str) -> None:
+    def cancel(self, session: ServerSession, task: str) -> None:
         """Cancel the call and its descendants. Raises UnknownCall."""
         self._driver.cancel(session, task)
 
-    def cancel_variable(self, session: Session, variable: str) -> None:
+    def cancel_variable(self, session: ServerSession, variable: str) -> None:
         """Cancel the call that makes the variable, and its descendants. Raises UnknownVariable."""
         self._driver.cancel_variable(session, variable)
 
-    def close(self, session: Session) -> None:
+    def close(self, session: ServerSession) -> None:
         """Cancel what the session still runs, and forget it. None of its calls starts any more."""
         self._driver.close(session)
 
-    def earlier(self, key: Key | None) -> tuple[Session, tuple[Task, ...]] | None:
+    def earlier(self, key: Key | None) -> tuple[ServerSession, tuple[Task, ...]] | None:
         """The session and the tasks of a submit with this key in an earlier run of the server, if
         any.
 

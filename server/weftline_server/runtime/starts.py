@@ -20,7 +20,7 @@ from weftline_server.runtime.runners import Runners
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.session import events as ev
 from weftline_server.session.resumption import runs_once
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 TURN_CALLS = 16  # short prompts that are tokenised in one turn of the loop, in about 3 ms
 
@@ -42,7 +42,7 @@ class Starts:
         calls: EarlyCalls,
         journal: Journal | None,
         contained: Containment,
-        apply: Callable[[Session, ev.SessionEvent], None],
+        apply: Callable[[ServerSession, ev.SessionEvent], None],
         clock: Callable[[], float],
     ) -> None:
         self._runners = runners
@@ -55,11 +55,11 @@ class Starts:
         self._contained = contained
         self._apply = apply
         self._now = clock
-        self._due: list[tuple[Session, str]] = []
+        self._due: list[tuple[ServerSession, str]] = []
         self._prepared: dict[PrimitiveId, Payload] = {}
 
     async def prepare(
-        self, session: Session, primitives: Sequence[Primitive]
+        self, session: ServerSession, primitives: Sequence[Primitive]
     ) -> Sequence[PrimitiveId]:
         """Tokenise the constant prompts among primitives that are to enter the session, and keep
         them until they are due or forgotten. Raises what their rendering raises.
@@ -79,7 +79,7 @@ class Starts:
         """The primitive will not start."""
         self._prepared.pop(id, None)
 
-    def soon(self, session: Session, primitive: str) -> None:
+    def soon(self, session: ServerSession, primitive: str) -> None:
         """Start the primitive in the next turn of the event loop."""
         if not self._due:
             asyncio.get_running_loop().call_soon(self._start_due)
@@ -90,7 +90,7 @@ class Starts:
         for session, primitive in due:
             self._contained.run(session, self._start, session, primitive)
 
-    def _start(self, session: Session, id: str) -> None:
+    def _start(self, session: ServerSession, id: str) -> None:
         primitive = session.graph.primitives[id]
         payload = self._prepared.pop(PrimitiveId(session.id, id), None)
         try:
@@ -105,7 +105,7 @@ class Starts:
 
     async def _when_made(
         self,
-        session: Session,
+        session: ServerSession,
         primitive: Primitive,
         making: Coroutine[object, object, Payload],
     ) -> None:
@@ -116,7 +116,7 @@ class Starts:
         else:
             self._charge(session, primitive, payload)
 
-    def _charge(self, session: Session, primitive: Primitive, payload: Payload) -> None:
+    def _charge(self, session: ServerSession, primitive: Primitive, payload: Payload) -> None:
         """Charge the session, and go on with the primitive if it has the budget."""
         tokens = self._runners.of(primitive).charge(primitive, payload)
         charged = ev.PrimitivePrepared(now=self._now(), primitive=primitive.id, tokens=tokens)
@@ -135,7 +135,7 @@ class Starts:
 
     async def _when_begun(
         self,
-        session: Session,
+        session: ServerSession,
         primitive: Primitive,
         payload: Payload,
         begun: Coroutine[object, object, None],
@@ -151,7 +151,7 @@ class Starts:
         if session.primitives[primitive.id].live:
             self._enqueue(session, primitive, payload)
 
-    def _enqueue(self, session: Session, primitive: Primitive, payload: Payload) -> None:
+    def _enqueue(self, session: ServerSession, primitive: Primitive, payload: Payload) -> None:
         id = PrimitiveId(session.id, primitive.id)
         number = self._prompts.complete(id, payload)
         if number is None:
@@ -162,7 +162,7 @@ class Starts:
         if work.op.open:
             self._calls.opened(id)
 
-    def _fail(self, session: Session, primitive: Primitive, error: WeftlineError) -> None:
+    def _fail(self, session: ServerSession, primitive: Primitive, error: WeftlineError) -> None:
         self._apply(
             session, ev.PrimitiveFailed(now=self._now(), primitive=primitive.id, error=error)
         )

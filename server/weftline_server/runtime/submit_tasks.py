@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from weftline.contract.errors import WeftlineError
-from weftline.contract.protocol import Call, Submit
+from weftline.contract.protocol import Call, SubmitBody
 from weftline.contract.steps import Step, StepBase
 from weftline_server.graph.primitive import Task, Where
 from weftline_server.lowering.control.body import resolved, resource_of
@@ -21,11 +21,11 @@ from weftline_server.runtime.prompts import body_of
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.engines.member import efficient_batch
 from weftline_server.schedule.memory.lengths import Lengths
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 
 def tasks_of(
-    session: Session, submit: Submit, dispatcher: Dispatcher, salt: str = ""
+    session: ServerSession, submit: SubmitBody, dispatcher: Dispatcher, salt: str = ""
 ) -> Iterator[Task]:
     """The tasks of all calls and steps, one after the other.
 

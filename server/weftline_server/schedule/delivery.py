@@ -10,7 +10,7 @@ from weftline_engine import api
 from weftline_server.schedule.engines.fleet import Fleet
 from weftline_server.schedule.engines.member import Member, Work
 from weftline_server.schedule.memory.keeper import Memory
-from weftline_server.schedule.memory.verbs import Free, perform
+from weftline_server.schedule.memory.verbs import FreeContext, perform
 from weftline_server.schedule.memory.waste import Load
 from weftline_server.schedule.queue import Queue
 from weftline_server.schedule.sessions import Sessions
@@ -157,7 +157,7 @@ class Delivery:
         member.prefixes.lost(work.op.context)
         if event.retryable and self._retry(work, answered, MAX_ATTEMPTS):
             if work.item.has_prompt:
-                perform([Free(member.name, work.op.context)], self._fleet.members)
+                perform([FreeContext(member.name, work.op.context)], self._fleet.members)
             return
         self._sessions.outcome(work.primitive, event)
         perform(self._memory.dropped(member.name, work.op, self._now()), self._fleet.members)

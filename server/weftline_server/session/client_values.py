@@ -13,7 +13,7 @@ from weftline_server.session import events as ev
 from weftline_server.session.budget import Spent
 from weftline_server.session.execution import Execution
 from weftline_server.session.task import UNDER_WAY, PrimitiveRun
-from weftline_server.session.variable import Variable
+from weftline_server.session.variable import SessionVariable
 
 
 def give(
@@ -37,7 +37,7 @@ def give(
         )
         return execution.finished(finished)
     spent.take_value(event.value, event.now - opened)
-    variable = execution.variables.setdefault(event.variable, Variable(event.variable))
+    variable = execution.variables.setdefault(event.variable, SessionVariable(event.variable))
     variable.set(event.value)
     return execution.settled(variable, event.now)
 
@@ -47,7 +47,7 @@ def refuse(execution: Execution, event: ev.VariableRefused) -> list[ev.Action]:
     step = _by_client(execution, event.variable)
     if step is not None:
         return execution.fail(step.task, event.error)
-    variable = execution.variables.setdefault(event.variable, Variable(event.variable))
+    variable = execution.variables.setdefault(event.variable, SessionVariable(event.variable))
     variable.fail(event.error)
     return execution.settled(variable, event.now)
 

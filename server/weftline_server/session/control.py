@@ -16,7 +16,7 @@ from weftline_server.session.draft import Draft
 from weftline_server.session.execution import Execution
 from weftline_server.session.readiness import lost_read
 from weftline_server.session.task import PrimitiveRun
-from weftline_server.session.variable import Variable, settled_of
+from weftline_server.session.variable import SessionVariable, settled_of
 
 
 def finish(
@@ -101,6 +101,6 @@ def _grow(
     execution.graph.rewrite(growth.rewritten)
     for id, value in growth.values.items():
         spent.add_value(value)
-        variables[id] = Variable(id)
+        variables[id] = SessionVariable(id)
         variables[id].set(value)
     return execution.add(draft, execution.now)

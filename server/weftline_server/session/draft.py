@@ -17,7 +17,7 @@ from weftline_server.session.hold_queue import HoldQueue
 from weftline_server.session.need import decides
 from weftline_server.session.origin import NOBODY, Origin
 from weftline_server.session.task import PrimitiveRun, TaskRun
-from weftline_server.session.variable import Variable
+from weftline_server.session.variable import SessionVariable
 
 PART = 256  # tasks that are drafted between two pauses, in 2 ms
 
@@ -32,7 +32,7 @@ class Draft:
         self.added = Addition()
         self.runs: dict[str, TaskRun] = {}
         self.primitives: dict[str, PrimitiveRun] = {}
-        self.variables: dict[str, Variable] = {}
+        self.variables: dict[str, SessionVariable] = {}
         self.owned: dict[str, list[TaskRun]] = {}  # task → tasks that it adds
         self.criteria: list[tuple[str, Criterion]] = []
         # The primitives, consumers first, each with the number of its edges; empty for a few.
@@ -72,7 +72,7 @@ class Draft:
         named = [read.variable for one in task.primitives for read in one.reads]
         for var in (*named, *task.writes, *task.reads):
             if var not in variables:
-                variables[var] = Variable(var)
+                variables[var] = SessionVariable(var)
         run = self.runs[task.id] = TaskRun(task, 0.0, self._detached, self._origin)
         if task.owner:
             self.owned.setdefault(task.owner, []).append(run)

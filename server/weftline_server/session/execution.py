@@ -34,8 +34,15 @@ from weftline_server.session.readiness import (
     takers,
     undecided,
 )
-from weftline_server.session.task import ALLOWED, UNDER_WAY, PrimitiveRun, RunState, Step, TaskRun
-from weftline_server.session.variable import Variable
+from weftline_server.session.task import (
+    ALLOWED,
+    UNDER_WAY,
+    PrimitiveRun,
+    PrimitiveTimes,
+    RunState,
+    TaskRun,
+)
+from weftline_server.session.variable import SessionVariable
 
 # Primitives of a session that an op may name as references.
 _MOST_RECENT = 8
@@ -62,7 +69,7 @@ class Execution:
         self._spent = spent
         self.graph = Graph()
         self.planning = Planning(self.graph, without, plugins)
-        self.variables: dict[str, Variable] = {}
+        self.variables: dict[str, SessionVariable] = {}
         self.tasks: dict[str, TaskRun] = {}
         self.primitives: dict[str, PrimitiveRun] = {}
         self.work_left = 0  # estimated tokens of the primitives that have not ended
@@ -101,7 +108,7 @@ class Execution:
         fresh = draft.primitives.values()
         return self.held.hold(fresh, draft.order) if are_held else start(self, fresh)
 
-    def settled(self, variable: Variable, now: float) -> list[ev.Action]:
+    def settled(self, variable: SessionVariable, now: float) -> list[ev.Action]:
         """Start the primitives that waited for a variable of the client. Fail them if it failed."""
         actions: list[ev.Action] = [ev.Notify(variable.id)]
         for id in tuple(self.graph.consumers.get(variable.id, ())):
@@ -336,7 +343,7 @@ class Execution:
         elif self._is_certain(run, actions):
             run.filling = False
             self._move(run, RunState.QUEUED)
-            run.step = Step(queued=now)
+            run.step = PrimitiveTimes(queued=now)
             actions.append(ev.Run(run.id))
 
     def _is_certain(self, run: PrimitiveRun, actions: list[ev.Action]) -> bool:

@@ -9,10 +9,12 @@ from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import DISTANT, Flow, Primitive, Task
 from weftline_server.session.events import Fill
 from weftline_server.session.task import PrimitiveRun, RunState
-from weftline_server.session.variable import Variable, VariableState
+from weftline_server.session.variable import SessionVariable, VariableState
 
 
-def ready_reads(primitive: Primitive, variables: Mapping[str, Variable], start: int = 0) -> int:
+def ready_reads(
+    primitive: Primitive, variables: Mapping[str, SessionVariable], start: int = 0
+) -> int:
     """Return how many leading reads are ready. The first `start` are known to be."""
     reads = primitive.reads
     for at in range(start, len(reads)):
@@ -37,7 +39,7 @@ def continues(primitive: Primitive, runs: Mapping[str, PrimitiveRun]) -> bool:
     return any(run.task is task and run.state is not RunState.DONE for run in before)
 
 
-def failed_input(task: Task, variables: Mapping[str, Variable]) -> WeftlineError | None:
+def failed_input(task: Task, variables: Mapping[str, SessionVariable]) -> WeftlineError | None:
     """The error of the first failed variable among those that the task needs."""
     for read in task.reads:
         if (error := variables[read].error) is not None and read not in task.tolerates:
@@ -45,7 +47,9 @@ def failed_input(task: Task, variables: Mapping[str, Variable]) -> WeftlineError
     return None
 
 
-def lost_read(primitive: Primitive, variables: Mapping[str, Variable]) -> WeftlineError | None:
+def lost_read(
+    primitive: Primitive, variables: Mapping[str, SessionVariable]
+) -> WeftlineError | None:
     """The error of the first variable it reads that will never have a value."""
     for variable, flow in primitive.reads:
         error = variables[variable].error

@@ -22,7 +22,7 @@ from weftline_server.session.execution import Execution, IllegalMove, go_on, res
 from weftline_server.session.invariants import validate
 from weftline_server.session.resumption import abandon, resume
 from weftline_server.session.task import PrimitiveRun, RunState, TaskRun
-from weftline_server.session.variable import Variable, settled_of
+from weftline_server.session.variable import SessionVariable, settled_of
 from weftline_server.session.watch import Watch
 
 # Events that a session remembers for its story: some hundred calls without their text parts.
@@ -32,7 +32,7 @@ TOLD_OF_A_BUG = 20
 SHOWN_CHARS = 80
 
 
-class Session:
+class ServerSession:
     """One application run. `handle` returns actions, or raises and changes nothing.
 
     A session that `stays` may get more calls later. One that is `guessed` was found by its prompts,
@@ -62,7 +62,7 @@ class Session:
         # session reads them two dozen times.
         self.graph = self.execution.graph
         self.plan = self.execution.planning.plan  # of the present graph
-        self.variables: Mapping[str, Variable] = self.execution.variables
+        self.variables: Mapping[str, SessionVariable] = self.execution.variables
         self.tasks: Mapping[str, TaskRun] = self.execution.tasks
         self.primitives: Mapping[str, PrimitiveRun] = self.execution.primitives
         self.watch = Watch(self.execution)
@@ -75,7 +75,7 @@ class Session:
         """When its last client left; None while a client has a get or a stream open."""
         return None if self.watch.readers else self.touched
 
-    def variable(self, id: str) -> Variable:
+    def variable(self, id: str) -> SessionVariable:
         """The variable. Raises UnknownVariable."""
         if id not in self.variables:
             raise UnknownVariable(f"the session has no variable {id[:64]!r}", param=id)
@@ -214,19 +214,19 @@ _CHANGES_NO_PLAN = frozenset(
     }
 )
 
-_HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Action]]] = (
+_HANDLERS: Mapping[type[ev.SessionEvent], Callable[[ServerSession, Any], list[ev.Action]]] = (
     MappingProxyType(
         {
             ev.TurnCame: lambda session, event: go_on(session.execution),
-            ev.VariableSet: Session._set,
+            ev.VariableSet: ServerSession._set,
             ev.VariableRefused: lambda session, event: refuse(session.execution, event),
-            ev.VariableRead: Session._read,
+            ev.VariableRead: ServerSession._read,
             ev.TextTaken: lambda session, event: session.variable(event.variable).passed_on(),
-            ev.VariableCancelled: Session._cancel_variable,
-            ev.TaskCancelled: Session._cancel,
+            ev.VariableCancelled: ServerSession._cancel_variable,
+            ev.TaskCancelled: ServerSession._cancel,
             ev.TasksAbandoned: lambda session, event: abandon(session.execution, event),
             ev.SessionResumed: lambda session, event: resume(session.execution, event),
-            ev.SessionClosed: Session._close,
+            ev.SessionClosed: ServerSession._close,
             ev.ReaderOpened: lambda session, event: session.watch.open(event),
             ev.ReaderClosed: lambda session, event: session.watch.close(event),
             ev.PrimitivePrepared: lambda session, event: session.execution.prepared(event),

@@ -55,7 +55,7 @@ class TokenLogprob:
 
 
 @dataclass(slots=True)
-class Step:
+class PrimitiveTimes:
     """The times of a primitive's phases, in seconds of the monotonic clock."""
 
     queued: float
@@ -125,7 +125,7 @@ class PrimitiveRun:
     of_task: ref[TaskRun] = field(repr=False)
     state: RunState = RunState.WAITING
     filling: bool = False  # a part of its prompt may have gone to an engine early
-    step: Step | None = None
+    step: PrimitiveTimes | None = None
     ready: int = 0  # the reads, from the first on, that have a value in the form `looked_at`
     looked_at: Primitive | None = field(default=None, repr=False)
     held: bool = False  # it came with many, and its turn to start has not come
@@ -176,6 +176,6 @@ class TaskRun:
         return self.current.live
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[PrimitiveTimes]:
         """The steps of the primitives that were queued, in order."""
         return [run.step for run in self.primitives if run.step is not None]

@@ -43,7 +43,7 @@ PIECE_CHARS = 256
 
 
 @dataclass(slots=True)
-class Variable:
+class SessionVariable:
     """`text` is the log, in characters; `value` is the result of the transforms, once ready."""
 
     id: str
@@ -117,6 +117,6 @@ class Variable:
         self.error = Skipped(f"variable {self.id!r} was skipped: no branch took it", param=self.id)
 
 
-def settled_of(variables: Mapping[str, Variable], named: Iterable[str]) -> Iterator[str]:
+def settled_of(variables: Mapping[str, SessionVariable], named: Iterable[str]) -> Iterator[str]:
     """The variables among `named` that will not change any more."""
     return (id for id in named if id in variables and variables[id].settled)

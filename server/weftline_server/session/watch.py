@@ -11,7 +11,7 @@ from weftline_server.passes.plan import MOST_EDGES
 from weftline_server.session import events as ev
 from weftline_server.session.execution import Execution
 from weftline_server.session.task import RunState, TaskRun
-from weftline_server.session.variable import Variable, VariableState
+from weftline_server.session.variable import SessionVariable, VariableState
 
 _IN_PARTS = (Flow.STREAM, Flow.ITEMS)
 
@@ -46,7 +46,7 @@ class Watch:
         """Count a reader. With `wait` it may be the first to name its variable."""
         id = event.variable
         self.check(id, event.wait)
-        self._execution.variables.setdefault(id, Variable(id))
+        self._execution.variables.setdefault(id, SessionVariable(id))
         self.readers[id] = self.readers.get(id, 0) + 1
         if event.streams:
             self._streamed.add(id)

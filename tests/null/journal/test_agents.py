@@ -27,7 +27,7 @@ from weftline_server.journal import journal
 from weftline_server.journal.store import Change, JournalStore
 from weftline_server.journal.writer import Item, Writer
 from weftline_server.schedule.engines import fleet
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 FAST = LatencyProfile(step_s=0.001)
 SLOW = LatencyProfile(step_s=0.02)  # a turn with 100 words takes two seconds
@@ -77,7 +77,7 @@ async def began(server: Server, text: str) -> str:
     return session
 
 
-def _states(session: Session) -> set[tuple[str, str]]:
+def _states(session: ServerSession) -> set[tuple[str, str]]:
     return {(one.task.name, str(one.state)) for one in session.tasks.values()}
 
 

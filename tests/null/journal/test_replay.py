@@ -16,15 +16,15 @@ from weftline_server.journal.records import Clock, decode, encode, noted
 from weftline_server.journal.replay import Opened, replay, resumed
 from weftline_server.lowering.kinds.prompt import task_of
 from weftline_server.session import events as ev
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 from weftline_server.session.task import RunState
 
 CLOCK = Clock(1000.0)
 OPENED = Opened(tenant="t", id="s", alias="", at=1000.0, stays=True)
 
 
-def made(id: str, tenant: str, now: float, stays: bool) -> Session:
-    return Session(id, tenant, now, stays=stays)
+def made(id: str, tenant: str, now: float, stays: bool) -> ServerSession:
+    return ServerSession(id, tenant, now, stays=stays)
 
 
 class RecordedMachine(SessionMachine):
@@ -64,7 +64,7 @@ RecordedMachine.TestCase.settings = settings(
 TestRecorded = RecordedMachine.TestCase
 
 
-def lasting(session: Session) -> dict[str, Any]:
+def lasting(session: ServerSession) -> dict[str, Any]:
     """What a session is, apart from its readers and the calls that run.
 
     The text of a call that was stopped while it ran is not recorded, nor why a call ran on its

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from weftline.contract.protocol import Call, InOut, Placeholder, Segment, Submit
+from weftline.contract.protocol import Call, InOut, Placeholder, Segment, SubmitBody
 from weftline.contract.steps import Embed, Ingest, Merge, Rerank, Search, Source, Step
 from weftline_engine import api
 from weftline_engine.pretend.null import NullConfig, NullEngine
@@ -195,7 +195,7 @@ class Started:
         for nodes in [graph.nodes] if together else [[node] for node in graph.nodes]:
             calls = tuple(one for one in nodes if isinstance(one, Call))
             steps = tuple(one for one in nodes if not isinstance(one, Call))
-            await self.driver.submit(session, Submit(calls=calls, steps=steps, detach=True))
+            await self.driver.submit(session, SubmitBody(calls=calls, steps=steps, detach=True))
             for variable in list(session.variables):
                 await self.driver.readers.get(session, variable)
         session.validate()

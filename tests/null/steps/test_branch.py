@@ -13,7 +13,7 @@ from tests.null.asgi import Serve, call
 from tests.null.steps.wire import branch, each, loop, run, states
 from tests.null.test_switches import measured, step, words
 from tests.simulator.world import World
-from weftline.contract.protocol import Call, InOut, Placeholder, Segment, Submit
+from weftline.contract.protocol import Call, InOut, Placeholder, Segment, SubmitBody
 from weftline.contract.steps import Body, Branch, Case, Each, Source
 from weftline.errors import InvalidRequest, TransformFailed
 from weftline.predicates import MAX_DEPTH, check, holds
@@ -89,7 +89,7 @@ TRUTHY = Branch(
 )
 
 
-async def routed(made: World, submit: Submit, out: str) -> tuple[float, set[str]]:
+async def routed(made: World, submit: SubmitBody, out: str) -> tuple[float, set[str]]:
     """The seconds until `out` is there, and the calls that were given to an engine to generate."""
     session = made.driver.open("t")
     await made.driver.submit(session, submit)
@@ -102,7 +102,7 @@ def test_a_side_is_filled_early_and_generates_nothing_before_the_decision() -> N
     """A call of 50 tokens decides between two calls. Each has 400 tokens of instructions, which
     take 0.4 s to fill, on the other engine. The side that is not taken generates nothing.
     """
-    flat = partial(routed, submit=Submit(calls=ROUTE, steps=(TRUTHY,)), out="won")
+    flat = partial(routed, submit=SubmitBody(calls=ROUTE, steps=(TRUTHY,)), out="won")
     early, late = measured(flat, 2), measured(flat, 2, "prefill_early")
     assert early[1] == late[1] == {"kind", "yes"}
     assert late[0] - early[0] > 0.35
@@ -112,12 +112,12 @@ def test_a_side_in_a_body_generates_nothing_before_the_decision() -> None:
     """The branch is in the body of an `each`, and in another graph the `each` is on a side."""
     body = Body(calls=ROUTE, steps=(TRUTHY,))
     one = Each(over=Source(value=["a"]), body=body, collect={"won": "all"})
-    inside = measured(partial(routed, submit=Submit(steps=(one,)), out="all"), 2)
+    inside = measured(partial(routed, submit=SubmitBody(steps=(one,)), out="all"), 2)
     assert inside[1] == {"kind", "yes"}
     listed = Each(
         over=Source(value=["a", "b"]), body=Body(calls=ROUTE[2:]), collect={"no": "list"}, name="l"
     )
-    submit = Submit(calls=ROUTE[:2], steps=(replace(TRUTHY, default="list"), listed))
+    submit = SubmitBody(calls=ROUTE[:2], steps=(replace(TRUTHY, default="list"), listed))
     assert measured(partial(routed, submit=submit, out="won"), 2)[1] == {"kind", "yes"}
 
 

@@ -13,10 +13,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from tests.null.steps.conftest import Listen
-from weftline.contract.protocol import Submit
+from weftline.contract.protocol import SubmitBody
 from weftline_server.commands.retrieval import factories, from_tables
 
-SUBMIT: TypeAdapter[Submit] = TypeAdapter(Submit)
+SUBMIT: TypeAdapter[SubmitBody] = TypeAdapter(SubmitBody)
 PAGE = (Path(__file__).parents[3] / "docs" / "steps.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 PRINTED = {

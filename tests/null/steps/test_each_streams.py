@@ -20,7 +20,7 @@ from weftline_server.lowering.kinds.prompt import lower_call
 from weftline_server.passes import PASSES
 from weftline_server.session import events as ev
 from weftline_server.session.draft import Draft
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 from weftline_server.session.task import RunState
 
 ASK = {"calls": [call("ask", "<{{input:item}}>{{output:answer}}", item="item", answer="answer")]}
@@ -52,14 +52,14 @@ async def test_a_long_list_grows_the_graph_a_few_times(
 ) -> None:
     """One growth for each of 640 items would plan 640 times what gathers up to 640 results."""
     growths: list[int] = []
-    handle = Session.handle
+    handle = ServerSession.handle
 
-    def counted(session: Session, event: ev.SessionEvent, draft: Draft | None = None) -> Any:
+    def counted(session: ServerSession, event: ev.SessionEvent, draft: Draft | None = None) -> Any:
         if isinstance(event, ev.ItemsCame):
             growths.append(len(event.items))
         return handle(session, event, draft)
 
-    monkeypatch.setattr(Session, "handle", counted)
+    monkeypatch.setattr(ServerSession, "handle", counted)
     server = await serve(NullConfig())
     items = [f"i{n}" for n in range(640)]
     output = {"in_out": "out", "semantic_var_id": "subs", "sampling": {"max_tokens": 1000}}
@@ -98,7 +98,7 @@ class Story:
     """A session with a call that writes a list, and an each over it."""
 
     def __init__(self) -> None:
-        self.session = Session("s", "", 0.0)
+        self.session = ServerSession("s", "", 0.0)
         tasks = (lower_call(ask("plan", "subs", "topic"), "", "p"), lower(step()))
         self.tell(ev.TasksSubmitted(now=0.0, tasks=tasks))
 
@@ -166,7 +166,7 @@ def test_only_a_body_without_effects_takes_items_early() -> None:
     )
     flows = {}
     for name, steps in {"calls": (), "free": (free,), "once": (once,)}.items():
-        session = Session("s", "", 0.0)
+        session = ServerSession("s", "", 0.0)
         call = lower_call(ask("plan", "subs", "topic"), "", "p")
         session.handle(ev.TasksSubmitted(now=0.0, tasks=(call, lower(step(*steps)))))
         flows[name] = session.graph.primitives["e/0"].reads[0].flow

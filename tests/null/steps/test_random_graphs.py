@@ -27,7 +27,7 @@ from tests.null.steps.random_steps import TENANT, Retrieval, joined
 from tests.null.steps.wire import branch, each, loop
 from tests.null.test_session_machine import state_of
 from weftline import predicates
-from weftline.contract.protocol import SetVariable, Submit
+from weftline.contract.protocol import SetVariable, SubmitBody
 from weftline.contract.steps import Embed, Ingest, Merge, Rerank, Search, Source
 from weftline.errors import InvalidRequest, WeftlineError
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine
@@ -40,10 +40,10 @@ from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.registry import Registry, RegistryConfig
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.session import hold_queue
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 from weftline_server.session.variable import VariableState
 
-SUBMIT: TypeAdapter[Submit] = TypeAdapter(Submit)
+SUBMIT: TypeAdapter[SubmitBody] = TypeAdapter(SubmitBody)
 LETTERS = "abc"
 GRAPHS = int(os.environ.get("RANDOM_GRAPHS", "300"))  # more where a bug is sought
 MOST_CHARS = 300  # of a value, so that no answer is cut at 512 tokens
@@ -445,7 +445,7 @@ def holds(when: dict[str, Any], value: Any) -> bool:
         raise Failure(str(error)) from error
 
 
-async def computed(driver: Driver, session: Session, out: str, reads: list[str]) -> None:
+async def computed(driver: Driver, session: ServerSession, out: str, reads: list[str]) -> None:
     """Play the client of a step, which computes it when the server says that it is due."""
     if not await driver.readers.due(session, out):
         return
@@ -458,7 +458,7 @@ async def computed(driver: Driver, session: Session, out: str, reads: list[str])
 
 async def outcomes(
     program: Program, without: frozenset[str], random: Random, retrieval: Retrieval
-) -> Session:
+) -> ServerSession:
     """Run the program on engines with random delays, until every variable is settled."""
     config = NullConfig(latency=LatencyProfile(step_s=random.choice([0.0, 0.0002])))
     engines = {"null": lambda: NullEngine(config), **retrieval.engines(without)}
@@ -486,9 +486,9 @@ async def outcomes(
 CLOCK = Clock(0.0)
 
 
-def check_replay(session: Session, without: frozenset[str]) -> None:
+def check_replay(session: ServerSession, without: frozenset[str]) -> None:
     """Every event again, through a new session that is checked after each."""
-    again = Session(session.id, session.tenant, session.opened, without)
+    again = ServerSession(session.id, session.tenant, session.opened, without)
     records: list[bytes] = []
     for event in session._remembered:
         record = noted(again, event, again.handle(event))
@@ -500,7 +500,7 @@ def check_replay(session: Session, without: frozenset[str]) -> None:
     check_records(session, records, without)
 
 
-def at_once(session: Session) -> dict[str, Any]:
+def at_once(session: ServerSession) -> dict[str, Any]:
     """What lasts of a session, with each step queued when the session was opened: the replay takes
     all turns at once, so that it queues what was held a little earlier.
     """
@@ -511,11 +511,11 @@ def at_once(session: Session) -> dict[str, Any]:
     return found
 
 
-def check_records(session: Session, records: list[bytes], without: frozenset[str]) -> None:
+def check_records(session: ServerSession, records: list[bytes], without: frozenset[str]) -> None:
     """What a store would hold gives the same session; cut off anywhere, one that can go on."""
 
-    def made(id: str, tenant: str, now: float, stays: bool) -> Session:
-        return Session(id, tenant, now, without, stays=stays)
+    def made(id: str, tenant: str, now: float, stays: bool) -> ServerSession:
+        return ServerSession(id, tenant, now, without, stays=stays)
 
     opened = Opened(session.tenant, session.id, "", CLOCK.wall(session.opened), session.stays)
     assert at_once(replay(opened, records, CLOCK, made)) == at_once(session)
@@ -548,7 +548,7 @@ def test_a_graph_gives_what_its_steps_give_one_by_one(
         check_replay(session, without)
 
 
-def check_outcomes(program: Program, session: Session) -> None:
+def check_outcomes(program: Program, session: ServerSession) -> None:
     """Every variable has the value or the failure that the interpreter gives it."""
     value = program.values(lambda name: Failure(name))
     for name in program.rules:
@@ -569,7 +569,7 @@ def check_outcomes(program: Program, session: Session) -> None:
             assert program.needs(name, value), f"{name} ran for a side that was not taken"
 
 
-def check_effects(program: Program, shared: Shared, session: Session) -> None:
+def check_effects(program: Program, shared: Shared, session: ServerSession) -> None:
     """The store holds what the steps that ended have stored. What comes after a step begins when
     that has ended.
     """

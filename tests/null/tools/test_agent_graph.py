@@ -24,7 +24,7 @@ from weftline_server.lowering.kinds.prompt import lower_call
 from weftline_server.lowering.kinds.turn import AgentSetup, as_turn
 from weftline_server.prompt.answer import CallState, WrittenCall
 from weftline_server.session import events as ev
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 from weftline_server.session.task import RunState
 
 
@@ -331,7 +331,7 @@ async def test_what_an_agent_cannot_be_is_refused(
 def test_a_turn_that_fails_ends_its_tools_or_is_written_again(is_taken: bool) -> None:
     """Its engine has died. Another attempt takes over the tool of an equal call, unless a client
     has a part of the answer: then the tool ends with the turn."""
-    session = Session("s", "", 0.0)
+    session = ServerSession("s", "", 0.0)
     holder = Placeholder(name="answer", in_out=InOut.OUT)
     said = Message(role="user", content=(Segment(text="x"),))
     prompt = (said, Message(role="assistant", content=(Segment(output="answer"),)))

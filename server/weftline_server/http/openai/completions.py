@@ -39,7 +39,7 @@ from weftline_server.prompt.answer_parser import AnswerParser
 from weftline_server.prompt.thinking_block import Thinking
 from weftline_server.prompt.tool_parser import Called, Delta, Unfinished
 from weftline_server.runtime.service import Service
-from weftline_server.session.task import Step
+from weftline_server.session.task import PrimitiveTimes
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ class ReplyChoice:
         return ReplyChoice(running, index, task, bool(call.offered_tools), thinking)
 
     @property
-    def step(self) -> Step | None:
+    def step(self) -> PrimitiveTimes | None:
         """The step that generates the choice; None until it has begun."""
         return output_step(self.running.session, self.task.writes[0])
 

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from weftline.contract.errors import Overloaded
 from weftline_server.http.openai.requests import ChatMessage, ChatRequest, CompletionRequest
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 # Headers that name a session; the first one counts.
 HEADERS = ("x-session-id", "x-dynamo-session-id")
@@ -44,7 +44,7 @@ MOST_UNDECIDED = 256
 
 @dataclass(eq=False)
 class _Conversation:
-    session: Session
+    session: ServerSession
     used: float
     chars: int = 0
     answered: float | None = None  # when its first answer had come
@@ -80,9 +80,9 @@ class _Habit:
 class Opener(Protocol):
     """Opens and closes sessions, as the service does."""
 
-    def open(self, tenant: str) -> Session: ...
+    def open(self, tenant: str) -> ServerSession: ...
 
-    def close(self, session: Session) -> None: ...
+    def close(self, session: ServerSession) -> None: ...
 
 
 class Conversations:
@@ -100,7 +100,7 @@ class Conversations:
 
     def find(
         self, tenant: str, headers: Mapping[str, str], body: ChatRequest | CompletionRequest
-    ) -> Session | None:
+    ) -> ServerSession | None:
         """Return the session in which the request runs; None if the request gets a session of its
         own."""
         self._close_idle()
@@ -114,7 +114,7 @@ class Conversations:
             pass  # the tenant has too many sessions to keep another one for later requests
         return None
 
-    def abandon(self, session: Session) -> None:
+    def abandon(self, session: ServerSession) -> None:
         """A request in this session got no answer. If the request was the first one of a guessed
         conversation, the conversation has not begun, and its session is closed.
         """
@@ -125,11 +125,11 @@ class Conversations:
             habit.undecided.pop(found, None)
         self._close(found)
 
-    def _by_name(self, tenant: str, name: str, chars: int) -> Session:
+    def _by_name(self, tenant: str, name: str, chars: int) -> ServerSession:
         found = self._named[tenant, name] = self._current(tenant, self._named.get((tenant, name)))
         return self._use(found, chars)
 
-    def _by_messages(self, tenant: str, body: ChatRequest) -> Session | None:
+    def _by_messages(self, tenant: str, body: ChatRequest) -> ServerSession | None:
         scope = body.prompt_cache_key or body.user or ""
         keys = [(tenant, scope, digest) for digest in _digests(body)]
         before = next((key for key in reversed(keys) if key in self._ends), None)
@@ -152,7 +152,7 @@ class Conversations:
         found.has_grown = True
         return self._use(found, _chars(body))
 
-    def _first(self, tenant: str, key: tuple[str, str, bytes], chars: int) -> Session | None:
+    def _first(self, tenant: str, key: tuple[str, str, bytes], chars: int) -> ServerSession | None:
         """The session of a conversation that begins; None if it may be the only request."""
         habit = self._habit(tenant)
         self._decide(habit)
@@ -221,7 +221,7 @@ class Conversations:
         found.session.guessed = True
         return found
 
-    def _use(self, found: _Conversation, chars: int) -> Session:
+    def _use(self, found: _Conversation, chars: int) -> ServerSession:
         found.used = self._now()
         found.chars += chars
         self._open[found] = None

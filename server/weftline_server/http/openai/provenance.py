@@ -21,7 +21,7 @@ from weftline.contract.protocol import (
 )
 from weftline.contract.tools import ClientTool
 from weftline_server.lowering.provenance import Sources
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 MAX_CLOSED = 64
 UNNAMED = "text"  # the placeholder of a text that has a variable but no name
@@ -99,7 +99,7 @@ class PieceInputs:
     Without a session no text has come from a variable.
     """
 
-    session: Session | None
+    session: ServerSession | None
     taken: set[str]
     _names: dict[tuple[str, str, str | None], str] = field(default_factory=dict)
     _numbers: dict[str, int] = field(default_factory=dict)  # the last number of each base name

@@ -11,7 +11,7 @@ from typing import Any
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.http.event_stream import to_json
 from weftline_server.prompt.tool_parser import Arguments, Called, Delta, Said, Thought
-from weftline_server.session.task import Step, TokenLogprob
+from weftline_server.session.task import PrimitiveTimes, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Reply:
         return {**self._head(self.shape.whole, choices), "usage": usage, **self._ours()}
 
     def choice(
-        self, index: int, value: Any, step: Step, logprobs: dict[str, Any] | None
+        self, index: int, value: Any, step: PrimitiveTimes, logprobs: dict[str, Any] | None
     ) -> dict[str, Any]:
         """One choice of a whole response; `value` is text, or with tools the message."""
         content: dict[str, Any] = {"text": value}

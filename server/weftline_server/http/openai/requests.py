@@ -31,7 +31,7 @@ from weftline_server.http.openai.constraints import ConstraintFields
 from weftline_server.http.openai.content import Content, text_of
 from weftline_server.http.openai.provenance import PieceInputs, Provenance
 from weftline_server.http.openai.tool_types import AnyChatTool, ChatChoice, chosen, offered
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 OUTPUT = "out"
 MAX_CHOICES = 128  # of one request: `n` times the number of its prompts
@@ -221,7 +221,7 @@ class ChatRequest(SharedFields):
             )
         return last.content
 
-    def calls(self, session: Session | None, *, renders: bool) -> tuple[Call, ...]:
+    def calls(self, session: ServerSession | None, *, renders: bool) -> tuple[Call, ...]:
         """The request as calls of `session` with one output each, one call for each choice.
 
         `renders` says that the model's template runs here, so that the effort can reach it.
@@ -328,7 +328,7 @@ class CompletionRequest(SharedFields):
         """Whether a prompt is one of tokens."""
         return any(isinstance(one, tuple) for one in self.prompts)
 
-    def calls(self, session: Session, decode: Decode) -> tuple[Call, ...]:
+    def calls(self, session: ServerSession, decode: Decode) -> tuple[Call, ...]:
         """The request as calls of `session` with one output each, one call for each choice.
 
         `decode` makes the text of tokens.

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from weftline.contract.errors import UnknownSession
 from weftline_server.runtime.service import NotHere, Service
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 
 
 @dataclass
@@ -28,8 +28,8 @@ class Runs:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._sessions: WeakValueDictionary[tuple[str, str], Session] = WeakValueDictionary()
-        self._guests: WeakKeyDictionary[Session, _Guests] = WeakKeyDictionary()
+        self._sessions: WeakValueDictionary[tuple[str, str], ServerSession] = WeakValueDictionary()
+        self._guests: WeakKeyDictionary[ServerSession, _Guests] = WeakKeyDictionary()
 
     def adopt(self) -> None:
         """Find the sessions of an earlier run of the server by the ids that clients chose."""
@@ -38,7 +38,7 @@ class Runs:
             with suppress(UnknownSession):  # it could not be restored
                 self._sessions[tenant, alias] = self._service.registry.find(tenant, id)
 
-    def enter(self, tenant: str, id: str, *, opens: bool) -> Session:
+    def enter(self, tenant: str, id: str, *, opens: bool) -> ServerSession:
         """The session for one request, which must `leave` it. Opens one if the request may.
 
         Raises UnknownSession, or Overloaded where no session can be opened.
@@ -64,12 +64,12 @@ class Runs:
         member = self._service.lifecycle.member
         return member is None or (not member.is_retired and (tenant, id) in member.chosen)
 
-    def responded(self, session: Session) -> None:
+    def responded(self, session: ServerSession) -> None:
         """Note that the client knows the session's id, so that it can close the session."""
         if (guests := self._guests.get(session)) is not None:
             guests.told = True
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: ServerSession) -> None:
         """End one request. Its session is closed with the last one if no client knows its id."""
         self._service.lifecycle.holds.remove(session)
         guests = self._guests.get(session)
@@ -85,7 +85,7 @@ class Runs:
             with suppress(UnknownSession):
                 self._service.close(self.find(tenant, id))
 
-    def find(self, tenant: str, id: str) -> Session:
+    def find(self, tenant: str, id: str) -> ServerSession:
         """The open session with an id of ours, or with one that a client chose.
 
         Raises UnknownSession or ServerRestarted.
@@ -106,7 +106,7 @@ class Runs:
             return id
         return journal.aliases.get((tenant, id), id)
 
-    def look(self, tenant: str, id: str) -> Session:
+    def look(self, tenant: str, id: str) -> ServerSession:
         """The session to show, open or closed a short time ago, by either of its ids.
 
         Raises UnknownSession or ServerRestarted.

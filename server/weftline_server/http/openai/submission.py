@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import Request
 
-from weftline.contract.protocol import Call, Submit
+from weftline.contract.protocol import Call, SubmitBody
 from weftline_server.graph.primitive import Task
 from weftline_server.http.openai.conversations import Conversations
 from weftline_server.http.openai.provenance import Provenance
@@ -26,7 +26,7 @@ from weftline_server.observe.view import output_step
 from weftline_server.prompt.thinking_block import Thinking, thoughts_of
 from weftline_server.runtime.service import Service
 from weftline_server.session.origin import name_run
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 from weftline_server.session.task import RunState
 
 Body = ChatRequest | CompletionRequest
@@ -42,7 +42,7 @@ class Running:
 
     service: Service
     runs: Runs
-    session: Session
+    session: ServerSession
     tasks: tuple[Task, ...]
     own: bool
     body: Body
@@ -119,7 +119,7 @@ async def start(
         session = runs.enter(tenant, said.session_id, opens=said.open)
     try:
         calls, shaped = await _calls(service, session, body, said)
-        submit = Submit(session_id=session.id, calls=calls)
+        submit = SubmitBody(session_id=session.id, calls=calls)
         tasks = await service.submit(session, submit, whole=not body.stream, shaped=shaped)
     except BaseException as error:
         body.name_field(error)
@@ -137,7 +137,7 @@ async def start(
 
 
 async def _calls(
-    service: Service, session: Session, body: Body, said: Provenance
+    service: Service, session: ServerSession, body: Body, said: Provenance
 ) -> tuple[tuple[Call, ...], Callable[[Task], Task] | None]:
     """The calls of the request. With `run_tools` it is the first turn of an agent, and the function
     makes its task one.
@@ -157,6 +157,6 @@ async def _calls(
     return (call,), shaped
 
 
-def _ids(session: Session, task: Task) -> dict[str, str]:
+def _ids(session: ServerSession, task: Task) -> dict[str, str]:
     """The ids by which a client can name this call's value later."""
     return {"session_id": session.id, "call_id": task.id, "semantic_var_id": task.writes[0]}

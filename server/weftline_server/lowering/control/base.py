@@ -23,9 +23,9 @@ from weftline_server.graph.primitive import (
 )
 from weftline_server.lowering.bounds import is_large, is_slow
 from weftline_server.session.budget import value_bytes
-from weftline_server.session.variable import Variable
+from weftline_server.session.variable import SessionVariable
 
-Variables = Mapping[str, Variable]
+Variables = Mapping[str, SessionVariable]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from weftline_server.observe.advice.allowance import Allowance
 from weftline_server.observe.advice.ledger import Ledger, Told
 from weftline_server.observe.advice.program import Finding, Program, Subject
-from weftline_server.session.session import Session
+from weftline_server.session.session import ServerSession
 from weftline_server.session.task import RunState, TaskRun
 
 MOST_TENANTS = 64  # the least recently used leaves
@@ -25,7 +25,7 @@ class Advisor:
     _ledgers: OrderedDict[str, Ledger] = field(default_factory=OrderedDict)
     _allowance: Allowance = field(default_factory=Allowance)
 
-    def task_ended(self, session: Session, run: TaskRun) -> None:
+    def task_ended(self, session: ServerSession, run: TaskRun) -> None:
         """Look at the prompt of a call that has an answer."""
         call, steps = run.task.call, run.steps
         if call is None or run.state is not RunState.DONE or not steps or steps[0].usage is None:
@@ -48,7 +48,7 @@ class Advisor:
             )
         )
 
-    def session_closed(self, session: Session) -> None:
+    def session_closed(self, session: ServerSession) -> None:
         """Nothing: prompts are compared across sessions."""
 
     def programs(self, tenant: str) -> Sequence[Program]:

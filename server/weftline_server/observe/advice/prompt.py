@@ -9,12 +9,12 @@ from typing import NamedTuple
 from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment
 from weftline.contract.tools import Tool, ToolCall
 from weftline_server.prompt.render import turns_of, value_text
-from weftline_server.session.variable import Variable
+from weftline_server.session.variable import SessionVariable
 
 # The name of an input that has a variable and no name in a template: http/openai/provenance.py.
 UNNAMED = "text"
 
-Variables = Mapping[str, Variable]
+Variables = Mapping[str, SessionVariable]
 Template = tuple[str | None, ...]
 
 

@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 from weftline_server.schedule.memory.keeper import Memory, Outlook, Want
-from weftline_server.schedule.memory.verbs import Advise, Free, Retain, Verb, perform
+from weftline_server.schedule.memory.verbs import (
+    AdviseContext,
+    FreeContext,
+    RetainContext,
+    Verb,
+    perform,
+)
 
-__all__ = ["Advise", "Free", "Memory", "Outlook", "Retain", "Verb", "Want", "perform"]
+__all__ = [
+    "AdviseContext",
+    "FreeContext",
+    "Memory",
+    "Outlook",
+    "RetainContext",
+    "Verb",
+    "Want",
+    "perform",
+]

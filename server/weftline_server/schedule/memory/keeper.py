@@ -22,7 +22,7 @@ from weftline_server.schedule.memory.applications import (
 )
 from weftline_server.schedule.memory.gate import Gate
 from weftline_server.schedule.memory.paused_contexts import LONG_S, PausedContext, PausedContexts
-from weftline_server.schedule.memory.verbs import Advise, Free, Retain, Verb
+from weftline_server.schedule.memory.verbs import AdviseContext, FreeContext, RetainContext, Verb
 from weftline_server.schedule.memory.waste import Load
 from weftline_server.schedule.placement.items import PROMPT_KINDS
 
@@ -119,7 +119,7 @@ class Occupancy:
 
 def _read_last(one: Application) -> list[Verb]:
     """Advice that the contexts of an application outside are read after all that is inside."""
-    return [Advise(k.engine, c, LONG_S, None) for c, k in one.kept.items() if not k.pinned]
+    return [AdviseContext(k.engine, c, LONG_S, None) for c, k in one.kept.items() if not k.pinned]
 
 
 class Memory:
@@ -247,7 +247,7 @@ class Memory:
         found: list[Verb] = []
         for context, kept in one.kept.items():
             if not kept.pinned and kept.begins(op.tokens or ()) and self._pools.pin(kept):
-                found.append(Retain(kept.engine, context, Retention.KEEP))
+                found.append(RetainContext(kept.engine, context, Retention.KEEP))
         return found
 
     def finished(
@@ -258,7 +258,7 @@ class Memory:
             return []
         one = self._applications.find(op.hints.application)
         if one is None:
-            return [Free(engine, op.context)]
+            return [FreeContext(engine, op.context)]
         one.ended(now, self._outlook.goes_on(one.id))
         one.newest.settled = one.newest.untold and self._outlook.called_tools(id) == ()
         if op.tokens is not None:
@@ -266,16 +266,16 @@ class Memory:
         want = self._outlook.want(id) if self._retains and op.tokens is not None else None
         found = self._demote(one, op)
         if want is None:
-            return [*found, Free(engine, op.context)]
+            return [*found, FreeContext(engine, op.context)]
         tokens = usage.prompt_tokens + usage.output_tokens if want.tokens is None else want.tokens
         kept = self._keep(one, engine, id, op, tokens)
         kept.sure = want.pause_s is not None
         pause = one.expected_pause_s if want.pause_s is None else want.pause_s
         if self.gate.is_evicted(one.id) or one.is_settled:
             pause = LONG_S
-        found.append(Advise(engine, op.context, pause, want.tokens))
+        found.append(AdviseContext(engine, op.context, pause, want.tokens))
         if not kept.sure or not self._pools.pin(kept):
-            found.append(Retain(engine, op.context, Retention.EVICTABLE))
+            found.append(RetainContext(engine, op.context, Retention.EVICTABLE))
         return [*found, *self._bound(one)]
 
     def paused(
@@ -294,13 +294,13 @@ class Memory:
         """
         one = self._applications.find(op.hints.application)
         if one is None:
-            return [Free(engine, op.context)]
+            return [FreeContext(engine, op.context)]
         one.ended(now)
         if op.tokens is not None:
             self._learn(one, engine, op, usage, now)
         found = self._demote(one, op)
         if not self._retains or op.tokens is None:
-            return [*found, Free(engine, op.context)]
+            return [*found, FreeContext(engine, op.context)]
         kept = self._keep(one, engine, id, op, usage.prompt_tokens + usage.output_tokens)
         kept.paused = True
         if len(op.tokens) + len(written) == kept.tokens:
@@ -350,7 +350,7 @@ class Memory:
         if one is None or op.parent is not None or op.tokens is None:
             return []
         return [
-            Retain(engine, context, Retention.KEEP)
+            RetainContext(engine, context, Retention.KEEP)
             for context, kept in one.kept.items()
             if kept.engine == engine
             and self.paused_contexts.is_copied(engine, context)
@@ -373,7 +373,7 @@ class Memory:
         one = self._applications.find(op.hints.application)
         if one is not None:
             one.ended(now, self._outlook.goes_on(one.id))
-        return [] if engine is None else [Free(engine, op.context)]
+        return [] if engine is None else [FreeContext(engine, op.context)]
 
     def closed(self, application: str) -> list[Verb]:
         """Free all contexts of an application that has ended."""
@@ -432,5 +432,5 @@ class Memory:
             self._made.pop(context, None)
             self._pools.unpin(kept)
             self.paused_contexts.freed(kept.engine, context)
-            found.append(Free(kept.engine, context))
+            found.append(FreeContext(kept.engine, context))
         return found

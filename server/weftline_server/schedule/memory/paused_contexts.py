@@ -15,7 +15,7 @@ from weftline_engine.api import KvCosts, Retention
 from weftline_server.schedule.memory.host import HostCopies
 from weftline_server.schedule.memory.pauses import Pauses
 from weftline_server.schedule.memory.rank import MemoryNeed, token_seconds
-from weftline_server.schedule.memory.verbs import Advise, Retain, Verb
+from weftline_server.schedule.memory.verbs import AdviseContext, RetainContext, Verb
 from weftline_server.schedule.memory.waste import Load, Strategy, Waste, waste
 
 log = logging.getLogger("weftline.memory")
@@ -126,7 +126,7 @@ class PausedContexts:
             left_s = paused.pause_s - lasted if lasted < paused.pause_s else lasted
             again = self.begin(replace(paused, pause_s=left_s), True)
             if self.is_copied(paused.engine, context):  # the engine copies what it holds
-                verbs.append(Retain(paused.engine, context, Retention.KEEP))
+                verbs.append(RetainContext(paused.engine, context, Retention.KEEP))
             if self._open[context][2] is not Strategy.PRESERVE:
                 verbs += again
             self._open[context] = paused, *self._open[context][1:]
@@ -167,13 +167,13 @@ class PausedContexts:
     def _verbs(self, paused: PausedContext, strategy: Strategy) -> list[Verb]:
         engine, context = paused.engine, paused.context
         pause_s = LONG_S if strategy is Strategy.DISCARD else paused.pause_s
-        advice = Advise(engine, context, pause_s, None)
+        advice = AdviseContext(engine, context, pause_s, None)
         gone = None
         if strategy is Strategy.SWAP:
             costs = self._costs.get(engine)
             most = self._pools.get(engine, 0) if costs is None else costs.host_tokens
             gone = self._host.add(engine, context, paused.tokens, most)
         if gone is None:
-            return [advice, Retain(engine, context, Retention.EVICTABLE)]
-        dropped = [Retain(engine, old, Retention.DROP) for old in gone]
-        return [advice, Retain(engine, context, Retention.SWAP), *dropped]
+            return [advice, RetainContext(engine, context, Retention.EVICTABLE)]
+        dropped = [RetainContext(engine, old, Retention.DROP) for old in gone]
+        return [advice, RetainContext(engine, context, Retention.SWAP), *dropped]

@@ -10,7 +10,7 @@ from weftline_server.schedule.engines.member import EngineState, Member
 
 
 @dataclass(frozen=True, slots=True)
-class Advise:
+class AdviseContext:
     """Tell `engine` that `tokens` of `context` (None: all) will be read in `pause_s` seconds."""
 
     engine: str
@@ -20,7 +20,7 @@ class Advise:
 
 
 @dataclass(frozen=True, slots=True)
-class Retain:
+class RetainContext:
     """Tell `engine` how to retain `context`."""
 
     engine: str
@@ -29,14 +29,14 @@ class Retain:
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
+class FreeContext:
     """Tell `engine` that `context` will not be read again."""
 
     engine: str
     context: str
 
 
-Verb = Advise | Retain | Free
+Verb = AdviseContext | RetainContext | FreeContext
 
 
 def perform(verbs: Iterable[Verb], members: Mapping[str, Member]) -> None:
@@ -48,9 +48,9 @@ def perform(verbs: Iterable[Verb], members: Mapping[str, Member]) -> None:
         if member is None or member.engine is None or member.state is EngineState.DOWN:
             continue
         match verb:
-            case Advise(_, context, pause_s, tokens):
+            case AdviseContext(_, context, pause_s, tokens):
                 member.engine.update(context, Hints(expected_pause=pause_s, kept_tokens=tokens))
-            case Retain(_, context, retention):
+            case RetainContext(_, context, retention):
                 member.engine.retain(context, retention)
-            case Free(_, context):
+            case FreeContext(_, context):
                 member.engine.free(context)
