@@ -26,7 +26,7 @@ NO_TORCH := PYTHONPATH=.ci/without_torch
 STRICT := -W error::ResourceWarning
 NO_NET := --disable-socket --allow-unix-socket
 SHAPE := tests/test_layers.py tests/test_names.py tests/test_shape.py tests/test_words.py \
-  tests/test_kinds.py
+  tests/test_kinds.py tests/test_measures.py
 # Whole files that take a minute or more of a slow core each, and that repeat on the real model what
 # shorter tests hold already. `make test-long` runs them and the tests of the benchmarks, and so does CI.
 LONG := tests/e2e/test_graph_exactness.py tests/e2e/test_llama_exactness.py \

@@ -13,6 +13,7 @@ from typing import Any
 
 import weftline
 from weftline.contract import errors
+from weftline.contract.sampling import PARAMETERS, Sampling
 from weftline.sdk.client import Session
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
@@ -50,6 +51,9 @@ def _object(name: str, thing: Any) -> Iterator[str]:
     yield f"\n## {name}\n"
     if inspect.isclass(thing):
         yield inspect.getdoc(thing) or ""
+        if thing is Sampling:
+            yield ""
+            yield from (f"- `{name}`: {one.says}" for name, one in PARAMETERS.items())
         for member, value in inspect.getmembers(thing):
             if not member.startswith("_") and member in _own(thing):
                 yield from _member(member, value)

@@ -114,7 +114,8 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     ),
     # Loads a model in the engine's own process, with the decoder that this machine can compile.
     "weftline_engine.loading": (*CONTRACT, "weftline_engine", "weftline_kernels"),
-    "weftline_engine.bookkeeping": ("weftline_engine.api",),
+    # Checks sampling parameters by their table.
+    "weftline_engine.bookkeeping": (*CONTRACT, "weftline_engine.api"),
     "weftline_engine.bookkeeping.kv": ("weftline_engine.api",),
     "weftline_engine.bookkeeping.schedule": (
         "weftline_engine.api",

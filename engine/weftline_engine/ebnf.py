@@ -3,6 +3,10 @@
 A grammar has rules like `root ::= "a" | [0-9]{2} item*`. Its comments begin with `#`. A rule ends
 where the next one begins. Rules that do not contain themselves become terminals of Lark, because
 only within a terminal every way to read a text is tried.
+
+llguidance's own converter, gbnf_to_lark, is no substitute in version 1.9. It refuses alternatives
+on lines of their own, and deep nesting ends in a RecursionError. Of two rules of one name it takes
+the second, and an "é" by its number in four digits becomes one that llguidance refuses.
 """
 
 from __future__ import annotations

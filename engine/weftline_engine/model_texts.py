@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from weftline.contract.parameters import COMMON
 from weftline_engine.embedded.model.config import read_json
 
 
@@ -26,9 +27,9 @@ def tokenizer_texts(directory: Path) -> dict[str, str]:
 
 
 def default_sampling(directory: Path) -> dict[str, float]:
-    """The publisher's temperature, top_p and top_k, if given."""
+    """The publisher's defaults of the parameters that have some."""
     raw = _read(directory / "generation_config.json")
-    keys = ("temperature", "top_p", "top_k")
+    keys = [name for name, one in COMMON.items() if one.of_model]
     return {key: float(raw[key]) for key in keys if isinstance(raw.get(key), (int, float))}
 
 

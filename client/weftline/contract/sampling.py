@@ -6,16 +6,23 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from weftline.contract.bodies import StrictBody
 from weftline.contract.constraints import check_constraint
 from weftline.contract.errors import InvalidRequest
+from weftline.contract.parameters import (
+    MAX_TOKENS,
+    CommonSampling,
+    Parameter,
+    parameter,
+    rows_of,
+)
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 64
-MAX_TOKENS = 1 << 20
 MAX_LOGPROBS = 20  # alternatives for each token, as in OpenAI's API
 MAX_BIASES = 1024  # entries of a logit_bias
 MOST_BIAS = 100.0  # as in OpenAI's API
@@ -23,50 +30,35 @@ _TOKEN = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling(StrictBody):
+class Sampling(CommonSampling, StrictBody):
     """How one output is generated. None leaves the choice to the model's defaults.
 
-    - `max_tokens` and `min_tokens` count generated tokens.
-    - `temperature` 0 always takes the likeliest token (greedy decoding).
-    - `top_p` samples from the likeliest tokens whose probabilities add up to this share.
-    - `top_k` samples from this many of the likeliest tokens.
-    - `min_p` excludes tokens that are less likely than this share of the likeliest token.
-    - `presence_penalty` and `frequency_penalty` lower the logits of tokens in the output.
-    - `repetition_penalty` divides the logits of tokens in the prompt or output. 1 turns it off.
-    - `seed` makes sampling repeatable. It must fit in 64 bits.
-    - `stop` are texts at which generation ends. The output does not contain them.
-    - `stop_token_ids` are tokens at which generation ends, also with `ignore_eos`. The output does
-      not contain their text.
-    - `ignore_eos` generates on after the model's end token.
-    - `logprobs` asks for each token's log probability, and for this many alternatives to it.
-    - `logit_bias` adds a number of -100 to 100 to the logits of tokens, by their ids. -100 bans a
-      token, and 100 allows no others. A constraint goes before it.
-    - `constraint` is the form of the output: `{"json_schema": ...}`, `{"regex": "..."}`,
-      `{"choice": ["...", ...]}`, `{"grammar": "..."}` or `{"structural_tag": {...}}`.
+    The numbers of tokens are of the output. A constraint goes before `logit_bias`, and
+    `stop_token_ids` end an output also with `ignore_eos`.
 
     Raises InvalidRequest for a value out of range.
     """
 
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    logit_bias: dict[str, float] | None = None
-    constraint: dict[str, Any] | None = None
+    max_tokens: int | None = parameter(
+        says="The most tokens of the output.", example=64, least=1, most=MAX_TOKENS
+    )
+    stop: tuple[str, ...] = parameter(
+        (), says="Texts that end the output. They are not part of it.", example=["\n"]
+    )
+    logprobs: int | None = parameter(
+        says="Log probabilities of a token, and of this many alternatives.",
+        example=0,
+        least=0,
+        most=MAX_LOGPROBS,
+    )
+    constraint: dict[str, Any] | None = parameter(
+        says="The form of the output: a json_schema, regex, choice, grammar or structural_tag.",
+        example={"choice": ["yes", "no"]},
+    )
 
     def __post_init__(self) -> None:
         _check_numbers(self)
-        for name, (least, most) in _RANGES.items():
+        for name, (least, most) in RANGES.items():
             value = getattr(self, name)
             if value is None:
                 continue
@@ -100,24 +92,18 @@ class Sampling(StrictBody):
             check_constraint(self.constraint)
 
 
-# The least and the greatest value of each field.
-_RANGES: dict[str, tuple[float, float]] = {
-    "max_tokens": (1, MAX_TOKENS),
-    "min_tokens": (0, MAX_TOKENS),
-    "temperature": (0, 100),
-    "top_p": (0, 1),
-    "top_k": (0, MAX_TOKENS),
-    "min_p": (0, 1),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
-    "repetition_penalty": (0.01, 100),
-    "logprobs": (0, MAX_LOGPROBS),
+PARAMETERS: Mapping[str, Parameter] = MappingProxyType(dict(rows_of(Sampling)))
+# The least and the greatest value of each number.
+RANGES = {
+    name: (one.least, one.most)
+    for name, one in PARAMETERS.items()
+    if one.least is not None and one.most is not None
 }
 
 
 def _check_numbers(sampling: Sampling) -> None:
     """Raise InvalidRequest for the first field that must be a number and is none."""
-    for name in (*_RANGES, "seed"):
+    for name in (*RANGES, "seed"):
         value = getattr(sampling, name)
         if not isinstance(value, int | float | None):
             got = str(value)[:40]

@@ -34,9 +34,8 @@ class Output:
     """Marks a parameter as an output of the prompt, which the model generates.
 
     `transforms` are data, such as `{"op": "json"}`. The server applies them to the generated text,
-    in order. The other keywords are those of `Sampling`: max_tokens, temperature, top_p, top_k,
-    seed, stop and so on. `stop` may be one text or several. Raises InvalidRequest for a value out
-    of range.
+    in order. The other keywords are those of `Sampling`: max_tokens, temperature, stop and so on.
+    `stop` may be one text or several. Raises InvalidRequest for a value out of range.
     """
 
     sampling: Sampling

@@ -54,8 +54,7 @@ LACKING: Mapping[Capability, str] = MappingProxyType(
         Capability.PRIORITY: "runs calls as it likes: the plan orders only what waits here",
         Capability.SALT: "does not part the KV caches of tenants",
         Capability.USAGE: "does not say how much of a prompt came out of a cache",
-        Capability.SAMPLING: "leaves top_k, min_p, min_tokens, ignore_eos, stop_token_ids and the"
-        " penalty of repetition out",
+        Capability.SAMPLING: "takes no sampling parameter that OpenAI's API lacks",
         Capability.CONSTRAINTS: "holds outputs to a JSON schema at most, to no regex, choice or"
         " grammar",
         Capability.LOGPROBS: "returns no log probabilities",

@@ -49,8 +49,6 @@ GROUP_WEIGHT = 4.0
 
 # The most contexts that an op may name as references.
 MOST_REFERENCES = 8
-# The most alternatives that a request may ask for at each token, as in OpenAI's API.
-MOST_LOGPROBS = 20
 
 
 @record
@@ -63,7 +61,7 @@ class SamplingParams:
     that are less likely than this share of the likeliest. The presence and frequency penalties
     count the tokens of the output, as OpenAI's do. The repetition penalty also counts those of the
     prompt, and divides logits (Keskar et al. 2019); 1 is off. `logprobs` asks for the log
-    probability of each token and for this many alternatives, at most MOST_LOGPROBS; None is off.
+    probability of each token and for this many alternatives, at most 20; None is off.
 
     `logit_bias` has pairs of a token's id and a number of -100 to 100, which is added to the
     token's logit. Tokens with -100 are banned. If tokens have 100, all others are banned. A ban

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from weftline_engine.api import MOST_LOGPROBS, Kind, Op, SamplingParams, too_long
+from weftline.contract.sampling import PARAMETERS, RANGES
+from weftline_engine.api import Kind, Op, SamplingParams, too_long
 from weftline_engine.bookkeeping.kv.contexts import Context
 from weftline_engine.bookkeeping.schedule.sequence import Sequence as Queued
+
+# What a model's publisher says of a parameter is in no range.
+_RANGES = {name: one for name, one in RANGES.items() if not PARAMETERS[name].of_model}
 
 
 class OpRefused(Exception):
@@ -77,16 +81,9 @@ def check_prompt(sequence: Queued, limits: EngineLimits) -> None:
 
 
 def _check_sampling(params: SamplingParams) -> None:
-    # name: (value, least, most). NaN is in no range.
-    ranges = {
-        "min_p": (params.min_p, 0, 1),
-        "presence_penalty": (params.presence_penalty, -2, 2),
-        "frequency_penalty": (params.frequency_penalty, -2, 2),
-        "repetition_penalty": (params.repetition_penalty, 0.01, 100),
-        "logprobs": (params.logprobs or 0, 0, MOST_LOGPROBS),
-    }
-    for name, (value, least, most) in ranges.items():
-        if not least <= value <= most:
+    for name, (least, most) in _RANGES.items():
+        value = getattr(params, name)
+        if value is not None and not least <= value <= most:  # NaN is in no range
             raise OpRefused(
                 "InvalidRequest", f"{name} is {value}, and must lie in {least} to {most}"
             )

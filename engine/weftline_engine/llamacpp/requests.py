@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from weftline.contract.parameters import EngineApi, sent
 from weftline_engine import api
 from weftline_engine.bookkeeping.output import StopScanner
 from weftline_engine.ebnf import is_ebnf
@@ -108,15 +109,8 @@ def _sampling(sampling: api.SamplingParams, limit: int) -> dict[str, Any]:
         )
     body: dict[str, Any] = {
         "samplers": list(_SAMPLERS if sampling.temperature else _GREEDY),
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "repeat_penalty": sampling.repetition_penalty,
+        **sent(sampling, EngineApi.LLAMA),
         "repeat_last_n": limit,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "ignore_eos": sampling.ignore_eos,
         # Text that may be the beginning of a stop string is held back. `AnswerEnd` needs it.
         "stop": [] if _ends_here(sampling) else [stop for stop in sampling.stop if stop],
     }

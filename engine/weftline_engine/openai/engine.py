@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from weftline.contract.parameters import EngineApi, sent
 from weftline_engine import api
 from weftline_engine.openai import constraints
 from weftline_engine.openai.breaker import BreakerConfig
@@ -35,8 +36,8 @@ class OpenAIConfig:
 
     `model` is the endpoint's name of the model; None takes the first that the endpoint lists.
     `name` is the name for clients; None uses the endpoint's. `extras` says that the endpoint
-    accepts the parameters that vLLM, SGLang and llama.cpp add to OpenAI's, such as top_k. Other
-    endpoints refuse a request with such a parameter. `scheduler` is the endpoint's own scheduler.
+    accepts the parameters that vLLM, SGLang and llama.cpp add to OpenAI's. Other endpoints refuse a
+    request with such a parameter. `scheduler` is the endpoint's own scheduler.
     Requests then have fields with each call's place in the plan.
     """
 
@@ -110,15 +111,15 @@ class OpenAIEngine(RemoteEngine):
             "model": self._model,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **openai_sampling(op.sampling),
+            **openai_sampling(
+                op.sampling, EngineApi.EXTENDED if self._config.extras else EngineApi.OPENAI
+            ),
         }
         if chat:
             messages = op.messages if op.messages is not None else (("user", op.text or ""),)
             body["messages"] = [{"role": role, "content": content} for role, content in messages]
         else:
             body["prompt"] = op.text
-        if self._config.extras:
-            body |= extra_sampling(op.sampling)
         return body | fields(self._config.scheduler, op.hints)
 
 
@@ -155,36 +156,18 @@ def _models(body: bytes) -> dict[str, int | None]:
     return {name: limit if isinstance(limit, int) else None for name, limit in limits}
 
 
-def openai_sampling(sampling: api.SamplingParams) -> dict[str, Any]:
-    """Return the request parameters that OpenAI documents."""
-    body: dict[str, Any] = {
-        "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-    }
+def openai_sampling(sampling: api.SamplingParams, among: EngineApi) -> dict[str, Any]:
+    """The parameters of a request in OpenAI's words. `among` says which the endpoint takes."""
+    body = {"max_tokens": sampling.max_tokens, **sent(sampling, among)}
     if sampling.stop and not sampling.block:
         body["stop"] = list(sampling.stop)
+    if sampling.stop_token_ids and among is not EngineApi.OPENAI:
+        body["stop_token_ids"] = sampling.stop_token_ids
     if sampling.seed is not None:
         body["seed"] = sampling.seed
-    for name in ("presence_penalty", "frequency_penalty"):
-        if value := getattr(sampling, name):
-            body[name] = value
     if sampling.logit_bias:
         body["logit_bias"] = {str(token): value for token, value in sampling.logit_bias}
     return body
-
-
-def extra_sampling(sampling: api.SamplingParams) -> dict[str, Any]:
-    """Return the parameters that local servers add to OpenAI's, without those that are off."""
-    off = {
-        "top_k": 0,
-        "min_p": 0.0,
-        "min_tokens": 0,
-        "ignore_eos": False,
-        "stop_token_ids": (),
-        "repetition_penalty": 1.0,
-    }
-    return {name: value for name in off if (value := getattr(sampling, name)) != off[name]}
 
 
 _REASONS = {

@@ -96,7 +96,7 @@ class NullEngine:
             chat_template=CHAT_TEMPLATE,
             context_limit=self._config.context_limit,
             max_running=self._config.max_running,
-            # The null engine has no probabilities that top_k and the like could change.
+            # The null engine has no probabilities that such parameters could change.
             capabilities=(api.Capability.SAMPLING,),
             constraints=tuple(api.Constraint) if self._config.mode is NullMode.SCRIPT else (),
         )

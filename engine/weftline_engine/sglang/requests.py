@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from weftline.contract.parameters import EngineApi, sent
 from weftline_engine import api
 from weftline_engine.openai.constraints import sglang_sampling
 from weftline_engine.openai.endpoint import EndpointError
@@ -52,28 +53,15 @@ def _common(op: api.Op, tokens: tuple[int, ...], facts: SGLangFacts) -> dict[str
 
 def sampling_params(sampling: api.SamplingParams) -> dict[str, Any]:
     """SGLang's own names of the parameters, without those that are off."""
-    body: dict[str, Any] = {
-        "max_new_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        # Without it SGLang uses the default of the model's config.
-        "top_k": sampling.top_k or -1,
-    }
+    body = {"max_new_tokens": sampling.max_tokens, **sent(sampling, EngineApi.SGLANG)}
     more = {
         "stop": [] if sampling.block else list(sampling.stop),
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "min_p": sampling.min_p,
-        "min_new_tokens": sampling.min_tokens,
-        "ignore_eos": sampling.ignore_eos,
         "stop_token_ids": list(sampling.stop_token_ids),
         "logit_bias": {str(token): value for token, value in sampling.logit_bias},
     }
     body |= {name: value for name, value in more.items() if value}
     if sampling.seed is not None:
         body["sampling_seed"] = sampling.seed
-    if sampling.repetition_penalty != 1.0:
-        body["repetition_penalty"] = sampling.repetition_penalty
     if sampling.constraint is not None:
         body |= sglang_sampling(sampling.constraint)
     return body

@@ -14,12 +14,12 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from weftline.contract.parameters import EngineApi
 from weftline_engine import api
 from weftline_engine.openai.constraints import structured_outputs
 from weftline_engine.openai.endpoint import Endpoint, EndpointError
 from weftline_engine.openai.engine import (
     counts_of,
-    extra_sampling,
     finish_reason,
     first_choice,
     openai_sampling,
@@ -234,11 +234,8 @@ class VLLMEngine(PrefixCacheEngine):
         body = {
             "model": self._model,
             "prompt": tokens,
-            **openai_sampling(op.sampling),
-            **extra_sampling(op.sampling),
+            **openai_sampling(op.sampling, EngineApi.VLLM),
         }
-        if op.sampling.top_k == 0:
-            body["top_k"] = 0  # without it vLLM uses the default of the model's config
         if op.sampling.logprobs is not None:
             body |= {"logprobs": op.sampling.logprobs, "return_tokens_as_token_ids": True}
         if op.sampling.constraint is not None:

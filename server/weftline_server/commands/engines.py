@@ -400,7 +400,7 @@ def _add_http_arguments(other: argparse._ArgumentGroup) -> None:
         "--extras",
         action="store_true",
         default=None,
-        help="send sampling parameters that OpenAI lacks, such as top_k (default: leave them out)",
+        help="send sampling parameters that OpenAI lacks (default: leave them out)",
     )
     other.add_argument(
         "--endpoint-scheduler",

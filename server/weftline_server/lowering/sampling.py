@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
 
 from weftline.contract.constraints import MAX_CONSTRAINT_CHARS, MAX_SCHEMA_CHARS
 from weftline.contract.errors import InvalidRequest
+from weftline.contract.parameters import COMMON, NUMBERS, CommonSampling
 from weftline.contract.protocol import Call, Placeholder, Sampling
 from weftline_engine import api
 from weftline_server.lowering.kinds.prompt import PromptBody
@@ -18,13 +21,10 @@ DEFAULT_MAX_TOKENS = 512
 CHARS_OF_TOKEN = 4  # of English, about
 _NO_WISHES = Sampling()
 # What an engine without Capability.SAMPLING does not take, with the values that change nothing.
-_LOCAL: dict[str, tuple[object, ...]] = {
-    "top_k": (None, 0),
-    "min_p": (None, 0),
-    "min_tokens": (0,),
-    "ignore_eos": (False,),
-    "stop_token_ids": ((),),
-    "repetition_penalty": (None, 1),
+_EXTENDED = {
+    field.name: (field.default, COMMON[field.name].neutral)
+    for field in fields(CommonSampling)
+    if not COMMON[field.name].is_openai
 }
 
 
@@ -62,7 +62,7 @@ def check_served(call: Call, description: api.Description) -> None:
             _check_biases(wish.logit_bias, description)
         _check_known("stop_token_ids", wish.stop_token_ids, description)
         if api.Capability.SAMPLING not in description.capabilities:
-            for name, neutral in _LOCAL.items():
+            for name, neutral in _EXTENDED.items():
                 if getattr(wish, name) not in neutral:
                     raise InvalidRequest(
                         f"the engine of model {description.model!r} takes no {name}: leave it out",
@@ -115,18 +115,10 @@ def _params(body: PromptBody, room: int, prompter: Prompter) -> api.SamplingPara
     wish, model = body.output.sampling or _NO_WISHES, prompter.description.default_sampling
     return api.SamplingParams(
         max_tokens=min(asked(body.output), room),
-        min_tokens=min(wish.min_tokens, room),
-        temperature=_first(wish.temperature, model.get("temperature"), 1.0),
-        top_p=_first(wish.top_p, model.get("top_p"), 1.0),
-        top_k=int(_first(wish.top_k, model.get("top_k"), 0)),
+        **_numbers(wish, model, room),
         seed=wish.seed,
         stop=wish.stop,
         stop_token_ids=wish.stop_token_ids,
-        ignore_eos=wish.ignore_eos,
-        min_p=_first(wish.min_p, model.get("min_p"), 0.0),
-        presence_penalty=_first(wish.presence_penalty, 0.0),
-        frequency_penalty=_first(wish.frequency_penalty, 0.0),
-        repetition_penalty=_first(wish.repetition_penalty, model.get("repetition_penalty"), 1.0),
         logprobs=wish.logprobs,
         logit_bias=tuple((int(id), float(x)) for id, x in (wish.logit_bias or {}).items()),
         constraint=constraint_of(body.call, body.output, prompter),
@@ -148,8 +140,16 @@ def _block(body: PromptBody, prompter: Prompter) -> tuple[str, ...]:
     return ()
 
 
-def _first(*values: float | None) -> float:
-    for value in values:  # a generator would cost twice as much, seven times for each output
-        if value is not None:
-            return float(value)
-    raise AssertionError("the last value is a default")
+def _numbers(wish: Sampling, model: Mapping[str, float], room: int) -> dict[str, Any]:
+    """What the client wants of the numbers and flags, or else the model, or else what is neutral.
+
+    The output has room for `room` tokens.
+    """
+    found: dict[str, Any] = {}
+    for name, one in NUMBERS.items():
+        value = getattr(wish, name)
+        if value is None and one.of_model:
+            value = model.get(name)
+        found[name] = one.neutral if value is None else one.typed(value)
+    found["min_tokens"] = min(wish.min_tokens, room)
+    return found

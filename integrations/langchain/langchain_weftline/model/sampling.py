@@ -14,11 +14,12 @@ from langchain_weftline.model.connection import Connected, obstacle
 from langchain_weftline.model.failures import as_model
 from langchain_weftline.model.forms import Form
 from langchain_weftline.model.tools import FIELDS, Toolbox
+from weftline.contract.parameters import COMMON
 from weftline.contract.protocol import Criterion, Sampling
 from weftline.errors import InvalidRequest
 
-_SAMPLING = frozenset({"max_tokens", "temperature", "top_p", "seed", "stop"})
-_EXTRA = frozenset({"min_tokens", "top_k", "ignore_eos"})
+_SAMPLING = {"max_tokens", "stop", *(name for name, one in COMMON.items() if one.is_openai)}
+_EXTRA = COMMON.keys() - _SAMPLING
 _NOT_SENT = frozenset({"messages", "model", "stream", "stream_options", "user", "extra_body"})
 
 # Structured outputs put these options there for tracers. LangChain does not send them either.

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from weftline.contract.bodies import LooseBody, StrictBody
 from weftline.contract.constraints import check_constraint
 from weftline.contract.errors import InvalidRequest
+from weftline.contract.parameters import COMMON, CommonSampling
 
 _ANY_OBJECT = {"type": "object"}
 # How a schema says to llguidance that its values have no white space between their parts.
@@ -165,8 +166,8 @@ def _object(value: str | dict[str, Any], param: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConstraintFields(LooseBody):
-    """All fields that constrain the answer. `constraint` is ours."""
+class ConstraintFields(CommonSampling, LooseBody):
+    """All fields that constrain the answer, behind the common parameters. `constraint` is ours."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -200,21 +201,24 @@ class ConstraintFields(LooseBody):
     def _given(self) -> list[tuple[str, dict[str, Any] | None]]:
         """The fields that are there, and the constraint of each: None for plain text."""
         made: list[tuple[str, dict[str, Any] | None]] = []
-        for field in fields(ConstraintFields):
-            value = getattr(self, field.name)
+        for name in _FORMS:
+            value = getattr(self, name)
             if value is None:
                 continue
-            match field.name:
+            match name:
                 case "response_format" | "structured_outputs":
-                    made.append((field.name, value.constraint))
+                    made.append((name, value.constraint))
                 case "guided_json" | "json_schema":
-                    made.append((field.name, {"json_schema": _object(value, field.name)}))
+                    made.append((name, {"json_schema": _object(value, name)}))
                 case "guided_regex" | "regex":
-                    made.append((field.name, {"regex": value}))
+                    made.append((name, {"regex": value}))
                 case "guided_choice":
-                    made.append((field.name, {"choice": value}))
+                    made.append((name, {"choice": value}))
                 case "guided_grammar" | "ebnf" | "grammar":
-                    made.append((field.name, {"grammar": value}))
+                    made.append((name, {"grammar": value}))
                 case "constraint":
-                    made.append((field.name, value))
+                    made.append((name, value))
         return made
+
+
+_FORMS = tuple(one.name for one in fields(ConstraintFields) if one.name not in COMMON)

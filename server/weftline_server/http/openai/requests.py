@@ -15,6 +15,7 @@ from pydantic import Discriminator, Tag
 from weftline.contract.bodies import LooseBody
 from weftline.contract.calls import TemplateWord
 from weftline.contract.errors import InvalidRequest
+from weftline.contract.parameters import common
 from weftline.contract.protocol import (
     MAX_ITEMS,
     MAX_PRIORITY,
@@ -92,38 +93,15 @@ class DynamoFields(LooseBody):
 class SamplingFields(ConstraintFields):
     """The fields that say how the answer is generated. All of OpenAI's endpoints take them."""
 
-    min_tokens: int = 0
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
     stop: str | tuple[str, ...] | None = None
-    stop_token_ids: tuple[int, ...] | None = None
-    ignore_eos: bool = False
-    logit_bias: dict[str, float] | None = None
 
     def sampling_of(self, max_tokens: int | None) -> Sampling:
         """The sampling of an output of at most `max_tokens`. Raises InvalidRequest."""
         asked = self.constraint_asked()
         return Sampling(
             max_tokens=max_tokens,
-            min_tokens=self.min_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=0 if self.top_k == -1 else self.top_k,  # -1 is off in vLLM and SGLang
-            min_p=self.min_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-            seed=self.seed,
+            **common(self),
             stop=(self.stop,) if isinstance(self.stop, str) else self.stop or (),
-            stop_token_ids=self.stop_token_ids or (),
-            ignore_eos=self.ignore_eos,
-            logit_bias=self.logit_bias or None,
             constraint=None if asked is None else asked[1],
         )
 

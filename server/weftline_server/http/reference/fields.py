@@ -1,7 +1,8 @@
 """What each field of a request means, with an example of its value.
 
 A name is `Type.field`, or `field` where all types mean the same by it. A test holds that every
-field of a request has an entry here, and that every entry is used.
+field of a request has an entry here, and that every entry is used. Those of sampling parameters
+come from their table.
 
 The sentences stand here by hand and not at the 298 fields. The client's types cannot use pydantic,
 and one sentence serves several types: with each at its fields the tree was 160 lines longer.
@@ -12,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from weftline.contract.sampling import PARAMETERS
 
 
 class Field(NamedTuple):
@@ -39,51 +42,33 @@ _OF_ALL = {
     "AgentHints.priority": Field("A higher one goes first, as in Dynamo. `priority` goes before "
                                  "it.", 5),
     "arguments": Field("The arguments as JSON text.", '{"city": "Rome"}'),
-    "constraint": Field("The form of the output: a json_schema, regex, choice, grammar or "
-                        "structural_tag.", {"choice": ["yes", "no"]}),
     "criteria": Field("What matters to the reader: latency, ttft, tpot or throughput.", "latency"),
     "description": Field("What it does, for the model.", "The weather of a city"),
     "effects": Field("What a second run would do: none, idempotent, or once for a step that must "
                      "not run twice.", "none"),
     "engine": Field("The embedder or reranker that runs it. None is the first one.", "minilm"),
     "filter": Field("Only items whose metadata has these values.", {"language": "en"}),
-    "frequency_penalty": Field("Lowers a token's chance by how often the output has it.", 0.0),
     "from_var": Field("The variable that the text came from, so that the graph has an edge.",
                       "draft"),
-    "stop_token_ids": Field("Tokens at which the output ends; their text is left out.", [2]),
-    "ignore_eos": Field("Generate on after the model's end token.", False),
-    "logit_bias": Field("Added to the logits of at most 1,024 tokens, by their ids. -100 bans a "
-                        "token, 100 allows no others.", {"15": -100}),
     "in": Field("What the step works on: a variable, or a value.", _SOURCE),
     "kind": Field("The kind of the step.", "embed"),
-    "max_tokens": Field("The most tokens of the output.", 64),
-    "min_p": Field("Leaves out tokens less likely than this share of the likeliest.", 0.05),
-    "min_tokens": Field("The fewest tokens of the output.", 0),
     "model": Field("A model of GET /v1/models. Without it the server takes the first one.",
                    "default"),
     "nvext": Field("Fields of NVIDIA Dynamo.", {"agent_hints": {"priority": 5}}),
     "out": Field("The variable that the step writes.", "vectors"),
     "parameters": Field("A JSON schema of the arguments.", _SCHEMA),
-    "presence_penalty": Field("Lowers the chance of every token that the output has already.", 0.0),
     "priority": Field("-100 to 100. A lower one goes first. One step equals ten seconds of "
                       "waiting.", 0),
     "prompt_cache_key": Field("Requests of one key are searched for the conversation that they "
                               "continue.", "notes-of-ada"),
-    "repetition_penalty": Field("Divides the chance of tokens that prompt or output have. 1 is "
-                                "off.", 1.0),
-    "seed": Field("Makes sampling repeatable on the same engine.", 7),
     "semantic_var_id": Field("A variable of the session. Clients may choose the ids of outputs.",
                              "draft"),
     "session_id": Field("The session, as POST /v1/session returned it.",
                         "s_4f1c2a9e_00000000000000000000000000000001"),
-    "stop": Field("Texts that end the output. They are not part of it.", ["\n"]),
     "store": Field("The name of a store of this server.", "notes"),
     "strict": Field("Hold the arguments to the schema.", True),
-    "temperature": Field("0 takes the likeliest token each time. A higher one varies more.", 0.7),
     "tool_call_id": Field("The tool call that this message answers.", "call_1"),
     "tool_choice": Field("auto, none, required, one function by name, or allowed_tools.", "auto"),
-    "top_k": Field("Samples among this many of the likeliest tokens.", 40),
-    "top_p": Field("Samples among the likeliest tokens that have this share together.", 0.95),
     "transforms": Field("Operations on the text, in order. docs/transforms.md lists them.",
                         [{"op": "strip"}]),
     "type": Field("function, the only type.", "function"),
@@ -171,7 +156,6 @@ _CALLS = {
     "Placeholder.in_out": Field("in for what the prompt reads, out for what it generates.", "out"),
     "Placeholder.sampling": Field("How an output is generated.", {"max_tokens": 64}),
     "Placeholder.value": Field("The value of an input, where no variable has it.", "rivers"),
-    "Sampling.logprobs": Field("Log probabilities of a token, and of this many alternatives.", 0),
     "Segment.input": Field("The placeholder whose value stands here.", "topic"),
     "Segment.output": Field("The placeholder that is generated here.", "line"),
     "Segment.text": Field("Constant text.", "Write a headline about "),
@@ -373,7 +357,11 @@ _OPENAI = {
     "TextPart.type": Field("text in chats; input_text or output_text in responses.", "text"),
 }  # fmt: skip
 
-FIELDS: Mapping[str, Field] = MappingProxyType({**_OF_ALL, **_STEPS, **_CALLS, **_OPENAI})
+_SAMPLING = {name: Field(one.says, one.example) for name, one in PARAMETERS.items()}
+
+FIELDS: Mapping[str, Field] = MappingProxyType(
+    {**_SAMPLING, **_OF_ALL, **_STEPS, **_CALLS, **_OPENAI}
+)
 
 
 def field_of(kind: str, name: str) -> Field:

@@ -20,6 +20,7 @@ from llama_index.llms.weftline.plan.symbols import (
 from llama_index.llms.weftline.trace.provenance import SessionRun
 
 from weftline.adapters import OUTPUT, Claims, Inputs, Piece, Planned, Result, RunFeed
+from weftline.contract.parameters import COMMON
 from weftline.contract.protocol import (
     Call,
     Criterion,
@@ -35,8 +36,7 @@ from weftline.sdk.http import OnGraph
 from weftline.watching import Failed
 from weftline.watching import Value as ValueEvent
 
-_TOKENS = {"max_tokens", "min_tokens", "ignore_eos", "constraint"}
-_SAMPLED = {"temperature", "top_p", "top_k", "seed", *_TOKENS}
+_SAMPLED = {"max_tokens", "constraint", *COMMON}
 _TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 
 

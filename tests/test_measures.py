@@ -1,0 +1,38 @@
+"""How many files of the product a small change touches, counted in the tree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PRODUCT = ("client", "server", "engine", "kernels", "integrations")
+
+
+def files_with(name: str) -> list[str]:
+    """The modules of the product in which a name occurs as a whole word."""
+    word = re.compile(rf"\b{name}\b")
+    return [
+        path.relative_to(ROOT).as_posix()
+        for folder in PRODUCT
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if not {".venv", "build", "tests"} & set(path.relative_to(ROOT).parts)
+        and word.search(path.read_text(encoding="utf-8"))
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"],
+)
+def test_a_sampling_parameter_touches_at_most_four_files(name: str) -> None:
+    """Counted are the modules that say a parameter's name, in code, texts or comments.
+
+    These are the parameters that only change the next token's distribution, as a new one would. A
+    row of the table, a field of the engines' contract and the sampler of our own engine need it.
+    """
+    found = files_with(name)
+    assert "client/weftline/contract/parameters.py" in found
+    assert len(found) <= 4, found
