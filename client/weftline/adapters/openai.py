@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+import uuid
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from weftline.sdk.events import Value
 
 
 def usage(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,3 +37,46 @@ def whole_delta(message: Mapping[str, Any]) -> dict[str, Any]:
     calls = message.get("tool_calls") or ()
     indexed = [{**call, "index": index} for index, call in enumerate(calls)]
     return {**message, "tool_calls": indexed}
+
+
+class Chunks:
+    """The chunks of one streamed answer, as many as the server sends for an ordinary request.
+
+    A chunk with the role comes before the text, one with the finish reason behind it, and then the
+    usage. Handlers that count chunks get the same number in both cases.
+    """
+
+    def __init__(self, *, chat: bool = True) -> None:
+        self.has_begun = False
+        self._chat = chat
+        self._head = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "object": "chat.completion.chunk" if chat else "text_completion",
+            "created": int(time.time()),
+            "model": "",
+        }
+
+    def text(self, text: str) -> Iterator[dict[str, Any]]:
+        """A part of the answer's text, and before the first part the chunk with the role."""
+        yield from self._begin()
+        yield self._chunk({"content": text})
+
+    def end(self, value: Value) -> Iterator[dict[str, Any]]:
+        """What follows the text. A message, which may have tool calls, is one chunk of its own."""
+        self._head["model"] = value.facts["model"]
+        if isinstance(value.value, dict):
+            self.has_begun = True
+            yield self._chunk(whole_delta(value.value))
+        else:
+            yield from self._begin()
+        yield self._chunk({}, finish_reason(value.value, value.facts["finish_reason"]))
+        yield {**self._head, "choices": [], "usage": usage(value.facts)}
+
+    def _begin(self) -> Iterator[dict[str, Any]]:
+        if not self.has_begun:
+            self.has_begun = True
+            yield self._chunk({"role": "assistant", "content": ""})
+
+    def _chunk(self, delta: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
+        content = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
+        return {**self._head, "choices": [{"index": 0, **content, "finish_reason": reason}]}

@@ -12,6 +12,10 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config, get_config_list, merge_configs
 from langchain_core.runnables.schema import StreamEvent
+from langchain_core.tracers._streaming import (
+    _StreamingCallbackHandler,
+    _V2StreamingCallbackHandler,
+)
 from pydantic import Field
 
 from langchain_weftline.ahead.accelerated_graph import with_handlers
@@ -271,6 +275,7 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
         server = lowering.calls.server or lowering.searches.server
         assert server is not None, "a call has a model, and a search a store"
         name = application_of(running(), config.get("run_name") or self.bound.get_name())
+        parts = parts or _streams_inside(lowering.calls.models, config)
         ahead = Ahead(server, drafts, steps, parts=parts, on_graph=self.on_graph, name=name)
         try:
             yield merge_configs(config, {"callbacks": [ahead, *handlers]})
@@ -290,6 +295,20 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
                 stack.enter_context(self._begun(input, one, options))
                 for input, one in zip(inputs, configs, strict=True)
             ]
+
+
+def _streams_inside(models: Sequence[Any], config: Config) -> bool:
+    """Whether LangChain streams a model's answer in a run that is not streamed itself.
+
+    It does so for a model with `streaming=True`, and for handlers that show tokens, such as those
+    of `astream_events` and of LangGraph's stream mode `messages` around this run.
+    """
+    callbacks = config.get("callbacks") or ()
+    handlers = callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ())
+    shown = (_StreamingCallbackHandler, _V2StreamingCallbackHandler)
+    if any(isinstance(handler, shown) for handler in handlers):
+        return True
+    return any(model.streaming and model.disable_streaming is not True for model in models)
 
 
 def _added(parts: list[Any]) -> Any:

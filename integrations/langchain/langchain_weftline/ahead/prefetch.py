@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
-import uuid
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 from uuid import UUID
 
 from langchain_core.messages import BaseMessage
@@ -31,7 +29,7 @@ from langchain_weftline.model.failures import as_model
 from langchain_weftline.model.forms import Form
 from langchain_weftline.model.sampling import call_options
 from weftline.adapters import Piece, Result, RunFeed, RunSession, Server, awaited
-from weftline.adapters.openai import finish_reason, usage, whole_delta
+from weftline.adapters.openai import Chunks
 from weftline.contract.protocol import Call
 from weftline.errors import ClientFailed, Timeout, WeftlineError
 from weftline.sdk.http import OnGraph
@@ -115,7 +113,13 @@ class Ahead(Begun):
         if result is None:
             return None
         seconds = model.patience.seconds
-        return Taken(self, result, None if seconds == math.inf else seconds, key.options.form)
+        return Taken(
+            self,
+            result,
+            None if seconds == math.inf else seconds,
+            key.options.form,
+            is_whole=key.options.toolbox is not None,
+        )
 
     def close(self) -> None:
         """End the run. The server cancels the calls that it did not use."""
@@ -140,13 +144,15 @@ class Taken:
     """A result that a model call has claimed, in the shapes of OpenAI's responses.
 
     The answer is None, or an empty stream, if the model must make the call itself: the submit was
-    refused, the server ended, or `timeout_s` seconds passed.
+    refused, the server ended, or `timeout_s` seconds passed. An answer that `is_whole` is a message
+    with tool calls: the text that the model writes is not what the message says.
     """
 
     run: Ahead
     result: Result
     timeout_s: float | None
     form: Form | None = None
+    is_whole: bool = False
 
     def answer(self) -> ChatCompletion | None:
         try:
@@ -170,76 +176,45 @@ class Taken:
 
     def chunks(self) -> Generator[dict[str, Any], None, None]:
         """The chunks of a chat completion."""
-        shape = _Chunks()
+        chunks = Chunks()
         try:
-            for text in self.result.text.read(self.timeout_s):
-                yield from shape.text(text)
-            yield from shape.end(self.result.value.result())
+            for text in () if self.is_whole else self.result.text.read(self.timeout_s):
+                yield from map(_as_model, chunks.text(text))
+            value = self.result.value.result(self.timeout_s)
+            yield from map(_as_model, chunks.end(value))
         except (WeftlineError, TimeoutError, CancelledError) as error:
-            shape.fail(error)
+            if chunks.has_begun:
+                self._break_off(error)
             self.run.note(error)
 
     async def achunks(self) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of a chat completion."""
-        shape = _Chunks()
+        chunks = Chunks()
         try:
-            async for text in self.result.text.aread(self.timeout_s):
-                for chunk in shape.text(text):
-                    yield chunk
-            for chunk in shape.end(self.result.value.result()):
-                yield chunk
+            if not self.is_whole:
+                async for text in self.result.text.aread(self.timeout_s):
+                    for chunk in chunks.text(text):
+                        yield _as_model(chunk)
+            for chunk in chunks.end(await awaited(self.result.value, self.timeout_s)):
+                yield _as_model(chunk)
         except (WeftlineError, TimeoutError) as error:
             if self.run.is_over:  # LangChain leaves a task that reads behind a closed stream
                 raise asyncio.CancelledError from error
-            shape.fail(error)
+            if chunks.has_begun:
+                self._break_off(error)
             self.run.note(error)
 
-
-class _Chunks:
-    """Makes the chunks of one streamed completion."""
-
-    def __init__(self) -> None:
-        self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
-        self._began = False
-
-    def text(self, text: str) -> Generator[dict[str, Any], None, None]:
-        if not self._began:
-            self._began = True
-            yield self._chunk({"role": "assistant", "content": ""})
-        yield self._chunk({"content": text})
-
-    def end(self, value: Value) -> Generator[dict[str, Any], None, None]:
-        if isinstance(value.value, dict):  # a message, which may have tool calls
-            yield self._chunk(whole_delta(value.value))
-        elif not self._began:
-            yield from self.text("")
-        model = value.facts["model"]
-        reason = finish_reason(value.value, value.facts["finish_reason"])
-        yield self._chunk({}, reason, model=model)
-        yield self._chunk(None, model=model, usage=usage(value.facts))
-
-    def fail(self, error: BaseException) -> None:
-        """Raise the error of a model whose stream breaks off. Do nothing before the first chunk."""
-        if not self._began:
-            return
+    def _break_off(self, error: BaseException) -> NoReturn:
+        """Raise the error of a model whose stream breaks off."""
         if isinstance(error, TimeoutError):
             error = Timeout("the next part of the answer did not come in time")
         made = as_model(error, streamed=True) if isinstance(error, WeftlineError) else error
         raise made from made.__cause__
 
-    def _chunk(
-        self, delta: Mapping[str, Any] | None, reason: str | None = None, **more: Any
-    ) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "finish_reason": reason}
-        chunk = {
-            "id": self._id,
-            "object": "chat.completion.chunk",
-            "created": self._created,
-            "model": "",
-            "choices": [] if delta is None else [choice],
-            **more,
-        }
-        return ChatCompletionChunk.model_validate(chunk).model_dump()
+
+def _as_model(chunk: dict[str, Any]) -> dict[str, Any]:
+    """A chunk as the openai client would have given it to the model."""
+    return ChatCompletionChunk.model_validate(chunk).model_dump()
 
 
 def take(

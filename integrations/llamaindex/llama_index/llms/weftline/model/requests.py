@@ -16,7 +16,7 @@ from llama_index.llms.weftline.trace.spans import SPANS
 
 from weftline.adapters import BACKGROUND, CLIENTS, Relay, Request, Result, Server, awaited
 from weftline.adapters.faults import raising_ours, traceback_of
-from weftline.adapters.openai import finish_reason, message, usage, whole_delta
+from weftline.adapters.openai import Chunks, finish_reason, message, usage
 from weftline.adapters.sessions import OURS
 from weftline.errors import EngineFailed, Timeout, UnknownModel, WeftlineError
 from weftline.watching import Value
@@ -145,24 +145,21 @@ class Asking:
 
     async def _chunks(self, asked: Asked) -> AsyncGenerator[dict[str, Any], None]:
         if asked.planned is not None:
-            has_begun = False
+            made = Chunks(chat=asked.route == CHAT)
             try:
                 if "tools" not in asked.body:
                     async for text in asked.planned.text.aread(self.server.timeout_s):
-                        has_begun = True
-                        yield _chunk_of(asked, text)
-                value = await self._value(asked.planned)
-                answer = _answer_of(asked, value)
-                if "tools" in asked.body:
-                    yield _whole(answer)
-                yield {**answer, "choices": []}
+                        for chunk in made.text(text):
+                            yield chunk
+                for chunk in made.end(await self._value(asked.planned)):
+                    yield chunk
                 return
             except TimeoutError:
                 raise self._too_late() from None
             except (EngineFailed, Timeout):
                 raise
             except WeftlineError as error:
-                if has_begun:
+                if made.has_begun:
                     raise  # the caller already has the first part
                 self.warn(error)
         with raising_ours(), _telling(asked) as request:
@@ -231,16 +228,3 @@ def _answer_of(asked: Asked, value: Value) -> dict[str, Any]:
     reason = finish_reason(value.value, value.facts["finish_reason"])
     choice = {"index": 0, **content, "finish_reason": reason}
     return {"model": asked.body.get("model"), "choices": [choice], "usage": usage(value.facts)}
-
-
-def _whole(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer as one chunk. It is used for tool calls, which are not streamed in parts."""
-    delta = whole_delta(answer["choices"][0]["message"])
-    return {**answer, "choices": [{"index": 0, "delta": delta}]}
-
-
-def _chunk_of(asked: Asked, text: str) -> dict[str, Any]:
-    content: dict[str, Any] = {"text": text}
-    if asked.route == CHAT:
-        content = {"delta": {"content": text}}
-    return {"model": asked.body.get("model"), "choices": [{"index": 0, **content}]}
