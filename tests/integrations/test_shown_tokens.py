@@ -1,4 +1,4 @@
-"""The tokens that handlers see of results taken from a graph: those of the plain program, one by one."""
+"""The tokens that handlers see of taken results are those of the plain program, one by one."""
 
 from __future__ import annotations
 

@@ -5,8 +5,6 @@ Each request has a session of its own, which the server closes after its respons
 
 from __future__ import annotations
 
-import base64
-from array import array
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -16,6 +14,7 @@ from weftline.adapters.faults import raising_ours
 from weftline.adapters.server import Server
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.steps import Delete, Embed, Fetch, Ingest, Rerank, Search, Source, Step
+from weftline.contract.vectors import Vectors
 from weftline.sdk.background import BACKGROUND, awaited
 
 T = TypeVar("T")
@@ -125,16 +124,12 @@ def embedded(items: Sequence[Item], vectors: Sequence[Sequence[float]]) -> dict[
             "all vectors must have one width",
             param="vectors",
         )
-    numbers = array("f", (number for vector in vectors for number in vector))
-    text = base64.b64encode(numbers.tobytes()).decode()
-    return {"items": list(items), "vectors": text, "dimensions": widths.pop(), "single": False}
+    return {"items": list(items), "single": False, **Vectors.of(vectors).to_json()}
 
 
 def vectors_of(value: Mapping[str, Any]) -> list[list[float]]:
     """The vectors of an embed step's value."""
-    numbers, width = array("f"), value["dimensions"]
-    numbers.frombytes(base64.b64decode(value["vectors"]))
-    return [numbers[at : at + width].tolist() for at in range(0, len(numbers), width)]
+    return [row.tolist() for row in Vectors.from_json(value).rows()]
 
 
 def portions(texts: Sequence[str], width: int = 0) -> list[slice]:

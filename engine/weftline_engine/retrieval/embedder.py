@@ -6,6 +6,7 @@ N = texts, D = dimensions of a vector, T = tokens of a text.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -62,7 +63,7 @@ def most_tokens(op: api.Op, limit: int | None) -> tuple[int | None, bool]:
     return (limit if asked == -1 else asked), True
 
 
-class TextBackend:
+class TextBackend(ABC):
     """The part that all models of texts share: their items, and the values of their results.
 
     A payload is a text, or a query and a text.
@@ -102,13 +103,13 @@ class TextBackend:
         """The tokens that the model takes, None where that is not known."""
         return None
 
+    @abstractmethod
     def lengths(self, kind: str, payloads: Sequence[Any]) -> Sequence[int]:
         """The tokens that the model reads of each payload."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cut(self, kind: str, payload: Any, most: int) -> Any:
         """The beginning of a payload, of at most so many tokens."""
-        raise NotImplementedError
 
     def value(self, kind: str, result: Any) -> object:
         """A vector, or a score."""
@@ -118,7 +119,7 @@ class TextBackend:
         """`vectors` and `dimensions`, or `scores`."""
         if op.kind == RERANK:
             return {"scores": list(results)}
-        return vectors.encode(np.stack(results)) if results else {"vectors": "", "dimensions": 1}
+        return vectors.encode(results)
 
 
 class SentenceBackend(TextBackend):

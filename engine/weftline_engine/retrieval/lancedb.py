@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from weftline_engine.retrieval.core import MAX_ITEMS, InputRefused
 from weftline_engine.retrieval.stores import MAX_HITS, Document, NotAStore
-from weftline_engine.retrieval.vectors import Vectors
+from weftline_engine.retrieval.vectors import Array
 
 PORTION = 1000  # ids in one condition
 COLUMNS = ["id", "text", "metadata"]
@@ -35,7 +35,7 @@ class LanceTable:
         self._path = path
         self._open: dict[str, Any] = {}
 
-    def ingest(self, tenant: str, documents: Sequence[Document], vectors_ND: Vectors) -> None:
+    def ingest(self, tenant: str, documents: Sequence[Document], vectors_ND: Array) -> None:
         """Add or replace the documents in one commit. Raises Refused for another width."""
         width = int(vectors_ND.shape[1])
         table = self._table(tenant)
@@ -59,7 +59,7 @@ class LanceTable:
         merge.execute(rows)
 
     def search(
-        self, tenant: str, vector_D: Vectors, k: int, equal: Mapping[str, Any]
+        self, tenant: str, vector_D: Array, k: int, equal: Mapping[str, Any]
     ) -> list[tuple[Document, float]]:
         """The nearest documents, by cosine similarity. Equal scores are ordered by id.
 

@@ -19,7 +19,7 @@ from weftline_engine.retrieval.core import MAX_ITEMS, InputRefused
 from weftline_engine.retrieval.descriptions import EMBED, RERANK
 from weftline_engine.retrieval.embedder import TextBackend
 from weftline_engine.retrieval.stores import Document
-from weftline_engine.retrieval.vectors import Vectors
+from weftline_engine.retrieval.vectors import Array
 
 DIMENSIONS = 32
 MOST_WORDS = 8192
@@ -29,7 +29,7 @@ def words_of(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
 
 
-def vector_of(text: str) -> Vectors:
+def vector_of(text: str) -> Array:
     """A vector (DIMENSIONS,) of length 1. A word adds to one component, given by its checksum."""
     vector = np.zeros(DIMENSIONS, dtype=np.float32)
     for word in words_of(text) or [""]:
@@ -66,7 +66,7 @@ class WordBackend(TextBackend):
         return query, " ".join(words_of(text)[:left])
 
     def compute(self, kind: str, payloads: Sequence[Any]) -> Sequence[Any]:
-        """Vectors, or scores between 0 and 1."""
+        """Array, or scores between 0 and 1."""
         if kind == EMBED:
             return [vector_of(text) for text in payloads]
         return [_overlap(query, text) for query, text in payloads]
@@ -81,16 +81,16 @@ class MemoryTable:
     """A vector table in memory. It ends with its process."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, dict[str, tuple[Document, Vectors]]] = {}
+        self._rows: dict[str, dict[str, tuple[Document, Array]]] = {}
 
-    def ingest(self, tenant: str, documents: Sequence[Document], vectors_ND: Vectors) -> None:
+    def ingest(self, tenant: str, documents: Sequence[Document], vectors_ND: Array) -> None:
         """Add or replace the documents. Raises Refused for another width."""
         rows = self._rows.setdefault(tenant, {})
         self._check(rows, int(vectors_ND.shape[1]))
         rows |= {one.id: (one, vector) for one, vector in zip(documents, vectors_ND, strict=True)}
 
     def search(
-        self, tenant: str, vector_D: Vectors, k: int, equal: Mapping[str, Any]
+        self, tenant: str, vector_D: Array, k: int, equal: Mapping[str, Any]
     ) -> list[tuple[Document, float]]:
         """The nearest documents by cosine similarity. Equal scores are ordered by id."""
         rows = self._rows.get(tenant, {})
@@ -113,7 +113,7 @@ class MemoryTable:
         rows = self._rows.get(tenant, {})
         return sorted(id for id, (one, _) in rows.items() if _has(one, equal))[:MAX_ITEMS]
 
-    def _check(self, rows: Mapping[str, tuple[Document, Vectors]], width: int) -> None:
+    def _check(self, rows: Mapping[str, tuple[Document, Array]], width: int) -> None:
         for _, vector in rows.values():
             if len(vector) != width:
                 raise InputRefused(
@@ -127,6 +127,6 @@ def _has(document: Document, equal: Mapping[str, Any]) -> bool:
     return all(document.metadata.get(name) == value for name, value in equal.items())
 
 
-def _cosine(a_D: Vectors, b_D: Vectors) -> float:
+def _cosine(a_D: Array, b_D: Array) -> float:
     length = float(np.linalg.norm(a_D) * np.linalg.norm(b_D))
     return float(a_D @ b_D) / length if length else 0.0

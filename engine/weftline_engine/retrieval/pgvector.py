@@ -15,7 +15,7 @@ from pgvector.psycopg import register_vector
 
 from weftline_engine.retrieval.core import MAX_ITEMS, InputRefused, Unavailable
 from weftline_engine.retrieval.stores import Document, NotAStore
-from weftline_engine.retrieval.vectors import Vectors
+from weftline_engine.retrieval.vectors import Array
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class PgTable:
                 "it runs, that its address is right, and that it has the extension pgvector"
             ) from None
 
-    def ingest(self, tenant: str, documents: Sequence[Document], vectors_ND: Vectors) -> None:
+    def ingest(self, tenant: str, documents: Sequence[Document], vectors_ND: Array) -> None:
         """Add or replace the documents in one transaction. Raises Refused for another width."""
         if any("\0" in one.id + one.text + json.dumps(one.metadata) for one in documents):
             raise InputRefused("PostgreSQL keeps no text with the character NUL")
@@ -79,7 +79,7 @@ class PgTable:
         self._run(write)
 
     def search(
-        self, tenant: str, vector_D: Vectors, k: int, equal: Mapping[str, Any]
+        self, tenant: str, vector_D: Array, k: int, equal: Mapping[str, Any]
     ) -> list[tuple[Document, float]]:
         """The nearest documents, by cosine similarity. Equal scores are ordered by id."""
 

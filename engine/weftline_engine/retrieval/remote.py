@@ -177,7 +177,7 @@ def _ordered(rows: object, name: str, count: int) -> list[Any]:
     return [found[at] for at in range(count)]
 
 
-def _vector(row: object) -> vectors.Vectors:
+def _vector(row: object) -> vectors.Array:
     try:
         vector = np.asarray(row, dtype=np.float32)
     except (TypeError, ValueError):
@@ -192,7 +192,7 @@ def _value(kind: str, rows: Sequence[Any]) -> dict[str, Any]:
         return {"scores": [float(row) for row in rows]}
     if len({len(row) for row in rows}) > 1:
         raise _wrong("vectors of different widths")
-    return vectors.encode(np.stack(rows)) if rows else {"vectors": "", "dimensions": 1}
+    return vectors.encode(rows)
 
 
 def _first(errors: ExceptionGroup[EndpointError]) -> EndpointError:

@@ -18,7 +18,7 @@ import sqlite_vec
 
 from weftline_engine.retrieval.core import MAX_ITEMS, InputRefused
 from weftline_engine.retrieval.stores import Document, NotAStore
-from weftline_engine.retrieval.vectors import Vectors
+from weftline_engine.retrieval.vectors import Array
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS tenants (
@@ -49,7 +49,7 @@ class SqliteTable:
         except (apsw.Error, OSError) as error:
             raise NotAStore(f"{path} cannot be used as a store: {error}") from None
 
-    def ingest(self, tenant: str, documents: Sequence[Document], vectors_ND: Vectors) -> None:
+    def ingest(self, tenant: str, documents: Sequence[Document], vectors_ND: Array) -> None:
         """Add or replace the documents in one transaction. Raises Refused for another width."""
         rows = [
             (tenant, one.id, one.text, json.dumps(one.metadata), vector_D.tobytes())
@@ -64,7 +64,7 @@ class SqliteTable:
             )
 
     def search(
-        self, tenant: str, vector_D: Vectors, k: int, equal: Mapping[str, Any]
+        self, tenant: str, vector_D: Array, k: int, equal: Mapping[str, Any]
     ) -> list[tuple[Document, float]]:
         """The nearest documents, by cosine similarity. Equal scores are ordered by id."""
         self._check_width(tenant, len(vector_D), claim=False)

@@ -12,7 +12,7 @@ from weftline_engine import api
 from weftline_engine.retrieval import descriptions, vectors
 from weftline_engine.retrieval.core import MAX_ITEMS, InputRefused, Item
 from weftline_engine.retrieval.descriptions import DELETE, INGEST, SEARCH
-from weftline_engine.retrieval.vectors import Vectors
+from weftline_engine.retrieval.vectors import Array
 
 MAX_HITS = 1000  # of one search
 
@@ -39,7 +39,7 @@ class Document:
 class Table(Protocol):
     """A library's vector table. Every method sees one tenant's documents only."""
 
-    def ingest(self, tenant: str, documents: Sequence[Document], vectors_ND: Vectors) -> None:
+    def ingest(self, tenant: str, documents: Sequence[Document], vectors_ND: Array) -> None:
         """Add the documents, or replace those with equal ids; all or none.
 
         Raises Refused if the vectors' width differs from that of the vectors before.
@@ -47,7 +47,7 @@ class Table(Protocol):
         ...
 
     def search(
-        self, tenant: str, vector_D: Vectors, k: int, equal: Mapping[str, Any]
+        self, tenant: str, vector_D: Array, k: int, equal: Mapping[str, Any]
     ) -> list[tuple[Document, float]]:
         """The nearest `k` documents and their cosine similarity, the best first.
 
@@ -123,7 +123,7 @@ class StoreBackend:
             self._table.ingest(tenant_of(op), [documents[row] for row in rows], found_ND[rows])
         return {"ids": [document.id for document in documents], "count": len(rows)}
 
-    def _search(self, op: api.Op, vector_D: Vectors) -> list[dict[str, Any]]:
+    def _search(self, op: api.Op, vector_D: Array) -> list[dict[str, Any]]:
         k, equal = op.inputs.get("k"), filter_of(op)
         if not isinstance(k, int) or not 1 <= k <= MAX_HITS:
             raise InputRefused(f"k must be between 1 and {MAX_HITS}")

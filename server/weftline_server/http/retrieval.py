@@ -17,6 +17,7 @@ from weftline.contract.bodies import LooseBody, StrictBody
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.protocol import SubmitBody
 from weftline.contract.steps import Embed, Rerank, Source, Step
+from weftline.contract.vectors import Vectors
 from weftline_server.http.direct import Direct
 from weftline_server.http.state import asking
 from weftline_server.http.wire import or_disconnect, read, schema
@@ -193,13 +194,12 @@ async def run_steps(
 
 def _rows(value: Mapping[str, Any], dimensions: int | None) -> Sequence[array[float]]:
     """The vectors of an embed step as float32 numbers, cut to `dimensions`."""
-    numbers, width = array("f"), value["dimensions"]
-    numbers.frombytes(base64.b64decode(value["vectors"]))
+    found = Vectors.from_json(value)
+    width, rows = found.width, found.rows()
     if dimensions is not None and dimensions > width:
         raise InvalidRequest(
             f"the model gives {width} numbers for a text, not {dimensions}", param="dimensions"
         )
-    rows = [numbers[at : at + width] for at in range(0, len(numbers), width)]
     return rows if dimensions in (None, width) else [_cut(row, dimensions) for row in rows]
 
 

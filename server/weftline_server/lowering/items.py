@@ -15,7 +15,6 @@ from weftline.contract.steps import Embed, Reading, Rerank, StepBase
 from weftline_server.graph.primitive import ItemFlow, Where
 from weftline_server.lowering.step import StepKind, named
 
-FLOAT_BYTES = 4
 MAX_ITEMS = 100_000  # of one step
 
 R = TypeVar("R", bound=Reading)

@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 from tests.null.asgi import Serve, Server, call
+from weftline.contract.vectors import Vectors
 from weftline_engine.retrieval.local import LocalItems
 from weftline_engine.retrieval.memory import MemoryTable, WordBackend
 from weftline_engine.retrieval.stores import StoreBackend
@@ -312,9 +313,7 @@ async def test_there_is_an_item_for_each_vector(server: Server) -> None:
 
 
 def vectors_of(value: dict[str, Any]) -> list[list[float]]:
-    numbers = array("f", base64.b64decode(value["vectors"]))
-    width = value["dimensions"]
-    return [list(numbers[at : at + width]) for at in range(0, len(numbers), width)]
+    return [row.tolist() for row in Vectors.from_json(value).rows()]
 
 
 async def test_a_mean_of_vectors(server: Server) -> None:

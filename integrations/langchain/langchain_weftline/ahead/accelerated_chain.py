@@ -300,8 +300,8 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
 def _streams_inside(models: Sequence[Any], config: Config) -> bool:
     """Whether LangChain streams a model's answer in a run that is not streamed itself.
 
-    It does so for a model with `streaming=True`, and for handlers that show tokens, such as those
-    of `astream_events` and of LangGraph's stream mode `messages` around this run.
+    LangChain does so for a model with `streaming=True`, and for handlers that show tokens, such as
+    those of `astream_events` and of LangGraph's stream mode `messages` around this run.
     """
     callbacks = config.get("callbacks") or ()
     handlers = callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weftline.contract.steps import Embed
+from weftline.contract.vectors import Vectors
 from weftline_server.graph.primitive import Traits
 from weftline_server.lowering.items import ItemKind, cutting, items_of, texts_of
 
@@ -28,13 +28,7 @@ class EmbedKind(ItemKind[Embed]):
         return {"items": items, "single": isinstance(given["in"], str), **result}
 
     def whole(self, results: Sequence[Any]) -> dict[str, Any]:
-        if not results:
-            return {"vectors": "", "dimensions": 1}
-        raw = b"".join(base64.b64decode(one["vectors"]) for one in results)
-        return {
-            "vectors": base64.b64encode(raw).decode(),
-            "dimensions": results[0]["dimensions"],
-        }
+        return Vectors.joined(map(Vectors.from_json, results)).to_json()
 
     def passed_on(self, items: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
         return tuple({"item": i, **r} for i, r in zip(items, results, strict=True))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from typing import Any
 
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.steps import Search
+from weftline.contract.vectors import Vectors
 from weftline_server.graph.primitive import Traits
-from weftline_server.lowering.items import FLOAT_BYTES, ItemKind, embedded_of
+from weftline_server.lowering.items import ItemKind, embedded_of
 
 
 class SearchKind(ItemKind[Search]):
@@ -35,13 +35,8 @@ class SearchKind(ItemKind[Search]):
         return [_vectors(item)]
 
     def wanted(self, inputs: Mapping[str, Any]) -> list[Any]:
-        width = inputs["dimensions"]
-        raw = base64.b64decode(inputs["vectors"])
-        size = width * FLOAT_BYTES
-        return [
-            {"vectors": base64.b64encode(raw[at : at + size]).decode(), "dimensions": width}
-            for at in range(0, len(raw), size)
-        ]
+        found = Vectors.from_json(inputs)
+        return [found[at : at + 1].to_json() for at in range(len(found))]
 
 
 def _vectors(embedded: Mapping[str, Any]) -> dict[str, Any]:

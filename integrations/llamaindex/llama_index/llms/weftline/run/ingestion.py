@@ -7,8 +7,7 @@ ours and at one server. Nothing is stored before all nodes are embedded, as in t
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -25,9 +24,9 @@ from weftline.adapters import Result, RunFeed, Server
 from weftline.adapters.faults import error_of
 from weftline.adapters.retrieval import MAX_CHARS, AnswerSteps, portions, vectors_of
 from weftline.contract.steps import Branch, Case, Embed, Ingest, Source, Step
+from weftline.contract.vectors import Vectors
 from weftline.watching import Failed, Value
 
-FLOAT_BYTES = 4
 MAX_NODES = 2048  # of one submit, whose response has all their vectors
 MAX_PORTIONS = 8  # a session's budget bounds the values that it holds
 
@@ -265,13 +264,8 @@ def _slice(embedded: Result, start: int, end: int) -> Result:
             made.settle(Failed("", error))
             return
         event = done.result()
-        made.settle(Value(event.variable, _cut(event.value, start, end), event.facts))
+        some = Vectors.from_json(event.value)[start:end]
+        made.settle(Value(event.variable, {**event.value, **some.to_json()}, event.facts))
 
     embedded.value.add_done_callback(settle)
     return made
-
-
-def _cut(value: Mapping[str, Any], start: int, end: int) -> dict[str, Any]:
-    width = value["dimensions"] * FLOAT_BYTES
-    raw = base64.b64decode(value["vectors"])[start * width : end * width]
-    return {**value, "vectors": base64.b64encode(raw).decode()}

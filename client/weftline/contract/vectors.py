@@ -1,0 +1,75 @@
+"""Vectors: rows of float32 numbers, and the JSON in which they travel."""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """Rows of `width` float32 numbers. `data` holds them one after the other."""
+
+    data: bytes = b""
+    width: int = 1
+
+    @classmethod
+    def of(cls, rows: Iterable[Iterable[float]]) -> Self:
+        """These rows. Raises ValueError unless all have one width."""
+        made = [array("f", row) for row in rows]
+        widths = {len(row) for row in made} or {1}
+        if len(widths) > 1 or 0 in widths:
+            raise ValueError(f"vectors of widths {sorted(widths)}")
+        return cls(b"".join(made), widths.pop())
+
+    @classmethod
+    def joined(cls, parts: Iterable[Vectors]) -> Self:
+        """The rows of all parts. Raises ValueError unless all have one width."""
+        found = list(parts)
+        widths = {part.width for part in found} or {1}
+        if len(widths) > 1:
+            raise ValueError(f"vectors of widths {sorted(widths)}")
+        return cls(b"".join(part.data for part in found), widths.pop())
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], most: int | None = None) -> Self:
+        """The vectors of an embed step's value. Raises ValueError for anything else, and for more
+        than `most` rows, which are not decoded."""
+        text, width = value.get("vectors"), value.get("dimensions")
+        if not isinstance(text, str) or not isinstance(width, int) or width < 1:
+            raise ValueError("a vector is base64 text in 'vectors' and a number in 'dimensions'")
+        size = FLOAT_BYTES * width
+        if most is not None and len(text) * 3 // 4 - 2 > most * size:
+            raise ValueError(f"more than {most} vectors")
+        try:
+            data = base64.b64decode(text, validate=True)
+        except ValueError:
+            raise ValueError("'vectors' is not base64 text of float32 numbers") from None
+        if len(data) % size:
+            count = len(data) / FLOAT_BYTES
+            raise ValueError(f"'vectors' holds {count:g} numbers, which {width} does not divide")
+        return cls(data, width)
+
+    def to_json(self) -> dict[str, Any]:
+        """`vectors` as base64 text, and their `dimensions`."""
+        return {"vectors": base64.b64encode(self.data).decode(), "dimensions": self.width}
+
+    def __len__(self) -> int:
+        return len(self.data) // (FLOAT_BYTES * self.width)
+
+    def __getitem__(self, some: slice) -> Vectors:
+        """Some of the rows."""
+        start, end, step = some.indices(len(self))
+        assert step == 1, "rows stand side by side"
+        size = FLOAT_BYTES * self.width
+        return Vectors(self.data[start * size : end * size], self.width)
+
+    def rows(self) -> list[array[float]]:
+        """Each row as numbers."""
+        numbers = array("f", self.data)
+        return [numbers[at : at + self.width] for at in range(0, len(numbers), self.width)]
