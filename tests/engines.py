@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from weftline_engine.api import Failed, Kind, Op, Part, SamplingParams
-from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
+from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model.base import Model, TorchModel
 from weftline_engine.embedded.model.checkpoint import RandomWeights

@@ -19,7 +19,7 @@ from torch import Tensor
 from tests import pretend
 from tests.torch_kernels import KERNELS, StandIn
 from weftline_engine import loading
-from weftline_engine.embedded import devices, memory
+from weftline_engine.embedded import array_copies, devices
 from weftline_engine.embedded.config import EmbeddedConfig
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model.decoders import checkpoint, torch_model
@@ -69,7 +69,7 @@ def install(
         return forward(self, *args)
 
     patch.setattr(DeviceModel, "forward", logged)
-    patch.setattr(memory, "mark", mode.mark)
+    patch.setattr(array_copies, "mark", mode.mark)
     return mode
 
 

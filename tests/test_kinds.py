@@ -20,7 +20,7 @@ OWN = {
     *(f"lowering/control/{name}.py" for name in ("branch", "each", "loop")),
 }
 # An engine announces by name which kinds of op it takes; it may run in another process.
-OF_OPS = {"schedule/placement/items.py"}
+OF_OPS = {"schedule/placement/round_data.py"}
 # The reference of the HTTP interface describes each field by its name.
 DOCUMENTS = {"http/reference/meanings.py"}
 CLASSES = {cls.__name__ for cls in STEPS.values()}

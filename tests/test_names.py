@@ -2,7 +2,7 @@
 
 Files and folders are named by nouns, not by a participle or an adverb. A name in several words is
 judged by its last word: `compiled_chain` is a chain. Classes that differ have names that differ, in
-the whole product.
+the whole product, and so have files.
 """
 
 from __future__ import annotations
@@ -68,6 +68,21 @@ SHARED = {
 }
 
 
+# File names that stand in several folders by design.
+ROLES = {
+    "__init__": "Python's name of a package's own file",
+    "__main__": "Python's name of a package's program",
+    "base": "the class that the others of a folder share; LlamaIndex asks for the name",
+    "config": "the configuration of what stands beside it",
+    "engine": "the engine of its folder",
+}
+# Folders whose files have names that somebody else gives: a name there may stand elsewhere too.
+NAMED = {
+    "client/weftline": "a public name, of what has its home in sdk/ or contract/",
+    "server/weftline_server/lowering/kinds": "a kind of steps each, by its name",
+}
+
+
 def is_noun(name: str) -> bool:
     """Whether the last word of a file's or a folder's name can be a noun."""
     word = name.rpartition("_")[2]
@@ -108,6 +123,22 @@ def shared_names(folders: tuple[str, ...]) -> set[str]:
 def test_classes_that_differ_have_names_that_differ() -> None:
     """Two classes of the product share a name only where the list says why."""
     assert sorted(shared_names(FOLDERS)) == sorted(SHARED)
+
+
+def shared_files() -> dict[str, list[str]]:
+    """The names that several files of the product have, each with its files."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            home = path.parent.relative_to(ROOT).as_posix()
+            if path.stem not in ROLES and home not in NAMED:
+                found[path.stem].append(f"{home}/{path.name}")
+    return {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
+def test_files_that_differ_have_names_that_differ() -> None:
+    """Two files of the product share a name only where the tables say why."""
+    assert shared_files() == {}
 
 
 @pytest.mark.parametrize(

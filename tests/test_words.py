@@ -38,7 +38,7 @@ OLD_WORDS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (r"far servers?", EVERYWHERE, "delaying proxy"),
     (r"pages?|page_(size|at|count)|\w+_pages|PAGE", OF_BLOCKS, "block"),
     (r"Slot|slot", ("server/weftline_server/schedule", "server/weftline_server/runtime"), "member"),
-    (r"answers?", ("server/weftline_server/http/responses.py",), "response"),
+    (r"answers?", ("server/weftline_server/http/kept_responses.py",), "response"),
     (r"Line", ("engine/weftline_engine/transport",), "Connection"),
     (r"def take", ("client", "server", "engine", "kernels"), "a verb that says what is done"),
 )

@@ -27,7 +27,7 @@ from bench.gpu import llama
 from tests.simulator.programs import Program, Step, by_client, chain, map_reduce, perform
 from tests.simulator.world import World, serving
 from weftline_engine import api
-from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
+from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model.base import TorchModel
 from weftline_engine.embedded.model.device_model import DeviceModel

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from weftline_engine.api import Kind, Op, Part, SamplingParams
-from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
+from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model.base import StepInput, TorchModel
 from weftline_engine.embedded.model.checkpoint import RandomWeights

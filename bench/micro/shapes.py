@@ -48,7 +48,7 @@ from tests.random_models import SHAPES, TYPES, RandomBlocks
 from weftline_engine.embedded.model.base import StepInput
 from weftline_engine.embedded.model.checkpoint import RandomWeights
 from weftline_engine.embedded.model.config import LlamaConfig
-from weftline_engine.embedded.model.native import NativeDecoder
+from weftline_engine.embedded.model.native_decoder import NativeDecoder
 from weftline_kernels.cpu.loader import LibrarySearch, load
 from weftline_kernels.cpu.memory import WeightMemory
 from weftline_kernels.work_list import SequenceRows, build

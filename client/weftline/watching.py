@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from weftline.sdk.events import Due, Event, Submitted, Value, event_of
-from weftline.sdk.events import GraphEvent as Graph
-from weftline.sdk.events import VariableFailed as Failed
-from weftline.sdk.events import VariableText as Part
+from weftline.sdk.watch_events import Due, Event, Submitted, Value, event_of
+from weftline.sdk.watch_events import GraphEvent as Graph
+from weftline.sdk.watch_events import VariableFailed as Failed
+from weftline.sdk.watch_events import VariableText as Part
 
 __all__ = [
     "Due",

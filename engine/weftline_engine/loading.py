@@ -17,20 +17,20 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from weftline_engine.api import Capability, Constraint, Description
-from weftline_engine.bookkeeping.drafting.gate import StepCosts
-from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
+from weftline_engine.bookkeeping.drafting.draft_counts import StepCosts
+from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
 from weftline_engine.detokenizer import ByteDetokenizer
 from weftline_engine.embedded import devices
-from weftline_engine.embedded.budget import RowCost, budget
 from weftline_engine.embedded.costs import kv_costs
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model.base import Model, TorchModel
 from weftline_engine.embedded.model.config import ModelError
 from weftline_engine.embedded.model.decoders import load_decoder, load_on_device
 from weftline_engine.embedded.model.device_model import DeviceModel
-from weftline_engine.embedded.model.native import NativeDecoder
+from weftline_engine.embedded.model.native_decoder import NativeDecoder
 from weftline_engine.embedded.sample.constraint import Grammars
-from weftline_engine.embedded.step import chunk_cost, largest_step, step_profile
+from weftline_engine.embedded.step_budget import RowCost, budget
+from weftline_engine.embedded.step_inputs import chunk_cost, largest_step, step_profile
 from weftline_engine.embedded.window_sizes import window_sizes
 from weftline_engine.model_texts import default_sampling, tokenizer_texts
 from weftline_engine.models.cache import default_home

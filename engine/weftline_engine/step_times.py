@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 from torch import Tensor
 
-from weftline_engine.bookkeeping.drafting.gate import StepCosts
-from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
-from weftline_engine.embedded.budget import RowCost
+from weftline_engine.bookkeeping.drafting.draft_counts import StepCosts
+from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
 from weftline_engine.embedded.model.base import Model
-from weftline_engine.embedded.step import (
+from weftline_engine.embedded.step_budget import RowCost
+from weftline_engine.embedded.step_inputs import (
     COUNTS,
     TOKENS,
     row_seconds,

@@ -22,11 +22,20 @@ from weftline.contract.protocol import PROTOCOL_VERSION
 from weftline_engine.api import Engine
 from weftline_server.config import ServerConfig
 from weftline_server.extras import install
-from weftline_server.http import advice, calls, health, page, retrieval, scores, sessions
-from weftline_server.http import engines as engine_routes
+from weftline_server.http import (
+    advice,
+    health,
+    page,
+    retrieval,
+    session_routes,
+    submits,
+    text_scores,
+)
+from weftline_server.http import engine_list as engine_routes
 from weftline_server.http.direct import add_routes
 from weftline_server.http.guard import Connections
 from weftline_server.http.idempotency import Idempotency
+from weftline_server.http.json_bodies import DEFINITIONS, error_response
 from weftline_server.http.openai import completions, models, responses
 from weftline_server.http.peer_client import PeerClient
 from weftline_server.http.reference.document import describe
@@ -34,7 +43,6 @@ from weftline_server.http.relay import Elsewhere, Missed, SessionRelay
 from weftline_server.http.request_id import RequestIds
 from weftline_server.http.state import ServerState, state_of
 from weftline_server.http.unknown_routes import wrong_method, wrong_path
-from weftline_server.http.wire import DEFINITIONS, error_response
 from weftline_server.journal.backend import is_shared
 from weftline_server.journal.journal import Journal
 from weftline_server.observe.advice.advisor import Advisor
@@ -49,8 +57,8 @@ from weftline_server.runtime.service import Service
 from weftline_server.schedule.dispatcher import Dispatcher
 
 if TYPE_CHECKING:
+    from weftline_server.cluster.cluster_member import ClusterMember
     from weftline_server.cluster.departure import Departure
-    from weftline_server.cluster.member import ClusterMember
     from weftline_server.observe.spans import SessionSpans
 
 log = logging.getLogger("weftline.app")
@@ -96,14 +104,14 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
         )
     app.add_middleware(RequestIds)
     for router in (
-        calls.router,  # the routes that are asked most come first
+        submits.router,  # the routes that are asked most come first
         completions.router,
         responses.router,
-        sessions.router,
-        sessions.lists,
+        session_routes.router,
+        session_routes.lists,
         models.router,
         retrieval.router,
-        scores.router,
+        text_scores.router,
         engine_routes.router,
         advice.router,
         health.router,

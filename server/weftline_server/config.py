@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field
 
 from weftline.contract.errors import InvalidRequest
-from weftline_server.cluster.lease import LeaseConfig
-from weftline_server.http.responses import ResponsesConfig
+from weftline_server.cluster.session_lease import LeaseConfig
+from weftline_server.http.kept_responses import ResponsesConfig
 from weftline_server.journal.store import JournalStoreConfig
 from weftline_server.observe.cost import Price
 from weftline_server.passes import PASSES

@@ -17,9 +17,9 @@ from tests.contract.test_null import script
 from weftline_engine import api
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine, NullMode
 from weftline_engine.transport import wire
-from weftline_engine.transport.tcp.gate import JoinGate
 from weftline_engine.transport.tcp.handshake import FrameConnection, Rejected, respond
-from weftline_engine.transport.tcp.host import PAUSES_S, EngineHost, HostConfig
+from weftline_engine.transport.tcp.join_gate import JoinGate
+from weftline_engine.transport.tcp.join_host import PAUSES_S, EngineHost, HostConfig
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 KEY = "a key of enough characters"

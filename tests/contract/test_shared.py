@@ -14,8 +14,8 @@ import pytest
 from tests.contract.target import Heard
 from weftline_engine import api
 from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine, StepCost
-from weftline_engine.transport.tcp.gate import JoinedEngine, JoinGate
-from weftline_engine.transport.tcp.host import EngineHost, HostConfig
+from weftline_engine.transport.tcp.join_gate import JoinedEngine, JoinGate
+from weftline_engine.transport.tcp.join_host import EngineHost, HostConfig
 
 KEY = "a key of enough characters"
 CONFIG = SimulatedConfig(cost=StepCost(step_s=0.002, fill_s=0.0, sequence_s=0.0), kv_tokens=8192)

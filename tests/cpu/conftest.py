@@ -26,7 +26,7 @@ from weftline_engine.api import (
     Part,
     SamplingParams,
 )
-from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
+from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model.base import TorchModel
 from weftline_engine.embedded.model.decoders import load_model

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from weftline_engine.api import Kind, Op, SamplingParams
-from weftline_engine.bookkeeping.ops import Live
+from weftline_engine.bookkeeping.op_table import Live
 from weftline_engine.bookkeeping.schedule.sequence import Sequence
 from weftline_engine.embedded.engine import Core
 

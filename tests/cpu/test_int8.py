@@ -18,7 +18,7 @@ from weftline_engine.embedded.model.config import LlamaConfig, ModelError
 from weftline_engine.embedded.model.decoders import load_decoder
 from weftline_engine.embedded.model.families import read_config
 from weftline_engine.embedded.model.llama import LlamaDecoder
-from weftline_engine.embedded.model.native import NativeDecoder
+from weftline_engine.embedded.model.native_decoder import NativeDecoder
 from weftline_kernels.cpu.variants import Cpu
 
 Make = Callable[..., Any]

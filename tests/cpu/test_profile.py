@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from weftline_engine.api import KvCosts
-from weftline_engine.bookkeeping.schedule.scheduler import Chunk
-from weftline_engine.embedded import step
-from weftline_engine.embedded.budget import RowCost
+from weftline_engine.bookkeeping.schedule.step_scheduler import Chunk
+from weftline_engine.embedded import step_inputs
 from weftline_engine.embedded.config import EmbeddedConfig
 from weftline_engine.embedded.costs import kv_costs
-from weftline_engine.embedded.step import step_profile
+from weftline_engine.embedded.step_budget import RowCost
+from weftline_engine.embedded.step_inputs import step_profile
 from weftline_engine.transport.process import ProcessEngine
 
 
@@ -52,7 +52,7 @@ def test_it_changes_no_answer(
 def test_long_steps_are_measured_less_often(seconds: list[float]) -> None:
     """The quickest of three counts, of two that take 0.1 s together, or the only one of 0.2 s."""
     left = iter([*seconds, 0.0, 0.0])
-    assert step.least(lambda: next(left)) == min(seconds)
+    assert step_inputs.least(lambda: next(left)) == min(seconds)
     assert list(left) == [0.0, 0.0]
 
 
@@ -98,9 +98,9 @@ def test_the_cost_of_a_prompt_is_that_of_the_largest_step(
         rows.append(sum(chunk.rows for chunk in chunks))
         return 9.0 if rows.count(rows[-1]) == 1 else {1: 0.001, 64: 0.002}[rows[-1]]
 
-    monkeypatch.setattr(step, "_seconds", seconds)
+    monkeypatch.setattr(step_inputs, "_seconds", seconds)
     config = replace(core.config, max_running=4, step_tokens=64)
-    found = step.chunk_cost(core.worker.decoder, core.cache, config)
+    found = step_inputs.chunk_cost(core.worker.decoder, core.cache, config)
     assert rows == [1] * 4 + [64] * 4
     assert (found.base_s, found.row_s) == pytest.approx((0.001 - 0.001 / 63, 0.001 / 63))
 
@@ -118,7 +118,7 @@ def test_the_largest_step_is_computed_before_the_cache_is_sized(
         return real(given, cache)
 
     monkeypatch.setattr(decoder, "forward", forward)
-    step.largest_step(decoder, 100, 16)
-    step.largest_step(decoder, 10**6, 16)
+    step_inputs.largest_step(decoder, 100, 16)
+    step_inputs.largest_step(decoder, 10**6, 16)
     limit = decoder.config.context_limit
     assert seen == [(100, 7), (limit, -(-limit // 16))]

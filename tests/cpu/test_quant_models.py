@@ -28,7 +28,7 @@ from weftline_engine.embedded.model.config import LlamaConfig, ModelError
 from weftline_engine.embedded.model.decoders import load_decoder
 from weftline_engine.embedded.model.families import read_config
 from weftline_engine.embedded.model.llama import LlamaDecoder
-from weftline_engine.embedded.model.native import NativeDecoder
+from weftline_engine.embedded.model.native_decoder import NativeDecoder
 from weftline_engine.models import resolve
 from weftline_engine.models.llama_gguf import LlamaGguf
 from weftline_kernels.cpu.blocks import WeightType

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from weftline_engine.api import Hints, Kind, Op
-from weftline_engine.bookkeeping.ops import Backend
-from weftline_engine.bookkeeping.schedule.scheduler import Scheduler, SchedulerConfig, StepPlan
+from weftline_engine.bookkeeping.op_table import Backend
 from weftline_engine.bookkeeping.schedule.sequence import Sequence
+from weftline_engine.bookkeeping.schedule.step_scheduler import Scheduler, SchedulerConfig, StepPlan
 
 
 def make_scheduler(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from weftline_engine.api import Kind, Op, Residency
-from weftline_engine.bookkeeping.ops import Backend
-from weftline_engine.bookkeeping.schedule.scheduler import Scheduler, SchedulerConfig, StepPlan
+from weftline_engine.bookkeeping.op_table import Backend
 from weftline_engine.bookkeeping.schedule.sequence import Sequence
+from weftline_engine.bookkeeping.schedule.step_scheduler import Scheduler, SchedulerConfig, StepPlan
 
 
 def make_scheduler(blocks: int = 32, step_tokens: int = 40, max_running: int = 8) -> Scheduler:

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from weftline_engine.api import Hints, Kind, Op, Retention
 from weftline_engine.bookkeeping.kv.contexts import Context
-from weftline_engine.bookkeeping.ops import Backend
-from weftline_engine.bookkeeping.schedule.scheduler import Scheduler, SchedulerConfig, StepPlan
+from weftline_engine.bookkeeping.op_table import Backend
 from weftline_engine.bookkeeping.schedule.sequence import Phase, Sequence
+from weftline_engine.bookkeeping.schedule.step_scheduler import Scheduler, SchedulerConfig, StepPlan
 
 SIZE = 4
 

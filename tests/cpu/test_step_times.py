@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from weftline_engine import step_times
-from weftline_engine.bookkeeping.drafting.gate import StepCosts
-from weftline_engine.embedded.budget import RowCost
+from weftline_engine.bookkeeping.drafting.draft_counts import StepCosts
 from weftline_engine.embedded.config import EmbeddedConfig
+from weftline_engine.embedded.step_budget import RowCost
 from weftline_engine.step_times import MOST_FILES, StepTimer, StepTimes, StepTimesFile
 from weftline_engine.transport.process import ProcessEngine
 

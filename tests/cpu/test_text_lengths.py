@@ -10,7 +10,7 @@ import pytest
 from weftline_engine import api
 from weftline_engine.retrieval.core import InputRefused, InputTooLong
 from weftline_engine.retrieval.embedder import SentenceBackend
-from weftline_server.commands.retrieval import MINILM, _directory
+from weftline_server.commands.retrieval_tables import MINILM, _directory
 
 LIMIT = 256
 LONG = "river " * 300 + "shore"

@@ -12,9 +12,9 @@ import torch
 from tests.cpu.conftest import Bench, ByteDetokenizerOfTest
 from tests.families import FAMILIES
 from weftline_engine.api import Kind, Op, Retention, SamplingParams
-from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
+from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
+from weftline_engine.embedded.array_copies import release_blocks
 from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.memory import release_blocks
 from weftline_engine.embedded.model.base import Model, empty_cache
 from weftline_engine.embedded.model.decoders import load_decoder
 from weftline_engine.embedded.window_sizes import WindowSizes, window_sizes

@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 
 from weftline_server.app import create_app
-from weftline_server.commands.server import DrainingServer
+from weftline_server.commands.http_server import DrainingServer
 from weftline_server.config import ServerConfig
 
 

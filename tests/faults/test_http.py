@@ -21,8 +21,8 @@ from tests.waits import WAIT_S, wait_until
 # A server whose limits of time are short, so that the tests are.
 PROGRAM = """
 import sys
-from weftline_server.commands import connection
-connection.HEADERS_S = connection.BODY_S = connection.UNREAD_S = 0.5
+from weftline_server.commands import bounded_connection
+bounded_connection.HEADERS_S = bounded_connection.BODY_S = bounded_connection.UNREAD_S = 0.5
 from weftline_server.cli import main
 sys.argv = ["weftline", "serve", "--engine", "null", "--port", "0", "--null-step-s", "0.05"]
 sys.exit(main())

@@ -17,7 +17,7 @@ from tests.null.journal.test_restart import running
 from tests.waits import until
 from weftline.errors import InvalidRequest, StorageFull
 from weftline_engine.pretend.null import LatencyProfile, NullConfig
-from weftline_server.commands.retrieval import factories, from_tables
+from weftline_server.commands.retrieval_tables import factories, from_tables
 from weftline_server.journal import writer
 from weftline_server.journal.store import JournalStore, JournalStoreConfig
 from weftline_server.session import events as ev

@@ -15,7 +15,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableBranch, RunnableLambda, RunnablePassthrough
 
 from langchain_weftline import ChatWeftline, accelerate
-from langchain_weftline.lower.choices import Choices
+from langchain_weftline.lower.branch_drafts import Choices
 from langchain_weftline.lower.conditions import Condition, condition_of
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.symbols import Ref

@@ -19,7 +19,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from pydantic import BaseModel
 
 from langchain_weftline import ChatWeftline, accelerate
-from langchain_weftline.lower.parsers import has_transform
+from langchain_weftline.lower.chain_parsers import has_transform
 from tests.integrations.differential import mutated
 
 classic = pytest.importorskip("langchain_classic.output_parsers")

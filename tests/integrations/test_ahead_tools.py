@@ -26,7 +26,7 @@ from langchain_openai.chat_models.base import _convert_dict_to_message
 from pydantic import BaseModel
 
 from langchain_weftline import ChatWeftline, accelerate
-from langchain_weftline.lower.parsers import lowered_parser
+from langchain_weftline.lower.chain_parsers import lowered_parser
 from tests.integrations.conftest import StartServer
 from tests.integrations.differential import mutated
 from tests.integrations.recording import Recording, recorded

@@ -12,7 +12,12 @@ import pytest
 
 from tests.integrations.conftest import served
 from weftline_engine.retrieval.config import Store
-from weftline_server.commands.retrieval import EmbedderSpec, RerankerSpec, StoreSpec, from_tables
+from weftline_server.commands.retrieval_tables import (
+    EmbedderSpec,
+    RerankerSpec,
+    StoreSpec,
+    from_tables,
+)
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rag.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

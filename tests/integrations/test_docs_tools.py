@@ -13,7 +13,7 @@ import pytest
 
 from tests.integrations.conftest import served
 from tests.integrations.programs import run_here
-from weftline_server.commands.tools import McpSpec, factories, from_tables
+from weftline_server.commands.tool_tables import McpSpec, factories, from_tables
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -17,7 +17,7 @@ from llama_index.core.llms import MockLLM
 from llama_index.core.response_synthesizers import TreeSummarize, get_response_synthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.llms.weftline import Weftline
-from llama_index.llms.weftline.trace.spans import SPANS
+from llama_index.llms.weftline.trace.span_handler import SPANS
 
 from tests.integrations.conftest import StartServer
 from tests.integrations.recording import Recording, recorded

@@ -19,7 +19,7 @@ from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.schema import TextNode
 from llama_index.llms.weftline import Weftline
-from llama_index.llms.weftline.trace.spans import SPANS
+from llama_index.llms.weftline.trace.span_handler import SPANS
 
 from tests.integrations.conftest import StartServer
 from tests.integrations.recording import Recording

@@ -61,7 +61,7 @@ from llama_index.core.selectors import (
 )
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.weftline import Weftline
-from llama_index.llms.weftline.trace import spans
+from llama_index.llms.weftline.trace import span_handler
 from llama_index.llms.weftline.trace.callers import METHODS, WORKERS
 from llama_index.response_synthesizers.weftline import WeftlineSynthesizer
 from llama_index_instrumentation.dispatcher import DISPATCHER_SPAN_DECORATED_ATTR
@@ -272,7 +272,7 @@ def test_without_it_the_answers_are_the_same(
 ) -> None:
     """A member is gone: the program's answer is that of calls one by one, no exception is raised,
     and a warning names the member. Of an object without it, what QUIET has is not known."""
-    monkeypatch.setattr(spans, "_MISSING", set())
+    monkeypatch.setattr(span_handler, "_MISSING", set())
     plain = run(index, Weftline(max_tokens=64, context_window=3900, ahead=False, provenance=False))
     hide(owner, name, monkeypatch)
     assert run(index, Weftline(max_tokens=64, context_window=3900)) == plain

@@ -21,8 +21,8 @@ from llama_index.core.prompts import ChatPromptTemplate
 from llama_index.core.question_gen.output_parser import SubQuestionOutputParser
 from llama_index.core.types import PydanticProgramMode
 from llama_index.llms.weftline import Weftline
-from llama_index.llms.weftline.model.objects import as_text_field, wanted
-from llama_index.llms.weftline.parsers import text_of, transforms_of
+from llama_index.llms.weftline.model.object_fields import as_text_field, wanted
+from llama_index.llms.weftline.output_parsers import text_of, transforms_of
 from llama_index.output_parsers.langchain import LangchainOutputParser
 from pydantic import BaseModel, Field
 

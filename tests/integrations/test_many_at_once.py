@@ -18,7 +18,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable
 
 from langchain_weftline import ChatWeftline, accelerate
-from langchain_weftline.trace.provenance import LISTENER
+from langchain_weftline.trace.prompt_origins import LISTENER
 from tests.integrations.conftest import served
 from weftline.adapters import BACKGROUND, RunFeed
 

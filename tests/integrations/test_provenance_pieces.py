@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 
-from langchain_weftline.trace.pieces import MIN_SEARCHED, by_template, strings_in
-from langchain_weftline.trace.sessions import TracedSession
+from langchain_weftline.trace.session_trace import TracedSession
+from langchain_weftline.trace.template_pieces import MIN_SEARCHED, by_template, strings_in
 from langchain_weftline.trace.templates import Templates
 from weftline.adapters import Closer, Piece
 from weftline.adapters.pieces import by_search, text_of

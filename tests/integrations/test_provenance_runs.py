@@ -23,12 +23,12 @@ from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langchain_core.tracers.context import collect_runs
 
 from langchain_weftline import ChatWeftline
-from langchain_weftline.trace.provenance import LISTENER, ByIdentity
+from langchain_weftline.trace.prompt_origins import LISTENER, ByIdentity
 from tests.integrations.conftest import served
 from tests.integrations.provenance import CHAT, line, plain
 from tests.integrations.recording import Recording, recorded
 from tests.waits import WAIT_S, until, wait_until
-from weftline.adapters import sessions
+from weftline.adapters import run_sessions as sessions
 
 P = ChatPromptTemplate.from_messages([("system", "You are {role}."), ("human", "Tell of {topic}.")])
 X = {"role": "a chef", "topic": "soup"}

@@ -18,10 +18,10 @@ from weftline import Client
 from weftline.errors import InvalidRequest
 from weftline_engine import api
 from weftline_engine.openai.endpoint import EndpointConfig
-from weftline_engine.retrieval import vectors
-from weftline_engine.retrieval.memory import vector_of
-from weftline_engine.retrieval.remote import RemoteConfig, RemoteItems
-from weftline_server.commands.retrieval import from_tables
+from weftline_engine.retrieval import arrays
+from weftline_engine.retrieval.plain_backends import vector_of
+from weftline_engine.retrieval.remote_items import RemoteConfig, RemoteItems
+from weftline_server.commands.retrieval_tables import from_tables
 
 TEXTS = ["a red fox", "a blue whale", "a red whale", "a loom", "a shuttle"]
 
@@ -55,7 +55,7 @@ def test_a_server_embeds_and_reranks_at_another(endpoint: str, tmp_path: Path) -
             Client(url) as client,
             client.session() as session,
         ):
-            found = vectors.decode(session.embed(TEXTS, engine="far").get())
+            found = arrays.decode(session.embed(TEXTS, engine="far").get())
             top = session.rerank(TEXTS, "blue whale", k=1, engine="judge").get()
         assert np.allclose(found, [vector_of(text) for text in TEXTS])
         assert [one["text"] for one in top] == ["a blue whale"]

@@ -20,10 +20,10 @@ from tests.engines import llama, mixed, on_cpu, on_device, opt, requests, run
 from tests.pretended_engine import install
 from tests.torch_kernels import KERNELS, StandIn
 from weftline_engine.api import Failed, Op, Part, Retention
-from weftline_engine.embedded import memory
+from weftline_engine.embedded import array_copies
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model.config import ModelConfig
-from weftline_engine.embedded.sample import sampling
+from weftline_engine.embedded.sample import token_choice
 from weftline_kernels.jit import INTERPRETED
 
 pytest.importorskip("triton")
@@ -99,7 +99,7 @@ def test_a_fetched_value_is_there_when_the_host_has_waited(device: pretend.Prete
     here.copy_(x, non_blocking=True)
     x.add_(1)
     assert here.tolist() == [pretend.NONSENSE] * 3
-    fetched = memory.Readback([here.to(pretend.DEVICE), x], pretend.DEVICE)
+    fetched = array_copies.Readback([here.to(pretend.DEVICE), x], pretend.DEVICE)
     x.add_(1)
     assert [one.tolist() for one in fetched.values()] == [[0, 1, 2], [1, 2, 3]]
     assert device.log == ["read"]
@@ -137,15 +137,15 @@ def test_every_way_to_sample_is_as_on_the_cpu(
     ops = requests(tokens=3)
     with _away():
         expected = run(on_cpu(config), ops)
-    monkeypatch.setattr(sampling, "_CANDIDATES", 4)
+    monkeypatch.setattr(token_choice, "_CANDIDATES", 4)
     again: list[int] = []
-    settle = sampling.Draws.settle
+    settle = token_choice.Draws.settle
 
-    def settled(draws: sampling.Draws, tokens_R: Any) -> Any:
-        again.append(int((tokens_R == sampling.UNSURE).sum()))
+    def settled(draws: token_choice.Draws, tokens_R: Any) -> Any:
+        again.append(int((tokens_R == token_choice.UNSURE).sum()))
         return settle(draws, tokens_R)
 
-    monkeypatch.setattr(sampling.Draws, "settle", settled)
+    monkeypatch.setattr(token_choice.Draws, "settle", settled)
     engine = on_device(config, device.capture, pretend.DEVICE, blocks=34, overlap=overlap)
     assert isinstance(engine.cache, pretend.OnDevice)
     assert run(engine, ops) == expected

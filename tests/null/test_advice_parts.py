@@ -35,9 +35,9 @@ from weftline_server.observe.advice.difference import (
     shared,
     tool_chars,
 )
-from weftline_server.observe.advice.ledger import MOST_PROGRAMS, Ledger, Told
 from weftline_server.observe.advice.lineage import MOST_CHARS, MOST_LINEAGES, Lineage, Lineages
 from weftline_server.observe.advice.program import MOST_COUNTED, MOST_RECORDED, Program
+from weftline_server.observe.advice.program_ledger import MOST_PROGRAMS, Ledger, Told
 from weftline_server.observe.advice.prompt import Place, PromptTexts, places_of, prompt_of
 from weftline_server.session.session import ServerSession
 from weftline_server.session.task import PrimitiveTimes, RunState, TaskRun

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weftline_engine import api
-from weftline_engine.bookkeeping.admission import EngineLimits
 from weftline_engine.bookkeeping.book import Book
 from weftline_engine.bookkeeping.kv import contexts as kv_contexts
 from weftline_engine.bookkeeping.kv import extents
-from weftline_engine.bookkeeping.ops import Backend
+from weftline_engine.bookkeeping.op_checks import EngineLimits
+from weftline_engine.bookkeeping.op_table import Backend
 from weftline_engine.bookkeeping.output import Sampled
-from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
+from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
 from weftline_engine.pretend.simulation import Words
 
 SIZE = 4

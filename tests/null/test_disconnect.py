@@ -13,7 +13,7 @@ import pytest
 from tests.null.asgi import Serve, Server, call, running
 from tests.waits import WAIT_S, until
 from weftline_engine.pretend.null import LatencyProfile, NullConfig
-from weftline_server.http import calls
+from weftline_server.http import submits as calls
 
 SLOW = NullConfig(latency=LatencyProfile(step_s=0.01))
 WORDS = "word " * 1000

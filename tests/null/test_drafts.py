@@ -13,21 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weftline_engine import api
-from weftline_engine.bookkeeping.admission import EngineLimits
 from weftline_engine.bookkeeping.book import Book
-from weftline_engine.bookkeeping.drafting.drafting import Drafting
-from weftline_engine.bookkeeping.drafting.gate import (
+from weftline_engine.bookkeeping.drafting.draft_counts import (
     LEAST_GAIN,
     MOST_DRAFTS,
     MOST_ROWS,
     StepCosts,
     counts,
 )
+from weftline_engine.bookkeeping.drafting.drafting import Drafting
 from weftline_engine.bookkeeping.drafting.lookup import MOST_MATCHED, Lookup
 from weftline_engine.bookkeeping.drafting.rates import Guess, GuessRates, GuessSource, OutputRate
-from weftline_engine.bookkeeping.ops import Backend
+from weftline_engine.bookkeeping.op_checks import EngineLimits
+from weftline_engine.bookkeeping.op_table import Backend
 from weftline_engine.bookkeeping.output import Sampled
-from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig, StepPlan
+from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig, StepPlan
 from weftline_engine.pretend.simulation import Words
 from weftline_server.http.openai.replies import usage_body
 

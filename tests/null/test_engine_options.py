@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from weftline.errors import InvalidRequest
-from weftline_server.commands import retrieval, serve
+from weftline_server.commands import retrieval_tables, serve
 from weftline_server.commands.engine_spec import EngineSpec, from_arguments, from_tables
 from weftline_server.commands.option_takers import ENGINE_TAKERS
 
@@ -92,7 +92,7 @@ def test_a_setting_of_another_embedder_or_store(
 ) -> None:
     """They are refused in the same words."""
     with pytest.raises(InvalidRequest) as raised:
-        retrieval.from_tables({kind: [table]})
+        retrieval_tables.from_tables({kind: [table]})
     assert str(raised.value) == says + ADVICE
 
 

@@ -22,7 +22,7 @@ from weftline_server.schedule.engines.member import EngineState, Work
 from weftline_server.schedule.memory.keeper import Want
 from weftline_server.schedule.memory.pauses import UNKNOWN_PAUSE_S
 from weftline_server.schedule.queue import UNAVAILABLE_S
-from weftline_server.schedule.sessions import Outcome, Sent
+from weftline_server.schedule.session_protocol import Outcome, Sent
 
 
 class Puppet:

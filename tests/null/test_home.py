@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from weftline_engine.api import Hints
 from weftline_server.schedule.placement.home import HOME_TOKENS, home
-from weftline_server.schedule.placement.items import EngineLoad, Queued
 from weftline_server.schedule.placement.round import place
+from weftline_server.schedule.placement.round_data import EngineLoad, Queued
 
 NAMES = [f"e{n}" for n in range(8)]
 

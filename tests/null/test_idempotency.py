@@ -14,7 +14,7 @@ from tests.null.asgi import Serve, Server, call
 from weftline.errors import KeyReused, Overloaded
 from weftline_engine.pretend.null import LatencyProfile, NullConfig
 from weftline_server.config import ServerConfig
-from weftline_server.http.responses import Responses, ResponsesConfig
+from weftline_server.http.kept_responses import Responses, ResponsesConfig
 from weftline_server.runtime.registry import RegistryConfig
 
 ECHO = call("echo", "one two{{output:x}}", x="x")

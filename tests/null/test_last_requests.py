@@ -10,7 +10,7 @@ import uvicorn
 
 from weftline_engine.pretend.null import NullConfig, NullEngine
 from weftline_server.app import create_app
-from weftline_server.commands.server import DrainingServer
+from weftline_server.commands.http_server import DrainingServer
 from weftline_server.config import ServerConfig
 from weftline_server.http.state import state_of
 

@@ -12,11 +12,11 @@ import pytest
 
 from weftline.contract.errors import InvalidRequest
 from weftline_engine import api
-from weftline_engine.llamacpp import requests
-from weftline_engine.llamacpp.child import LlamaChild, cause
+from weftline_engine.llamacpp import slot_requests
 from weftline_engine.llamacpp.config import LlamaServerConfig
 from weftline_engine.llamacpp.engine import LlamaEngine
-from weftline_engine.llamacpp.program import ServerMissing, build_of, find_server, too_old
+from weftline_engine.llamacpp.llama_child import LlamaChild, cause
+from weftline_engine.llamacpp.llama_program import ServerMissing, build_of, find_server, too_old
 from weftline_engine.llamacpp.slots import Seat, SlotCall
 from weftline_engine.models import ModelUnavailable
 from weftline_engine.openai.endpoint import EndpointError
@@ -31,7 +31,7 @@ def body(
     sampling = api.SamplingParams(**{"max_tokens": 9, "constraint": text, **options})
     op = api.Op(id="a", kind="generate", context="a", sampling=sampling)
     seat = Seat(SlotCall("a", (1, 2), "", fills=False), slot=3, found=2)
-    return requests.generate(op, (1, 2), seat, 8)
+    return slot_requests.generate(op, (1, 2), seat, 8)
 
 
 def test_a_stop_token_ends_an_answer_and_so_does_a_stop_string_beside_it() -> None:
@@ -40,11 +40,11 @@ def test_a_stop_token_ends_an_answer_and_so_does_a_stop_string_beside_it() -> No
     sent, _, _ = body(stop=("<b>",), stop_token_ids=(7,))
     assert sent["stop"] == []
 
-    def told(*events: tuple[str, int]) -> list[requests.SlotEvent]:
+    def told(*events: tuple[str, int]) -> list[slot_requests.SlotEvent]:
         sampling = api.SamplingParams(max_tokens=9, stop=("<b>",), stop_token_ids=(7,))
-        ending = requests.AnswerEnd(sampling, prompt=10, cached=4)
+        ending = slot_requests.AnswerEnd(sampling, prompt=10, cached=4)
         made = enumerate(events, 1)
-        found = [ending.cut(requests.SlotEvent(text, (one,), at)) for at, (text, one) in made]
+        found = [ending.cut(slot_requests.SlotEvent(text, (one,), at)) for at, (text, one) in made]
         assert all(one.reason is None for one in found[:-1])
         return found
 
@@ -145,19 +145,19 @@ def test_events() -> None:
     """A token with its probabilities, and the end with its counts."""
     top = [{"id": 4, "logprob": -0.1}, {"id": 9, "logprob": -3.0}]
     told = {"content": "a", "tokens": [4], "tokens_predicted": 1, "stop": False}
-    event = requests.read(
+    event = slot_requests.read(
         told | {"completion_probabilities": [{"id": 4, "logprob": -0.1, "top_logprobs": top}]}
     )
-    assert event == requests.SlotEvent("a", (4,), 1, -0.1, ((4, -0.1), (9, -3.0)))
+    assert event == slot_requests.SlotEvent("a", (4,), 1, -0.1, ((4, -0.1), (9, -3.0)))
     end = {"content": "", "tokens": [], "tokens_predicted": 2, "stop": True}
     timings = {"cache_n": 5, "prompt_ms": 250.0, "predicted_ms": 500}
     end |= {"stop_type": "word", "tokens_cached": 7, "timings": timings}
     times = AnswerTimes(fill_s=0.25, generate_s=0.5)
-    assert requests.read(end) == requests.SlotEvent(
+    assert slot_requests.read(end) == slot_requests.SlotEvent(
         "", (), 2, reason=api.FinishReason.STOP, cached=5, held=7, times=times
     )
     with pytest.raises(EndpointError, match="use a newer one"):
-        requests.read({"content": "an old llama-server names no tokens"})
+        slot_requests.read({"content": "an old llama-server names no tokens"})
 
 
 def test_what_a_server_says_of_itself() -> None:
@@ -170,14 +170,14 @@ def test_what_a_server_says_of_itself() -> None:
         "bos_token": "<s>",
         "build_info": "b7100-abc",
     }
-    found = requests.properties(props, {"data": [{"meta": {"n_vocab": 260}}]})
-    assert found == requests.Properties(2, 512, "tiny", "{{ messages }}", "<s>", "", 7100, 260)
-    bare = requests.properties(props | {"build_info": "b0-unknown"}, {})
+    found = slot_requests.properties(props, {"data": [{"meta": {"n_vocab": 260}}]})
+    assert found == slot_requests.Properties(2, 512, "tiny", "{{ messages }}", "<s>", "", 7100, 260)
+    bare = slot_requests.properties(props | {"build_info": "b0-unknown"}, {})
     assert (bare.build, bare.vocabulary) == (None, None)
     with pytest.raises(EndpointError, match="it is not a llama-server"):
-        requests.properties({"object": "list"}, {})
+        slot_requests.properties({"object": "list"}, {})
     with pytest.raises(EndpointError, match="give its address"):
-        requests.object_of(b"<html>")
+        slot_requests.object_of(b"<html>")
 
 
 def test_old_builds_are_refused() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.engines.member import Member, Work
-from weftline_server.schedule.placement.items import Queued
+from weftline_server.schedule.placement.round_data import Queued
 from weftline_server.schedule.placement.scores import Candidate
 
 

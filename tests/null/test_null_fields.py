@@ -12,7 +12,7 @@ import pytest
 from weftline.contract.bodies import JsonBody
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
-from weftline_server.http.wire import parse
+from weftline_server.http.json_bodies import parse
 
 DOCUMENT = create_app(ServerConfig(), {}).openapi()
 

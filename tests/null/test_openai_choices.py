@@ -9,7 +9,7 @@ import pytest
 
 from tests.null.asgi import Serve
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullMode
-from weftline_server.http.openai.constraints import ResponseFormat
+from weftline_server.http.openai.constraint_fields import ResponseFormat
 
 HI = {"messages": [{"role": "user", "content": "one two three"}]}
 

@@ -12,8 +12,8 @@ from tests.null.asgi import Serve, call
 from weftline_engine.api import Hints
 from weftline_server.commands.trace import why
 from weftline_server.config import ServerConfig
-from weftline_server.schedule.placement.items import EngineLoad, Queued
 from weftline_server.schedule.placement.round import MOST_SHOWN, place
+from weftline_server.schedule.placement.round_data import EngineLoad, Queued
 from weftline_server.schedule.placement.scores import PREFIX_WEIGHT, Candidate
 
 TOKENS = st.integers(0, 5000)

@@ -22,8 +22,8 @@ from weftline_engine.api import (
 )
 from weftline_server.schedule.engines.capacity import latency_tokens
 from weftline_server.schedule.placement import round as placement_round
-from weftline_server.schedule.placement.items import AGING_S, EngineLoad, Placement, Queued
 from weftline_server.schedule.placement.round import place
+from weftline_server.schedule.placement.round_data import AGING_S, EngineLoad, Placement, Queued
 
 
 def queued(id: str, at: float = 0.0, tokens: int = 100, **more: Any) -> Queued:

@@ -16,7 +16,7 @@ from weftline_server.schedule.engines.prefix_index import (
     PrefixIndex,
     known_prefixes,
 )
-from weftline_server.schedule.placement.items import common
+from weftline_server.schedule.placement.round_data import common
 
 LONG = (("a", 32), ("a+", 64), ("a++", 128))
 

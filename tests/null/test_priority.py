@@ -11,8 +11,8 @@ from weftline_engine.api import Hints
 from weftline_engine.pretend.null import LatencyProfile, NullConfig
 from weftline_server.config import ServerConfig
 from weftline_server.http.state import OPEN_TENANT
-from weftline_server.schedule.placement.items import AGING_S, EngineLoad, Queued
 from weftline_server.schedule.placement.round import place
+from weftline_server.schedule.placement.round_data import AGING_S, EngineLoad, Queued
 
 ENGINE = EngineLoad(name="e", model="m", max_running=1)
 

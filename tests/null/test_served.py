@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weftline_engine.api import Hints
-from weftline_server.schedule.placement.items import EngineLoad, Queued
 from weftline_server.schedule.placement.round import place
+from weftline_server.schedule.placement.round_data import EngineLoad, Queued
 from weftline_server.schedule.placement.shares import Served
 
 SIZE = 100

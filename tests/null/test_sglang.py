@@ -21,7 +21,7 @@ from weftline_engine.prefix_cache.gauge import Gauge
 from weftline_engine.sglang.config import SGLangConfig
 from weftline_engine.sglang.engine import SGLangEngine
 from weftline_engine.sglang.facts import GAUGE, SGLangFacts
-from weftline_engine.sglang.requests import AnswerReader, generate_body, sampling_params
+from weftline_engine.sglang.generate_requests import AnswerReader, generate_body, sampling_params
 
 INFO = {
     "model_path": "/models/m",

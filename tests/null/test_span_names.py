@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.null.asgi import Serve, call
 from weftline_engine.retrieval.local import LocalItems
-from weftline_engine.retrieval.memory import MemoryTable, WordBackend
+from weftline_engine.retrieval.plain_backends import MemoryTable, WordBackend
 from weftline_engine.retrieval.stores import StoreBackend
 from weftline_server.observe.spans import described
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weftline_engine.api import LACKING, Capability
-from weftline_server.commands.server import lacking
+from weftline_server.commands.http_server import lacking
 from weftline_server.runtime.service import EngineStatus
 from weftline_server.schedule.engines.member import EngineState
 

@@ -13,7 +13,7 @@ from weftline.contract.protocol import Call, InOut, Message, Placeholder, Sampli
 from weftline_engine.api import Description
 from weftline_engine.pretend import null
 from weftline_engine.pretend.null import NullConfig, NullMode
-from weftline_server.lowering.results import constraint_of
+from weftline_server.lowering.result_values import constraint_of
 from weftline_server.prompt.answer import message_of
 from weftline_server.prompt.answer_parser import AnswerParser
 from weftline_server.prompt.prompter import Prompter

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from weftline_engine.openai.child import OutputLines
-from weftline_engine.vllm.output import cause, passed_on
+from weftline_engine.vllm.child_output import cause, passed_on
 from weftline_engine.vllm.processor import openmp, settings
 
 GIB = 1 << 30

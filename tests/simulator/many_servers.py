@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from weftline_engine import api
-from weftline_engine.transport.tcp.ledger import EngineLedger
+from weftline_engine.transport.tcp.share_ledger import EngineLedger
 from weftline_engine.transport.tcp.shared_engine import REPORT_S
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.runtime.prompt_runner import PREFIX_TOKENS

@@ -8,24 +8,24 @@ feed        RunFeed: submits a run's calls, and receives their values as the ser
 claims      Claims: finds, for a request, the equal call that was sent ahead
 early_tools EarlyTurn: starts tools while a model still writes its answer
 pieces      Piece: a part of a prompt, with the name of the value that it came from
-sessions    RunSession: the server's session for one run of an application, and its end
-calls       Inputs: the input placeholders of one call
-retrieval   Retrieval: embeds, adds, finds and reranks, each with one submit
+run_sessions RunSession: the server's session for one run of an application, and its end
+placeholders Inputs: the input placeholders of one call
+retrieval_requests Retrieval: embeds, adds, finds and reranks, each with one submit
 openai      turns values into responses of OpenAI's API
 parsers     the transforms that replace LangChain's parsers
 """
 
 from __future__ import annotations
 
-from weftline.adapters.calls import OUTPUT, Inputs
 from weftline.adapters.claims import Claims, Later, Planned, ReadValue
 from weftline.adapters.clients import CLIENTS, Clients
 from weftline.adapters.feed import RunFeed
 from weftline.adapters.pieces import Piece, Pieces
+from weftline.adapters.placeholders import OUTPUT, Inputs
 from weftline.adapters.results import Result
-from weftline.adapters.retrieval import Retrieval
+from weftline.adapters.retrieval_requests import Retrieval
+from weftline.adapters.run_sessions import Closer, Closers, Request, RunSession, RunSessions
 from weftline.adapters.server import Server
-from weftline.adapters.sessions import Closer, Closers, Request, RunSession, RunSessions
 from weftline.sdk.background import BACKGROUND, Background, Chain, Relay, awaited
 
 __all__ = [

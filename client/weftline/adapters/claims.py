@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from weftline.adapters.results import Result
 from weftline.contract.errors import WeftlineError
-from weftline.sdk.events import Value
+from weftline.sdk.watch_events import Value
 
 K = TypeVar("K", bound=Hashable)
 

@@ -19,8 +19,15 @@ from weftline.contract.protocol import Call, SubmitBody
 from weftline.contract.steps import Step
 from weftline.sdk.aclient import AsyncSession
 from weftline.sdk.background import BACKGROUND, awaited
-from weftline.sdk.events import Event, GraphEvent, Submitted, Value, VariableFailed, VariableText
 from weftline.sdk.http import MAX_RETRIES, OnGraph
+from weftline.sdk.watch_events import (
+    Event,
+    GraphEvent,
+    Submitted,
+    Value,
+    VariableFailed,
+    VariableText,
+)
 
 log = logging.getLogger(__name__)
 

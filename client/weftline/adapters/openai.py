@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from weftline.sdk.events import Value
+from weftline.sdk.watch_events import Value
 
 
 def usage(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from weftline.adapters.faults import error_of
 from weftline.contract.errors import Cancelled, WeftlineError
 from weftline.sdk.background import Chain
-from weftline.sdk.events import Value, VariableFailed
+from weftline.sdk.watch_events import Value, VariableFailed
 
 LOST = False  # stands in a list for the result of an item that failed
 

@@ -12,16 +12,16 @@ import httpx2
 from weftline.contract.errors import WeftlineError
 from weftline.contract.protocol import Call, Criterion, SetVariable, SubmitBody
 from weftline.contract.steps import Step
-from weftline.sdk.agent import Agent, AgentTool, Prompt
 from weftline.sdk.agent_run import AsyncAgentRun
+from weftline.sdk.agent_state import Agent, AgentTool, Prompt
 from weftline.sdk.connection import AsyncConnection
 from weftline.sdk.control_verbs import SessionState
-from weftline.sdk.events import Event, event_of
 from weftline.sdk.http import CONNECT_S, MAX_RETRIES, OnGraph, get_body, sessions_path
 from weftline.sdk.own_functions import Compute, on_the_loop
-from weftline.sdk.session import Answer, SessionBase, SubmittedCall
+from weftline.sdk.session_base import Answer, SessionBase, SubmittedCall
 from weftline.sdk.step_tasks import StepTasks
-from weftline.sdk.variable import VariableBase
+from weftline.sdk.variable_base import VariableBase
+from weftline.sdk.watch_events import Event, event_of
 
 
 class AsyncClient:

@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any
 
 from weftline.contract.protocol import SetVariable, SubmitBody
-from weftline.sdk.agent import Agent, AgentResult, DueCall, observation_of
+from weftline.sdk.agent_state import Agent, AgentResult, DueCall, observation_of
 from weftline.sdk.connection import AsyncConnection
 from weftline.sdk.control_verbs import SessionState
-from weftline.sdk.events import event_of
 from weftline.sdk.own_functions import Compute
 from weftline.sdk.step_tasks import send
+from weftline.sdk.watch_events import event_of
 
 
 class AsyncAgentRun:

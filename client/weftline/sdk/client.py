@@ -14,13 +14,13 @@ import httpx2
 from weftline.contract.protocol import Call, Criterion
 from weftline.contract.steps import Step
 from weftline.sdk.aclient import AsyncClient, AsyncSession
-from weftline.sdk.agent import AgentResult, AgentTool, Prompt
 from weftline.sdk.agent_run import AsyncAgentRun
+from weftline.sdk.agent_state import AgentResult, AgentTool, Prompt
 from weftline.sdk.background import BACKGROUND, Relay
 from weftline.sdk.http import CONNECT_S, MAX_RETRIES, OnGraph
 from weftline.sdk.own_functions import OwnThreads
-from weftline.sdk.session import Answer, SessionBase, SubmittedCall
-from weftline.sdk.variable import VariableBase
+from weftline.sdk.session_base import Answer, SessionBase, SubmittedCall
+from weftline.sdk.variable_base import VariableBase
 
 
 class Client:

@@ -16,8 +16,8 @@ from weftline.contract.errors import InvalidRequest
 from weftline.contract.protocol import MAX_ERROR_CHARS, SetVariable, StepError, to_wire
 from weftline.contract.steps import ClientStep
 from weftline.sdk.current_session import current_session
-from weftline.sdk.events import Due, Event, Value
-from weftline.sdk.variable import VariableBase
+from weftline.sdk.variable_base import VariableBase
+from weftline.sdk.watch_events import Due, Event, Value
 
 Effects = Literal["none", "idempotent", "once"]
 

@@ -26,7 +26,7 @@ from weftline.contract.steps import (
     Until,
 )
 from weftline.sdk.client_steps import ClientFunction, Computation
-from weftline.sdk.variable import V, VariableBase
+from weftline.sdk.variable_base import V, VariableBase
 
 T = TypeVar("T")
 

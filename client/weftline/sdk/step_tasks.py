@@ -14,8 +14,8 @@ from weftline.contract.protocol import SetVariable, SubmitBody
 from weftline.sdk.client_steps import Computation, SentSteps, outcome_of, result_of
 from weftline.sdk.connection import AsyncConnection
 from weftline.sdk.control_verbs import SessionState
-from weftline.sdk.events import Submitted, event_of
 from weftline.sdk.own_functions import Compute
+from weftline.sdk.watch_events import Submitted, event_of
 
 log = logging.getLogger("weftline.steps")
 

@@ -27,7 +27,7 @@ from weftline_engine.api.engine import (
     HasMetrics,
     IsShared,
 )
-from weftline_engine.api.events import (
+from weftline_engine.api.engine_events import (
     Accepted,
     Availability,
     ContextMoved,

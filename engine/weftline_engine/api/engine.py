@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol, runtime_checkable
 
 from weftline_engine.api.description import Description
-from weftline_engine.api.events import Event
+from weftline_engine.api.engine_events import Event
 from weftline_engine.api.ops import Claim, Fed, Hints, Op, Retention
 
 

@@ -25,14 +25,14 @@ from weftline_engine.api import (
     Paused,
     Retention,
 )
-from weftline_engine.bookkeeping.admission import EngineLimits
+from weftline_engine.bookkeeping.drafting.draft_counts import StepCosts
 from weftline_engine.bookkeeping.drafting.drafting import Drafting
-from weftline_engine.bookkeeping.drafting.gate import StepCosts
-from weftline_engine.bookkeeping.events import EventLog
-from weftline_engine.bookkeeping.ops import Backend, Live, Ops
+from weftline_engine.bookkeeping.event_queue import EventLog
+from weftline_engine.bookkeeping.op_checks import EngineLimits
+from weftline_engine.bookkeeping.op_table import Backend, Live, Ops
 from weftline_engine.bookkeeping.output import Detokenizer, OpOutput, Sampled
-from weftline_engine.bookkeeping.schedule.scheduler import Scheduler, SchedulerConfig, StepPlan
 from weftline_engine.bookkeeping.schedule.sequence import Phase
+from weftline_engine.bookkeeping.schedule.step_scheduler import Scheduler, SchedulerConfig, StepPlan
 
 
 class Book:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 from weftline_engine.api import KvCosts
-from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
-from weftline_engine.embedded.budget import RowCost
-from weftline_engine.embedded.memory import restore_blocks, save_blocks
+from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
+from weftline_engine.embedded.array_copies import restore_blocks, save_blocks
+from weftline_engine.embedded.step_budget import RowCost
 
 # Blocks of a measured copy, and how often it is repeated. The fastest counts.
 BLOCKS = 16

@@ -8,7 +8,7 @@ import torch
 
 from weftline_engine.embedded.config import Device
 from weftline_engine.embedded.model.config import ModelError
-from weftline_engine.memory import available_bytes
+from weftline_engine.free_memory import available_bytes
 from weftline_kernels.jit import HAS_TRITON
 
 # 1.5 GB for SmolLM2 in bfloat16. The system gives a part of it memory only when it is first used.

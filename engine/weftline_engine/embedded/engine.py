@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from weftline_engine.api import Event, Fed, Hints, Op, Retention
-from weftline_engine.bookkeeping.admission import EngineLimits
 from weftline_engine.bookkeeping.book import Book
-from weftline_engine.bookkeeping.drafting.gate import StepCosts
-from weftline_engine.bookkeeping.ops import Live
+from weftline_engine.bookkeeping.drafting.draft_counts import StepCosts
+from weftline_engine.bookkeeping.op_checks import EngineLimits
+from weftline_engine.bookkeeping.op_table import Live
 from weftline_engine.bookkeeping.output import Detokenizer
-from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig, StepPlan
-from weftline_engine.embedded.memory import put
+from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig, StepPlan
+from weftline_engine.embedded.array_copies import put
 from weftline_engine.embedded.model.base import Model
 from weftline_engine.embedded.sample.constraint import Grammars
 from weftline_engine.embedded.worker import Launched, Worker

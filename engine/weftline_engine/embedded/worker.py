@@ -16,11 +16,11 @@ from typing import cast
 from torch import Tensor
 
 from weftline_engine.api import Op
-from weftline_engine.bookkeeping.admission import OpRefused
-from weftline_engine.bookkeeping.ops import Backend, Live
+from weftline_engine.bookkeeping.op_checks import OpRefused
+from weftline_engine.bookkeeping.op_table import Backend, Live
 from weftline_engine.bookkeeping.output import Logprobs, Sampled
-from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig, StepPlan
-from weftline_engine.embedded.memory import (
+from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig, StepPlan
+from weftline_engine.embedded.array_copies import (
     copy_blocks,
     put,
     release_blocks,
@@ -32,7 +32,7 @@ from weftline_engine.embedded.memory import (
 from weftline_engine.embedded.model.base import Model
 from weftline_engine.embedded.sample.constraint import BadConstraint, Grammars, Matcher, NoGrammars
 from weftline_engine.embedded.sample.sampler import Drawn, Sampler
-from weftline_engine.embedded.step import Unread, step_input
+from weftline_engine.embedded.step_inputs import Unread, step_input
 from weftline_kernels.work_list import NEVER_SHARED
 
 _log = logging.getLogger(__name__)

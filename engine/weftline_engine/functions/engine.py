@@ -17,7 +17,7 @@ from typing import Any
 
 from weftline_engine import api
 from weftline_engine.functions.config import FunctionConfig
-from weftline_engine.functions.process import FunctionProcess
+from weftline_engine.functions.function_process import FunctionProcess
 from weftline_engine.functions.start import ProcessStart
 from weftline_engine.tools.sandbox import CannotSandbox
 

@@ -40,7 +40,12 @@ class ProcessStart:
     def command(self) -> list[str]:
         """The command line of the next process."""
         if self.sandbox is None:
-            return [sys.executable, "-m", "weftline_engine.functions.worker", self.config.call]
+            return [
+                sys.executable,
+                "-m",
+                "weftline_engine.functions.function_worker",
+                self.config.call,
+            ]
         return self.sandbox.command(
             "--function",
             self.config.target[1],

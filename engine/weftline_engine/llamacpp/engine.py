@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from weftline_engine import api
-from weftline_engine.llamacpp import requests
-from weftline_engine.llamacpp.child import LlamaChild
+from weftline_engine.llamacpp import slot_requests
 from weftline_engine.llamacpp.config import LlamaServerConfig
 from weftline_engine.llamacpp.files import SavedState
-from weftline_engine.llamacpp.program import too_old
-from weftline_engine.llamacpp.requests import Properties
+from weftline_engine.llamacpp.llama_child import LlamaChild
+from weftline_engine.llamacpp.llama_program import too_old
+from weftline_engine.llamacpp.slot_requests import Properties
 from weftline_engine.llamacpp.slots import Seat, SlotBook, SlotCall
 from weftline_engine.model_texts import tokenizer_texts
 from weftline_engine.openai.endpoint import Endpoint, EndpointConfig, EndpointError
@@ -171,8 +171,8 @@ class LlamaEngine(RemoteEngine):
             status, body = await self.endpoint.get(path)
             if status in (401, 403):
                 raise EndpointError("EngineFailed", f"{where.url} refuses weftline's key")
-            answers.append(requests.object_of(body) if status == 200 else {})
-        found = requests.properties(*answers)
+            answers.append(slot_requests.object_of(body) if status == 200 else {})
+        found = slot_requests.properties(*answers)
         if refusal := too_old(found.build):
             raise EndpointError("EngineFailed", refusal)
         return found
@@ -222,7 +222,7 @@ class LlamaEngine(RemoteEngine):
             vocabulary=found.vocabulary,
             fill_tokens=FILL_TOKENS,
             capabilities=capabilities(child=self._child is not None, tokens=words is not None),
-            constraints=requests.CONSTRAINTS,
+            constraints=slot_requests.CONSTRAINTS,
         )
 
     async def _watch_child(self, child: LlamaChild) -> None:
@@ -395,23 +395,23 @@ class LlamaEngine(RemoteEngine):
         finally:
             self._leave(seat, held)
 
-    async def _filled(self, seat: Seat) -> requests.SlotEvent:
-        return requests.read(
-            await self.endpoint.post("/completion", requests.fill(seat.call.tokens, seat))
+    async def _filled(self, seat: Seat) -> slot_requests.SlotEvent:
+        return slot_requests.read(
+            await self.endpoint.post("/completion", slot_requests.fill(seat.call.tokens, seat))
         )
 
     async def _generated(
         self, op: api.Op, seat: Seat, made: list[int]
-    ) -> AsyncIterator[tuple[AnswerPiece, requests.SlotEvent]]:
+    ) -> AsyncIterator[tuple[AnswerPiece, slot_requests.SlotEvent]]:
         """The answer piece by piece. `made` grows by its tokens."""
-        body, begin, end = requests.generate(op, seat.call.tokens, seat, self._limit)
+        body, begin, end = slot_requests.generate(op, seat.call.tokens, seat, self._limit)
         names = headers(EndpointScheduler.NONE, op)
         assert op.sampling is not None, "a generate has sampling parameters"
-        ending = requests.AnswerEnd(op.sampling, len(seat.call.tokens), seat.found)
-        stream = self.endpoint.stream("/completion", body, names, requests.is_last)
+        ending = slot_requests.AnswerEnd(op.sampling, len(seat.call.tokens), seat.found)
+        stream = self.endpoint.stream("/completion", body, names, slot_requests.is_last)
         async with aclosing(stream) as events:  # llama-server stops when the stream is closed
             async for one in events:
-                event = requests.read(one)
+                event = slot_requests.read(one)
                 lacks = event.made > len(made) + len(event.tokens)
                 if event.text and event.logprob is None and lacks:
                     event = await self._with_missing(event, event.made - len(made))
@@ -424,11 +424,13 @@ class LlamaEngine(RemoteEngine):
                 counts = None
                 if event.reason is not None:
                     counts = TokenCounts(len(seat.call.tokens), event.cached, event.made)
-                yield requests.piece(op, event, text, counts), event
+                yield slot_requests.piece(op, event, text, counts), event
                 if event.reason is not None:
                     return
 
-    async def _with_missing(self, event: requests.SlotEvent, count: int) -> requests.SlotEvent:
+    async def _with_missing(
+        self, event: slot_requests.SlotEvent, count: int
+    ) -> slot_requests.SlotEvent:
         """The event with all its `count` tokens. llama-server tells only the last token of a
         character that takes several."""
         found = (await self._tokenize(event.text, special=False))[-count:]
@@ -438,7 +440,7 @@ class LlamaEngine(RemoteEngine):
 
     async def _tokenize(self, text: str, *, special: bool) -> tuple[int, ...]:
         body: dict[str, Any] = {"content": text, "add_special": special, "parse_special": True}
-        return requests.ids(await self.endpoint.post("/tokenize", body))
+        return slot_requests.ids(await self.endpoint.post("/tokenize", body))
 
 
 def left_in(seat: Seat) -> tuple[int, ...] | None:

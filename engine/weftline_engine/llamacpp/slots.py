@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from weftline_engine.api import Hints
-from weftline_engine.bookkeeping.schedule.order import rank, urgency
 from weftline_engine.bookkeeping.schedule.sequence import Rank
-from weftline_engine.llamacpp.contexts import HeldTokens, SlotContexts, common
+from weftline_engine.bookkeeping.schedule.step_order import rank, urgency
 from weftline_engine.llamacpp.files import SavedFiles, SavedState
+from weftline_engine.llamacpp.slot_contexts import HeldTokens, SlotContexts, common
 
 # A shorter beginning is computed again rather than copied. A copy is a file and two requests, and
 # a call may have to wait for it.

@@ -60,7 +60,7 @@ class ChildServer(ABC):
 
     @property
     def pid(self) -> int | None:
-        """Process id of the guard (weftline_engine.guard), whose child the server is."""
+        """Process id of the guard (weftline_engine.process_group), whose child the server is."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -76,7 +76,7 @@ class ChildServer(ABC):
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "weftline_engine.guard",
+                "weftline_engine.process_group",
                 *command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,

@@ -14,7 +14,7 @@ from typing import Any
 
 from weftline.contract.parameters import EngineApi, sent
 from weftline_engine import api
-from weftline_engine.openai import constraints
+from weftline_engine.openai import endpoint_constraints
 from weftline_engine.openai.breaker import BreakerConfig
 from weftline_engine.openai.deltas import DeltaText
 from weftline_engine.openai.endpoint import Endpoint, EndpointConfig, EndpointError
@@ -74,7 +74,7 @@ class OpenAIEngine(RemoteEngine):
             raise api.EngineDied(f"the engine at {where} did not start: {error}") from error
         messages = self._config.dialect is not Dialect.COMPLETIONS
         extras = (api.Capability.SAMPLING,) if self._config.extras else ()
-        follows = constraints.kinds(self._config.scheduler)
+        follows = endpoint_constraints.kinds(self._config.scheduler)
         whole = (api.Capability.CONSTRAINTS,) if follows == tuple(api.Constraint) else ()
         return api.Description(
             model=self._config.name or self._model,
@@ -95,7 +95,9 @@ class OpenAIEngine(RemoteEngine):
         begin, end = "", ""
         assert op.sampling is not None, "a generate has sampling parameters"
         if op.sampling.constraint is not None:
-            held, begin, end = constraints.fields(self._config.scheduler, op.sampling.constraint)
+            held, begin, end = endpoint_constraints.fields(
+                self._config.scheduler, op.sampling.constraint
+            )
         body = self._body(op, chat) | held
         # A text has no block of thoughts, nor has an answer in a form from its first token on.
         thinks = op.messages is not None and op.sampling.constraint is None

@@ -22,11 +22,11 @@ from functools import partial
 from pathlib import Path
 
 from weftline_engine import api
-from weftline_engine.bookkeeping.admission import EngineLimits
 from weftline_engine.bookkeeping.book import Book
-from weftline_engine.bookkeeping.ops import Backend, Live
+from weftline_engine.bookkeeping.op_checks import EngineLimits
+from weftline_engine.bookkeeping.op_table import Backend, Live
 from weftline_engine.bookkeeping.output import Sampled
-from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig, StepPlan
+from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig, StepPlan
 
 # The words of an answer depend on the prompt alone.
 _LACKS = {api.Capability.CONSTRAINTS, api.Capability.LOGIT_BIAS}

@@ -32,7 +32,7 @@ class _Child:
     cores: tuple[int, ...] = ()
     kept: int | None = None
 
-    module: ClassVar[str] = "weftline_engine.retrieval.host"
+    module: ClassVar[str] = "weftline_engine.retrieval.items_host"
 
     def arguments(self, fd: int) -> list[str]:
         """The child's command line. Every user of the machine can read it: it holds no secret."""

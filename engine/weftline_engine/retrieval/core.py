@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 from weftline_engine import api
 from weftline_engine.retrieval.batching import Share, Slots, Waiting, form
-from weftline_engine.retrieval.results import Key, Results
+from weftline_engine.retrieval.result_cache import Key, Results
 
 CHARS_PER_TOKEN = 4  # an estimate: a batch's budget needs no tokenizer
 MAX_ITEMS = 100_000  # of one op

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from weftline_engine import api
-from weftline_engine.retrieval import descriptions, vectors
+from weftline_engine.retrieval import arrays, descriptions
 from weftline_engine.retrieval.core import CHARS_PER_TOKEN, InputRefused, InputTooLong, Item
 from weftline_engine.retrieval.descriptions import EMBED, RERANK
 
@@ -113,13 +113,13 @@ class TextBackend(ABC):
 
     def value(self, kind: str, result: Any) -> object:
         """A vector, or a score."""
-        return result if kind == RERANK else vectors.encode(result[None])
+        return result if kind == RERANK else arrays.encode(result[None])
 
     def finish(self, op: api.Op, results: Sequence[Any]) -> object:
         """`vectors` and `dimensions`, or `scores`."""
         if op.kind == RERANK:
             return {"scores": list(results)}
-        return vectors.encode(results)
+        return arrays.encode(results)
 
 
 class SentenceBackend(TextBackend):

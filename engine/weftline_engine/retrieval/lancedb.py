@@ -15,9 +15,9 @@ from typing import Any
 import lancedb
 import pyarrow as pa
 
+from weftline_engine.retrieval.arrays import Array
 from weftline_engine.retrieval.core import MAX_ITEMS, InputRefused
 from weftline_engine.retrieval.stores import MAX_HITS, Document, NotAStore
-from weftline_engine.retrieval.vectors import Array
 
 PORTION = 1000  # ids in one condition
 COLUMNS = ["id", "text", "metadata"]

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import psycopg
 from pgvector.psycopg import register_vector
 
+from weftline_engine.retrieval.arrays import Array
 from weftline_engine.retrieval.core import MAX_ITEMS, InputRefused, Unavailable
 from weftline_engine.retrieval.stores import Document, NotAStore
-from weftline_engine.retrieval.vectors import Array
 
 T = TypeVar("T")
 

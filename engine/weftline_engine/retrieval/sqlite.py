@@ -16,9 +16,9 @@ import apsw
 import numpy as np
 import sqlite_vec
 
+from weftline_engine.retrieval.arrays import Array
 from weftline_engine.retrieval.core import MAX_ITEMS, InputRefused
 from weftline_engine.retrieval.stores import Document, NotAStore
-from weftline_engine.retrieval.vectors import Array
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS tenants (

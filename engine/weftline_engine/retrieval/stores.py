@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from weftline_engine import api
-from weftline_engine.retrieval import descriptions, vectors
+from weftline_engine.retrieval import arrays, descriptions
+from weftline_engine.retrieval.arrays import Array
 from weftline_engine.retrieval.core import MAX_ITEMS, InputRefused, Item
 from weftline_engine.retrieval.descriptions import DELETE, INGEST, SEARCH
-from weftline_engine.retrieval.vectors import Array
 
 MAX_HITS = 1000  # of one search
 
@@ -85,7 +85,7 @@ class StoreBackend:
         """The op itself, which checks its inputs when it is computed; each query of a search."""
         if op.kind != SEARCH:
             return [Item(op)]
-        return [Item((op, vector_D)) for vector_D in vectors.decode(op.inputs)]
+        return [Item((op, vector_D)) for vector_D in arrays.decode(op.inputs)]
 
     def fed(self, op: api.Op, values: Sequence[Any]) -> Sequence[Item]:
         """The queries of a search that come later, each a vector as on the wire."""
@@ -95,7 +95,7 @@ class StoreBackend:
         for value in values:
             if not isinstance(value, dict):
                 raise InputRefused("a query is a vector")
-            found += [Item((op, vector_D)) for vector_D in vectors.decode(value)]
+            found += [Item((op, vector_D)) for vector_D in arrays.decode(value)]
         return found
 
     def compute(self, kind: str, payloads: Sequence[Any]) -> Sequence[Any]:
@@ -113,7 +113,7 @@ class StoreBackend:
 
     def _ingest(self, op: api.Op) -> dict[str, Any]:
         documents = documents_of(op.inputs.get("items"))
-        found_ND = vectors.decode(op.inputs)
+        found_ND = arrays.decode(op.inputs)
         if len(documents) != len(found_ND):
             raise InputRefused(f"{len(documents)} texts came with {len(found_ND)} vectors")
         # The last of two equal ids counts, as it would in two ops.

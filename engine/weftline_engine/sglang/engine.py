@@ -18,7 +18,12 @@ from weftline_engine.openai.scheduling import EndpointScheduler, headers
 from weftline_engine.prefix_cache.engine import PrefixCacheEngine
 from weftline_engine.sglang.config import SGLangConfig
 from weftline_engine.sglang.facts import GAUGE, SGLangFacts, facts
-from weftline_engine.sglang.requests import AnswerReader, counts_of_fill, fill_body, generate_body
+from weftline_engine.sglang.generate_requests import (
+    AnswerReader,
+    counts_of_fill,
+    fill_body,
+    generate_body,
+)
 from weftline_engine.tokenizer_probe import check_tokenizer
 
 TRIED_BLOCKS = 4  # blocks of the prompt that finds out whether salts part the cache

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from weftline.sdk.toolkit import Found, Reject, StreamingTool
-from weftline_engine.tools import frames
+from weftline_engine.tools import json_frames
 from weftline_engine.tools.statements import Statements
 
 
@@ -23,9 +23,9 @@ def serve_call(find: Callable[[], Found], connection: socket.socket) -> None:
     except BaseException as error:  # whatever a tool raises is what the model is told
         answer = {"error": f"{type(error).__name__}: {error}"[:20_000]}
     try:
-        data = frames.encode(answer)
-    except frames.BadFrame as error:
-        data = frames.encode({"error": f"the tool's result cannot be sent: {error}"})
+        data = json_frames.encode(answer)
+    except json_frames.BadFrame as error:
+        data = json_frames.encode({"error": f"the tool's result cannot be sent: {error}"})
     connection.sendall(data)
     # A rejection is sent in the middle of the call. If this end closed while further parts arrive,
     # the other end could lose the answer. So the other end closes first.
@@ -82,8 +82,8 @@ class _Lines:
 
 
 def _receive(connection: socket.socket) -> dict[str, Any]:
-    size = frames.length(_exactly(connection, frames.HEADER.size))
-    return frames.decode(_exactly(connection, size))
+    size = json_frames.length(_exactly(connection, json_frames.HEADER.size))
+    return json_frames.decode(_exactly(connection, size))
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:

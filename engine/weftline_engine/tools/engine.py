@@ -20,9 +20,9 @@ from typing import Any
 
 from weftline.contract.arguments import ArgumentReader, MemberText, ObjectMember
 from weftline_engine import api
-from weftline_engine.tools import frames
-from weftline_engine.tools.calls import BegunCalls, Observation, failed
+from weftline_engine.tools import json_frames
 from weftline_engine.tools.config import ToolsConfig
+from weftline_engine.tools.tool_calls import BegunCalls, Observation, failed
 
 TOOL = "tool"
 START_S = 60.0  # to import the modules of the tools
@@ -186,7 +186,7 @@ class ToolEngine:
         """Run one call to its end."""
         try:
             observation = await self._observe(call)
-        except (frames.BadFrame, ValueError) as error:
+        except (json_frames.BadFrame, ValueError) as error:
             observation = failed(f"the tool sent no result: {error}", call.spec["effects"])
         except TimeoutError:
             what = f"the tool ran for more than {call.spec['timeout_s']:g} s and was stopped"
@@ -212,9 +212,9 @@ class ToolEngine:
         try:
             async with asyncio.timeout(None) as limit:
                 sending = asyncio.create_task(_send(call, writer, limit))
-                header = await reader.readexactly(frames.HEADER.size)
-                body = await reader.readexactly(frames.length(header))
-                return Observation.of(frames.decode(body))
+                header = await reader.readexactly(json_frames.HEADER.size)
+                body = await reader.readexactly(json_frames.length(header))
+                return Observation.of(json_frames.decode(body))
         finally:
             if sending is not None:
                 sending.cancel()
@@ -289,12 +289,12 @@ class ToolEngine:
 async def _send(call: _Running, writer: asyncio.StreamWriter, limit: asyncio.Timeout) -> None:
     """Send the parts of a call as they arrive. The call's time limit counts from the last part."""
     if call.spec["streams"]:
-        writer.write(frames.encode({"warm": True}))
+        writer.write(json_frames.encode({"warm": True}))
     while True:
         piece = await call.pieces.get()
         if piece is None or "finish" in piece:
             limit.reschedule(asyncio.get_running_loop().time() + call.spec["timeout_s"])
         if piece is None:  # the arguments are no JSON object
             piece = {"finish": {}} if not call.text.strip() else {"broken": True}
-        writer.write(frames.encode(piece))
+        writer.write(json_frames.encode(piece))
         await writer.drain()

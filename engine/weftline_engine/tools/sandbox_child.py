@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from weftline.sdk.toolkit import Found, tools_in
-from weftline_engine.functions import worker
+from weftline_engine.functions import function_worker
 from weftline_engine.tools import rlimits
 from weftline_engine.tools.call import serve_call
 from weftline_engine.tools.config import Limits
@@ -58,7 +58,7 @@ def main() -> None:
         importlib.import_module(args.module)
         return
     if args.function is not None:
-        worker.main(f"{args.module}:{args.function}", in_sandbox=True)
+        function_worker.main(f"{args.module}:{args.function}", in_sandbox=True)
         return
     serve_call(lambda: _find(args.module, args.tool), socket.socket(fileno=args.fd))
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from weftline.contract.parameters import EngineApi
 from weftline_engine import api
-from weftline_engine.openai.constraints import structured_outputs
 from weftline_engine.openai.endpoint import Endpoint, EndpointError
+from weftline_engine.openai.endpoint_constraints import structured_outputs
 from weftline_engine.openai.engine import (
     counts_of,
     finish_reason,
@@ -31,9 +31,9 @@ from weftline_engine.prefix_cache.engine import PrefixCacheEngine
 from weftline_engine.tokenizer_probe import check_tokenizer
 from weftline_engine.transport import wire
 from weftline_engine.vllm.cache_size import gauge_names, kv_blocks, kv_tokens, ranks
-from weftline_engine.vllm.child import Child
 from weftline_engine.vllm.config import VLLMConfig
 from weftline_engine.vllm.notes import HintSocket
+from weftline_engine.vllm.vllm_child import Child
 
 log = logging.getLogger("weftline.vllm")
 

@@ -33,8 +33,8 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.version import __version__
 
 from weftline_engine.transport import wire
-from weftline_engine.vllm.contexts import PrefixContexts
-from weftline_engine.vllm.ledger import CallLedger
+from weftline_engine.vllm.call_ledger import CallLedger
+from weftline_engine.vllm.pool_contexts import PrefixContexts
 from weftline_engine.vllm.reloads import ReloadCosts
 from weftline_engine.vllm.versions import HOST_CONNECTOR, NOTES, is_known, refusal
 

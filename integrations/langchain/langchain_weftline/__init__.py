@@ -23,7 +23,7 @@ from langchain_weftline.chat_models import ChatWeftline
 from langchain_weftline.retrieval import WeftlineEmbeddings, WeftlineRerank, WeftlineVectorStore
 
 if TYPE_CHECKING:
-    from langchain_weftline.early_tools.tools import EarlyTools
+    from langchain_weftline.early_tools.early_start import EarlyTools
 
 __all__ = [
     "AcceleratedChain",
@@ -41,7 +41,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import EarlyTools at its first use, because importing LangChain's agents takes 1 s."""
     if name == "EarlyTools":
-        from langchain_weftline.early_tools.tools import EarlyTools
+        from langchain_weftline.early_tools.early_start import EarlyTools
 
         return EarlyTools
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -33,21 +33,21 @@ from langchain_core.utils.function_calling import convert_to_json_schema
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
 from langchain_weftline.ahead.prefetch import take
-from langchain_weftline.early_tools.answers import (
+from langchain_weftline.early_tools.streamed_answers import (
     StreamedAnswer,
     is_chunked,
     see_chunk,
     streamed_answer,
 )
-from langchain_weftline.model.connection import server_of
-from langchain_weftline.model.description import DescribedChat
+from langchain_weftline.model.connection_settings import server_of
 from langchain_weftline.model.envelope import Sending, keep_pieces, sending
+from langchain_weftline.model.model_profile import DescribedChat
 from langchain_weftline.model.patience import Patience
 from langchain_weftline.model.transport import Proxies, SharedClient, async_client, client
-from langchain_weftline.trace.provenance import listen
+from langchain_weftline.trace.prompt_origins import listen
 from weftline.adapters.early_tools import EarlyTurn, early_turn
+from weftline.adapters.run_sessions import OURS
 from weftline.adapters.server import NO_KEY, Server, default_api_key, default_base_url, is_on
-from weftline.adapters.sessions import OURS
 
 # If the user sets one of these, the model uses the user's connections.
 _SYNC = frozenset({"http_socket_options", "http_client", "client", "root_client"})

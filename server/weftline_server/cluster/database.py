@@ -21,7 +21,7 @@ from weftline.contract.errors import InvalidRequest
 from weftline_server.cluster.card import Card, Peer, refusal, replaced
 from weftline_server.cluster.route import KeyPlace, SessionPlace
 from weftline_server.cluster.takeover import Orphan
-from weftline_server.cluster.tally import TenantTally
+from weftline_server.cluster.tenant_tally import TenantTally
 from weftline_server.journal.deadline import cut
 from weftline_server.journal.fence import Fenced
 from weftline_server.journal.postgres import STATEMENT_MS, conninfo

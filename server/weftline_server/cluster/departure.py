@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from weftline.contract.errors import WeftlineError
 from weftline_server.cluster.card import Peer
+from weftline_server.cluster.cluster_member import ClusterMember, SessionHost
 from weftline_server.cluster.database import FAILURES, ClusterDatabase
-from weftline_server.cluster.member import ClusterMember, SessionHost
 from weftline_server.journal.shared_journal import SharedJournal
 from weftline_server.session.session import ServerSession
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from weftline_engine.embedded.config import NO_DRAFTS_ON_A_GPU
-from weftline_engine.llamacpp.program import PROGRAM
+from weftline_engine.llamacpp.llama_program import PROGRAM
 from weftline_engine.models import DEFAULT_MODEL, cached, default_home
 from weftline_kernels.cpu.compiler import find_compiler
 from weftline_kernels.cpu.loader import LibraryOrigin, LibrarySearch, NoKernels, expect

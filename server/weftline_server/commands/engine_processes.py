@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from weftline_engine.transport.tcp.host import DRAIN_S
+from weftline_engine.transport.tcp.join_host import DRAIN_S
 from weftline_server.commands.engine_spec import EngineSpec
 from weftline_server.commands.engines import by_name
 from weftline_server.commands.server_process import LAST_S, Address, authority, pause_s

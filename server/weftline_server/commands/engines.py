@@ -229,7 +229,7 @@ def _kv_events(spec: EngineSpec) -> Any:
 def _llamacpp(spec: EngineSpec) -> Callable[[], Engine]:
     from weftline_engine.llamacpp.config import LlamaServerConfig
     from weftline_engine.llamacpp.engine import LlamaEngine
-    from weftline_engine.llamacpp.program import ServerMissing, find_server
+    from weftline_engine.llamacpp.llama_program import ServerMissing, find_server
 
     connects = spec.endpoint.connect is not None
     try:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weftline_engine import api
-from weftline_server.commands.retrieval import Spec, engine_name, from_tables
+from weftline_server.commands.retrieval_tables import Spec, engine_name, from_tables
 from weftline_server.commands.settings import load
 from weftline_server.commands.tables import aligned
 

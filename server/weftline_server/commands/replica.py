@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from weftline_engine.api import EngineDied
 from weftline_engine.transport.tcp.handshake import Rejected
-from weftline_engine.transport.tcp.host import Address, EngineHost, HostConfig
+from weftline_engine.transport.tcp.join_host import Address, EngineHost, HostConfig
 from weftline_server.commands.engine_spec import from_tables
 from weftline_server.commands.engines import factory
 

@@ -23,23 +23,23 @@ from fastapi import FastAPI
 from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Engine
 from weftline_engine.models import DEFAULT_MODEL
-from weftline_engine.transport.tcp.gate import JoinGate
+from weftline_engine.transport.tcp.join_gate import JoinGate
 from weftline_server.app import create_app
 from weftline_server.commands import (
     cluster,
     engine_spec,
     engines,
     ray_servers,
-    retrieval,
+    retrieval_tables,
     supervisor,
-    tools,
+    tool_tables,
 )
+from weftline_server.commands.bounded_connection import KEEP_S, LimitedConnection
 from weftline_server.commands.cluster import ClusterConfig
-from weftline_server.commands.connection import KEEP_S, LimitedConnection
 from weftline_server.commands.default_engine import may_be_vllm, on_vllm, vllm_on_gpu
 from weftline_server.commands.default_model import advice, this_machine
+from weftline_server.commands.http_server import FLUSH_S, DrainingServer
 from weftline_server.commands.join import KEY_VARIABLE, address, key
-from weftline_server.commands.server import FLUSH_S, DrainingServer
 from weftline_server.commands.server_process import GivenSockets
 from weftline_server.commands.settings import LogLevel, Settings, key_of, load
 from weftline_server.commands.supervisor import Supervisor
@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "WEFTLINE_ENGINE_KEY; without MODEL and --engine only those serve (default: none join)",
     )
     engines.add_arguments(parser)
-    retrieval.add_arguments(parser)
+    retrieval_tables.add_arguments(parser)
     cluster.add_arguments(parser)
 
 
@@ -248,7 +248,7 @@ def run(args: argparse.Namespace) -> int:
         "drain_s": args.drain_s,
         "servers": args.servers,
         "registry.closed.keep_s": args.keep_closed,
-        "sessions.path": retrieval.sessions_file(args),
+        "sessions.path": retrieval_tables.sessions_file(args),
         "sessions.durability": args.durability,
         "sessions.key_file": args.store_key_file,
         "cluster.address": args.address,
@@ -277,9 +277,11 @@ def run(args: argparse.Namespace) -> int:
         own = [spec for spec in own if not spec.starts]
     makers = engines.factories(own)
     gate = _gate_of(args, specs, awaited=len(own) < len(specs) or not own)
-    asked = retrieval.from_tables(settings.retrieval) or retrieval.from_arguments(args)
-    makers |= retrieval.factories(asked, settings.server.without)
-    makers |= tools.factories(tools.from_tables(settings.tools, settings.mcp))
+    asked = retrieval_tables.from_tables(settings.retrieval) or retrieval_tables.from_arguments(
+        args
+    )
+    makers |= retrieval_tables.factories(asked, settings.server.without)
+    makers |= tool_tables.factories(tool_tables.from_tables(settings.tools, settings.mcp))
     serving = _serve(settings, makers, gate, args.until_stdin_closes, args.as_server)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serving)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 
 from weftline_server.http.others import other_answers
 from weftline_server.http.state import ServiceDep, Tenant, state_of
-from weftline_server.observe.advice.view import MOST, advice_rows, merged_advice
+from weftline_server.observe.advice.advice_rows import MOST, advice_rows, merged_advice
 
 router = APIRouter(prefix="/v1/advice", tags=["advice"])
 

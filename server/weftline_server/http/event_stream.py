@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 
 from weftline.contract.errors import WeftlineError
-from weftline_server.http.wire import disconnect
+from weftline_server.http.json_bodies import disconnect
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

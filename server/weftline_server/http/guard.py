@@ -14,10 +14,10 @@ from starlette.requests import Request
 
 from weftline.contract.errors import Forbidden, Overloaded, WeftlineError
 from weftline_server.config import LOOPBACK
+from weftline_server.http.json_bodies import error_response
 from weftline_server.http.renderings import MOST_OF_TENANT
 from weftline_server.http.state import tenant_of
 from weftline_server.http.unknown_routes import instead_of
-from weftline_server.http.wire import error_response
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

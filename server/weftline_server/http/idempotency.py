@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from weftline.contract.errors import InvalidRequest, KeyReused, WeftlineError
-from weftline_server.http.responses import Entry, Responses, ResponsesConfig
+from weftline_server.http.json_bodies import disconnect, error_response
+from weftline_server.http.kept_responses import Entry, Responses, ResponsesConfig
 from weftline_server.http.state import tenant_of
-from weftline_server.http.wire import disconnect, error_response
 from weftline_server.journal.journal import Key
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from weftline.contract.errors import EngineUnavailable, KeyReused, WeftlineError
 from weftline_server.cluster.route import Route, key_route, route
 from weftline_server.http.idempotency import KEY
+from weftline_server.http.json_bodies import error_response
 from weftline_server.http.peer_client import (
     ELSEWHERE,
     LOOK,
@@ -27,7 +28,6 @@ from weftline_server.http.peer_client import (
     moving,
 )
 from weftline_server.http.state import GRACE
-from weftline_server.http.wire import error_response
 from weftline_server.journal.fence import SessionMoved
 from weftline_server.journal.journal import Key
 from weftline_server.runtime.service import Draining, NotHere
@@ -35,7 +35,7 @@ from weftline_server.runtime.service import Draining, NotHere
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from weftline_server.cluster.member import ClusterMember
+    from weftline_server.cluster.cluster_member import ClusterMember
 
 Elsewhere = NotHere | SessionMoved | Draining  # what another server may answer
 

@@ -19,8 +19,8 @@ from weftline.contract.protocol import SubmitBody
 from weftline.contract.steps import Embed, Rerank, Source, Step
 from weftline.contract.vectors import Vectors
 from weftline_server.http.direct import Direct
+from weftline_server.http.json_bodies import or_disconnect, read, schema
 from weftline_server.http.state import asking
-from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.runtime.service import Service
 from weftline_server.session.session import ServerSession
 

@@ -10,7 +10,7 @@ from weftline_server.graph.wiring import Wiring
 from weftline_server.passes.depth import depth
 from weftline_server.passes.flows import flows
 from weftline_server.passes.groups import groups
-from weftline_server.passes.items import batch, has_items, pipeline
+from weftline_server.passes.item_edges import batch, has_items, pipeline
 from weftline_server.passes.joins import joins
 from weftline_server.passes.objectives import objectives, stricter
 from weftline_server.passes.order import has_order, order

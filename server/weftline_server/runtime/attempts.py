@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from weftline_engine import api
 from weftline_engine.api.record import short_record
 from weftline_server.graph.primitive import Effects, Primitive, PrimitiveId
-from weftline_server.lowering.results import Transformed
+from weftline_server.lowering.result_values import Transformed
 from weftline_server.prompt.prompter import Payload
 from weftline_server.runtime.workers import Workers
 from weftline_server.schedule.engines.member import Work

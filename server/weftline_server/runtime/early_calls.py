@@ -14,7 +14,7 @@ from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.lowering.kinds.turn import TakenCall, TurnBody
 from weftline_server.prompt.answer import CallState, WrittenCall
 from weftline_server.prompt.tool_parser import Arguments, Called, Delta, Sealed
-from weftline_server.runtime.answers import Answers
+from weftline_server.runtime.answer_reader import Answers
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.session import events as ev
 from weftline_server.session.session import ServerSession

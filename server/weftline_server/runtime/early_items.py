@@ -18,7 +18,7 @@ from weftline.contract.errors import WeftlineError
 from weftline_engine import api
 from weftline_server.graph.growth import TakesItems
 from weftline_server.graph.primitive import DISTANT, Flow, Primitive, PrimitiveId, Where
-from weftline_server.lowering.items import key_of
+from weftline_server.lowering.item_kinds import key_of
 from weftline_server.lowering.kinds import item_kind
 from weftline_server.lowering.step import step_of
 from weftline_server.prompt.prompter import Payload

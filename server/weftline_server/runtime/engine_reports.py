@@ -13,7 +13,7 @@ from weftline_engine import api
 from weftline_server.graph.growth import TakesItems
 from weftline_server.graph.primitive import Primitive, PrimitiveId
 from weftline_server.lowering.kinds.prompt import PromptBody
-from weftline_server.lowering.results import Transformed
+from weftline_server.lowering.result_values import Transformed
 from weftline_server.prompt.answer import CallState
 from weftline_server.runtime.containment import Containment
 from weftline_server.runtime.early_calls import EarlyCalls
@@ -22,7 +22,7 @@ from weftline_server.runtime.future import Foresight
 from weftline_server.runtime.hint_updates import HintUpdates
 from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.runners import Runners
-from weftline_server.schedule.sessions import Outcome, Sent
+from weftline_server.schedule.session_protocol import Outcome, Sent
 from weftline_server.session import events as ev
 from weftline_server.session.execution import may_restart
 from weftline_server.session.session import ServerSession

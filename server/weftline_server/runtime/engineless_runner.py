@@ -12,7 +12,7 @@ from weftline.contract.errors import ClientGone
 from weftline_engine import api
 from weftline_server.graph.primitive import Primitive, PrimitiveId, Where
 from weftline_server.lowering.kinds.client import lease_of
-from weftline_server.schedule.sessions import Outcome, Sent
+from weftline_server.schedule.session_protocol import Outcome, Sent
 from weftline_server.session import events as ev
 from weftline_server.session.session import ServerSession
 

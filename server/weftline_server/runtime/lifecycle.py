@@ -15,8 +15,8 @@ from weftline_server.session.session import ServerSession
 from weftline_server.session.task import UNDER_WAY
 
 if TYPE_CHECKING:
+    from weftline_server.cluster.cluster_member import ClusterMember
     from weftline_server.cluster.departure import Departure
-    from weftline_server.cluster.member import ClusterMember
 
 log = logging.getLogger("weftline.service")
 

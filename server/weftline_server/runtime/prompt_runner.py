@@ -13,12 +13,12 @@ from weftline_engine import api
 from weftline_server.graph.primitive import Primitive, PrimitiveId
 from weftline_server.lowering.bounds import is_large
 from weftline_server.lowering.kinds.prompt import CHARS_PER_TOKEN, PromptBody, template_of
-from weftline_server.lowering.results import Transformed, token_logprobs, transformed
-from weftline_server.lowering.sampling import asked, is_free, sampling_params
+from weftline_server.lowering.result_values import Transformed, token_logprobs, transformed
+from weftline_server.lowering.sampling_defaults import asked, is_free, sampling_params
 from weftline_server.prompt.prompter import Payload, Prompter
 from weftline_server.prompt.tool_format import triggers
 from weftline_server.prompt.tool_parser import Delta
-from weftline_server.runtime.answers import Answers
+from weftline_server.runtime.answer_reader import Answers
 from weftline_server.runtime.attempts import Attempt, Runner, hints, queued_at
 from weftline_server.runtime.prompts import body_of, parts_before, tokenised, tokenised_now
 from weftline_server.runtime.workers import Workers

@@ -19,7 +19,7 @@ from weftline_server.lowering.control.base import ControlBody, Question
 from weftline_server.lowering.kinds import KINDS, item_kind
 from weftline_server.lowering.kinds.prompt import PromptBody
 from weftline_server.lowering.kinds.tool import ToolBody, observed, observed_failure
-from weftline_server.lowering.results import Transformed
+from weftline_server.lowering.result_values import Transformed
 from weftline_server.lowering.step import CHARS_PER_TOKEN, step_of
 from weftline_server.prompt.prompter import Payload, Prompter
 from weftline_server.runtime.attempts import Attempt, Runner

@@ -16,8 +16,8 @@ from weftline_server.runtime.registry import NotHere
 from weftline_server.session.session import ServerSession
 
 if TYPE_CHECKING:
+    from weftline_server.cluster.cluster_member import ClusterMember
     from weftline_server.cluster.departure import Departure
-    from weftline_server.cluster.member import ClusterMember
 
 __all__ = [
     "Draining",

@@ -14,8 +14,8 @@ from weftline_server.graph.primitive import Task, Where
 from weftline_server.lowering.control.body import resolved, resource_of
 from weftline_server.lowering.kinds import KINDS
 from weftline_server.lowering.kinds.prompt import lower_call, template_of, with_length
-from weftline_server.lowering.provenance import Sources
-from weftline_server.lowering.sampling import asked, check_served, is_free
+from weftline_server.lowering.provenance_check import Sources
+from weftline_server.lowering.sampling_defaults import asked, check_served, is_free
 from weftline_server.lowering.step import Resolver, kind_name, repeated_body
 from weftline_server.runtime.prompts import body_of
 from weftline_server.schedule.dispatcher import Dispatcher

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from weftline_server.cluster.tally import TenantTally
+from weftline_server.cluster.tenant_tally import TenantTally
 from weftline_server.runtime.registry import Registry
 from weftline_server.schedule.dispatcher import Dispatcher
 

@@ -13,6 +13,6 @@ from __future__ import annotations
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.engines.member import Work
 from weftline_server.schedule.memory.keeper import Want
-from weftline_server.schedule.sessions import Outcome, Sent, Sessions
+from weftline_server.schedule.session_protocol import Outcome, Sent, Sessions
 
 __all__ = ["Dispatcher", "Outcome", "Sent", "Sessions", "Want", "Work"]

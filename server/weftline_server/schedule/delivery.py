@@ -13,7 +13,7 @@ from weftline_server.schedule.memory.keeper import Memory
 from weftline_server.schedule.memory.verbs import FreeContext, perform
 from weftline_server.schedule.memory.waste import Load
 from weftline_server.schedule.queue import Queue
-from weftline_server.schedule.sessions import Sessions
+from weftline_server.schedule.session_protocol import Sessions
 
 MAX_ATTEMPTS = 3
 # A call may see more engines die: two beside other calls, and two while it runs alone. See

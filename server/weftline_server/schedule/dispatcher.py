@@ -19,7 +19,7 @@ from weftline_server.schedule.memory.verbs import perform
 from weftline_server.schedule.placement.shares import Served
 from weftline_server.schedule.queue import UNAVAILABLE_S, Queue
 from weftline_server.schedule.rounds import PlacementRounds
-from weftline_server.schedule.sessions import Sent, Sessions
+from weftline_server.schedule.session_protocol import Sent, Sessions
 
 log = logging.getLogger("weftline.dispatcher")
 

@@ -15,11 +15,11 @@ from weftline_server.schedule.engines.member import EngineState, Member, Work
 from weftline_server.schedule.memory.admission import needs
 from weftline_server.schedule.memory.keeper import Memory
 from weftline_server.schedule.memory.verbs import perform
-from weftline_server.schedule.placement.items import Placement
 from weftline_server.schedule.placement.round import place
+from weftline_server.schedule.placement.round_data import Placement
 from weftline_server.schedule.placement.shares import Served
 from weftline_server.schedule.queue import Queue
-from weftline_server.schedule.sessions import Sent, Sessions
+from weftline_server.schedule.session_protocol import Sent, Sessions
 from weftline_server.schedule.suspects import alone, is_suspect
 
 TURN_SENDS = 128  # calls that are sent in one turn of the loop, in about 10 ms

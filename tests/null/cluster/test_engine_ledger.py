@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from weftline_engine.api import Claim, Elsewhere, Footprint, Residency
 from weftline_engine.transport.tcp.kv_grants import KvGrants, fair
-from weftline_engine.transport.tcp.ledger import EngineLedger
+from weftline_engine.transport.tcp.share_ledger import EngineLedger
 
 PREFIXES = (("a", 64), ("b", 128))
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weftline_server.cluster.card import Card, Peer, digest_of, refusal, replaced
-from weftline_server.cluster.lease import Lease, LeaseState
+from weftline_server.cluster.session_lease import Lease, LeaseState
 from weftline_server.cluster.takeover import (
     TOGETHER,
     Orphan,

@@ -18,7 +18,7 @@ from tests.waits import until
 from weftline_engine.api import Engine
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine
 from weftline_server.app import create_app
-from weftline_server.commands.retrieval import factories, from_tables
+from weftline_server.commands.retrieval_tables import factories, from_tables
 from weftline_server.config import ServerConfig
 from weftline_server.journal import journal
 from weftline_server.journal.store import Change, JournalStore, JournalStoreConfig

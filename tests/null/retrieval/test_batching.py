@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from weftline_engine.api import Hints
 from weftline_engine.retrieval.batching import Share, Slots, Waiting, form
-from weftline_server.schedule.placement.items import EngineLoad, Queued
 from weftline_server.schedule.placement.round import place
+from weftline_server.schedule.placement.round_data import EngineLoad, Queued
 
 
 def op(

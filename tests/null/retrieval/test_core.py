@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from weftline_engine import api
-from weftline_engine.retrieval import vectors
+from weftline_engine.retrieval import arrays
 from weftline_engine.retrieval.core import InputRefused, Item, ItemsCore
 from weftline_engine.retrieval.local import LocalItems
-from weftline_engine.retrieval.memory import DIMENSIONS, MemoryTable, WordBackend, vector_of
-from weftline_engine.retrieval.results import Results
+from weftline_engine.retrieval.plain_backends import DIMENSIONS, MemoryTable, WordBackend, vector_of
+from weftline_engine.retrieval.result_cache import Results
 from weftline_engine.retrieval.stores import StoreBackend, content_id
-from weftline_server.commands.retrieval import EmbedderSpec, factories
+from weftline_server.commands.retrieval_tables import EmbedderSpec, factories
 
 
 def op(id: str, kind: str, app: str = "a", **inputs: Any) -> api.Op:
@@ -38,7 +38,7 @@ def streaming(id: str, texts: list[str], *, open: bool = True) -> api.Op:
 def reports(events: Sequence[api.Event]) -> list[tuple[int, list[Any]]]:
     """The items that were reported, with their vectors."""
     return [
-        (one.offset, [pytest.approx(vectors.decode(cast(Any, row))[0]) for row in one.values])
+        (one.offset, [pytest.approx(arrays.decode(cast(Any, row))[0]) for row in one.values])
         for one in events
         if isinstance(one, api.Items)
     ]
@@ -74,7 +74,7 @@ def test_ops_share_a_batch() -> None:
     found = values(run(core))
     assert backend.batches == [["a", "b", "c"]]
     for word in ("a", "b", "c"):
-        assert np.array_equal(vectors.decode(found[word]), vector_of(word)[None])
+        assert np.array_equal(arrays.decode(found[word]), vector_of(word)[None])
 
 
 def test_a_long_op_takes_several_batches() -> None:
@@ -82,7 +82,7 @@ def test_a_long_op_takes_several_batches() -> None:
     backend = Counted()
     core = ItemsCore(backend, most_items=2)
     core.submit(op("long", "embed", texts=["a", "b", "c", "d", "e"]))
-    found = vectors.decode(values(run(core))["long"])
+    found = arrays.decode(values(run(core))["long"])
     assert [len(batch) for batch in backend.batches] == [2, 2, 1]
     assert found.shape == (5, DIMENSIONS)
 
@@ -230,7 +230,7 @@ def test_the_longest_texts_of_an_op_are_computed_first() -> None:
     core = ItemsCore(backend, most_items=2)
     texts = ["aa", "b " * 8, "c", "d " * 9]
     core.submit(op("x", "embed", texts=texts))
-    found = vectors.decode(values(run(core))["x"])
+    found = arrays.decode(values(run(core))["x"])
     assert backend.batches == [[texts[3], texts[1]], ["aa", "c"]]
     assert np.array_equal(found, np.stack([vector_of(text) for text in texts]))
 
@@ -248,13 +248,13 @@ def store() -> ItemsCore:
 
 
 def ingest(id: str, texts: Sequence[str], tenant: str = "t", **more: Any) -> api.Op:
-    found = vectors.encode(np.stack([vector_of(text) for text in texts]))
+    found = arrays.encode(np.stack([vector_of(text) for text in texts]))
     items = [{"text": text, "metadata": {"n": len(text)}} for text in texts]
     return op(id, "ingest", tenant=tenant, **{"items": items, **found, **more})
 
 
 def search(id: str, text: str, k: int, tenant: str = "t", **more: Any) -> api.Op:
-    return op(id, "search", tenant=tenant, k=k, **vectors.encode(vector_of(text)[None]), **more)
+    return op(id, "search", tenant=tenant, k=k, **arrays.encode(vector_of(text)[None]), **more)
 
 
 def test_a_store_finds_what_it_was_given() -> None:
@@ -304,9 +304,9 @@ def test_documents_are_fetched_and_deleted_by_id() -> None:
         ({"vectors": "??"}, "'vectors' is not base64 text of float32 numbers"),
         ({"items": []}, "0 texts came with 1 vectors"),
         ({"items": [{"text": 1}]}, "an item has a 'text', and an object as its 'metadata'"),
-        (vectors.encode(np.full((1, 4), np.nan, np.float32)), "a vector holds NaN or infinity"),
+        (arrays.encode(np.full((1, 4), np.nan, np.float32)), "a vector holds NaN or infinity"),
         (
-            vectors.encode(np.ones((1, 4), np.float32)),
+            arrays.encode(np.ones((1, 4), np.float32)),
             "the store holds vectors of 32 numbers and got 4: use the embedder that filled it",
         ),
     ],
@@ -333,9 +333,9 @@ def test_k_has_bounds(k: Any) -> None:
 def test_a_vector_is_decoded_as_it_was() -> None:
     """Vectors survive encoding exactly. A value without vectors is refused."""
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
-    assert np.array_equal(vectors.decode(vectors.encode(rows)), rows)
+    assert np.array_equal(arrays.decode(arrays.encode(rows)), rows)
     with pytest.raises(InputRefused, match="base64 text in 'vectors'"):
-        vectors.decode({"vectors": None, "dimensions": 3})
+        arrays.decode({"vectors": None, "dimensions": 3})
 
 
 def test_items_know_their_length() -> None:

@@ -16,7 +16,7 @@ from weftline.contract.transforms.regexes import Regex
 from weftline_engine import api
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullMode
 from weftline_engine.retrieval.local import LocalItems
-from weftline_engine.retrieval.memory import MemoryTable, WordBackend
+from weftline_engine.retrieval.plain_backends import MemoryTable, WordBackend
 from weftline_engine.retrieval.stores import StoreBackend
 from weftline_server.config import ServerConfig
 

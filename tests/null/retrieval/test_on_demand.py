@@ -11,7 +11,7 @@ import pytest
 from tests.null.asgi import Serve, Server
 from tests.null.steps.wire import run
 from weftline_engine import api
-from weftline_server.commands.retrieval import factories, from_tables
+from weftline_server.commands.retrieval_tables import factories, from_tables
 from weftline_server.schedule import queue
 from weftline_server.schedule.engines import fleet
 from weftline_server.schedule.engines.on_demand import OnDemand

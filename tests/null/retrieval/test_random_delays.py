@@ -13,7 +13,7 @@ from tests.null.asgi import Serve
 from tests.null.retrieval.test_steps import run, step, text
 from weftline_engine import api
 from weftline_engine.retrieval.local import LocalItems
-from weftline_engine.retrieval.memory import MemoryTable, WordBackend
+from weftline_engine.retrieval.plain_backends import MemoryTable, WordBackend
 from weftline_engine.retrieval.stores import StoreBackend
 from weftline_server.config import ServerConfig
 

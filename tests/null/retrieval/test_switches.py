@@ -18,7 +18,7 @@ from weftline.contract.steps import Embed, Ingest, Merge, Rerank, Search, Source
 from weftline_engine import api
 from weftline_engine.pretend.null import NullConfig, NullEngine
 from weftline_engine.retrieval.local import LocalItems
-from weftline_engine.retrieval.memory import MemoryTable, WordBackend
+from weftline_engine.retrieval.plain_backends import MemoryTable, WordBackend
 from weftline_engine.retrieval.stores import StoreBackend
 from weftline_server.passes import PASSES
 from weftline_server.runtime.driver import Driver

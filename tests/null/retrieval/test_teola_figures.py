@@ -13,7 +13,7 @@ import pytest
 from weftline_engine import api
 from weftline_engine.retrieval.batching import Slots, Waiting, form
 from weftline_engine.retrieval.core import ItemsCore
-from weftline_engine.retrieval.memory import WordBackend
+from weftline_engine.retrieval.plain_backends import WordBackend
 
 REQUESTS = 48
 

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from tests.null.steps.conftest import Listen
 from weftline.contract.protocol import SubmitBody
-from weftline_server.commands.retrieval import factories, from_tables
+from weftline_server.commands.retrieval_tables import factories, from_tables
 
 SUBMIT: TypeAdapter[SubmitBody] = TypeAdapter(SubmitBody)
 PAGE = (Path(__file__).parents[3] / "docs" / "steps.md").read_text(encoding="utf-8")

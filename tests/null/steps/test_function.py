@@ -18,7 +18,7 @@ from weftline_engine import api
 from weftline_engine.functions.config import FunctionConfig
 from weftline_engine.functions.engine import FunctionEngine
 from weftline_server.cli import main
-from weftline_server.commands.retrieval import factories, from_tables
+from weftline_server.commands.retrieval_tables import factories, from_tables
 
 MODULE = """
 import os, subprocess, sys, time

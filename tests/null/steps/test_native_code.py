@@ -17,7 +17,7 @@ from weftline.errors import EngineFailed, InvalidRequest
 from weftline_engine import api
 from weftline_engine.functions.config import FunctionConfig
 from weftline_engine.functions.engine import FunctionEngine
-from weftline_server.commands.retrieval import factories, from_tables
+from weftline_server.commands.retrieval_tables import factories, from_tables
 
 NATIVE = "weftline_engine.functions.native:run"
 TABLE = {"name": "python", "call": NATIVE, "sandbox": True, "timeout_s": 20.0,

@@ -12,7 +12,7 @@ from tests.null.asgi import Serve
 from weftline import AsyncClient, Output, client_step, semantic_function
 from weftline.errors import InvalidRequest, Skipped
 from weftline.sdk.aclient import AsyncSession
-from weftline_server.commands.retrieval import factories, from_tables
+from weftline_server.commands.retrieval_tables import factories, from_tables
 
 
 @semantic_function

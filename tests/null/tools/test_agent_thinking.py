@@ -11,9 +11,9 @@ from tests.null.tools.conftest import config
 from tests.null.tools.test_tool_runs import PACE, ask, called, streamed
 from weftline_engine.pretend import null
 from weftline_engine.pretend.null import NullConfig, NullMode
-from weftline_engine.tools.calls import BegunCalls
 from weftline_engine.tools.config import ToolsConfig
 from weftline_engine.tools.engine import ToolEngine
+from weftline_engine.tools.tool_calls import BegunCalls
 from weftline_server.config import ServerConfig
 
 THOUGHT = f"I could {called('add', a=1, b=1)}.\n</think>\n\n"

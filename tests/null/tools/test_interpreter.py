@@ -17,11 +17,11 @@ from tests.null.tools.test_tool_sandbox import bubblewrap_works
 from weftline.toolkit import Reject
 from weftline_engine import api
 from weftline_engine.pretend.null import NullConfig, NullMode
-from weftline_engine.tools.calls import BegunCalls
 from weftline_engine.tools.config import ToolsConfig
 from weftline_engine.tools.engine import ToolEngine
 from weftline_engine.tools.interpreter import Python
 from weftline_engine.tools.statements import Statements
+from weftline_engine.tools.tool_calls import BegunCalls
 from weftline_server.config import ServerConfig
 
 CODE = '''from __future__ import annotations

@@ -22,7 +22,7 @@ from weftline_engine import api
 from weftline_engine.pretend.null import NullConfig, NullMode
 from weftline_engine.tools.mcp.config import McpConfig
 from weftline_engine.transport.process import ProcessEngine
-from weftline_server.commands.tools import factories, from_tables
+from weftline_server.commands.tool_tables import factories, from_tables
 from weftline_server.config import ServerConfig
 
 COMMAND = (sys.executable, str(FOLDER / "some_mcp.py"))

@@ -17,9 +17,9 @@ import pytest
 from tests.null.tools.conftest import Calls, running
 from weftline.errors import InvalidRequest
 from weftline_engine import api
-from weftline_engine.tools.calls import BegunCalls
 from weftline_engine.tools.engine import ToolEngine
-from weftline_server.commands.tools import from_tables
+from weftline_engine.tools.tool_calls import BegunCalls
+from weftline_server.commands.tool_tables import from_tables
 
 
 async def gone(pid: int) -> None:

@@ -19,7 +19,7 @@ from tests.waits import until
 from weftline_engine.tools.config import Limits
 from weftline_engine.tools.engine import SandboxUnavailable
 from weftline_engine.tools.sandbox import NOBODY, OWN_USERS, Sandbox, _has_own_users
-from weftline_server.commands.tools import ToolTable, from_tables
+from weftline_server.commands.tool_tables import ToolTable, from_tables
 
 LIMITS = Limits(memory_mb=1024, processes=20, file_mb=16, cpu_s=2)
 

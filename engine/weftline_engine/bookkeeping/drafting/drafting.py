@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from weftline_engine.api import MOST_REFERENCES, Op, SamplingParams
-from weftline_engine.bookkeeping.drafting.gate import MOST_DRAFTS, StepCosts, counts
+from weftline_engine.bookkeeping.drafting.draft_counts import MOST_DRAFTS, StepCosts, counts
 from weftline_engine.bookkeeping.drafting.lookup import MOST_MATCHED, Lookup
 from weftline_engine.bookkeeping.drafting.rates import Guess, GuessRates, GuessSource, OutputRate
 

@@ -21,9 +21,9 @@ from weftline_engine.embedded.model.config import (
 from weftline_engine.embedded.model.device_model import CudaGraphs, DeviceModel
 from weftline_engine.embedded.model.families import read_config
 from weftline_engine.embedded.model.llama import LlamaDecoder
-from weftline_engine.embedded.model.native import NativeDecoder, runs
+from weftline_engine.embedded.model.native_decoder import NativeDecoder, runs
 from weftline_engine.embedded.model.opt import OptDecoder
-from weftline_engine.memory import available_bytes
+from weftline_engine.free_memory import available_bytes
 from weftline_kernels.cpu.blocks import QUANTISED, WeightType
 from weftline_kernels.cpu.compiler import variant_key
 from weftline_kernels.cpu.loader import LibrarySearch, NoKernels, load

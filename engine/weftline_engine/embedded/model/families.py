@@ -27,7 +27,7 @@ from weftline_engine.embedded.model.config import (
     Scales,
     read_json,
 )
-from weftline_engine.embedded.model.rope import read_rope
+from weftline_engine.embedded.model.rope_angles import read_rope
 
 Raw = Mapping[str, Any]
 

@@ -19,7 +19,7 @@ from weftline_engine.embedded.model.config import HeadNorm, LayerKind, LlamaConf
 from weftline_engine.embedded.model.layer_weights import LayerWeights, norm_weight
 from weftline_engine.embedded.model.matrix import values_of
 from weftline_engine.embedded.model.mlp import Mixture, Mlp, gate_of
-from weftline_engine.embedded.model.rope import frequencies
+from weftline_engine.embedded.model.rope_angles import frequencies
 from weftline_kernels.attention import Attention, TorchAttention
 from weftline_kernels.operations import TORCH, Operations
 from weftline_kernels.rope import rope_tables

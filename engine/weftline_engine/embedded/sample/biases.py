@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weftline_engine.embedded.memory import put
+from weftline_engine.embedded.array_copies import put
 
 BAN, FORCE = -100.0, 100.0
 

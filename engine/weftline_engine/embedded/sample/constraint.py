@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from weftline_engine.embedded.memory import put
+from weftline_engine.embedded.array_copies import put
 
 
 class BadConstraint(Exception):

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from weftline_engine.api import SamplingParams
-from weftline_engine.embedded.memory import put
-from weftline_engine.embedded.sample.sampling import NO_TOKEN
+from weftline_engine.embedded.array_copies import put
+from weftline_engine.embedded.sample.token_choice import NO_TOKEN
 
 # An array of integers can hold no None. One look-up finds the rows of all slots of a step.
 _NO_ROW = -1

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from weftline_engine.api import SamplingParams
 from weftline_engine.bookkeeping.output import Logprobs
-from weftline_engine.embedded.memory import Readback, put
+from weftline_engine.embedded.array_copies import Readback, put
 from weftline_engine.embedded.model.base import CPU
 from weftline_engine.embedded.sample.biases import Biases
 from weftline_engine.embedded.sample.constraint import Grammars, Matcher, forbid
 from weftline_engine.embedded.sample.penalties import Penalties
-from weftline_engine.embedded.sample.sampling import (
+from weftline_engine.embedded.sample.token_choice import (
     NO_LOGPROBS,
     NO_TOKEN,
     Draws,

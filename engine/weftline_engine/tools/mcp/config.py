@@ -32,7 +32,7 @@ class McpConfig:
     effects: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 30.0
 
-    module: ClassVar[str] = "weftline_engine.tools.mcp.host"
+    module: ClassVar[str] = "weftline_engine.tools.mcp.mcp_host"
 
     def arguments(self, fd: int) -> list[str]:
         """The command line of the host. It has the name, so that hosts can be told apart in ps."""

@@ -19,7 +19,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
 from weftline.contract.children import die_with
-from weftline_engine.tools.frames import MOST_BYTES
+from weftline_engine.tools.json_frames import MOST_BYTES
 
 LEAVE_S = 1.0  # to end by itself when its input is closed
 

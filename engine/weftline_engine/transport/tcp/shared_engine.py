@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from weftline_engine import api
 from weftline_engine.transport import wire
-from weftline_engine.transport.tcp.ledger import EngineLedger
+from weftline_engine.transport.tcp.share_ledger import EngineLedger
 
 # Seconds between two reports to a server. Within them two servers may count the same room as free.
 REPORT_S = 0.1

@@ -26,7 +26,7 @@ from langchain_weftline.ahead.prefetch import Ahead
 from langchain_weftline.lower.classic import combining
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.symbols import UNKNOWN, has_unknown
-from langchain_weftline.trace.provenance import application_of, running
+from langchain_weftline.trace.prompt_origins import application_of, running
 from langchain_weftline.trace.threads import Threads
 from weftline.sdk.http import OnGraph
 

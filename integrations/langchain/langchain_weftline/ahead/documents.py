@@ -12,7 +12,7 @@ from uuid import UUID
 
 from langchain_core.documents import Document
 
-from langchain_weftline.ahead.lookup import Begun
+from langchain_weftline.ahead.handler_lookup import Begun
 from langchain_weftline.ahead.nodes import begin
 from langchain_weftline.ahead.prefetch import Ahead
 

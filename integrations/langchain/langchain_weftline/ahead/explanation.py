@@ -10,15 +10,15 @@ from typing import Any
 
 from langchain_core.runnables import Runnable
 
-from langchain_weftline.ahead.advice import Advice, by_server, by_templates
-from langchain_weftline.lower.choices import branches_of
+from langchain_weftline.ahead.cache_advice import Advice, by_server, by_templates
+from langchain_weftline.lower.branch_drafts import branches_of
+from langchain_weftline.lower.chain_steps import Note
 from langchain_weftline.lower.drafts import (
     EachDraft,
     SearchDraft,
 )
 from langchain_weftline.lower.lowering import Lowering
-from langchain_weftline.lower.steps import Note
-from langchain_weftline.model.connection import obstacle
+from langchain_weftline.model.connection_settings import obstacle
 
 _FUNCTION = (
     "is read and not called if it takes one argument and has only literals, subscripts, f-strings, "

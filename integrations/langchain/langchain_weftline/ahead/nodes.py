@@ -13,7 +13,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from langchain_weftline.ahead.lookup import Begun
+from langchain_weftline.ahead.handler_lookup import Begun
 from langchain_weftline.ahead.prefetch import Ahead
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.model.envelope import session_within

@@ -19,15 +19,15 @@ from uuid import UUID
 from langchain_core.messages import BaseMessage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from langchain_weftline.ahead.claims import CallKey, Key, claims_of, watched
-from langchain_weftline.ahead.lookup import Begun, begun
+from langchain_weftline.ahead.chain_claims import CallKey, Key, claims_of, watched
+from langchain_weftline.ahead.handler_lookup import Begun, begun
 from langchain_weftline.lower.drafts import CallDraft, StepDraft, raw_calls
-from langchain_weftline.lower.prompts import messages_as_turns, text_of
+from langchain_weftline.lower.prompt_templates import messages_as_turns, text_of
 from langchain_weftline.lower.symbols import CannotCompile
 from langchain_weftline.model.answers import completion_of
+from langchain_weftline.model.call_sampling import call_options
 from langchain_weftline.model.failures import as_model
 from langchain_weftline.model.forms import Form
-from langchain_weftline.model.sampling import call_options
 from weftline.adapters import Piece, Result, RunFeed, RunSession, Server, awaited
 from weftline.adapters.openai import Chunks
 from weftline.contract.protocol import Call

@@ -14,8 +14,9 @@ from typing import Any
 
 from langchain_core.runnables import RunnableBranch, RunnableLambda
 
-from langchain_weftline.lower.calls import Calls, Guard
-from langchain_weftline.lower.choices import BRANCHES, Choices
+from langchain_weftline.lower.branch_drafts import BRANCHES, Choices
+from langchain_weftline.lower.call_steps import Calls, Guard
+from langchain_weftline.lower.chain_steps import ChainStep, Handler, Lowerer
 from langchain_weftline.lower.conditions import (
     Condition,
     Truth,
@@ -28,7 +29,6 @@ from langchain_weftline.lower.conditions import (
 from langchain_weftline.lower.drafts import EachDraft
 from langchain_weftline.lower.pure import Decide, Evaluation, Part, RoutedChain
 from langchain_weftline.lower.searches import Searches
-from langchain_weftline.lower.steps import ChainStep, Handler, Lowerer
 from langchain_weftline.lower.symbols import (
     UNKNOWN,
     CannotCompile,

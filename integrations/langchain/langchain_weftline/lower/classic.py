@@ -15,10 +15,10 @@ from langchain_core.documents import Document
 from langchain_core.output_parsers import StrOutputParser
 
 from langchain_weftline.chat_models import ChatWeftline
-from langchain_weftline.lower.prompts import calls_user_code, render
-from langchain_weftline.lower.steps import ChainStep, Handler, Lowerer
+from langchain_weftline.lower.chain_steps import ChainStep, Handler, Lowerer
+from langchain_weftline.lower.prompt_templates import calls_user_code, render
 from langchain_weftline.lower.symbols import UNKNOWN, AnswerMessage, CannotCompile, joined, settled
-from langchain_weftline.model.sampling import call_options
+from langchain_weftline.model.call_sampling import call_options
 
 
 @dataclass(frozen=True, slots=True)

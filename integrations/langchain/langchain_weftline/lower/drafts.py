@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from langchain_weftline.lower.symbols import Hole, Prompt, PromptMessage, Ref, Slot
+from langchain_weftline.model.call_tools import Toolbox
 from langchain_weftline.model.forms import Form
-from langchain_weftline.model.tools import Toolbox
 from langchain_weftline.retrieval.vectorstore import StoreInServer
 from weftline.adapters import OUTPUT, Inputs
 from weftline.adapters.results import LOST

@@ -18,9 +18,9 @@ from langchain_core.runnables import (
 )
 
 from langchain_weftline.lower.branches import Branches, ChainChoice, at_once
-from langchain_weftline.lower.parsers import structured
+from langchain_weftline.lower.chain_parsers import structured
+from langchain_weftline.lower.chain_steps import ChainStep, Handler, Lowerer
 from langchain_weftline.lower.pure import RoutedChain, apply_pure
-from langchain_weftline.lower.steps import ChainStep, Handler, Lowerer
 from langchain_weftline.lower.symbols import (
     CannotCompile,
     Ref,

@@ -20,18 +20,18 @@ from langchain_core.runnables.config import merge_configs
 from langchain_core.runnables.configurable import DynamicRunnable
 
 from langchain_weftline.lower.branches import Branches
-from langchain_weftline.lower.calls import Calls
+from langchain_weftline.lower.call_steps import Calls
+from langchain_weftline.lower.chain_parsers import has_transform
+from langchain_weftline.lower.chain_steps import ChainStep, Handler, Note, Noting
 from langchain_weftline.lower.classic import Classic
-from langchain_weftline.lower.control import Control
+from langchain_weftline.lower.fallbacks import Control
 from langchain_weftline.lower.flow import Passthroughs
 from langchain_weftline.lower.maps import Maps
-from langchain_weftline.lower.parsers import has_transform
-from langchain_weftline.lower.prompts import calls_user_code, is_plain, render
+from langchain_weftline.lower.prompt_templates import calls_user_code, is_plain, render
 from langchain_weftline.lower.pure import apply_pure
 from langchain_weftline.lower.retrievers import Retrievers
 from langchain_weftline.lower.searches import Searches
 from langchain_weftline.lower.source import place_of
-from langchain_weftline.lower.steps import ChainStep, Handler, Note, Noting
 from langchain_weftline.lower.symbols import (
     UNKNOWN,
     CannotCompile,

@@ -10,10 +10,10 @@ from typing import Any
 
 from langchain_core.runnables.base import RunnableEach
 
-from langchain_weftline.lower.calls import Calls
+from langchain_weftline.lower.call_steps import Calls
+from langchain_weftline.lower.chain_steps import ChainStep, Handler, Lowerer
 from langchain_weftline.lower.drafts import EachDraft
 from langchain_weftline.lower.searches import Searches
-from langchain_weftline.lower.steps import ChainStep, Handler, Lowerer
 from langchain_weftline.lower.symbols import (
     UNKNOWN,
     CannotCompile,

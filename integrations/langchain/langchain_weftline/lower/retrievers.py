@@ -16,11 +16,11 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.vectorstores import VectorStoreRetriever
 
 from langchain_weftline.chat_models import ChatWeftline
+from langchain_weftline.lower.chain_steps import ChainStep, Handler, Lowerer
 from langchain_weftline.lower.classic import COMPRESSING, asking, question_of_each
 from langchain_weftline.lower.drafts import Terms
 from langchain_weftline.lower.maps import Maps
 from langchain_weftline.lower.searches import Searches, query_of
-from langchain_weftline.lower.steps import ChainStep, Handler, Lowerer
 from langchain_weftline.lower.symbols import (
     AnswerMessage,
     CannotCompile,

@@ -7,8 +7,8 @@ from typing import Any
 
 from langchain_core.vectorstores import VectorStoreRetriever
 
+from langchain_weftline.lower.chain_steps import ChainStep, Handler, Lowerer
 from langchain_weftline.lower.drafts import SearchDraft, StepDraft, Terms
-from langchain_weftline.lower.steps import ChainStep, Handler, Lowerer
 from langchain_weftline.lower.symbols import CannotCompile, Ref, Unknown, ValueKind
 from langchain_weftline.lower.texts import can_be_sent
 from langchain_weftline.model.answers import new_variable

@@ -19,7 +19,7 @@ from langchain_core.prompts import (
     PromptTemplate,
 )
 
-from langchain_weftline.lower.prompts import (
+from langchain_weftline.lower.prompt_templates import (
     calls_user_code,
     few_shot,
     messages_as_turns,

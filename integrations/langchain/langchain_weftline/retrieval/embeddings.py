@@ -6,7 +6,7 @@ from langchain_core.embeddings import Embeddings
 from pydantic import Field
 
 from langchain_weftline.retrieval.place import ServerAddress
-from weftline.adapters import retrieval
+from weftline.adapters import retrieval_requests
 
 
 class WeftlineEmbeddings(ServerAddress, Embeddings):
@@ -26,15 +26,15 @@ class WeftlineEmbeddings(ServerAddress, Embeddings):
     truncate_prompt_tokens: int | None = Field(default=None)
 
     @property
-    def embedder(self) -> retrieval.Embedder:
+    def embedder(self) -> retrieval_requests.Embedder:
         """The embedder of all requests, and to how many tokens it cuts texts."""
-        return retrieval.Embedder(self.model, self.truncate_prompt_tokens)
+        return retrieval_requests.Embedder(self.model, self.truncate_prompt_tokens)
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         vectors: list[list[float]] = []
-        for part in retrieval.portions(texts):
-            value = self.server.ask(retrieval.embed(texts[part], self.embedder))
-            vectors += retrieval.vectors_of(value)
+        for part in retrieval_requests.portions(texts):
+            value = self.server.ask(retrieval_requests.embed(texts[part], self.embedder))
+            vectors += retrieval_requests.vectors_of(value)
         return vectors
 
     def embed_query(self, text: str) -> list[float]:
@@ -42,9 +42,9 @@ class WeftlineEmbeddings(ServerAddress, Embeddings):
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
         vectors: list[list[float]] = []
-        for part in retrieval.portions(texts):
-            value = await self.server.aask(retrieval.embed(texts[part], self.embedder))
-            vectors += retrieval.vectors_of(value)
+        for part in retrieval_requests.portions(texts):
+            value = await self.server.aask(retrieval_requests.embed(texts[part], self.embedder))
+            vectors += retrieval_requests.vectors_of(value)
         return vectors
 
     async def aembed_query(self, text: str) -> list[float]:

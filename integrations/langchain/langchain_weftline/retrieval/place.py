@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import ConfigDict
 
-from weftline.adapters.fields import ServerFields
+from weftline.adapters.server_fields import ServerFields
 
 
 class ServerAddress(ServerFields):

@@ -10,7 +10,7 @@ from langchain_core.documents import BaseDocumentCompressor, Document
 from pydantic import Field
 
 from langchain_weftline.retrieval.place import ServerAddress
-from weftline.adapters import retrieval
+from weftline.adapters import retrieval_requests
 
 SCORE = "relevance_score"  # the metadata that holds a document's score, as Cohere's class has it
 
@@ -41,9 +41,9 @@ class WeftlineRerank(ServerAddress, BaseDocumentCompressor):
             return []
         return _chosen(documents, await self.server.aask(self._asked(documents, query)))
 
-    def _asked(self, documents: Sequence[Document], query: str) -> retrieval.AnswerSteps:
+    def _asked(self, documents: Sequence[Document], query: str) -> retrieval_requests.AnswerSteps:
         texts = [document.page_content for document in documents]
-        return retrieval.rerank(query, texts, self.top_n, self.model)
+        return retrieval_requests.rerank(query, texts, self.top_n, self.model)
 
 
 def _chosen(documents: Sequence[Document], ranked: Sequence[dict[str, Any]]) -> list[Document]:

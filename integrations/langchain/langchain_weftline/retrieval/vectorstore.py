@@ -15,10 +15,10 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
-from langchain_weftline.ahead.lookup import SearchKey, ahits_of, hits_of, retrieving
+from langchain_weftline.ahead.handler_lookup import SearchKey, ahits_of, hits_of, retrieving
 from langchain_weftline.retrieval.embeddings import WeftlineEmbeddings
-from weftline.adapters import Server, retrieval
-from weftline.adapters.retrieval import AnswerSteps, Item
+from weftline.adapters import Server, retrieval_requests
+from weftline.adapters.retrieval_requests import AnswerSteps, Item
 
 Filter = Mapping[str, Any]
 
@@ -29,7 +29,7 @@ class StoreInServer:
 
     server: Server
     name: str
-    embedder: retrieval.Embedder
+    embedder: retrieval_requests.Embedder
 
 
 class WeftlineVectorStore(VectorStore):
@@ -150,11 +150,13 @@ class WeftlineVectorStore(VectorStore):
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """The documents with these ids, in their order. Unknown ids are left out."""
-        return list(map(_document, self._place.server.ask(retrieval.fetch(ids, self._store))))
+        return list(
+            map(_document, self._place.server.ask(retrieval_requests.fetch(ids, self._store)))
+        )
 
     async def aget_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """The documents with these ids, in their order. Unknown ids are left out."""
-        found = await self._place.server.aask(retrieval.fetch(ids, self._store))
+        found = await self._place.server.aask(retrieval_requests.fetch(ids, self._store))
         return list(map(_document, found))
 
     def similarity_search_with_score(
@@ -163,11 +165,11 @@ class WeftlineVectorStore(VectorStore):
         """The `k` nearest documents and their cosine similarity, in one request."""
         if not isinstance(self._embedding, WeftlineEmbeddings):
             vector = self._embedding.embed_query(query)
-            near = retrieval.find_near(vector, self._store, k, filter)
+            near = retrieval_requests.find_near(vector, self._store, k, filter)
             return _scored(self._place.server.ask(near))
         hits = hits_of(self._key(query, k, filter), self._place.timeout)
         if hits is None:
-            asked = retrieval.find(query, self._store, self._embedding.embedder, k, filter)
+            asked = retrieval_requests.find(query, self._store, self._embedding.embedder, k, filter)
             hits = self._place.server.ask(asked)
         return _scored(hits)
 
@@ -177,11 +179,11 @@ class WeftlineVectorStore(VectorStore):
         """The `k` nearest documents and their cosine similarity, in one request."""
         if not isinstance(self._embedding, WeftlineEmbeddings):
             vector = await self._embedding.aembed_query(query)
-            near = retrieval.find_near(vector, self._store, k, filter)
+            near = retrieval_requests.find_near(vector, self._store, k, filter)
             return _scored(await self._place.server.aask(near))
         hits = await ahits_of(self._key(query, k, filter), self._place.timeout)
         if hits is None:
-            asked = retrieval.find(query, self._store, self._embedding.embedder, k, filter)
+            asked = retrieval_requests.find(query, self._store, self._embedding.embedder, k, filter)
             hits = await self._place.server.aask(asked)
         return _scored(hits)
 
@@ -201,13 +203,13 @@ class WeftlineVectorStore(VectorStore):
     def similarity_search_by_vector(
         self, embedding: list[float], k: int = 4, *, filter: Filter | None = None, **kwargs: Any
     ) -> list[Document]:
-        asked = retrieval.find_near(embedding, self._store, k, filter)
+        asked = retrieval_requests.find_near(embedding, self._store, k, filter)
         return [one for one, _ in _scored(self._place.server.ask(asked))]
 
     async def asimilarity_search_by_vector(
         self, embedding: list[float], k: int = 4, *, filter: Filter | None = None, **kwargs: Any
     ) -> list[Document]:
-        asked = retrieval.find_near(embedding, self._store, k, filter)
+        asked = retrieval_requests.find_near(embedding, self._store, k, filter)
         return [one for one, _ in _scored(await self._place.server.aask(asked))]
 
     def _key(self, query: str, k: int, filter: Filter | None) -> SearchKey:
@@ -223,7 +225,7 @@ class WeftlineVectorStore(VectorStore):
     def _deleted(self, ids: Sequence[str] | None, filter: Filter | None) -> AnswerSteps:
         if ids is None and not filter:
             raise ValueError("delete takes ids or a filter: name the documents")
-        return retrieval.delete(ids or (), self._store, filter)
+        return retrieval_requests.delete(ids or (), self._store, filter)
 
 
 class WeftlineRetriever(VectorStoreRetriever):
@@ -267,15 +269,17 @@ def _items(
 def _with_vectors(
     items: Sequence[Item], vectors: Sequence[Sequence[float]], store: str
 ) -> list[AnswerSteps]:
-    parts = retrieval.portions([item["text"] for item in items], len(vectors[0]) if vectors else 0)
-    return [retrieval.add_embedded(items[part], vectors[part], store) for part in parts]
+    parts = retrieval_requests.portions(
+        [item["text"] for item in items], len(vectors[0]) if vectors else 0
+    )
+    return [retrieval_requests.add_embedded(items[part], vectors[part], store) for part in parts]
 
 
 def _without_vectors(
-    items: Sequence[Item], store: str, embedder: retrieval.Embedder
+    items: Sequence[Item], store: str, embedder: retrieval_requests.Embedder
 ) -> list[AnswerSteps]:
-    parts = retrieval.portions([item["text"] for item in items])
-    return [retrieval.add(items[part], store, embedder) for part in parts]
+    parts = retrieval_requests.portions([item["text"] for item in items])
+    return [retrieval_requests.add(items[part], store, embedder) for part in parts]
 
 
 def _document(item: Item) -> Document:

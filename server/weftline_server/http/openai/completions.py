@@ -16,6 +16,7 @@ from weftline.contract.errors import WeftlineError
 from weftline_server.graph.primitive import Task
 from weftline_server.http.direct import Direct
 from weftline_server.http.event_stream import EventStream, sse
+from weftline_server.http.json_bodies import or_disconnect, read, schema
 from weftline_server.http.openai import tool_runs
 from weftline_server.http.openai.replies import (
     CHAT,
@@ -29,10 +30,9 @@ from weftline_server.http.openai.requests import ChatRequest, CompletionRequest,
 from weftline_server.http.openai.submission import Body, Running, start
 from weftline_server.http.openai.surface import OpenAIRoute, check
 from weftline_server.http.state import asking
-from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.kinds.prompt import call_of, outputs_of
-from weftline_server.lowering.results import thinking_of
-from weftline_server.lowering.sampling import asked
+from weftline_server.lowering.result_values import thinking_of
+from weftline_server.lowering.sampling_defaults import asked
 from weftline_server.observe.view import output_step
 from weftline_server.prompt.answer import message_of
 from weftline_server.prompt.answer_parser import AnswerParser

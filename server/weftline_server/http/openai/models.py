@@ -12,11 +12,11 @@ from fastapi import APIRouter, Request
 from weftline.contract.bodies import LooseBody
 from weftline.contract.calls import TemplateWord
 from weftline.contract.errors import InvalidRequest
+from weftline_server.http.json_bodies import read, schema
 from weftline_server.http.openai.requests import ChatMessage, ChatRequest
 from weftline_server.http.openai.surface import OpenAIRoute, check
 from weftline_server.http.openai.tool_types import AnyChatTool, ChatChoice
 from weftline_server.http.state import ServiceDep, Tenant
-from weftline_server.http.wire import read, schema
 from weftline_server.prompt.render import PromptBefore, render
 from weftline_server.runtime.service import ServedModel
 

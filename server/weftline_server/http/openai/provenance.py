@@ -20,7 +20,7 @@ from weftline.contract.protocol import (
     check_run_name,
 )
 from weftline.contract.tools import ClientTool
-from weftline_server.lowering.provenance import Sources
+from weftline_server.lowering.provenance_check import Sources
 from weftline_server.session.session import ServerSession
 
 MAX_CLOSED = 64

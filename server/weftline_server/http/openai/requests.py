@@ -28,7 +28,7 @@ from weftline.contract.protocol import (
     Segment,
 )
 from weftline.contract.tools import ToolCall
-from weftline_server.http.openai.constraints import ConstraintFields
+from weftline_server.http.openai.constraint_fields import ConstraintFields
 from weftline_server.http.openai.content import Content, text_of
 from weftline_server.http.openai.provenance import PieceInputs, Provenance
 from weftline_server.http.openai.tool_types import AnyChatTool, ChatChoice, chosen, offered

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from weftline.contract.bodies import LooseBody
 from weftline.contract.errors import InvalidRequest
-from weftline_server.http.openai.constraints import JsonSchema, ResponseFormat
+from weftline_server.http.openai.constraint_fields import JsonSchema, ResponseFormat
 from weftline_server.http.openai.provenance import Provenance
 from weftline_server.http.openai.requests import (
     ChatMessage,

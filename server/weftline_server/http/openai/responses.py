@@ -23,6 +23,7 @@ from weftline.contract.errors import (
 from weftline_engine.api import FinishReason
 from weftline_server.http.direct import Direct
 from weftline_server.http.event_stream import EventStream, sse
+from weftline_server.http.json_bodies import or_disconnect, read, schema
 from weftline_server.http.openai.completions import choices_of
 from weftline_server.http.openai.replies import CHAT
 from weftline_server.http.openai.response_requests import ResponsesRequest
@@ -30,7 +31,6 @@ from weftline_server.http.openai.submission import Running, start
 from weftline_server.http.openai.surface import OpenAIRoute, check
 from weftline_server.http.openai.tool_types import Offer, OtherTool
 from weftline_server.http.state import asking, state_of
-from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.prompt.answer import deltas_of
 from weftline_server.prompt.tool_parser import Arguments, Called, Said, Thought, Unfinished
 

@@ -20,7 +20,7 @@ from weftline_server.http.state import state_of
 from weftline_server.lowering.kinds import KINDS
 from weftline_server.lowering.kinds.agent import agent_of
 from weftline_server.lowering.kinds.prompt import call_of, outputs_of
-from weftline_server.lowering.results import thinking_of
+from weftline_server.lowering.result_values import thinking_of
 from weftline_server.observe.cost import Prices
 from weftline_server.observe.view import output_step
 from weftline_server.prompt.thinking_block import Thinking, thoughts_of

@@ -18,10 +18,10 @@ from starlette.responses import JSONResponse, Response
 from weftline.contract.errors import InvalidRequest, WeftlineError
 from weftline_server.http.agent_turns import AgentTurns, ClientCall, Written
 from weftline_server.http.event_stream import EventStream, sse
+from weftline_server.http.json_bodies import or_disconnect
 from weftline_server.http.openai.replies import CHAT
 from weftline_server.http.openai.requests import ChatRequest
 from weftline_server.http.openai.submission import Running, start
-from weftline_server.http.wire import or_disconnect
 from weftline_server.prompt.tool_parser import Delta, Said, Thought
 from weftline_server.runtime.service import Service
 

@@ -8,7 +8,7 @@ from weftline.contract.steps import StepBase
 from weftline_server.lowering.control.branch import BranchKind
 from weftline_server.lowering.control.each import EachKind
 from weftline_server.lowering.control.loop import LoopKind
-from weftline_server.lowering.items import ItemKind
+from weftline_server.lowering.item_kinds import ItemKind
 from weftline_server.lowering.kinds.agent import AgentKind
 from weftline_server.lowering.kinds.client import ClientKind
 from weftline_server.lowering.kinds.embed import EmbedKind

@@ -8,7 +8,7 @@ from typing import Any
 from weftline.contract.steps import Embed
 from weftline.contract.vectors import Vectors
 from weftline_server.graph.primitive import Traits
-from weftline_server.lowering.items import ItemKind, cutting, items_of, texts_of
+from weftline_server.lowering.item_kinds import ItemKind, cutting, items_of, texts_of
 
 
 class EmbedKind(ItemKind[Embed]):

@@ -10,7 +10,7 @@ from weftline.contract.errors import InvalidRequest
 from weftline.contract.steps import Mean
 from weftline.contract.vectors import Vectors
 from weftline_server.graph.primitive import Traits, Where
-from weftline_server.lowering.items import embedded_of
+from weftline_server.lowering.item_kinds import embedded_of
 from weftline_server.lowering.step import StepKind, named
 
 MAX_MEAN = 256  # vectors of one mean

@@ -8,7 +8,7 @@ from typing import Any
 from weftline.contract.errors import WeftlineError
 from weftline.contract.steps import Merge
 from weftline_server.graph.primitive import Traits, Where
-from weftline_server.lowering.items import ItemKind, hits_of, key_of
+from weftline_server.lowering.item_kinds import ItemKind, hits_of, key_of
 
 
 class MergeKind(ItemKind[Merge]):

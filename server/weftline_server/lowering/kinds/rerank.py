@@ -8,7 +8,7 @@ from typing import Any
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.steps import Rerank
 from weftline_server.graph.primitive import Traits
-from weftline_server.lowering.items import ItemKind, cutting, items_of, texts_of
+from weftline_server.lowering.item_kinds import ItemKind, cutting, items_of, texts_of
 from weftline_server.lowering.step import named
 
 

@@ -9,7 +9,7 @@ from weftline.contract.errors import InvalidRequest
 from weftline.contract.steps import Search
 from weftline.contract.vectors import Vectors
 from weftline_server.graph.primitive import Traits
-from weftline_server.lowering.items import ItemKind, embedded_of
+from weftline_server.lowering.item_kinds import ItemKind, embedded_of
 
 
 class SearchKind(ItemKind[Search]):

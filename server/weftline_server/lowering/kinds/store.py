@@ -8,7 +8,7 @@ from typing import Any
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.steps import Delete, Fetch, Ingest
 from weftline_server.graph.primitive import Effects, Traits
-from weftline_server.lowering.items import embedded_of, items_of
+from weftline_server.lowering.item_kinds import embedded_of, items_of
 from weftline_server.lowering.step import StepKind, named
 
 

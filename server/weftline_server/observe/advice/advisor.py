@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from weftline_server.observe.advice.allowance import Allowance
-from weftline_server.observe.advice.ledger import Ledger, Told
 from weftline_server.observe.advice.program import Finding, Program, Subject
+from weftline_server.observe.advice.program_ledger import Ledger, Told
 from weftline_server.session.session import ServerSession
 from weftline_server.session.task import RunState, TaskRun
 

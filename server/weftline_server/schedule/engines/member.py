@@ -17,7 +17,7 @@ from weftline_server.schedule.engines.capacity import latency_tokens, most_at_on
 from weftline_server.schedule.engines.on_demand import OnDemand
 from weftline_server.schedule.engines.prefix_index import KnownPrefixes, known_prefixes
 from weftline_server.schedule.engines.totals import Totals
-from weftline_server.schedule.placement.items import (
+from weftline_server.schedule.placement.round_data import (
     PROMPT_KINDS,
     EngineLoad,
     Queued,

@@ -24,7 +24,7 @@ from weftline_server.schedule.memory.gate import Gate
 from weftline_server.schedule.memory.paused_contexts import LONG_S, PausedContext, PausedContexts
 from weftline_server.schedule.memory.verbs import AdviseContext, FreeContext, RetainContext, Verb
 from weftline_server.schedule.memory.waste import Load
-from weftline_server.schedule.placement.items import PROMPT_KINDS
+from weftline_server.schedule.placement.round_data import PROMPT_KINDS
 
 # At most this share of an engine's pool is pinned. The rest is for the calls that run.
 MOST_PINNED = 0.5

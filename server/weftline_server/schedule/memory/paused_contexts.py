@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from weftline_engine.api import KvCosts, Retention
-from weftline_server.schedule.memory.host import HostCopies
+from weftline_server.schedule.memory.host_copies import HostCopies
 from weftline_server.schedule.memory.pauses import Pauses
 from weftline_server.schedule.memory.rank import MemoryNeed, token_seconds
 from weftline_server.schedule.memory.verbs import AdviseContext, RetainContext, Verb

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from weftline_engine.api import PATIENCE_S
 from weftline_server.graph.engine_score import EngineScore
 from weftline_server.schedule.placement.home import home
-from weftline_server.schedule.placement.items import (
+from weftline_server.schedule.placement.round_data import (
     Class,
     EngineLoad,
     Placement,

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from weftline_engine.api import GROUP_WEIGHT
 from weftline_server.graph.engine_score import EngineScore
-from weftline_server.schedule.placement.items import (
+from weftline_server.schedule.placement.round_data import (
     AGING_S,
     PROMPT_KINDS,
     Class,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
-from weftline_server.schedule.placement.items import Queued
+from weftline_server.schedule.placement.round_data import Queued
 
 
 def shared(ordered: Sequence[Queued], served: Mapping[str, float]) -> Iterable[Queued]:

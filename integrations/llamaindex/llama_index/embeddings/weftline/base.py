@@ -8,12 +8,12 @@ from typing import Any
 from llama_index.core.base.embeddings.base import BaseEmbedding, Embedding
 from llama_index.core.bridge.pydantic import Field
 from llama_index.core.schema import BaseNode
-from llama_index.llms.weftline.run.retrieval import aask, ask
-from llama_index.llms.weftline.trace.spans import listen
+from llama_index.llms.weftline.run.retrieval_answers import aask, ask
+from llama_index.llms.weftline.trace.span_handler import listen
 from llama_index_instrumentation import get_dispatcher
 
-from weftline.adapters import retrieval
-from weftline.adapters.fields import ServerFields
+from weftline.adapters import retrieval_requests
+from weftline.adapters.server_fields import ServerFields
 
 _dispatcher = get_dispatcher(__name__)
 
@@ -49,19 +49,21 @@ class WeftlineEmbedding(BaseEmbedding, ServerFields):
         return await super().acall(nodes, **kwargs)
 
     def _get_text_embeddings(self, texts: list[str]) -> list[Embedding]:
-        parts = retrieval.portions(texts)
+        parts = retrieval_requests.portions(texts)
         return [
             vector
             for part in parts
-            for vector in retrieval.vectors_of(ask(self.server, self.asked(texts[part])))
+            for vector in retrieval_requests.vectors_of(ask(self.server, self.asked(texts[part])))
         ]
 
     async def _aget_text_embeddings(self, texts: list[str]) -> list[Embedding]:
-        parts = retrieval.portions(texts)
+        parts = retrieval_requests.portions(texts)
         return [
             vector
             for part in parts
-            for vector in retrieval.vectors_of(await aask(self.server, self.asked(texts[part])))
+            for vector in retrieval_requests.vectors_of(
+                await aask(self.server, self.asked(texts[part]))
+            )
         ]
 
     def _get_text_embedding(self, text: str) -> Embedding:
@@ -76,7 +78,9 @@ class WeftlineEmbedding(BaseEmbedding, ServerFields):
     async def _aget_query_embedding(self, query: str) -> Embedding:
         return await self._aget_text_embedding(query)
 
-    def asked(self, texts: list[str]) -> retrieval.AnswerSteps:
+    def asked(self, texts: list[str]) -> retrieval_requests.AnswerSteps:
         """The request for the vectors of texts."""
         name = None if self.model_name == "default" else self.model_name
-        return retrieval.embed(texts, retrieval.Embedder(name, self.truncate_prompt_tokens))
+        return retrieval_requests.embed(
+            texts, retrieval_requests.Embedder(name, self.truncate_prompt_tokens)
+        )

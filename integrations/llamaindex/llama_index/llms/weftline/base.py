@@ -24,10 +24,9 @@ from llama_index.core.bridge.pydantic import (
 )
 from llama_index.core.constants import DEFAULT_NUM_OUTPUTS, DEFAULT_TEMPERATURE
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-from llama_index.llms.weftline.model.objects import wanted
-from llama_index.llms.weftline.model.requests import Asked, Asking
-from llama_index.llms.weftline.model.structure import StructuredLLM
-from llama_index.llms.weftline.model.wire import (
+from llama_index.llms.weftline.model.model_requests import Asked, Asking
+from llama_index.llms.weftline.model.object_fields import wanted
+from llama_index.llms.weftline.model.openai_messages import (
     CHAT,
     TEXT,
     ChatSoFar,
@@ -37,10 +36,11 @@ from llama_index.llms.weftline.model.wire import (
     completion_response,
     message_body,
 )
-from llama_index.llms.weftline.trace.spans import listen
+from llama_index.llms.weftline.model.structure import StructuredLLM
+from llama_index.llms.weftline.trace.span_handler import listen
 
-from weftline.adapters.fields import api_key_of_environment
 from weftline.adapters.server import Server, default_base_url, is_on, without_v1
+from weftline.adapters.server_fields import api_key_of_environment
 from weftline.contract.protocol import Criterion
 from weftline.sdk.http import MAX_RETRIES, OnGraph
 

@@ -9,8 +9,8 @@ from llama_index.core.bridge.pydantic import Field
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 
-from weftline.adapters import retrieval
-from weftline.adapters.fields import ServerFields
+from weftline.adapters import retrieval_requests
+from weftline.adapters.server_fields import ServerFields
 
 
 class WeftlineRerank(BaseNodePostprocessor, ServerFields):
@@ -43,11 +43,11 @@ class WeftlineRerank(BaseNodePostprocessor, ServerFields):
 
     def _asked(
         self, nodes: Sequence[NodeWithScore], query: QueryBundle | None
-    ) -> retrieval.AnswerSteps:
+    ) -> retrieval_requests.AnswerSteps:
         if query is None:
             raise ValueError("a WeftlineRerank needs the query: give query_str or query_bundle")
         texts = [one.node.get_content(metadata_mode=MetadataMode.EMBED) for one in nodes]
-        return retrieval.rerank(query.query_str, texts, self.top_n, self.model)
+        return retrieval_requests.rerank(query.query_str, texts, self.top_n, self.model)
 
 
 def _chosen(

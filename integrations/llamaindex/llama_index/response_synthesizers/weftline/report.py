@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llama_index.core.schema import MetadataMode, NodeWithScore
-from llama_index.llms.weftline.plan.plan import CallPlan
+from llama_index.llms.weftline.plan.call_plan import CallPlan
 
 _TIMES = ("queue_s", "fill_s", "generate_s")
 _TOKENS = ("prompt_tokens", "cached_tokens", "output_tokens")

@@ -16,10 +16,10 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQueryResult,
 )
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
-from llama_index.llms.weftline.run.retrieval import aask, ask, astored, stored
+from llama_index.llms.weftline.run.retrieval_answers import aask, ask, astored, stored
 
-from weftline.adapters import Retrieval, retrieval
-from weftline.adapters.fields import ServerFields
+from weftline.adapters import Retrieval, retrieval_requests
+from weftline.adapters.server_fields import ServerFields
 
 
 class WeftlineVectorStore(BasePydanticVectorStore, ServerFields):
@@ -65,10 +65,12 @@ class WeftlineVectorStore(BasePydanticVectorStore, ServerFields):
         return [id for answer in answers for id in answer["ids"]]
 
     def delete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
-        self.client.ask(retrieval.delete((), self.store, {"ref_doc_id": ref_doc_id}))
+        self.client.ask(retrieval_requests.delete((), self.store, {"ref_doc_id": ref_doc_id}))
 
     async def adelete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
-        await self.client.aask(retrieval.delete((), self.store, {"ref_doc_id": ref_doc_id}))
+        await self.client.aask(
+            retrieval_requests.delete((), self.store, {"ref_doc_id": ref_doc_id})
+        )
 
     def delete_nodes(
         self,
@@ -78,7 +80,7 @@ class WeftlineVectorStore(BasePydanticVectorStore, ServerFields):
     ) -> None:
         """Delete nodes by their ids; those that match the filters if there are no ids."""
         ids, equal = self._chosen(node_ids, filters)
-        self.client.ask(retrieval.delete(ids, self.store, equal))
+        self.client.ask(retrieval_requests.delete(ids, self.store, equal))
 
     async def adelete_nodes(
         self,
@@ -88,21 +90,23 @@ class WeftlineVectorStore(BasePydanticVectorStore, ServerFields):
     ) -> None:
         """Delete nodes by their ids; those that match the filters if there are no ids."""
         ids, equal = self._chosen(node_ids, filters)
-        await self.client.aask(retrieval.delete(ids, self.store, equal))
+        await self.client.aask(retrieval_requests.delete(ids, self.store, equal))
 
     def get_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
     ) -> list[BaseNode]:
         """Nodes by their ids; those that match the filters if there are no ids."""
         ids, equal = self._chosen(node_ids, filters)
-        return list(map(_node, self.client.ask(retrieval.fetch(ids, self.store, equal))))
+        return list(map(_node, self.client.ask(retrieval_requests.fetch(ids, self.store, equal))))
 
     async def aget_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
     ) -> list[BaseNode]:
         """Nodes by their ids; those that match the filters if there are no ids."""
         ids, equal = self._chosen(node_ids, filters)
-        return list(map(_node, await self.client.aask(retrieval.fetch(ids, self.store, equal))))
+        return list(
+            map(_node, await self.client.aask(retrieval_requests.fetch(ids, self.store, equal)))
+        )
 
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         """The nodes that are nearest to the query's embedding, the best first."""
@@ -131,19 +135,24 @@ class WeftlineVectorStore(BasePydanticVectorStore, ServerFields):
 
     def _added(
         self, items: Sequence[dict[str, Any]], vectors: Sequence[list[float]]
-    ) -> list[retrieval.AnswerSteps]:
+    ) -> list[retrieval_requests.AnswerSteps]:
         sizes = [item["text"] + item["metadata"]["_node_content"] for item in items]
-        parts = retrieval.portions(sizes, len(vectors[0]) if vectors else 0)
-        return [retrieval.add_embedded(items[part], vectors[part], self.store) for part in parts]
+        parts = retrieval_requests.portions(sizes, len(vectors[0]) if vectors else 0)
+        return [
+            retrieval_requests.add_embedded(items[part], vectors[part], self.store)
+            for part in parts
+        ]
 
-    def asked(self, query: VectorStoreQuery) -> retrieval.AnswerSteps:
+    def asked(self, query: VectorStoreQuery) -> retrieval_requests.AnswerSteps:
         """The request for the nodes that are nearest to a query's embedding."""
         if query.mode != VectorStoreQueryMode.DEFAULT or query.query_embedding is None:
             raise ValueError("a WeftlineVectorStore searches by an embedding, in the default mode")
         if query.doc_ids or query.node_ids:
             raise ValueError("a WeftlineVectorStore searches all nodes: use a filter, not ids")
         equal = _equal(query.filters)
-        return retrieval.find_near(query.query_embedding, self.store, query.similarity_top_k, equal)
+        return retrieval_requests.find_near(
+            query.query_embedding, self.store, query.similarity_top_k, equal
+        )
 
     @staticmethod
     def _chosen(

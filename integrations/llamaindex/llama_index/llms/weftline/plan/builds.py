@@ -11,7 +11,7 @@ from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.indices.tree import TreeIndex
 from llama_index.core.schema import MetadataMode
 from llama_index.core.settings import Settings
-from llama_index.llms.weftline.plan.plan import (
+from llama_index.llms.weftline.plan.call_plan import (
     STRIP,
     CallPlan,
     Unplannable,

@@ -23,7 +23,7 @@ from llama_index.core.evaluation import (
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.settings import Settings
-from llama_index.llms.weftline.plan.plan import CallPlan, Unplannable, follow, plan_of, split
+from llama_index.llms.weftline.plan.call_plan import CallPlan, Unplannable, follow, plan_of, split
 
 NO_REFERENCE = "(NO REFERENCE ANSWER SUPPLIED)"  # LlamaIndex's words
 

@@ -16,8 +16,8 @@ from llama_index.core.extractors import (
 from llama_index.core.program import FunctionCallingProgram, LLMTextCompletionProgram
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import TextNode
-from llama_index.llms.weftline.model.objects import as_tool_fields
-from llama_index.llms.weftline.plan.plan import CallPlan, Unplannable, plan_of
+from llama_index.llms.weftline.model.object_fields import as_tool_fields
+from llama_index.llms.weftline.plan.call_plan import CallPlan, Unplannable, plan_of
 
 
 def keywords(plan: CallPlan, extractor: Any, nodes: Sequence[Any]) -> None:

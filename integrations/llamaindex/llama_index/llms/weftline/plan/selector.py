@@ -21,9 +21,9 @@ from llama_index.core.selectors import (
     PydanticSingleSelector,
     llm_selectors,
 )
-from llama_index.llms.weftline.model.objects import are_asked_in_text
-from llama_index.llms.weftline.plan.plan import ARGUMENTS, CallPlan, Unplannable, plan_of
-from llama_index.llms.weftline.plan.symbols import Spec
+from llama_index.llms.weftline.model.object_fields import are_asked_in_text
+from llama_index.llms.weftline.plan.answer_symbols import Spec
+from llama_index.llms.weftline.plan.call_plan import ARGUMENTS, CallPlan, Unplannable, plan_of
 
 PARTS_KEY = "items"  # of LlamaIndex's list of sub-questions
 

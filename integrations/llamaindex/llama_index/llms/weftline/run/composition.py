@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
+from llama_index.llms.weftline.plan.answer_symbols import Given, Index
+from llama_index.llms.weftline.plan.call_plan import CallPlan
+from llama_index.llms.weftline.plan.node_search import NodeHits
 from llama_index.llms.weftline.plan.options import Option
-from llama_index.llms.weftline.plan.plan import CallPlan
-from llama_index.llms.weftline.plan.search import NodeHits
 from llama_index.llms.weftline.plan.selector import SelectorCall
-from llama_index.llms.weftline.plan.symbols import Given, Index
-from llama_index.llms.weftline.run.graph import Names, calls_of, planned, variable
-from llama_index.llms.weftline.trace.provenance import SessionRun
+from llama_index.llms.weftline.run.submitted_graph import Names, calls_of, planned, variable
+from llama_index.llms.weftline.trace.run_provenance import SessionRun
 
 from weftline.adapters import Claims, Planned, Result, RunFeed, Server
 from weftline.adapters.results import settled
-from weftline.adapters.retrieval import AnswerSteps
+from weftline.adapters.retrieval_requests import AnswerSteps
 from weftline.contract import transforms
 from weftline.contract.protocol import Call
 from weftline.contract.steps import Step

@@ -17,12 +17,12 @@ from llama_index.core import VectorStoreIndex
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.schema import BaseNode, MetadataMode
-from llama_index.llms.weftline.plan.search import is_served
-from llama_index.llms.weftline.trace.provenance import SessionRun
+from llama_index.llms.weftline.plan.node_search import is_served
+from llama_index.llms.weftline.trace.run_provenance import SessionRun
 
 from weftline.adapters import Result, RunFeed, Server
 from weftline.adapters.faults import error_of
-from weftline.adapters.retrieval import MAX_CHARS, AnswerSteps, portions, vectors_of
+from weftline.adapters.retrieval_requests import MAX_CHARS, AnswerSteps, portions, vectors_of
 from weftline.contract.steps import Branch, Case, Embed, Ingest, Source, Step
 from weftline.contract.vectors import Vectors
 from weftline.watching import Failed, Value

@@ -1,0 +1,151 @@
+"""Reads `[[tool]]` and `[[mcp]]` tables, and makes the factories of their engines.
+
+Which code runs as a tool stands here only: a request names a tool, and never where its code is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from weftline.contract.errors import InvalidRequest
+from weftline_engine.api import Engine
+from weftline_engine.tools.config import Limits, ToolsConfig
+from weftline_server.commands.settings import make
+from weftline_server.extras import install, versions
+
+MOST_NICENESS = 20  # the engine runs such calls only where nothing else needs the core
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolTable:
+    """A `[[tool]]` table: all tools of one Python module.
+
+    `module` is imported with `path` before Python's search path. `name` is the engine's name, by
+    default the module's. `preload` names further modules to import once, for all calls. `env` names
+    the environment variables that the tools may read. `user` runs the calls as that user, which
+    needs root. `cores` are CPU cores; empty means all. `niceness` is that of the calls' processes,
+    0 to 20. With `sandbox` each call is isolated by bubblewrap, without network. `limits` is what
+    one call may use.
+    """
+
+    module: str
+    name: str | None = None
+    path: str | None = None
+    preload: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    user: str | None = None
+    cores: tuple[int, ...] = ()
+    niceness: Annotated[int, Field(ge=0, le=MOST_NICENESS)] = 10
+    sandbox: bool = False
+    limits: Limits = field(default_factory=Limits)
+
+    def factory(self) -> Callable[[], Engine]:
+        from weftline_engine.tools.engine import ToolEngine
+        from weftline_engine.tools.tool_calls import BegunCalls
+
+        config = ToolsConfig(
+            name=self.name or self.module,
+            module=self.module,
+            path=None if self.path is None else Path(self.path).expanduser().absolute(),
+            preload=self.preload,
+            env=self.env,
+            user=self.user,
+            cores=self.cores,
+            niceness=self.niceness,
+            sandbox=self.sandbox,
+            limits=self.limits,
+        )
+        begun = BegunCalls()  # one for all incarnations of the engine
+        return lambda: ToolEngine(config, begun)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpSpec:
+    """An `[[mcp]]` table: the tools of one MCP server.
+
+    A `command` is started here, and gets the variables of the environment that `env` names. A `url`
+    is one of streamable HTTP; in its `headers`, `$NAME` is a variable of the environment. Models
+    see the tools' names behind `prefix`, by default the name and an underscore. `tools` names those
+    to serve; empty means all. `effects` says of a tool what running it twice would do, in place of
+    what the MCP server says.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_\-]{1,64}$")]
+    command: tuple[str, ...] = ()
+    url: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    env: tuple[str, ...] = ()
+    prefix: str | None = None
+    tools: tuple[str, ...] = ()
+    effects: dict[str, Literal["none", "idempotent", "once"]] = field(default_factory=dict)
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
+
+    def __post_init__(self) -> None:
+        if bool(self.command) == (self.url is not None):
+            raise InvalidRequest(
+                f"the MCP server {self.name!r} has either a command to start or a url", param="mcp"
+            )
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise InvalidRequest(
+                f"mcp.url {self.url[:80]!r}: it begins with https:// or http://", param="mcp.url"
+            )
+
+    def factory(self) -> Callable[[], Engine]:
+        """A function that makes the engine. Raises InvalidRequest."""
+        from weftline_engine.tools.mcp.config import McpConfig
+        from weftline_engine.transport.process import ProcessEngine
+
+        if None in versions("mcp").values():
+            raise InvalidRequest(f"[[mcp]] needs the package mcp: {install('mcp')}", param="mcp")
+        config = McpConfig(
+            name=self.name,
+            command=self.command,
+            url=self.url,
+            headers={name: self._filled(value) for name, value in self.headers.items()},
+            env=self.env,
+            prefix=f"{self.name}_" if self.prefix is None else self.prefix,
+            tools=self.tools,
+            effects=self.effects,
+            timeout_s=self.timeout_s,
+        )
+        return lambda: ProcessEngine(config)
+
+    def _filled(self, value: str) -> str:
+        try:
+            return Template(value).substitute(os.environ)
+        except (KeyError, ValueError) as error:
+            raise InvalidRequest(
+                f"a header of the MCP server {self.name!r} names {error}, which is not set in the "
+                "environment",
+                param="mcp.headers",
+            ) from None
+
+
+def from_tables(
+    tools: Iterable[Mapping[str, Any]], servers: Iterable[Mapping[str, Any]] = ()
+) -> tuple[ToolTable | McpSpec, ...]:
+    """The engines of the `[[tool]]` and `[[mcp]]` tables. Raises InvalidRequest."""
+    return (
+        *(make(ToolTable, table, "tool.") for table in tools),
+        *(make(McpSpec, table, "mcp.") for table in servers),
+    )
+
+
+def factories(specs: Iterable[ToolTable | McpSpec]) -> dict[str, Callable[[], Engine]]:
+    """The factory of each engine by its name. Raises InvalidRequest for two of one name."""
+    found: dict[str, Callable[[], Engine]] = {}
+    for spec in specs:
+        name = (
+            f"mcp:{spec.name}" if isinstance(spec, McpSpec) else f"tool:{spec.name or spec.module}"
+        )
+        if name in found:
+            raise InvalidRequest(f"two engines are called {name!r}", param="name")
+        found[name] = spec.factory()
+    return found
