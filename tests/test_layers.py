@@ -1,6 +1,6 @@
 """The import rules of the tree: which layer may import which, and what the core may need.
 
-    adapter → SDK → HTTP → http → observe → runtime → cluster → journal → lowering → session
+    adapter → SDK → HTTP → cluster → http → observe → runtime → journal → lowering → session
     → schedule → passes → prompt → graph → weftline.contract
 
 Each layer of the server imports those to its right, and the modules of the client that hold the
@@ -42,10 +42,10 @@ _LAYERS = (
     "session",
     "lowering",
     "journal",
-    "cluster",
     "runtime",
     "observe",
     "http",
+    "cluster",
 )
 _ENGINES = (
     "schedule",
@@ -55,13 +55,14 @@ _ENGINES = (
     "runtime",
     "observe",
     "http",
+    "cluster",
     "prompt",
 )  # know engines by their contract
 _SERVER = {
     f"weftline_server.{layer}": (
         *CONTRACT,
         *(("weftline_engine.api",) if layer in _ENGINES else ()),
-        *(("weftline_server.config",) if layer in ("observe", "http") else ()),
+        *(("weftline_server.config",) if layer in ("observe", "http", "cluster") else ()),
         *(f"weftline_server.{below}" for below in _LAYERS[:at]),
     )
     for at, layer in enumerate(_LAYERS)
@@ -90,6 +91,13 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "llama_index.postprocessor.weftline": _ADAPTER,
     "llama_index.response_synthesizers.weftline": (*_ADAPTER, "llama_index.llms.weftline"),
     **_SERVER,
+    # Ray places what the command line describes: an engine, a server.
+    "weftline_server.cluster.ray": (
+        *CONTRACT,
+        "weftline_engine.api",
+        "weftline_engine.transport.tcp",
+        "weftline_server",
+    ),
     # The composition root and its parts: the configuration, the wiring, the commands.
     "weftline_server": (*CONTRACT, "weftline_engine.api", "weftline_server"),
     "weftline_server.cli": (*CONTRACT, "weftline_engine.models", "weftline_server"),
@@ -186,6 +194,27 @@ def test_imports_go_one_way(path: Path) -> None:
     assert violations(source, module_name(path), path.name == "__init__.py") == []
 
 
+# What makes the application of one server or of several: config.py has the settings of both.
+JOINS = ("app.py", "config.py", "commands/", "cluster/")
+
+
+def test_few_know_that_there_are_several_servers() -> None:
+    """Only what puts the application together imports `cluster/`; the rest has two seams: the
+    journal's SessionStore, and the middleware that passes requests on.
+    """
+    server = ROOT / "server/weftline_server"
+    found = [
+        inside
+        for path in sorted(server.rglob("*.py"))
+        if not (inside := path.relative_to(server).as_posix()).startswith(JOINS)
+        and any(
+            is_under(name, "weftline_server.cluster")
+            for name, _ in imports(path.read_text(encoding="utf-8"), module_name(path))
+        )
+    ]
+    assert found == []
+
+
 _BENCH = re.compile(r"^\s*(?:from|import) bench\b", re.MULTILINE)
 
 
@@ -220,6 +249,8 @@ def test_only_tests_of_benchmarks_import_bench() -> None:
         ("weftline_server.http.x", "from weftline_server.runtime.service import Service", True),
         ("weftline_server.http.x", "from weftline_server.runtime.driver import Driver", False),
         ("weftline_server.observe.x", "from weftline_server.runtime import driver", False),
+        ("weftline_server.http.x", "from weftline_server.cluster.relay import SessionRelay", False),
+        ("weftline_server.cluster.x", "from weftline_server.http.state import GRACE", True),
         ("weftline_server.commands.x", "from weftline_engine.pretend.null import NullEngine", True),
         ("weftline_server.session.x", "from weftline.sdk.client import Client", False),
         ("weftline_server.session.x", "from weftline.contract.protocol import Call", True),

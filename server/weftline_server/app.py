@@ -20,6 +20,9 @@ from starlette.responses import JSONResponse, Response
 from weftline.contract.errors import InvalidRequest, WeftlineError
 from weftline.contract.protocol import PROTOCOL_VERSION
 from weftline_engine.api import Engine
+from weftline_server.cluster.peer_answers import PeerAnswers
+from weftline_server.cluster.peer_client import PeerClient
+from weftline_server.cluster.relay import Elsewhere, Missed, SessionRelay
 from weftline_server.config import ServerConfig
 from weftline_server.extras import install
 from weftline_server.http import (
@@ -37,9 +40,7 @@ from weftline_server.http.guard import Connections
 from weftline_server.http.idempotency import Idempotency
 from weftline_server.http.json_bodies import DEFINITIONS, error_response
 from weftline_server.http.openai import completions, models, responses
-from weftline_server.http.peer_client import PeerClient
 from weftline_server.http.reference.document import describe
-from weftline_server.http.relay import Elsewhere, Missed, SessionRelay
 from weftline_server.http.request_id import RequestIds
 from weftline_server.http.state import ServerState, state_of
 from weftline_server.http.unknown_routes import wrong_method, wrong_path
@@ -86,9 +87,10 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
     )
     app.state = ServerState(config, service, metrics, advisor)
     if member is not None and departure is not None:
-        app.state.peers = PeerClient(member.secret)
-        departure.poke = app.state.peers.poke
-        app.add_middleware(SessionRelay, member=member, peers=app.state.peers)
+        peers = PeerClient(member.secret)
+        app.state.others = PeerAnswers(member, peers)
+        departure.poke = peers.poke
+        app.add_middleware(SessionRelay, member=member, peers=peers)
     app.add_middleware(Idempotency, config=config.responses, max_body=config.max_body)
     app.add_middleware(CountRequests, metrics=metrics)
     app.add_middleware(
@@ -137,8 +139,8 @@ def _journal(
         return None, None, None
     if not is_shared(config.sessions.path):
         return Journal(config.sessions, time.monotonic), None, None
-    from weftline_server.journal.shared_journal import SharedJournal  # an extra has its driver
-    from weftline_server.membership import member_of
+    from weftline_server.cluster.member_wiring import member_of
+    from weftline_server.cluster.shared_journal import SharedJournal  # an extra has its driver
 
     journal = SharedJournal(config.sessions, time.monotonic)
     return journal, *member_of(config, journal)
@@ -173,8 +175,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         await service.lifecycle.shut_down()
-        if (peers := state_of(app).peers) is not None:
-            await peers.close()
+        if (others := state_of(app).others) is not None:
+            await others.close()
         if spans is not None:
             await asyncio.get_running_loop().run_in_executor(None, spans.close)
 

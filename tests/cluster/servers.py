@@ -19,7 +19,11 @@ LEASE_S = 2.0
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["weftline_server.commands.serve", "weftline_server.cli", "weftline_server.membership"]
+    [
+        "weftline_server.commands.serve",
+        "weftline_server.cli",
+        "weftline_server.cluster.member_wiring",
+    ]
 )
 POISON = "poison"  # a variable of this name kills the server that restores it
 NULL = ("--engine", "null")

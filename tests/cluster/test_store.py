@@ -28,11 +28,11 @@ from tests.null.journal.test_store import (
     test_sessions_move_from_one_store_to_another as test_sessions_move_from_one_store_to_another,
 )
 from weftline.errors import InvalidRequest
+from weftline_server.cluster.shared_journal import SharedJournal
 from weftline_server.journal.cipher import Cipher
 from weftline_server.journal.fence import Fenced
 from weftline_server.journal.postgres import PostgresStore
 from weftline_server.journal.postgres_schema import MIGRATIONS
-from weftline_server.journal.shared_journal import SharedJournal
 from weftline_server.journal.store import Append, Change, Close, JournalStoreConfig
 from weftline_server.runtime.registry import Registry, RegistryConfig
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from weftline.errors import Overloaded
-from weftline_server.cluster.tenant_tally import TenantTally
 from weftline_server.observe.advice.advice_rows import merged_advice
 from weftline_server.runtime.registry import Registry, RegistryConfig
+from weftline_server.runtime.tenant_tally import TenantTally
 
 LIMITS = RegistryConfig(max_sessions=3, max_queued=100, max_queued_of_tenant=10, max_bytes=1000)
 

@@ -21,7 +21,7 @@ import pytest
 
 from tests.null.asgi import call
 from tests.ray.conftest import Nodes
-from weftline_server.commands.cluster import ClusterConfig, wanted
+from weftline_server.cluster.ray.ray_replicas import ClusterConfig, wanted
 
 # A test waits for nodes and replicas several times, 90 s each at most.
 pytestmark = pytest.mark.timeout(600)

@@ -25,9 +25,9 @@ from tests.ports import free_port
 from tests.ray.conftest import Nodes
 from tests.ray.test_cluster import NULL, REPLICA, health, until
 from weftline.contract.errors import InvalidRequest
-from weftline_server.commands.cluster import ClusterConfig
+from weftline_server.cluster.ray.ray_replicas import ClusterConfig
+from weftline_server.cluster.ray.ray_servers import RayServers, load_in
 from weftline_server.commands.engine_spec import EngineSpec
-from weftline_server.commands.ray_servers import RayServers, load_in
 from weftline_server.commands.settings import load
 
 pytestmark = pytest.mark.timeout(600)

@@ -17,6 +17,7 @@ from weftline_server.cluster.card import Card, Peer
 from weftline_server.cluster.database import FAILURES, ClusterDatabase, ClusterView
 from weftline_server.cluster.route import KeyPlace, SessionPlace
 from weftline_server.cluster.session_lease import Lease, LeaseConfig, LeaseState
+from weftline_server.cluster.shared_journal import Make, SharedJournal
 from weftline_server.cluster.takeover import (
     MOST_DEATHS,
     SessionTrial,
@@ -25,12 +26,11 @@ from weftline_server.cluster.takeover import (
     share,
     to_fence,
 )
-from weftline_server.cluster.tenant_tally import TenantTally
 from weftline_server.journal.fence import Fenced
 from weftline_server.journal.journal import Key
 from weftline_server.journal.replay import Unreadable
-from weftline_server.journal.shared_journal import Make, SharedJournal
 from weftline_server.journal.store import Stored
+from weftline_server.runtime.tenant_tally import TenantTally
 from weftline_server.session.session import ServerSession
 
 log = logging.getLogger("weftline.cluster")

@@ -21,12 +21,12 @@ from weftline.contract.errors import InvalidRequest
 from weftline_server.cluster.card import Card, Peer, refusal, replaced
 from weftline_server.cluster.route import KeyPlace, SessionPlace
 from weftline_server.cluster.takeover import Orphan
-from weftline_server.cluster.tenant_tally import TenantTally
 from weftline_server.journal.deadline import cut
 from weftline_server.journal.fence import Fenced
 from weftline_server.journal.postgres import STATEMENT_MS, conninfo
 from weftline_server.journal.postgres_schema import FENCED
 from weftline_server.journal.store import Keyed, Stored
+from weftline_server.runtime.tenant_tally import TenantTally
 
 FAILURES = (psycopg.Error, PoolTimeout)  # what the methods raise where the database fails
 CONNECTIONS = 4  # of a server at most, besides the writer's

@@ -10,7 +10,7 @@ from weftline.contract.errors import WeftlineError
 from weftline_server.cluster.card import Peer
 from weftline_server.cluster.cluster_member import ClusterMember, SessionHost
 from weftline_server.cluster.database import FAILURES, ClusterDatabase
-from weftline_server.journal.shared_journal import SharedJournal
+from weftline_server.cluster.shared_journal import SharedJournal
 from weftline_server.session.session import ServerSession
 
 log = logging.getLogger("weftline.cluster")

@@ -102,9 +102,9 @@ class DrainingServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         until = loop.time() + self._drain_s
         state = state_of(self._app)
-        if await state.service.lifecycle.hand_over(self._drain_s) and state.peers is not None:
+        if await state.service.lifecycle.hand_over(self._drain_s) and state.others is not None:
             # Requests that were passed on end here.
-            while state.peers.under_way and loop.time() < until:  # noqa: ASYNC110
+            while state.others.under_way and loop.time() < until:  # noqa: ASYNC110
                 await asyncio.sleep(POLL_S)
         await state.service.lifecycle.drain(max(0.0, until - loop.time()))
         for listening in self.servers:

@@ -25,17 +25,10 @@ from weftline_engine.api import Engine
 from weftline_engine.models import DEFAULT_MODEL
 from weftline_engine.transport.tcp.join_gate import JoinGate
 from weftline_server.app import create_app
-from weftline_server.commands import (
-    cluster,
-    engine_spec,
-    engines,
-    ray_servers,
-    retrieval_tables,
-    supervisor,
-    tool_tables,
-)
+from weftline_server.cluster.ray import ray_replicas, ray_servers
+from weftline_server.cluster.ray.ray_replicas import ClusterConfig
+from weftline_server.commands import engine_spec, engines, retrieval_tables, supervisor, tool_tables
 from weftline_server.commands.bounded_connection import KEEP_S, LimitedConnection
-from weftline_server.commands.cluster import ClusterConfig
 from weftline_server.commands.default_engine import may_be_vllm, on_vllm, vllm_on_gpu
 from weftline_server.commands.default_model import advice, this_machine
 from weftline_server.commands.http_server import FLUSH_S, DrainingServer
@@ -108,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     engines.add_arguments(parser)
     retrieval_tables.add_arguments(parser)
-    cluster.add_arguments(parser)
+    ray_replicas.add_arguments(parser)
 
 
 def _add_policy_arguments(parser: argparse.ArgumentParser) -> None:
@@ -293,7 +286,7 @@ def _run_servers(
     """Be the parent of several servers until a signal."""
     supervisor.check(settings)
     joins = None if args.engines_on is None else address(args.engines_on)
-    placing = cluster.from_arguments(args)
+    placing = ray_replicas.from_arguments(args)
     if placing is not None:
         fleet = ray_servers.RayServers(settings, placing, specs, args.words, key())
         return asyncio.run(fleet.run(until_stdin_closes=args.until_stdin_closes))
@@ -318,7 +311,7 @@ def _gate_of(
     args: argparse.Namespace, specs: Sequence[engine_spec.EngineSpec], *, awaited: bool
 ) -> _Gate | None:
     """Return where engines may join and the cluster to start, or None for neither."""
-    config = None if args.as_server is not None else cluster.from_arguments(args)
+    config = None if args.as_server is not None else ray_replicas.from_arguments(args)
     if config is None and args.engines_on is None:
         return None
     host, port = ("", 0) if args.engines_on is None else address(args.engines_on)
@@ -395,9 +388,9 @@ async def _open(app: FastAPI, opens: _Gate | None) -> AsyncIterator[None]:
     replicas, host = None, opens.host
     if opens.cluster is not None:
         assert opens.spec is not None
-        load = partial(cluster.load_of, service)
-        replicas = cluster.RayReplicas(opens.cluster, opens.spec, opens.key, load)
-        own = await asyncio.to_thread(cluster.connect)
+        load = partial(ray_replicas.load_of, service)
+        replicas = ray_replicas.RayReplicas(opens.cluster, opens.spec, opens.key, load)
+        own = await asyncio.to_thread(ray_replicas.connect)
         host = host or own
     gate = JoinGate(opens.key, service.lifecycle.join)
     try:
@@ -419,7 +412,7 @@ async def _open(app: FastAPI, opens: _Gate | None) -> AsyncIterator[None]:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
             await replicas.close()
-            await asyncio.to_thread(cluster.disconnect)
+            await asyncio.to_thread(ray_replicas.disconnect)
         await gate.close()
 
 

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
-from weftline_server.http.others import other_answers
-from weftline_server.http.state import ServiceDep, Tenant, state_of
+from weftline_server.http.state import ServiceDep, Tenant, other_answers, state_of
 from weftline_server.observe.advice.advice_rows import MOST, advice_rows, merged_advice
 
 router = APIRouter(prefix="/v1/advice", tags=["advice"])

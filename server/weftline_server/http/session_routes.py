@@ -11,8 +11,15 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from weftline.contract.protocol import PROTOCOL_VERSION, SetVariable, check_id
 from weftline_server.http.event_stream import EventStream, JsonStream, sse
 from weftline_server.http.json_bodies import read, schema
-from weftline_server.http.others import other_answers
-from weftline_server.http.state import ACCEPTING, PricesDep, ServiceDep, Tenant, sees_all, state_of
+from weftline_server.http.state import (
+    ACCEPTING,
+    PricesDep,
+    ServiceDep,
+    Tenant,
+    other_answers,
+    sees_all,
+    state_of,
+)
 from weftline_server.http.submits import durability
 from weftline_server.observe.chrome_trace import trace_parts
 from weftline_server.observe.follower import Follower

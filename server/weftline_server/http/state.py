@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
 from fastapi import Depends, Request
 from starlette.applications import Starlette
@@ -14,7 +14,6 @@ from weftline.contract.errors import Unauthorized
 from weftline_server.config import ServerConfig
 from weftline_server.http.openai.conversations import Conversations
 from weftline_server.http.openai.runs import Runs
-from weftline_server.http.peer_client import PeerClient
 from weftline_server.http.renderings import Renderings
 from weftline_server.observe.advice.advisor import Advisor
 from weftline_server.observe.cost import Prices
@@ -26,6 +25,20 @@ GRACE = "weftline.grace"
 OPEN_TENANT = "local"  # of every client, on a server without keys
 
 
+class OtherServers(Protocol):
+    """The other servers of the store, as the routes and the end of this server see them."""
+
+    @property
+    def under_way(self) -> int:
+        """Requests that are handled here, or passed on."""
+
+    async def answers(self, request: Request) -> list[dict[str, Any]]:
+        """What the others answer to a GET that this server answers, too."""
+
+    async def close(self) -> None:
+        """End the connections to them."""
+
+
 class ServerState(State):
     """Starlette's state, with every name and type declared."""
 
@@ -35,7 +48,7 @@ class ServerState(State):
     advisor: Advisor
     prices: Prices
     runs: Runs
-    peers: PeerClient | None  # the other servers of the store
+    others: OtherServers | None
     renderings: Renderings
     awaits_engine: bool  # before it listens, since others do
     conversations: Conversations | None  # finds the sessions of clients that name none
@@ -51,7 +64,7 @@ class ServerState(State):
         self.prices = Prices(config.price)
         self.runs = Runs(service)
         self.renderings = Renderings()
-        self.peers = None
+        self.others = None
         self.awaits_engine = False
         self.conversations = None
         if "conversations" not in config.without:
@@ -63,6 +76,12 @@ def state_of(app: Starlette) -> ServerState:
     state = app.state
     assert isinstance(state, ServerState)
     return state
+
+
+async def other_answers(request: Request) -> list[dict[str, Any]]:
+    """What the other servers of the store answer to a GET that this one answers, too."""
+    others = state_of(request.app).others
+    return [] if others is None else await others.answers(request)
 
 
 def sees_all(request: Request, tenant: str) -> bool:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from weftline.contract.errors import EngineUnavailable, WeftlineError
 from weftline_engine import api
 from weftline_server.runtime.driver import Driver, TaskObserver
+from weftline_server.runtime.other_servers import Membership, SessionHandover
 from weftline_server.session.resumption import runs_once
 from weftline_server.session.session import ServerSession
 from weftline_server.session.task import UNDER_WAY
-
-if TYPE_CHECKING:
-    from weftline_server.cluster.cluster_member import ClusterMember
-    from weftline_server.cluster.departure import Departure
 
 log = logging.getLogger("weftline.service")
 
@@ -60,8 +56,8 @@ class Lifecycle:
     def __init__(
         self,
         driver: Driver,
-        member: ClusterMember | None = None,
-        departure: Departure | None = None,
+        member: Membership | None = None,
+        departure: SessionHandover | None = None,
     ) -> None:
         self.member = member  # of the servers that share a store
         self.draining = False

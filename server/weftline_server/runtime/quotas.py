@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from weftline.contract.errors import Overloaded
-from weftline_server.cluster.tenant_tally import NO_TALLY, TenantTally
+from weftline_server.runtime.tenant_tally import NO_TALLY, TenantTally
 from weftline_server.session.session import ServerSession
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from weftline.contract.errors import StorageFull, UnknownSession
 from weftline.contract.protocol import SetVariable, SubmitBody
@@ -12,12 +11,9 @@ from weftline_server.journal.journal import Key
 from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.engine_view import EngineStatus, EngineView, ServedModel, Status
 from weftline_server.runtime.lifecycle import Draining, Lifecycle, SessionHolds
+from weftline_server.runtime.other_servers import Membership, SessionHandover
 from weftline_server.runtime.registry import NotHere
 from weftline_server.session.session import ServerSession
-
-if TYPE_CHECKING:
-    from weftline_server.cluster.cluster_member import ClusterMember
-    from weftline_server.cluster.departure import Departure
 
 __all__ = [
     "Draining",
@@ -40,8 +36,8 @@ class Service:
     def __init__(
         self,
         driver: Driver,
-        member: ClusterMember | None = None,
-        departure: Departure | None = None,
+        member: Membership | None = None,
+        departure: SessionHandover | None = None,
     ) -> None:
         self._driver = driver
         self.registry = driver.registry

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from weftline_server.cluster.tenant_tally import TenantTally
 from weftline_server.runtime.registry import Registry
+from weftline_server.runtime.tenant_tally import TenantTally
 from weftline_server.schedule.dispatcher import Dispatcher
 
 

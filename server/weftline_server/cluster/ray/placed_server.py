@@ -14,7 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weftline_server.commands.replica import node_name
+from weftline_server.cluster.ray.engine_actor import node_name
 from weftline_server.commands.server_process import (
     ServerProcess,
     authority,

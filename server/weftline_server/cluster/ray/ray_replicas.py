@@ -232,7 +232,7 @@ class RayReplicas:
     def _start(self, servers: Sequence[Address]) -> None:
         import ray
 
-        from weftline_server.commands.replica import Replica
+        from weftline_server.cluster.ray.engine_actor import Replica
 
         self._count += 1
         name = f"{REPLICA}{self._count}"

@@ -15,10 +15,7 @@ from typing import TYPE_CHECKING
 from starlette.responses import JSONResponse, Response
 
 from weftline.contract.errors import EngineUnavailable, KeyReused, WeftlineError
-from weftline_server.cluster.route import Route, key_route, route
-from weftline_server.http.idempotency import KEY
-from weftline_server.http.json_bodies import error_response
-from weftline_server.http.peer_client import (
+from weftline_server.cluster.peer_client import (
     ELSEWHERE,
     LOOK,
     Addressee,
@@ -27,6 +24,9 @@ from weftline_server.http.peer_client import (
     after,
     moving,
 )
+from weftline_server.cluster.route import Route, key_route, route
+from weftline_server.http.idempotency import KEY
+from weftline_server.http.json_bodies import error_response
 from weftline_server.http.state import GRACE
 from weftline_server.journal.fence import SessionMoved
 from weftline_server.journal.journal import Key

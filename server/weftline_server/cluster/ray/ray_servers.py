@@ -19,8 +19,8 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from weftline.contract.errors import InvalidRequest
-from weftline_server.commands import cluster
-from weftline_server.commands.cluster import ClusterConfig, FleetLoad, RayReplicas
+from weftline_server.cluster.ray import ray_replicas
+from weftline_server.cluster.ray.ray_replicas import ClusterConfig, FleetLoad, RayReplicas
 from weftline_server.commands.engine_spec import EngineSpec
 from weftline_server.commands.server_process import LAST_S, Address
 from weftline_server.commands.settings import Settings
@@ -63,7 +63,7 @@ class RayServers:
         """Place until SIGTERM or SIGINT. SIGHUP replaces the servers, one after the other."""
         store = self._settings.server.sessions.path
         name = f"weftline-{hashlib.sha256(store.encode()).hexdigest()[:16]}"
-        await asyncio.to_thread(cluster.connect, name)
+        await asyncio.to_thread(ray_replicas.connect, name)
         loop = asyncio.get_running_loop()
         # Only now: Ray puts handlers of its own in their place, which end the process.
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -71,8 +71,8 @@ class RayServers:
         loop.add_signal_handler(signal.SIGHUP, self._roll)
         if until_stdin_closes:
             loop.add_reader(sys.stdin, self._on_stdin)
-        self._servers = cluster.found_actors(SERVER)
-        self._count = max(map(cluster.number_of, self._servers), default=0)
+        self._servers = ray_replicas.found_actors(SERVER)
+        self._count = max(map(ray_replicas.number_of, self._servers), default=0)
         self._replicas.find()
         try:
             failure = await self._keep()
@@ -81,7 +81,7 @@ class RayServers:
                 self._rolling.cancel()
             await asyncio.gather(*(self._end(one) for one in list(self._servers)))
             await self._replicas.close()
-            await asyncio.to_thread(cluster.disconnect)
+            await asyncio.to_thread(ray_replicas.disconnect)
         if failure:
             print(failure, file=sys.stderr)
         return 1 if failure else 0
@@ -98,7 +98,7 @@ class RayServers:
                 said = True
                 self._say(ready)
             try:
-                async with asyncio.timeout(cluster.TICK_S):
+                async with asyncio.timeout(ray_replicas.TICK_S):
                     await self._stops.wait()
             except TimeoutError:
                 continue
@@ -116,7 +116,7 @@ class RayServers:
 
     async def _ask(self) -> None:
         names = list(self._servers)
-        found = await asyncio.gather(*(cluster.asked(self._servers[n].state) for n in names))
+        found = await asyncio.gather(*(ray_replicas.asked(self._servers[n].state) for n in names))
         for name, state in zip(names, found, strict=True):
             if isinstance(state, str):  # the actor itself could not start
                 log.error("%s: %s", name, state)
@@ -155,12 +155,12 @@ class RayServers:
     def _start(self) -> str:
         import ray
 
-        from weftline_server.commands.placed_server import PlacedServer
+        from weftline_server.cluster.ray.placed_server import PlacedServer
 
         self._count += 1
         name = f"{SERVER}{self._count}"
         settings = self._settings
-        options = cluster.placed(name, self._config.server_cpus, outlive=True)
+        options = ray_replicas.placed(name, self._config.server_cpus, outlive=True)
         more = {one: value for one, value in os.environ.items() if one.startswith(PASSED)}
         actor = ray.remote(PlacedServer).options(**options)
         self._servers[name] = actor.remote(
@@ -170,7 +170,7 @@ class RayServers:
 
     async def _end(self, name: str) -> None:
         actor = self._servers.pop(name)
-        await cluster.ended(name, actor, self._settings.process.drain_s + LAST_S)
+        await ray_replicas.ended(name, actor, self._settings.process.drain_s + LAST_S)
         self._states.pop(name, None)
 
     def _roll(self) -> None:
@@ -184,7 +184,7 @@ class RayServers:
             try:
                 async with asyncio.timeout(LONGEST_START_S):
                     while not self._is_ready(new):  # noqa: ASYNC110 - it is on another node
-                        await asyncio.sleep(cluster.TICK_S)
+                        await asyncio.sleep(ray_replicas.TICK_S)
             except TimeoutError:
                 log.error("no server was replaced: the new one did not start")
                 await self._end(new)

@@ -9,8 +9,8 @@ from weftline_server.cluster.card import Card, digest_of
 from weftline_server.cluster.cluster_member import ClusterMember
 from weftline_server.cluster.database import ClusterDatabase
 from weftline_server.cluster.departure import Departure
+from weftline_server.cluster.shared_journal import SharedJournal
 from weftline_server.config import ServerConfig
-from weftline_server.journal.shared_journal import SharedJournal
 
 _EVERYWHERE = ("0.0.0.0", "::", "")
 

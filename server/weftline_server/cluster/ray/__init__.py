@@ -1,0 +1,1 @@
+"""Servers and engines that Ray places on the nodes of a cluster."""
