@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from llama_index.embeddings.weftline import WeftlineEmbedding
 from llama_index.llms.weftline import Weftline
-from llama_index.llms.weftline.run.ingestion import _slice
+from llama_index.llms.weftline.ahead.ingestion import _slice
 from llama_index.llms.weftline.trace.run_provenance import begin_run
 from llama_index.llms.weftline.trace.span_handler import SPANS
 from llama_index.response_synthesizers.weftline import WeftlineSynthesizer

@@ -223,7 +223,7 @@ def test_many_nodes_cost_no_more_each(echo_url: str) -> None:
 
 
 def test_document_summaries(proxy: Recording) -> None:
-    """The summaries of all documents are one request."""
+    """The summary of each document is one request: the build around them has no span."""
     texts = [" ".join(f"k{k}w{i}" for i in range(150)) for k in range(2)]
     index = DocumentSummaryIndex.from_documents(
         [Document(text=text, id_=f"d{k}") for k, text in enumerate(texts)],
@@ -232,7 +232,7 @@ def test_document_summaries(proxy: Recording) -> None:
         response_synthesizer=synthesizer("tree_summarize", bounded(proxy.url)),
     )
     assert index.get_document_summary("d0") == "b-answer"
-    assert counts(proxy) == (1, 0)
+    assert counts(proxy) == (2, 0)
 
 
 def test_usage_of_a_graph(proxy: Recording) -> None:

@@ -1,6 +1,4 @@
-"""A LlamaIndex pipeline or index over the server's embedder and store: one request, and the plain
-nodes.
-"""
+"""A LlamaIndex pipeline over the server's embedder and store: one request, and the plain nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import TextNode, TransformComponent
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.embeddings.weftline import WeftlineEmbedding
-from llama_index.llms.weftline.run import ingestion as ingesting
+from llama_index.llms.weftline.ahead import ingestion as ingesting
 from llama_index.vector_stores.weftline import WeftlineVectorStore
 
 from tests.integrations.conftest import recorded_by_default
@@ -188,38 +186,16 @@ def index(given: list[Document], **how: Any) -> VectorStoreIndex:
     )
 
 
-@pytest.mark.parametrize("use_async", [False, True])
-def test_an_index(recording: Recording, use_async: bool) -> None:
-    """`from_documents` is one request. The store has what a pipeline of the same steps puts in."""
-    run(pipeline(False), documents())
+def test_an_index(recording: Recording) -> None:
+    """Its methods have no span, so it asks for one thing after the other: three batches of texts,
+    then the store. The store has what a pipeline of the same steps puts in."""
+    run(pipeline(True), documents())
     before = kept()
     WeftlineVectorStore().delete_nodes([one["id_"] for one in before])
     recording.requests.clear()
-    index(documents(), use_async=use_async)
-    assert posted(recording) == [SUBMIT]
-    [body] = recording.bodies(SUBMIT)
-    assert [step["kind"] for step in body["steps"]] == ["embed", "ingest"] and body["close"]
+    index(documents())
+    assert posted(recording) == [SUBMIT] * 4
     assert kept() == before and len(before) == 10
-
-
-def test_an_index_that_adds_in_batches(recording: Recording) -> None:
-    """Each batch of nodes is one request, in their order. Nodes without a text are left out."""
-    given = [*documents(), Document(text="", doc_id="blank")]
-    index(given, insert_batch_size=4)
-    assert posted(recording) == [SUBMIT] * 3
-    sizes = [len(body["steps"][1]["items"]["value"]) for body in recording.bodies(SUBMIT)]
-    assert sizes == [4, 4, 2] and len(kept()) == 10
-
-
-def test_nodes_are_added_to_an_index(recording: Recording) -> None:
-    """`insert`, `insert_nodes` and `ainsert_nodes` are one request each."""
-    made = index(documents(2))
-    recording.requests.clear()
-    made.insert(documents()[2])
-    made.insert_nodes([TextNode(text="The fox number 3 is red.", id_="n3-0")])
-    asyncio.run(made.ainsert_nodes([TextNode(text="The fox number 4 is red.", id_="n4-0")]))
-    assert posted(recording) == [SUBMIT] * 3
-    assert [one["id_"] for one in kept()] == [f"n{k}-0" for k in range(5)]
 
 
 def test_nodes_that_have_vectors(recording: Recording) -> None:
@@ -231,22 +207,3 @@ def test_nodes_that_have_vectors(recording: Recording) -> None:
     VectorStoreIndex(given, storage_context=context, embed_model=WeftlineEmbedding())
     kinds = [[step["kind"] for step in body["steps"]] for body in recording.bodies(SUBMIT)]
     assert kinds == [["embed"], ["ingest"]] and len(kept()) == 2
-
-
-@pytest.mark.parametrize(
-    ("embedder", "store"), [("nowhere", "default"), ("default", "nowhere")], ids=["model", "store"]
-)
-def test_an_error_of_an_index(recording: Recording, embedder: str, store: str) -> None:
-    """It is that of the plain requests, and nothing is stored."""
-
-    def failure(kind: type[VectorStoreIndex]) -> tuple[type, str]:
-        context = StorageContext.from_defaults(vector_store=WeftlineVectorStore(store=store))
-        with pytest.raises(WeftlineError) as failed:
-            kind(nodes(3), storage_context=context, embed_model=WeftlineEmbedding(embedder))
-        return type(failed.value), str(failed.value)
-
-    class Mine(VectorStoreIndex):
-        """An index of the user's, of which nothing is sent ahead."""
-
-    assert failure(VectorStoreIndex) == failure(Mine)
-    assert kept(3) == []

@@ -6,7 +6,6 @@ Then the programs that need it run call by call, with the same answers.
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import re
 import sys
@@ -16,17 +15,9 @@ from typing import Any
 
 import pytest
 from llama_index.core import (
-    DocumentSummaryIndex,
-    KeywordTableIndex,
     Settings,
-    TreeIndex,
     VectorStoreIndex,
     __version__,
-)
-from llama_index.core.evaluation import (
-    CorrectnessEvaluator,
-    GuidelineEvaluator,
-    RelevancyEvaluator,
 )
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.indices.query.query_transform import (
@@ -36,7 +27,7 @@ from llama_index.core.indices.query.query_transform import (
 from llama_index.core.indices.query.query_transform.base import StepDecomposeQueryTransform
 from llama_index.core.indices.vector_store import VectorIndexRetriever
 from llama_index.core.llms import LLM
-from llama_index.core.node_parser import SentenceSplitter, TokenTextSplitter
+from llama_index.core.node_parser import TokenTextSplitter
 from llama_index.core.program import FunctionCallingProgram
 from llama_index.core.query_engine import (
     FLAREInstructQueryEngine,
@@ -62,12 +53,9 @@ from llama_index.core.selectors import (
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.weftline import Weftline
 from llama_index.llms.weftline.trace import span_handler
-from llama_index.llms.weftline.trace.callers import METHODS, WORKERS
 from llama_index.response_synthesizers.weftline import WeftlineSynthesizer
-from llama_index_instrumentation.dispatcher import DISPATCHER_SPAN_DECORATED_ATTR
 
 from tests.integrations import test_llama_routing as routing
-from tests.integrations import test_llama_sessions as sessions
 from tests.integrations.conftest import StartServer
 from tests.integrations.recording import Recording, recorded
 from tests.integrations.test_llama_ahead import nodes
@@ -94,11 +82,6 @@ def selecting(index: Any, llm: Any) -> str:
     return str(routing.router(index, llm, selector=chooser).query("red fox"))
 
 
-def inserting(index: Any, llm: Any) -> str:
-    index.insert(routing.Document(text="a green frog", doc_id="d0"))
-    return "inserted"
-
-
 TREE, REFINE, ACCUMULATE = map(synthesis, ("tree_summarize", "refine", "accumulate"))
 QUERY = asking(lambda index, llm: index.as_query_engine(llm=llm), "red fox")
 ROUTER = asking(routing.router, "red fox")
@@ -106,8 +89,6 @@ PARTS = asking(lambda index, llm: routing.sub_questions(index, llm), "Which anim
 HYDE = asking(routing.hyde, "red fox")
 STEPS = asking(routing.steps, "red fox")
 FLARE = asking(routing.flare, "red fox")
-JUDGES = lambda index, llm: str(sessions.evaluations(llm))  # noqa: E731
-TABLE = lambda index, llm: str(sessions.keyword_table(llm))  # noqa: E731
 
 SYNTHESIS = ("_llm", "_output_cls", "_prompt_helper", "_streaming")
 FLARED = ("_done_output_parser", "_query_task_output_parser", "_max_lookahead_query_tasks")
@@ -119,18 +100,6 @@ MEMBERS: list[tuple[Any, tuple[str, ...], Callable[..., Any] | None]] = [
     (Accumulate, ("_text_qa_template", *SYNTHESIS), ACCUMULATE),
     (PromptHelper, ("_token_counter",), REFINE),
     (TokenTextSplitter, ("_split", "_merge"), TREE),
-    (KeywordTableIndex, ("_llm",), TABLE),
-    (TreeIndex, ("_llm", "_use_async"), lambda index, llm: str(sessions.tree_index(llm))),
-    (
-        DocumentSummaryIndex,
-        ("_response_synthesizer", "_summary_query"),
-        lambda index, llm: str(sessions.document_summaries(llm)),
-    ),
-    (CorrectnessEvaluator, ("_eval_template", "_llm"), JUDGES),
-    (RelevancyEvaluator, ("_eval_template", "_refine_template"), JUDGES),
-    (GuidelineEvaluator, ("_guidelines", "_eval_template"), None),
-    (SentenceSplitter, ("_split", "_merge"), JUDGES),
-    (VectorStoreIndex, ("_embed_model", "_insert_batch_size"), inserting),
     (VectorStoreIndex, ("_transformations",), QUERY),
     (VectorIndexRetriever, ("_embed_model", "_vector_store", "_kwargs", "_index"), QUERY),
     (VectorIndexRetriever, ("_vector_store_query_mode", "_build_vector_store_query"), QUERY),
@@ -164,12 +133,11 @@ MEMBERS: list[tuple[Any, tuple[str, ...], Callable[..., Any] | None]] = [
 ]
 # Read with a default; a LlamaIndex without them works.
 OPTIONAL = {"_multimodal", "_output_parser", "_response_padding_size"}
-# Not LlamaIndex's: of a named tuple, of a module of ours, and of sys.
-OTHERS = {"_replace", "_getframe"}
+# Not LlamaIndex's: of a named tuple.
+OTHERS = {"_replace"}
 # Read with a default, or not read by this program. Nothing is logged.
 QUIET = {
     "TreeSummarize._streaming",
-    "DocumentSummaryIndex._response_synthesizer",
     "LLMSingleSelector._llm",
     "PydanticSingleSelector._selector_program",
     "FunctionCallingProgram._llm",
@@ -211,16 +179,6 @@ def test_llama_index_has_it(owner: Any, name: str, run: Any) -> None:
     assert any(re.search(rf"\b{name}\b", source) for source in sources), (
         f"LlamaIndex {__version__} has no {owner.__name__}.{name}, which the adapter reads"
     )
-
-
-@pytest.mark.parametrize(("name", "module"), {**METHODS, **WORKERS}.items())
-def test_llama_index_has_the_method_and_gives_it_no_span(name: str, module: str) -> None:
-    """What is looked for on the stack exists. Once it has a span, the span is the better way."""
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-        assert found is not None, f"LlamaIndex {__version__} has no {name}, so no build is found"
-    assert not hasattr(found, DISPATCHER_SPAN_DECORATED_ATTR), f"{name} has a span now: use it"
 
 
 @pytest.fixture(scope="module")

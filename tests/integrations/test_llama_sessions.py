@@ -1,4 +1,4 @@
-"""One query, build, pipeline run or chat is one session, with the edges that its prompts have.
+"""One query, pipeline run or chat is one session, with the edges that its prompts have.
 
 Sessions and edges are those that the server shows when the run is over.
 """
@@ -11,17 +11,10 @@ from typing import Any
 
 import pytest
 from llama_index.core import (
-    Document,
-    DocumentSummaryIndex,
-    KeywordTableIndex,
-    MockEmbedding,
     SummaryIndex,
-    TreeIndex,
 )
-from llama_index.core.evaluation import BatchEvalRunner, CorrectnessEvaluator, RelevancyEvaluator
 from llama_index.core.extractors import KeywordExtractor, SummaryExtractor, TitleExtractor
 from llama_index.core.ingestion import IngestionPipeline
-from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.query_engine import FLAREInstructQueryEngine, SubQuestionQueryEngine
 from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.response_synthesizers import get_response_synthesizer
@@ -80,48 +73,6 @@ def pipeline(llm: Any) -> Any:
     return [node.metadata for node in made]
 
 
-def keyword_table(llm: Any) -> Any:
-    return sorted(KeywordTableIndex(leaves(), llm=llm).index_struct.table)
-
-
-def keyword_documents(llm: Any) -> Any:
-    """The extractor of the transformations and the index's own calls are one run."""
-    steps = [SentenceSplitter(), SummaryExtractor(llm=llm)]
-    documents = [Document(text=node.text) for node in leaves(2)]
-    made = KeywordTableIndex.from_documents(documents, llm=llm, transformations=steps)
-    return sorted(made.index_struct.table)
-
-
-def tree_index(llm: Any) -> Any:
-    """Eight leaves by two: three levels of summaries until two are left."""
-    index = TreeIndex(leaves(8), llm=llm, num_children=2)
-    texts = [node.get_content() for node in index.docstore.docs.values()]
-    return [text for text in texts if "Leaf" not in text]
-
-
-def document_summaries(llm: Any) -> Any:
-    index = DocumentSummaryIndex.from_documents(
-        [Document(text=node.text, id_=f"d{k}") for k, node in enumerate(leaves(3))],
-        llm=llm,
-        embed_model=MockEmbedding(embed_dim=4),
-        transformations=[SentenceSplitter()],
-        response_synthesizer=refine(llm),
-    )
-    return [index.get_document_summary(f"d{k}") for k in range(3)]
-
-
-def evaluations(llm: Any) -> Any:
-    judges = {
-        "right": CorrectnessEvaluator(llm=llm, parser_function=lambda said: (3.0, said)),
-        "relevant": RelevancyEvaluator(llm=llm),
-    }
-    runner = BatchEvalRunner(judges)
-    found = runner.evaluate_response_strs(
-        queries=["What is it?"] * 4, response_strs=["A river."] * 4, contexts_list=[["Tiber"]] * 4
-    )
-    return {name: [one.feedback for one in results] for name, results in found.items()}
-
-
 def flare(llm: Any) -> Any:
     engine = SummaryIndex(leaves(2)).as_query_engine(llm=llm)
     return FLAREInstructQueryEngine(engine, llm=llm, max_iterations=2).query("Where does it flow?")
@@ -140,11 +91,6 @@ PROGRAMS: dict[str, tuple[Callable[[Any], Any], int, int, int, int]] = {
     "sub-question": (sub_question, 3, 1, 7, 9),
     # the titles into one title, and the keywords into the summaries' prompts, as metadata
     "pipeline": (pipeline, 3, 0, 10, 6),
-    "keyword-table": (keyword_table, 1, 0, 4, 0),
-    "keyword-documents": (keyword_documents, 2, 0, 4, 2),
-    "tree-index": (tree_index, 1, 0, 6, 4),
-    "document-summaries": (document_summaries, 1, 0, 3, 0),
-    "evaluations": (evaluations, 1, 0, 8, 0),
     "multi-step": (multi_step, 0, 5, 5, 6),
     "flare": (flare, 0, 4, 4, 2),
     "workflow": (workflow, 0, 2, 2, 1),
@@ -153,7 +99,6 @@ PROGRAMS: dict[str, tuple[Callable[[Any], Any], int, int, int, int]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:asyncio_module:DeprecationWarning")  # LlamaIndex's own
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_one_session(rules_url: str, name: str) -> None:
     """A whole run is one session with its edges, and its result that of calls one by one."""

@@ -10,7 +10,7 @@ import pytest
 from langchain_core.prompts import ChatPromptTemplate
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.llms.weftline import Weftline
-from llama_index.llms.weftline.run.submitted_graph import request_key
+from llama_index.llms.weftline.ahead.request_claims import request_key
 from pydantic import BaseModel, Field
 
 from langchain_weftline import ChatWeftline, accelerate

@@ -8,7 +8,7 @@ from typing import Any
 from llama_index.core.base.embeddings.base import BaseEmbedding, Embedding
 from llama_index.core.bridge.pydantic import Field
 from llama_index.core.schema import BaseNode
-from llama_index.llms.weftline.run.retrieval_answers import aask, ask
+from llama_index.llms.weftline.ahead.retrieval_answers import aask, ask
 from llama_index.llms.weftline.trace.span_handler import listen
 from llama_index_instrumentation import get_dispatcher
 

@@ -10,7 +10,7 @@ run       graphs that were sent ahead, and how requests find their answers
 
 from __future__ import annotations
 
+from llama_index.llms.weftline.ahead.agent_tools import early
 from llama_index.llms.weftline.base import Weftline
-from llama_index.llms.weftline.run.agent_tools import early
 
 __all__ = ["Weftline", "early"]

@@ -22,8 +22,8 @@ from llama_index.core.schema import NodeWithScore
 from llama_index.core.settings import Settings
 from llama_index.core.types import RESPONSE_TEXT_TYPE
 from llama_index.llms.weftline import Weftline
+from llama_index.llms.weftline.ahead.submitted_graph import SubmittedGraph
 from llama_index.llms.weftline.plan.call_plan import CallPlan, Unplannable, can_plan, plan_synthesis
-from llama_index.llms.weftline.run.submitted_graph import SubmittedGraph
 from llama_index.llms.weftline.trace.run_provenance import begin_run
 from llama_index.llms.weftline.trace.span_handler import SPANS
 from llama_index.response_synthesizers.weftline.report import Report

@@ -16,7 +16,7 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQueryResult,
 )
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
-from llama_index.llms.weftline.run.retrieval_answers import aask, ask, astored, stored
+from llama_index.llms.weftline.ahead.retrieval_answers import aask, ask, astored, stored
 
 from weftline.adapters import Retrieval, retrieval_requests
 from weftline.adapters.server_fields import ServerFields

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
+from llama_index.llms.weftline.ahead.request_claims import SentCalls, request_key
 from llama_index.llms.weftline.model.openai_messages import CHAT, strip_to_text
-from llama_index.llms.weftline.run.submitted_graph import SentCalls, request_key
 from llama_index.llms.weftline.trace.span_handler import SPANS
 
 from weftline.adapters import BACKGROUND, CLIENTS, Relay, Request, Result, Server, awaited

@@ -19,9 +19,9 @@ from llama_index.core.program.utils import FlexibleModel
 from llama_index.core.prompts.base import PromptTemplate
 from llama_index.core.tools.types import BaseTool
 from llama_index.core.types import Model
+from llama_index.llms.weftline.ahead.agent_tools import watched
 from llama_index.llms.weftline.model.object_fields import are_asked_in_text, as_text_field, offer
 from llama_index.llms.weftline.model.openai_messages import arguments_of
-from llama_index.llms.weftline.run.agent_tools import watched
 
 Options = dict[str, Any] | None
 

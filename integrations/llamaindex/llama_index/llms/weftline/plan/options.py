@@ -12,10 +12,11 @@ from typing import Any
 
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import QueryBundle
+from llama_index.llms.weftline.ahead.plan_calls import Names, calls_of
+from llama_index.llms.weftline.ahead.request_claims import request_key
 from llama_index.llms.weftline.plan.answer_symbols import Given, Index, Symbols
 from llama_index.llms.weftline.plan.call_plan import CallPlan, Unplannable, can_plan, plan_on_hits
 from llama_index.llms.weftline.plan.node_search import NodeSearch, finding_of
-from llama_index.llms.weftline.run.submitted_graph import Names, calls_of, request_key
 from llama_index.llms.weftline.trace.run_provenance import SessionRun
 
 from weftline.adapters import Server

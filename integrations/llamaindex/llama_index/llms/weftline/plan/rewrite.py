@@ -27,13 +27,13 @@ from llama_index.core.query_engine.flare.output_parser import (
 )
 from llama_index.core.query_engine.multistep_query_engine import default_stop_fn
 from llama_index.core.schema import QueryBundle
+from llama_index.llms.weftline.ahead.composition import Composed, Query, Rest
+from llama_index.llms.weftline.ahead.plan_calls import Names, calls_of, variable
 from llama_index.llms.weftline.plan.answer_symbols import Given, Index, PlannedAnswer, Spec, Symbols
 from llama_index.llms.weftline.plan.call_plan import STRIP, CallPlan, Unplannable
 from llama_index.llms.weftline.plan.node_search import embedded_in, found_in
 from llama_index.llms.weftline.plan.options import Option, is_sent_ahead, option_of
 from llama_index.llms.weftline.plan.selector import SelectorCall, text_plan
-from llama_index.llms.weftline.run.composition import Composed, Query, Rest
-from llama_index.llms.weftline.run.submitted_graph import Names, calls_of, variable
 from llama_index.llms.weftline.trace.run_provenance import SessionRun
 
 from weftline.adapters import Result, Server

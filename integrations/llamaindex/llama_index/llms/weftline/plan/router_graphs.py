@@ -13,6 +13,8 @@ from typing import Any
 
 from llama_index.core.query_engine import RouterQueryEngine, SubQuestionQueryEngine
 from llama_index.core.schema import QueryBundle
+from llama_index.llms.weftline.ahead.composition import Composed, Query, Rest
+from llama_index.llms.weftline.ahead.plan_calls import Names, calls_of, variable
 from llama_index.llms.weftline.plan.answer_symbols import Given, Index, PlannedAnswer, Spec, Symbols
 from llama_index.llms.weftline.plan.call_plan import (
     CallPlan,
@@ -29,8 +31,6 @@ from llama_index.llms.weftline.plan.options import (
     option_of,
 )
 from llama_index.llms.weftline.plan.selector import division_of, selection_of
-from llama_index.llms.weftline.run.composition import Composed, Query, Rest
-from llama_index.llms.weftline.run.submitted_graph import Names, calls_of, variable
 from llama_index.llms.weftline.trace.run_provenance import SessionRun
 
 from weftline.adapters import Result, Server

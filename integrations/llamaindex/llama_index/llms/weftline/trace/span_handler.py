@@ -2,9 +2,8 @@
 
 At the start of a synthesis or an extraction, before its first call, the handler gets the object and
 all its texts. Then it sends the graph ahead. During a call, the spans around it have its template
-and arguments. Some methods have no span. They are found on the call stack at the first span inside
-them (callers.py). None of LlamaIndex's classes, functions and settings is changed: the list of span
-handlers gets one more.
+and arguments. None of LlamaIndex's classes, functions and settings is changed: the list of span
+handlers gets one more. A method without a span is not seen, such as the build of an index.
 """
 
 from __future__ import annotations
@@ -27,7 +26,9 @@ from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.prompts.base import BasePromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import QueryBundle
-from llama_index.llms.weftline.plan.builds import builder_of, can_build, plan_build
+from llama_index.llms.weftline.ahead.composition import Composed
+from llama_index.llms.weftline.ahead.ingestion import Ingesting, ingestion_of
+from llama_index.llms.weftline.ahead.submitted_graph import SubmittedGraph
 from llama_index.llms.weftline.plan.call_plan import (
     CallPlan,
     Unplannable,
@@ -35,7 +36,6 @@ from llama_index.llms.weftline.plan.call_plan import (
     plan_on_hits,
     plan_synthesis,
 )
-from llama_index.llms.weftline.plan.evaluation import can_evaluate, judge_of, plan_evaluations
 from llama_index.llms.weftline.plan.extraction import can_extract, llm_of, plan_extraction
 from llama_index.llms.weftline.plan.node_search import LoneSearch, NodeSearch, finding_of
 from llama_index.llms.weftline.plan.options import is_sent_ahead
@@ -46,10 +46,6 @@ from llama_index.llms.weftline.plan.rewrite import (
     transformed,
 )
 from llama_index.llms.weftline.plan.router_graphs import can_route, decider_of, graph_of
-from llama_index.llms.weftline.run.composition import Composed
-from llama_index.llms.weftline.run.ingestion import Ingesting, indexing_of, ingestion_of
-from llama_index.llms.weftline.run.submitted_graph import SubmittedGraph
-from llama_index.llms.weftline.trace.callers import Callers, Method
 from llama_index.llms.weftline.trace.run_provenance import (
     MIN_SEARCHED,
     SessionRun,
@@ -72,8 +68,6 @@ MAX_VALUES = 64
 
 QUERYING = ("_query", "_aquery")
 EMBEDDING = ("__call__", "acall")
-BATCHING = ("get_text_embedding_batch", "aget_text_embedding_batch")
-EVALUATING = ("aevaluate_response_strs", "aevaluate_responses")
 RETRIEVING = (*QUERYING, "_retrieve", "_aretrieve")
 REWRITING = ("_run", "predict")
 
@@ -92,27 +86,18 @@ class Span(Nested):
 
 
 class Spans:
-    """The open spans: LlamaIndex's by their ids, and those of methods without a span."""
+    """The open spans of LlamaIndex, by their ids."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[str, Span] = OrderedDict()
-        self._callers: Callers[Span] = Callers(_end)
         # Reentrant: a garbage collection while it is held may end a run, which comes here, too.
         self._lock = RLock()
 
     def __len__(self) -> int:
-        return len(self._open) + len(self._callers)
+        return len(self._open)
 
     def enter(self, id: str, instance: Any, arguments: Mapping[str, Any], parent: Any) -> None:
         """Note that a method begins."""
-
-        def called(method: Method) -> Span:
-            return Span(method.instance, method.arguments, self._innermost(parent))
-
-        for around, made in self._callers.note(called):
-            outer = made.parent
-            if outer is None or outer.graph is None or outer.instance is not made.instance:
-                self._send_ahead(made, around.name, made)
         span = Span(instance, arguments, self._innermost(parent))
         with self._lock:
             self._open[id] = span
@@ -120,16 +105,13 @@ class Spans:
                 self._open.popitem(last=False)
         method = id.partition("-")[0].rpartition(".")[2]
         # Of these methods, the one around them makes the requests that follow.
-        owner = span.parent if method in (*EMBEDDING, *BATCHING, *REWRITING) else span
+        owner = span.parent if method in (*EMBEDDING, *REWRITING) else span
         if owner is not None:
             self._send_ahead(span, method, owner)
 
     def _innermost(self, active: str | None) -> Span | None:
-        """The span with the id `active`, or a method without a span that is inside it."""
-        span, called = self._open.get(active or ""), self._callers.find()
-        if called is not None and (span is None or span in called.ancestry()):
-            return called
-        return span
+        """The span with the id `active`."""
+        return self._open.get(active or "")
 
     def leave(self, id: str, result: Any) -> None:
         """Note that a method ends. Its `result` may be a stream that nobody has read yet."""
@@ -174,8 +156,6 @@ class Spans:
             return self._looked_up(span, method)
         if method in EMBEDDING:
             return self._ingested(span)
-        if method in BATCHING:
-            return self._indexed(span)
         if method in REWRITING:
             return self._rewritten(span)
         llm = _llm_of(span.instance)
@@ -247,18 +227,6 @@ class Spans:
         if around is None or around.graph is not None:
             return None
         ingestion = ingestion_of(around.instance, span.instance, span.arguments.get("nodes"))
-        if ingestion is None:
-            return None
-        return Ingesting(ingestion, self._run_at(span, ingestion.server))
-
-    def _indexed(self, span: Span) -> Ingesting | None:
-        """The embedding of an index's next nodes, and adding them to its store after this span."""
-        around, texts = span.parent, span.arguments.get("texts")
-        if around is None:
-            return None
-        done = around.graph.end if isinstance(around.graph, Ingesting) else 0
-        nodes = around.arguments.get("nodes")
-        ingestion = indexing_of(around.instance, span.instance, texts, nodes, done)
         if ingestion is None:
             return None
         return Ingesting(ingestion, self._run_at(span, ingestion.server))
@@ -383,7 +351,7 @@ def _plan(span: Span, method: str) -> CallPlan | None:
     given = dict(span.arguments)
     if method in ("get_response", "aget_response") and can_plan(span.instance):
         if any(_covers(s, span.instance) for s in span.ancestry()):
-            return None  # the graph of an outer method, or of the build around it, has these calls
+            return None  # the graph of an outer method has these calls
         query, chunks = given.pop("query_str"), given.pop("text_chunks")
         given.pop("separator", None)
         others = {**given, **given.pop("response_kwargs", {})}
@@ -391,12 +359,8 @@ def _plan(span: Span, method: str) -> CallPlan | None:
             others.pop("prev_response", None)
         others.pop("response_kwargs", None)
         return plan_synthesis(span.instance, query, list(chunks), others)
-    if method == "build_index_from_nodes" and can_build(span.instance):
-        return plan_build(span.instance, list(given["nodes"]))
     if method == "aextract" and can_extract(span.instance):
         return plan_extraction(span.instance, list(given["nodes"]))
-    if method in EVALUATING and can_evaluate(span.instance):
-        return plan_evaluations(span.instance, given)
     return None
 
 
@@ -404,10 +368,8 @@ def _covers(span: Span, synthesizer: Any) -> bool:
     """Whether the graph sent at the start of `span` will answer the calls of `synthesizer`."""
     if span.graph is None:
         return False
-    index = span.instance if can_build(span.instance) else None
-    around = getattr(index, "_response_synthesizer", None) is synthesizer
-    same = span.instance is synthesizer or around or can_evaluate(span.instance)
-    return bool(same and (span.graph.complete or span.graph.has_left))
+    same = span.instance is synthesizer
+    return same and (span.graph.complete or span.graph.has_left)
 
 
 def _llm_of(instance: Any) -> Any:
@@ -416,12 +378,8 @@ def _llm_of(instance: Any) -> Any:
         llm = instance._llm
     elif can_route(instance):
         llm = decider_of(instance)
-    elif can_build(instance):
-        llm = builder_of(instance)
     elif can_extract(instance):
         llm = llm_of(instance)
-    elif can_evaluate(instance):
-        llm = judge_of(instance)
     else:
         return None
     return llm if hasattr(llm, "asking") else None

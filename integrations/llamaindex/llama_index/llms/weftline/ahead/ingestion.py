@@ -1,5 +1,5 @@
-"""The requests that an IngestionPipeline or a VectorStoreIndex is about to make: the embedding of
-its nodes, and adding them to a store.
+"""The requests that an IngestionPipeline is about to make: the embedding of its nodes, and adding
+them to a store.
 
 The two requests are sent ahead as steps of one graph, where the embedding model and the store are
 ours and at one server. Nothing is stored before all nodes are embedded, as in the plain program.
@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
-from llama_index.core import VectorStoreIndex
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.schema import BaseNode, MetadataMode
@@ -42,15 +41,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Ingestion:
-    """What will be asked for nodes: one submit for each portion of batches.
-
-    With it the first `end` nodes of an index are added.
-    """
+    """What will be asked for nodes: one submit for each portion of batches."""
 
     server: Server
     store: str
     portions: list[list[Batch]]
-    end: int = 0
 
     @property
     def items(self) -> list[dict[str, Any]]:
@@ -68,32 +63,7 @@ def ingestion_of(pipeline: Any, model: object, nodes: Any) -> Ingestion | None:
     return _ingestion(model, pipeline.vector_store, nodes) if ends else None
 
 
-def indexing_of(index: Any, model: object, texts: Any, nodes: Any, done: int) -> Ingestion | None:
-    """What `index` will ask when its model gets the texts of the nodes after the first `done`.
-
-    None where that is not certain. An index adds its nodes in batches, one after the other.
-    """
-    if type(index) is not VectorStoreIndex or index._embed_model is not model:
-        return None
-    if not isinstance(nodes, Sequence):
-        return None
-    batch: list[BaseNode] = []
-    end = done
-    for node in nodes[done:]:
-        if len(batch) == len(texts):
-            break
-        end += 1
-        text = _embedded_text(node)
-        if text == texts[len(batch)] and node.embedding is None:
-            batch.append(node)
-        elif text:  # a build leaves out nodes without a text
-            return None
-    if len(batch) < index._insert_batch_size and any(map(_embedded_text, nodes[end:])):
-        return None  # the batch has nodes with vectors, too
-    return _ingestion(model, index.vector_store, batch, end)
-
-
-def _ingestion(model: object, vector_store: object, nodes: Any, end: int = 0) -> Ingestion | None:
+def _ingestion(model: object, vector_store: object, nodes: Any) -> Ingestion | None:
     embeds: Any = model
     store: Any = vector_store
     if not (is_served(embeds) and is_served(store)) or not isinstance(nodes, Sequence) or not nodes:
@@ -113,7 +83,7 @@ def _ingestion(model: object, vector_store: object, nodes: Any, end: int = 0) ->
             found.append([])
             chars, count = batch.chars, len(batch.items)
         found[-1].append(batch)
-    return Ingestion(at, store.store, found, end) if len(found) <= MAX_PORTIONS else None
+    return Ingestion(at, store.store, found) if len(found) <= MAX_PORTIONS else None
 
 
 def _embedded_text(node: BaseNode) -> str:
@@ -140,7 +110,6 @@ class Ingesting:
 
     def __init__(self, ingestion: Ingestion, run: SessionRun | None) -> None:
         self._ingestion, self._run = ingestion, run
-        self.end = ingestion.end
         self._feed = RunFeed(ingestion.server, joins=None if run is None else run.alias)
         self._number = 0 if run is None else run.reserve(1)
         self._lock = Lock()

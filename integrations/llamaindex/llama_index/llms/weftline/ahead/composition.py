@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
+from llama_index.llms.weftline.ahead.plan_calls import Names, calls_of, variable
+from llama_index.llms.weftline.ahead.request_claims import planned
 from llama_index.llms.weftline.plan.answer_symbols import Given, Index
 from llama_index.llms.weftline.plan.call_plan import CallPlan
 from llama_index.llms.weftline.plan.node_search import NodeHits
 from llama_index.llms.weftline.plan.options import Option
 from llama_index.llms.weftline.plan.selector import SelectorCall
-from llama_index.llms.weftline.run.submitted_graph import Names, calls_of, planned, variable
 from llama_index.llms.weftline.trace.run_provenance import SessionRun
 
 from weftline.adapters import Claims, Planned, Result, RunFeed, Server

@@ -1,0 +1,1 @@
+"""What was sent ahead for a part of LlamaIndex, and how its requests find the results."""

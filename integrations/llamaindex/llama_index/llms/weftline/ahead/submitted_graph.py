@@ -1,0 +1,127 @@
+"""A planned graph that was sent ahead, and its answers for the requests equal to its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from llama_index.llms.weftline.ahead.plan_calls import Numbering, calls_of
+from llama_index.llms.weftline.ahead.request_claims import planned
+from llama_index.llms.weftline.plan.answer_symbols import Given, Index, filled
+from llama_index.llms.weftline.plan.call_plan import CallPlan
+from llama_index.llms.weftline.plan.node_search import NodeHits, NodeSearch, embedded_in, found_in
+from llama_index.llms.weftline.trace.run_provenance import SessionRun
+
+from weftline.adapters import Claims, Result, RunFeed
+from weftline.sdk.http import OnGraph
+from weftline.watching import Failed
+from weftline.watching import Value as ValueEvent
+
+
+class SubmittedGraph:
+    """One graph. Its calls are submitted together, and their values arrive as they become ready.
+
+    The calls join the session of `run`, in which the graph's prompts may hold earlier answers. With
+    a `finding` its steps stand before the calls, which may read the hits. `parts` asks for texts as
+    they are generated. `on_graph` gets the session's graph when the last value is there.
+    """
+
+    def __init__(
+        self,
+        plan: CallPlan,
+        run: SessionRun,
+        finding: NodeSearch | None = None,
+        *,
+        parts: bool = False,
+        on_graph: OnGraph | None = None,
+    ) -> None:
+        self.complete = plan.complete
+        self.askings = [plan.llm.asking]
+        self._plan = plan
+        self._fields = fields = plan.llm.parameters()
+        self._parts = parts
+        self._numbering = Numbering(run.reserve(len(plan.drafts)), run)
+        self._calls = calls_of(plan, fields, self._numbering)
+        self._finding = finding
+        self.found: NodeHits | None = None
+        self._on_graph = on_graph
+        self._feed = RunFeed(plan.llm.asking.server, self._note, run.alias)
+        self._claims: Claims[str] = Claims([])
+
+    def start(self) -> None:
+        """Submit the graph."""
+        finding, first = self._finding, self._numbering.first
+        hits = found_in(first)
+        embedded = [] if finding is None else embedded_in(first, finding.texts)
+        self._feed.send(
+            self._calls,
+            [*self.variables, *([] if finding is None else [*embedded, hits])],
+            steps=() if finding is None else finding.steps(embedded, hits),
+            parts=self._parts,
+            graph=self._on_graph is not None,
+        )
+        self._numbering.run.join(self._feed)
+        if self._on_graph is not None:
+            self._feed.show_graph(self._on_graph)
+        results: dict[Index, Result] = {
+            at: self._feed.results[name] for at, name in enumerate(self.variables)
+        }
+        if finding is not None:
+            results[Given.HITS] = self._feed.results[hits]
+            vectors = [self._feed.results[name] for name in embedded]
+            self.found = NodeHits(finding, vectors, results[Given.HITS])
+        drafts = range(len(self._plan.drafts))
+        self._claims = Claims([planned(self._plan, at, self._fields, results) for at in drafts])
+
+    @property
+    def variables(self) -> list[str]:
+        """The variables that the calls write, in order."""
+        return [self._numbering.variable(index) for index in range(len(self._calls))]
+
+    def _note(self, event: ValueEvent | Failed) -> None:
+        """Note an answer, so that later prompts of the run that contain it name its variable."""
+        if isinstance(event, ValueEvent) and isinstance(event.value, str):
+            self._numbering.run.answered(event.variable, event.value)
+
+    @property
+    def results(self) -> list[Result]:
+        """The results of the calls, in order."""
+        return [one.result for one in self._claims.planned]
+
+    def asked(self) -> Iterator[tuple[list[tuple[str, str]], Mapping[str, Any]]]:
+        """The request of each call: its messages, and its fields beside the LLM's own.
+
+        All values must be known.
+        """
+        answers: dict[Index, Any] = {
+            at: result.value.result().value for at, result in enumerate(self.results)
+        }
+        for draft in self._plan.drafts:
+            parts = [(role, self._plan.symbols.parts(text)) for role, text in draft.messages]
+            yield [(role, filled(found, answers)) for role, found in parts], draft.fields
+
+    def claim(self, key: str) -> Result | None:
+        """The result of the first call with this key that no request has claimed."""
+        found = self._claims.claim(key)
+        return None if found is None else found.result
+
+    @property
+    def has_left(self) -> bool:
+        """Whether there are calls that no request has claimed."""
+        return self._claims.has_left
+
+    def leave(self) -> None:
+        """Note that no more requests will come.
+
+        The calls that no request has claimed are cancelled, unless a claimed call still runs.
+        """
+        if not any(one.is_claimed and one.is_running for one in self._claims.planned):
+            self._feed.close()
+
+    def abandon(self) -> None:
+        """Cancel every call that is not done, claimed or not."""
+        self._feed.close()
+
+    def when_over(self, then: Callable[[], None]) -> None:
+        """Call `then` when all values have arrived, or the graph was cancelled."""
+        self._feed.when_over(then)
