@@ -176,12 +176,15 @@ class Merge(Reading):
     """Merges lists of hits into one list that has each document once, with its best score.
 
     Two hits are the same document if they have equal ids, or with `by` "text" equal texts. At most
-    `limit` hits are kept.
+    `limit` hits are kept. The best hit comes first. With `rank` "order" the hits stay in the order
+    of the lists. With "reciprocal" a document's score is the sum of 1 / (60 + its place in each
+    list), where the first place is 0.
     """
 
     kind: Literal["merge"] = field(default_factory=lambda: "merge")
     by: Literal["id", "text"] = "id"
     limit: int | None = None
+    rank: Literal["score", "order", "reciprocal"] = "score"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

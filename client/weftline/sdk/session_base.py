@@ -182,13 +182,22 @@ class SessionBase(ControlVerbs[V]):
         kept = dict(filter or {})
         return self._add_step(Search, embedded, (), after, store=store, k=k, filter=kept)
 
-    def merge(self, hits: V, *, by: Literal["id", "text"] = "id", limit: int | None = None) -> V:
+    def merge(
+        self,
+        hits: V,
+        *,
+        by: Literal["id", "text"] = "id",
+        limit: int | None = None,
+        rank: Literal["score", "order", "reciprocal"] = "score",
+    ) -> V:
         """Merge lists of hits into one list, the best hit first, that has each document once.
 
         Two hits are the same document if they have equal ids, or with `by="text"` equal texts. At
-        most `limit` hits are kept; None keeps all.
+        most `limit` hits are kept; None keeps all. With `rank="order"` the hits stay in the order
+        of the lists. With "reciprocal" a document's score is the sum of 1 / (60 + its place in each
+        list), where the first place is 0.
         """
-        return self._add_step(Merge, hits, (), (), by=by, limit=limit)
+        return self._add_step(Merge, hits, (), (), by=by, limit=limit, rank=rank)
 
     def text(self, *parts: V | str) -> V:
         """Make one text of texts, one after the other, such as `session.text("Q: ", question)`."""

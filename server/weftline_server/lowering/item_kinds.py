@@ -7,7 +7,7 @@ in the whole value. An item that was sent early and is not in the whole value co
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from weftline.contract.errors import InvalidRequest, WeftlineError
@@ -135,11 +135,26 @@ def embedded_of(step: StepBase, value: object) -> Mapping[str, Any]:
     return value
 
 
-def hits_of(step: StepBase, value: object) -> list[dict[str, Any]]:
-    """The hits of one list, or of lists of hits. Raises InvalidRequest for any other value."""
+def hit_lists_of(step: StepBase, value: object) -> list[list[dict[str, Any]]]:
+    """Lists of hits. Hits that stand beside the lists are one list together.
+
+    Raises InvalidRequest for any other value.
+    """
     if not isinstance(value, list):
         raise InvalidRequest(f"{named(step)} takes lists of hits", param="in")
-    flat: Iterator[object] = (
-        hit for one in value for hit in (one if isinstance(one, list) else [one])
-    )
-    return [_item(step, hit) for hit in flat]
+    lists: list[list[dict[str, Any]]] = []
+    alone: list[dict[str, Any]] | None = None
+    for one in value:
+        if isinstance(one, list):
+            lists.append([_item(step, hit) for hit in one])
+            alone = None
+        elif alone is None:
+            lists.append(alone := [_item(step, one)])
+        else:
+            alone.append(_item(step, one))
+    return lists
+
+
+def hits_of(step: StepBase, value: object) -> list[dict[str, Any]]:
+    """The hits of one list, or of lists of hits. Raises InvalidRequest for any other value."""
+    return [hit for hits in hit_lists_of(step, value) for hit in hits]

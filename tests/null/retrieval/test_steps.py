@@ -147,6 +147,36 @@ async def test_several_queries_are_merged_and_reranked(server: Server) -> None:
     assert (merge["engine"], merge["state"]) == ("server", "done")
 
 
+def hits(*found: tuple[str, float]) -> list[dict[str, Any]]:
+    return [{"id": id, "text": f"text {id}", "score": score} for id, score in found]
+
+
+LISTS = [hits(("a", 0.9), ("b", 0.8), ("c", 0.7)), hits(("c", 0.95), ("d", 0.1)), hits(("c", 0.2))]
+
+
+@pytest.mark.parametrize(
+    ("rank", "expected"),
+    [
+        ("score", [("c", 0.95), ("a", 0.9), ("b", 0.8), ("d", 0.1)]),
+        ("order", [("a", 0.9), ("b", 0.8), ("c", 0.95), ("d", 0.1)]),
+        (
+            "reciprocal",
+            [("c", 1 / 62 + 1 / 60 + 1 / 60), ("a", 1 / 60), ("b", 1 / 61), ("d", 1 / 61)],
+        ),
+    ],
+)
+async def test_a_merge_ranks_documents(
+    server: Server, rank: str, expected: list[tuple[str, float]]
+) -> None:
+    """By their best scores, by the order of the lists, or by their places in all lists, of which
+    the first is 0. Equal ones stay in the order of arrival."""
+    answer = await run(server, step("merge", LISTS, "pool", rank=rank), get=["pool"])
+    pool = answer.json()["values"]["pool"]
+    assert [(hit["id"], hit["score"]) for hit in pool] == expected
+    answer = await run(server, step("merge", LISTS, "pool", rank=rank, limit=2), get=["pool"])
+    assert answer.json()["values"]["pool"] == pool[:2]
+
+
 async def test_a_generated_list_is_searched(server: Server) -> None:
     """A call writes three queries as lines; the embed step reads them through a transform."""
     await filled(server)

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_weftline.ahead.handler_lookup import SearchKey
+from langchain_weftline.ahead.handler_lookup import RerankKey, SearchKey
 from langchain_weftline.lower.drafts import (
     BranchDraft,
     CallDraft,
     CallOptions,
     EachDraft,
+    RerankDraft,
     SearchDraft,
     StepDraft,
     Terms,
@@ -45,14 +46,14 @@ class CallKey:
     server: Server
 
 
-Key = CallKey | SearchKey
+Key = CallKey | RerankKey | SearchKey
 
 
 def watched(drafts: Sequence[CallDraft], steps: Sequence[StepDraft]) -> list[str]:
     """The variables whose values the client needs: all results, and what their keys depend on."""
     made = [draft.var for draft in drafts]
     for step in steps:
-        if isinstance(step, (EachDraft, SearchDraft)):
+        if isinstance(step, (EachDraft, RerankDraft, SearchDraft)):
             made += step.writes
     bodies = [step for step in steps if isinstance(step, EachDraft)]
     own = {name for body in bodies for name in (body.item, *body.lists)}
@@ -78,6 +79,8 @@ def claims_of(
     for step in steps:
         if isinstance(step, EachDraft):
             later.append(_calls_of_items(step, server, results, values))
+        elif isinstance(step, RerankDraft):
+            planned.append(_rerank(step, results[step.var], values))
         elif isinstance(step, SearchDraft):
             if isinstance(step.query, Ref) and not step.query.is_text:
                 later.append(_searches(step, step.query, results[step.var], values))
@@ -196,6 +199,23 @@ def _searches(search: SearchDraft, queries: Ref, hits: Result, values: Values) -
         return [planned(number, query) for number, query in enumerate(_value(queries, found))]
 
     return Later({queries.var: values[queries.var]}, expand)
+
+
+def _rerank(rerank: RerankDraft, best: Result, values: Values) -> Planned[Key]:
+    """The reranking of the documents that LangChain makes of the hits."""
+
+    def key_of(found: Mapping[str, Any]) -> Key | None:
+        query, hits = rerank.query, found[rerank.hits]
+        if rerank.merged is not None:
+            hits = {hit["id"]: hit for listed in hits for hit in listed}.values()
+        try:
+            text = query if isinstance(query, str) else str(_value(query, found))
+        except WeftlineError:
+            return None
+        documents = tuple((hit["id"], hit["text"]) for hit in hits)
+        return RerankKey(rerank.server, rerank.engine, text, documents, rerank.k)
+
+    return Planned(best, {name: values[name] for name in rerank.reads}, key_of)
 
 
 def search_key(terms: Terms, query: str) -> SearchKey:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from langchain_core.callbacks.base import BaseCallbackManager
 from langchain_core.runnables.config import var_child_runnable_config
 
 from langchain_weftline.trace.handlers import OwnHandler
@@ -33,6 +34,20 @@ class SearchKey:
     query: str
     k: int
     filter: str
+
+
+@dataclass(frozen=True, slots=True)
+class RerankKey:
+    """A reranking that a compressor asks the server for. Equal keys have equal results.
+
+    Each document is its id and its text.
+    """
+
+    server: Server
+    engine: str | None
+    query: str
+    documents: tuple[tuple[str | None, str], ...]
+    k: int | None
 
 
 # What was sent ahead for the retriever that is running. A vector store does not get the callbacks
@@ -71,7 +86,33 @@ def hits_of(key: SearchKey, timeout_s: float | None) -> Any:
 
     None if there is none, or if it has no hits: the store then asks itself.
     """
-    for run in reversed(_RETRIEVING.get()):
+    return _value_of(_RETRIEVING.get(), key, timeout_s)
+
+
+async def ahits_of(key: SearchKey, timeout_s: float | None) -> Any:
+    """Like `hits_of`, for a coroutine."""
+    return await _avalue_of(_RETRIEVING.get(), key, timeout_s)
+
+
+def ranked_of(key: RerankKey, callbacks: Any, timeout_s: float | None) -> Any:
+    """What a reranking has kept that was sent ahead; None if there is none.
+
+    `callbacks` are those that a compressor gets from its retriever.
+    """
+    return _value_of(_around(callbacks), key, timeout_s)
+
+
+async def aranked_of(key: RerankKey, callbacks: Any, timeout_s: float | None) -> Any:
+    """Like `ranked_of`, for a coroutine."""
+    return await _avalue_of(_around(callbacks), key, timeout_s)
+
+
+def _around(callbacks: Any) -> Sequence[Any]:
+    return list(begun(callbacks)) if isinstance(callbacks, BaseCallbackManager) else ()
+
+
+def _value_of(runs: Sequence[Any], key: Any, timeout_s: float | None) -> Any:
+    for run in reversed(runs):
         if (result := run.take(key)) is not None:
             try:
                 return result.value.result(timeout_s).value
@@ -80,9 +121,8 @@ def hits_of(key: SearchKey, timeout_s: float | None) -> Any:
     return None
 
 
-async def ahits_of(key: SearchKey, timeout_s: float | None) -> Any:
-    """Like `hits_of`, for a coroutine."""
-    for run in reversed(_RETRIEVING.get()):
+async def _avalue_of(runs: Sequence[Any], key: Any, timeout_s: float | None) -> Any:
+    for run in reversed(runs):
         if (result := run.take(key)) is not None:
             try:
                 return (await awaited(result.value, timeout_s)).value

@@ -12,7 +12,7 @@ from langchain_weftline.lower.symbols import Hole, Prompt, PromptMessage, Ref, S
 from langchain_weftline.model.call_tools import Toolbox
 from langchain_weftline.model.forms import Form
 from langchain_weftline.retrieval.vectorstore import StoreInServer
-from weftline.adapters import OUTPUT, Inputs
+from weftline.adapters import OUTPUT, Inputs, Server
 from weftline.adapters.results import LOST
 from weftline.contract import steps
 from weftline.contract.protocol import (
@@ -163,6 +163,54 @@ class SearchDraft:
             name=f"search{self.name}",
         )
         return embed, search
+
+
+@dataclass(frozen=True, slots=True)
+class RerankDraft:
+    """The reranking of what was found, before it is submitted. Its hits become the variable `var`.
+
+    `hits` is a list of hits. With `merged` it is a list for each query: each document is taken
+    once, in the order of the lists, as LangChain takes it.
+    """
+
+    var: str
+    hits: str
+    merged: str | None
+    query: str | Ref
+    server: Server
+    engine: str | None
+    k: int | None
+    name: str
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The best hits."""
+        return (self.var,)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The hits, and the variable of the query, if the server has it."""
+        return (self.hits, *((self.query.var,) if isinstance(self.query, Ref) else ()))
+
+    def steps(self) -> tuple[steps.Step, ...]:
+        """The steps of the submit."""
+        if isinstance(self.query, Ref):
+            query = steps.Source(var=self.query.var, transforms=self.query.transforms)
+        else:
+            query = steps.Source(value=self.query)
+        rerank = steps.Rerank(
+            in_=steps.Source(var=self.merged or self.hits),
+            query=query,
+            out=self.var,
+            engine=self.engine,
+            k=self.k,
+            name=f"rerank{self.name}",
+        )
+        if self.merged is None:
+            return (rerank,)
+        hits = steps.Source(var=self.hits)
+        name = f"merge{self.name}"
+        return steps.Merge(in_=hits, out=self.merged, rank="order", name=name), rerank
 
 
 @dataclass(frozen=True, slots=True)

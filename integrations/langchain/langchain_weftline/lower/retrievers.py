@@ -30,6 +30,7 @@ from langchain_weftline.lower.symbols import (
     is_list_of_texts,
     name_of,
 )
+from langchain_weftline.retrieval.rerank import WeftlineRerank
 from langchain_weftline.retrieval.vectorstore import WeftlineRetriever
 
 _JOINED = "LangChain joins what the queries and the question have found"
@@ -93,15 +94,17 @@ class Retrievers:
         return self._lowering.unknown(step, "LangChain ranks what was found")
 
     def _compression(self, step: ChainStep, value: Any) -> Any:
-        """A model is asked about each document by itself, or once about all of them.
+        """The documents are reranked, or a model is asked about each document by itself.
 
-        Where the server has found the documents, it asks about each one as soon as it has them.
+        Where the server has found the documents, it goes on as soon as it has them.
         """
         compressing = step.runnable
         base = compressing.base_retriever
         if not isinstance(base, BaseRetriever):
             raise CannotCompile(compressing, "what finds its documents is no retriever")
         found = self._lowering.step(step.of(base, "found"), value)
+        if type(compressing.base_compressor) is WeftlineRerank:
+            return self._reranked(step, found, value)
         chain = _asking(compressing)
         if not isinstance(found, Ref) or found.kind is not ValueKind.DOCUMENTS:
             self.compressing[step.config.get("run_name") or compressing.get_name()] = chain
@@ -121,6 +124,14 @@ class Retrievers:
         hits = Ref(found.var, found.transforms, is_text=False)
         self._maps.over(step.of(chain, "compress"), hits, body)
         return self._lowering.unknown(step, _KEPT)
+
+    def _reranked(self, step: ChainStep, found: Any, value: Any) -> Any:
+        """The documents that a WeftlineRerank keeps."""
+        kinds = (ValueKind.DOCUMENTS, ValueKind.UNIQUE_DOCUMENTS)
+        if not isinstance(found, Ref) or found.kind not in kinds:
+            return self._lowering.unknown(step, "its documents are known only in the run")
+        query = query_of(step.runnable, value)
+        return self._searches.reranked(step, step.runnable.base_compressor, found, query)
 
 
 def _asking(compressing: Any) -> Any:

@@ -8,10 +8,11 @@ from typing import Any
 from langchain_core.vectorstores import VectorStoreRetriever
 
 from langchain_weftline.lower.chain_steps import ChainStep, Handler, Lowerer
-from langchain_weftline.lower.drafts import SearchDraft, StepDraft, Terms
+from langchain_weftline.lower.drafts import RerankDraft, SearchDraft, StepDraft, Terms
 from langchain_weftline.lower.symbols import CannotCompile, Ref, Unknown, ValueKind
 from langchain_weftline.lower.texts import can_be_sent
 from langchain_weftline.model.answers import new_variable
+from langchain_weftline.retrieval.rerank import WeftlineRerank
 from langchain_weftline.retrieval.vectorstore import WeftlineRetriever, WeftlineVectorStore
 from weftline.adapters import Server
 from weftline.contract import steps
@@ -68,6 +69,30 @@ class Searches:
         why = f"embed, and search in store {terms.store.name!r}"
         self._lowering.note(step, why, in_server=True)
         return Ref(draft.var, is_text=False, kind=kind)
+
+    def reranked(
+        self, step: ChainStep, rerank: WeftlineRerank, found: Ref, query: str | Ref
+    ) -> Ref:
+        """The best of the documents that were found. Raises CannotCompile if the reranker is at
+        another server."""
+        assert self.server is not None, "a search has found them"
+        if rerank.server.server.place != self.server.place:
+            raise CannotCompile(rerank, "the store has another server")
+        if rerank.top_n is not None and rerank.top_n > steps.MAX_K:
+            raise CannotCompile(rerank, "its top_n is more than a rerank keeps")
+        draft = RerankDraft(
+            var=self._mint(),
+            hits=found.var,
+            merged=self._mint() if found.kind is ValueKind.UNIQUE_DOCUMENTS else None,
+            query=query,
+            server=rerank.server.server,
+            engine=rerank.model,
+            k=rerank.top_n,
+            name=name_at(step.path),
+        )
+        self.drafts.append(draft)
+        self._lowering.note(step, "rerank what was found", in_server=True)
+        return Ref(draft.var, is_text=False, kind=ValueKind.DOCUMENTS)
 
     def state(self) -> tuple[list[StepDraft], Server | None]:
         return list(self.drafts), self.server

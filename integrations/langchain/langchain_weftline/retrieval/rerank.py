@@ -9,6 +9,7 @@ from langchain_core.callbacks import Callbacks
 from langchain_core.documents import BaseDocumentCompressor, Document
 from pydantic import Field
 
+from langchain_weftline.ahead.handler_lookup import RerankKey, aranked_of, ranked_of
 from langchain_weftline.retrieval.place import ServerAddress
 from weftline.adapters import retrieval_requests
 
@@ -31,6 +32,9 @@ class WeftlineRerank(ServerAddress, BaseDocumentCompressor):
         """The best documents; each has its score as `relevance_score` in its metadata."""
         if not documents:
             return []
+        ranked = ranked_of(self._key(documents, query), callbacks, self.timeout)
+        if ranked is not None:
+            return _chosen(documents, _placed(documents, ranked))
         return _chosen(documents, self.server.ask(self._asked(documents, query)))
 
     async def acompress_documents(
@@ -39,11 +43,26 @@ class WeftlineRerank(ServerAddress, BaseDocumentCompressor):
         """The best documents; each has its score as `relevance_score` in its metadata."""
         if not documents:
             return []
+        ranked = await aranked_of(self._key(documents, query), callbacks, self.timeout)
+        if ranked is not None:
+            return _chosen(documents, _placed(documents, ranked))
         return _chosen(documents, await self.server.aask(self._asked(documents, query)))
+
+    def _key(self, documents: Sequence[Document], query: str) -> RerankKey:
+        found = tuple((document.id, document.page_content) for document in documents)
+        return RerankKey(self.server.server, self.model, query, found, self.top_n)
 
     def _asked(self, documents: Sequence[Document], query: str) -> retrieval_requests.AnswerSteps:
         texts = [document.page_content for document in documents]
         return retrieval_requests.rerank(query, texts, self.top_n, self.model)
+
+
+def _placed(
+    documents: Sequence[Document], ranked: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The kept hits with their places among the documents, as an answer has them."""
+    places = {document.id: at for at, document in enumerate(documents)}
+    return [{"index": places[hit["id"]], "score": hit["score"]} for hit in ranked]
 
 
 def _chosen(documents: Sequence[Document], ranked: Sequence[dict[str, Any]]) -> list[Document]:

@@ -124,6 +124,8 @@ _STEPS = {
     "Mean.parts": Field("The embedded texts.", [_SOURCE, {"var": "passage"}]),
     "Merge.by": Field("What makes two items the same: id or text.", "id"),
     "Merge.limit": Field("The most items that are kept.", 8),
+    "Merge.rank": Field("What comes first: the best score, the first in order, or the best sum of "
+                        "reciprocal ranks.", "reciprocal"),
     "Rerank.k": Field("The most items that are kept.", 4),
     "Rerank.query": Field("What the items are compared with.", _SOURCE),
     "Search.k": Field("The most items that are found.", 4),

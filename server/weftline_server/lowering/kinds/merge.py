@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weftline.contract.errors import WeftlineError
 from weftline.contract.steps import Merge
 from weftline_server.graph.primitive import Traits, Where
-from weftline_server.lowering.item_kinds import ItemKind, hits_of, key_of
+from weftline_server.lowering.item_kinds import ItemKind, hit_lists_of, hits_of, key_of
+
+FIRST_PLACE = 60  # what reciprocal ranks begin at, as in LlamaIndex's fusion
 
 
 class MergeKind(ItemKind[Merge]):
-    """The value has each document once, with its best score; the best first."""
+    """The value has each document once, with its best score or the sum of its reciprocal ranks."""
 
     traits = Traits(where=Where.SERVER)
 
@@ -24,11 +27,18 @@ class MergeKind(ItemKind[Merge]):
         return {}
 
     def result(self, step: Merge, given: Mapping[str, Any], result: Any) -> object:
-        best: dict[Any, Mapping[str, Any]] = {}
-        for hit in hits_of(step, given["in"]):
-            key = hit.get(step.by, hit["text"])
-            if key not in best or hit.get("score", 0.0) > best[key].get("score", 0.0):
-                best[key] = hit
+        best: dict[Any, dict[str, Any]] = {}
+        ranks: defaultdict[Any, float] = defaultdict(float)
+        for hits in hit_lists_of(step, given["in"]):
+            for place, hit in enumerate(hits):
+                key = hit.get(step.by, hit["text"])
+                ranks[key] += 1 / (FIRST_PLACE + place)
+                if key not in best or hit.get("score", 0.0) > best[key].get("score", 0.0):
+                    best[key] = hit
+        if step.rank == "order":
+            return list(best.values())[: step.limit]
+        if step.rank == "reciprocal":
+            best = {key: {**hit, "score": ranks[key]} for key, hit in best.items()}
         # Ties stay in the order of arrival.
         return sorted(best.values(), key=lambda hit: -hit.get("score", 0.0))[: step.limit]
 
