@@ -313,8 +313,30 @@ async def test_how_a_key_is_sent(header: str, says: str | None, serve: Serve) ->
         assert answer.json()["error"]["message"] == says
 
 
-@pytest.mark.parametrize("name", ["temperature", "max_tokens", "top_p", "top_k", "seed"])
-def test_a_parameter_that_is_no_number_is_named(name: str) -> None:
+NUMBERS = ("temperature", "max_tokens", "top_p", "top_k", "seed")
+_BIASES = "logit_bias must be a dict of token ids and numbers, got "
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        *((name, "warm", f"{name} must be a number, got 'warm'") for name in NUMBERS),
+        ("temperature", True, "temperature must be a number, got 'True'"),
+        ("max_tokens", 1.5, "max_tokens must be a whole number, got '1.5'"),
+        ("ignore_eos", "no", "ignore_eos must be True or False, got 'no'"),
+        ("stop", 5, "stop must be a list of texts, got '5'"),
+        ("stop", "end", "stop must be a list of texts, got 'end'"),
+        ("stop", ("a", ["b"]), "stop must be a list of texts, got \"('a', ['b'])\""),
+        ("stop", {"a": 1}, "stop must be a list of texts, got \"{'a': 1}\""),
+        ("stop_token_ids", 5, "stop_token_ids must be a list of token ids, got '5'"),
+        ("stop_token_ids", ("x",), "'x' in stop_token_ids is not the id of a token"),
+        ("logit_bias", [1], _BIASES + "'[1]'"),
+        ("logit_bias", {"5": "x"}, _BIASES + "\"{'5': 'x'}\""),
+        ("logit_bias", {"5": None}, _BIASES + "\"{'5': None}\""),
+    ],
+)
+def test_a_parameter_of_a_wrong_type_is_named(name: str, value: Any, says: str) -> None:
     """A program that makes a Sampling gets the error of a request, and no TypeError of ours."""
-    with pytest.raises(InvalidRequest, match=f"{name} must be a number, got 'warm'"):
-        Sampling(**{name: "warm"})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest) as raised:
+        Sampling(**{name: value})
+    assert (raised.value.message, raised.value.param) == (says, name)

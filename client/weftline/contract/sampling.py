@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -57,7 +57,7 @@ class Sampling(CommonSampling, StrictBody):
     )
 
     def __post_init__(self) -> None:
-        _check_numbers(self)
+        _check_types(self)
         for name, (least, most) in RANGES.items():
             value = getattr(self, name)
             if value is None:
@@ -80,12 +80,7 @@ class Sampling(CommonSampling, StrictBody):
             raise InvalidRequest(f"top_p must be in (0, 1], got {self.top_p}", param="top_p")
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:
             raise InvalidRequest("seed must fit in 64 bits", param="seed")
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings", param="stop")
-        if any(not 0 < len(s) <= MAX_STOP_CHARS for s in self.stop):
-            raise InvalidRequest(
-                f"each stop string must have 1 to {MAX_STOP_CHARS} characters", param="stop"
-            )
+        _check_stop(self.stop)
         _check_stop_tokens(self.stop_token_ids)
         _check_biases(self.logit_bias or {})
         if self.constraint is not None:
@@ -101,13 +96,50 @@ RANGES = {
 }
 
 
-def _check_numbers(sampling: Sampling) -> None:
-    """Raise InvalidRequest for the first field that must be a number and is none."""
+_WHOLE = {one.name for one in fields(Sampling) if str(one.type).startswith("int")}
+
+
+def stop_strings(given: Any) -> tuple[str, ...]:
+    """The field `stop` of OpenAI's API as that of Sampling: one text, several, or None."""
+    if given is None:
+        return ()
+    stop = (given,) if isinstance(given, str) else given
+    _check_stop(stop)
+    return tuple(stop)
+
+
+def _check_types(sampling: Sampling) -> None:
+    """Raise InvalidRequest for the first field that is of a wrong type.
+
+    The server reads requests by these types. Here a program may give anything.
+    """
     for name in (*RANGES, "seed"):
         value = getattr(sampling, name)
-        if not isinstance(value, int | float | None):
-            got = str(value)[:40]
-            raise InvalidRequest(f"{name} must be a number, got {got!r}", param=name)
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise _wrong(name, "a number", value)
+        if name in _WHOLE and isinstance(value, float) and value % 1 != 0:
+            raise _wrong(name, "a whole number", value)
+    if not isinstance(sampling.ignore_eos, bool):
+        raise _wrong("ignore_eos", "True or False", sampling.ignore_eos)
+    if not isinstance(sampling.stop_token_ids, list | tuple):
+        raise _wrong("stop_token_ids", "a list of token ids", sampling.stop_token_ids)
+    if not isinstance(sampling.logit_bias, dict | None):
+        raise _wrong("logit_bias", "a dict of token ids and numbers", sampling.logit_bias)
+
+
+def _wrong(name: str, kind: str, got: object) -> InvalidRequest:
+    return InvalidRequest(f"{name} must be {kind}, got {str(got)[:40]!r}", param=name)
+
+
+def _check_stop(stop: object) -> None:
+    if not isinstance(stop, list | tuple) or not all(isinstance(text, str) for text in stop):
+        raise _wrong("stop", "a list of texts", stop)
+    if len(stop) > MAX_STOP_STRINGS:
+        raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings", param="stop")
+    if any(not 0 < len(text) <= MAX_STOP_CHARS for text in stop):
+        raise InvalidRequest(
+            f"each stop string must have 1 to {MAX_STOP_CHARS} characters", param="stop"
+        )
 
 
 def _shown(value: float) -> str:
@@ -124,9 +156,10 @@ def _check_stop_tokens(tokens: tuple[int, ...]) -> None:
             param="stop_token_ids",
         )
     for token in tokens:
-        if not _TOKEN.fullmatch(_shown(token)):
+        if not isinstance(token, int) or not _TOKEN.fullmatch(_shown(token)):
+            shown = _shown(token) if isinstance(token, int) else repr(token)[:40]
             raise InvalidRequest(
-                f"{_shown(token)} in stop_token_ids is not the id of a token",
+                f"{shown} in stop_token_ids is not the id of a token",
                 param="stop_token_ids",
             )
 
@@ -144,6 +177,8 @@ def _check_biases(biases: Mapping[str, float]) -> None:
             raise InvalidRequest(
                 f"{token[:40]!r} in logit_bias is not the id of a token", param="logit_bias"
             )
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise _wrong("logit_bias", "a dict of token ids and numbers", {key: value})
         if not -MOST_BIAS <= value <= MOST_BIAS:
             raise InvalidRequest(
                 f"logit_bias of token {token} must be in -100 to 100, got {_shown(value)}",

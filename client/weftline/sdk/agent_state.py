@@ -24,6 +24,7 @@ from weftline.contract.protocol import (
     Segment,
     SetVariable,
 )
+from weftline.contract.sampling import stop_strings
 from weftline.contract.steps import AgentStep
 from weftline.contract.tools import (
     ClientTool,
@@ -177,8 +178,7 @@ def _call(
                 f"constraint, or one of {', '.join(sorted(_OF_CALL))}",
                 param=name,
             )
-    if isinstance(given.get("stop"), str):
-        given["stop"] = (given["stop"],)
+    given["stop"] = stop_strings(given.get("stop"))
     if isinstance(choice := given.get("tool_choice"), Mapping):
         named = NamedFunction(name=choice["function"]["name"])
         given["tool_choice"] = NamedTool(function=named)

@@ -14,6 +14,7 @@ from typing import Any, overload
 
 from weftline.contract.errors import MissingInput, UnknownPlaceholder
 from weftline.contract.protocol import Criterion, Message, Prompt, Sampling, Segment
+from weftline.contract.sampling import stop_strings
 from weftline.contract.template import from_docstring
 from weftline.sdk.current_session import current_session
 
@@ -42,10 +43,7 @@ class Output:
     transforms: tuple[Mapping[str, Any], ...]
 
     def __init__(self, *, transforms: Sequence[Mapping[str, Any]] = (), **sampling: Any) -> None:
-        if isinstance(sampling.get("stop"), str):
-            sampling["stop"] = (sampling["stop"],)
-        elif "stop" in sampling:
-            sampling["stop"] = tuple(sampling["stop"])
+        sampling["stop"] = stop_strings(sampling.get("stop"))
         object.__setattr__(self, "sampling", Sampling(**sampling))
         object.__setattr__(self, "transforms", tuple(transforms))
 

@@ -16,6 +16,7 @@ from langchain_weftline.model.failures import as_model
 from langchain_weftline.model.forms import Form
 from weftline.contract.parameters import COMMON
 from weftline.contract.protocol import Criterion, Sampling
+from weftline.contract.sampling import stop_strings
 from weftline.errors import InvalidRequest
 
 _SAMPLING = {"max_tokens", "stop", *(name for name, one in COMMON.items() if one.is_openai)}
@@ -88,14 +89,12 @@ def call_options(model: ModelSettings, bound: Mapping[str, Any]) -> CallOptions:
     }
     if unknown := sorted((options.keys() - _SAMPLING) | (extra.keys() - _EXTRA)):
         raise CannotCompile(model, f"a graph has no option {unknown[0]!r}")
-    stop = options.pop("stop", None) or ()
-    options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     if criteria is not None and criteria not in list(Criterion):
         raise CannotCompile(model, f"{criteria!r} is not a criterion")
     criterion = None if criteria is None else Criterion(criteria)
     name = payload.get("model")
     try:
-        sampling = Sampling(**options, **extra)
+        sampling = Sampling(**options | {"stop": stop_strings(options.get("stop"))}, **extra)
         if form is not None and form.constraint is not None:
             replace(sampling, constraint=form.constraint)  # checks the schema
     except InvalidRequest as error:

@@ -22,6 +22,7 @@ from weftline.contract.protocol import (
     Sampling,
     Segment,
 )
+from weftline.contract.sampling import stop_strings
 from weftline.contract.tools import Function, Tool
 
 _SAMPLED = {"max_tokens", "constraint", *COMMON}
@@ -94,7 +95,7 @@ def _constraint(format: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _call(draft: PlannedCall, index: int, binding: _Binding, fields: dict[str, Any]) -> Call:
-    model, stop = fields.pop("model", None), fields.pop("stop", None) or ()
+    model, stop = fields.pop("model", None), stop_strings(fields.pop("stop", None))
     criteria = fields.pop("criteria", None)
     tools = {name: fields.pop(name) for name in _TOOLS if name in fields}
     if (format := fields.pop("response_format", None)) is not None:
@@ -103,7 +104,7 @@ def _call(draft: PlannedCall, index: int, binding: _Binding, fields: dict[str, A
         raise Unplannable(f"requests have fields that graphs do not: {', '.join(sorted(unknown))}")
     if "tools" in tools:
         tools["tools"] = tuple(Tool(function=Function(**t["function"])) for t in tools["tools"])
-    sampling = Sampling(**fields, stop=(stop,) if isinstance(stop, str) else tuple(stop))
+    sampling = Sampling(**fields, stop=stop)
     prompt, inputs = _prompt(draft, binding)
     written = binding.naming.variable(index)
     output = Placeholder(name=OUTPUT, in_out=InOut.OUT, semantic_var_id=written, sampling=sampling)
