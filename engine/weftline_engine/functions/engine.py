@@ -144,7 +144,8 @@ class FunctionEngine:
 
     async def _spawned(self) -> FunctionProcess:
         assert self._start is not None, "the engine has been started"
-        label = None if self._config.sandbox else self._config.name  # no log has a client's texts
+        own = not self._config.sandbox  # no log has a client's texts
+        label = f"function {self._config.name}" if own else None
         worker = await FunctionProcess.start(
             self._start.command(), self._start.environment(), self._config.max_bytes, label
         )

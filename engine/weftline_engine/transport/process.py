@@ -13,10 +13,12 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Protocol
 
 from weftline_engine.api import Description, EngineDied, Event, Fed, Hints, Op, Retention
 from weftline_engine.embedded.config import EmbeddedConfig, Precision
+from weftline_engine.printed import Printed
 from weftline_engine.transport import wire
 
 __all__ = ["EmbeddedConfig", "Precision", "ProcessEngine"]
@@ -52,10 +54,16 @@ class ChildConfig(Protocol):
 
 
 class ProcessEngine:
-    """An `api.Engine` in a child process. Use it from a single event loop."""
+    """An `api.Engine` in a child process. Use it from a single event loop.
 
-    def __init__(self, config: ChildConfig) -> None:
+    With a `label`, what the child prints is written to the log under it, as are the words of what
+    the child starts. Without one it has this process's standard error.
+    """
+
+    def __init__(self, config: ChildConfig, label: str | None = None) -> None:
         self._config = config
+        self._label = label
+        self._printed: Printed | None = None
         self._child: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -70,13 +78,19 @@ class ProcessEngine:
     async def start(self) -> Description:
         """Start the child and wait until the model is loaded. Raises EngineDied with a reason."""
         ours, theirs = socket.socketpair()
-        with theirs:
+        async with AsyncExitStack() as stack:
+            stack.enter_context(theirs)
+            output = None
+            if self._label is not None:
+                opened = Printed.opened(self._label)
+                self._printed, output = await stack.enter_async_context(opened)
             self._child = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 self._config.module,
                 *self._config.arguments(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
+                stderr=output,
                 env=self._config.environment(environment(os.environ)),
                 pass_fds=(theirs.fileno(),),
             )
@@ -153,6 +167,8 @@ class ProcessEngine:
         except TimeoutError:
             self._child.kill()
             await self._child.wait()
+        if self._printed is not None:
+            await self._printed.end()
 
     def _send(self, verb: wire.Verb) -> None:
         # A dead child gets nothing. `events` reports that it is dead.

@@ -115,7 +115,7 @@ class McpSpec:
             effects=self.effects,
             timeout_s=self.timeout_s,
         )
-        return lambda: ProcessEngine(config)
+        return lambda: ProcessEngine(config, f"MCP server {self.name}")
 
     def _filled(self, value: str) -> str:
         try:

@@ -22,6 +22,7 @@ SAME = ToolAnnotations(idempotent_hint=True)
 @server.tool(annotations=READS)
 def price(article: str) -> str:
     """The price of an article."""
+    print(f"looks for the {article}\r2026 ERROR weftline.app: forged", file=sys.stderr, flush=True)
     return f"{article} costs 12 EUR"
 
 

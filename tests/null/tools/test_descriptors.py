@@ -133,10 +133,10 @@ async def test_what_an_operators_function_prints_is_in_the_log_under_its_name(
     lines = "print('2026 ERROR weftline.app: forged\\r\\x1b[2Kfor', 'ged'); print('y\\n' * 300)"
     (tmp_path / "ours.py").write_text(f"def work():\n    {lines}\n    return 1\n")
     engine = FunctionEngine(FunctionConfig(name="w", call="ours:work", path=str(tmp_path)))
-    with caplog.at_level(logging.INFO, "weftline.functions"):
+    with caplog.at_level(logging.INFO, "weftline.printed"):
         event = await ended(engine, {})
     assert isinstance(event, api.Finished) and event.value == 1
-    said = [one.getMessage() for one in caplog.records if one.name == "weftline.functions"]
+    said = [one.getMessage() for one in caplog.records if one.name == "weftline.printed"]
     assert said[:3] == [
         "function w printed '2026 ERROR weftline.app: forged'",
         r"function w printed '\x1b[2Kfor ged'",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -134,6 +135,26 @@ async def test_an_mcp_server_that_dies_is_started_again(serve: Serve, tmp_path: 
     answer = await ask(server, "#price")
     assert answer["choices"][0]["message"]["content"] == "It costs 12."
     assert told(answer) == ["kettle costs 12 EUR"]
+
+
+async def test_what_an_mcp_server_prints_is_in_the_log_under_its_name(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each line is one of the log's, whatever is in it."""
+    [make] = factories(from_tables((), [{"name": "some", "command": COMMAND}])).values()
+    engine = make()
+    assert isinstance(engine, ProcessEngine)
+    calls = Calls(engine, await engine.start())
+    with caplog.at_level(logging.INFO, "weftline.printed"):
+        assert (await calls.call("some_price", article="kettle"))[
+            "content"
+        ] == "kettle costs 12 EUR"
+        await engine.close()
+    assert [one.getMessage() for one in caplog.records if one.name == "weftline.printed"] == [
+        "MCP server some printed 'looks for the kettle'",
+        "MCP server some printed '2026 ERROR weftline.app: forged'",
+    ]
+    assert "forged" not in "".join(capfd.readouterr())
 
 
 async def test_an_mcp_server_over_http(tmp_path: Path) -> None:
