@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.null.endpoints import Endpoint, streams
+from tests.null.endpoints import Endpoint, refuses, streams
 from tests.null.test_openai_faults import config
 from tests.null.test_openai_tools import USER, WEATHER
 from weftline_engine.api import FinishReason
@@ -108,6 +108,48 @@ async def test_thoughts_before_an_answer_in_a_form(tmp_path: Path) -> None:
         form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
         message = (await whole(http, response_format=form))["message"]
         assert message["content"] == '{"n": 1}'
+
+
+PAIR = ("\ud83d", "\ude00")
+
+
+@pytest.mark.parametrize(
+    ("events", "text"),
+    [
+        ((delta(content="a" + PAIR[0]), delta(content=PAIR[1] + "b")), "a\U0001f600b"),
+        ((delta(content="a" + PAIR[0]), delta(content=""), delta(content=PAIR[1])), "a\U0001f600"),
+        ((delta(content="a" + PAIR[0]), delta(content="b")), "a\ufffdb"),
+        ((delta(content=PAIR[1]), delta(content="a" + PAIR[0])), "\ufffda\ufffd"),
+        ((delta(content=PAIR[0]), delta(content=PAIR[0] + PAIR[1])), "\ufffd\U0001f600"),
+    ],
+    ids=["joined", "joined later", "first half", "both ends", "after a half"],
+)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_halves_of_characters(
+    events: Sequence[Any], text: str, stream: bool, tmp_path: Path
+) -> None:
+    """An endpoint cuts its stream within a character, or sends half of one. It was a 500."""
+    async with serving(tmp_path, events) as http:
+        if not stream:
+            assert (await whole(http))["message"]["content"] == text
+            return
+        body = {"messages": [USER], "stream": True}
+        answer = await http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200
+        events = [json.loads(one[6:]) for one in answer.text.splitlines() if "data: {" in one]
+        assert "".join(one["choices"][0]["delta"].get("content", "") for one in events) == text
+
+
+async def test_half_a_character_in_the_message_of_an_error(tmp_path: Path) -> None:
+    """The error is told, and not a 500 of ours."""
+    async with Endpoint(refuses(400, "no " + PAIR[0])).on(tmp_path / "e") as socket:
+        app = create_app(ServerConfig(), {"far": lambda: OpenAIEngine(config(socket))})
+        async with app.router.lifespan_context(app):
+            transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+            async with httpx2.AsyncClient(transport=transport, base_url="http://t") as http:
+                answer = await http.post("/v1/chat/completions", json={"messages": [USER]})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].endswith("no \ufffd")
 
 
 def text_of(deltas: Sequence[dict[str, Any]], reason: FinishReason, **options: Any) -> str:

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from weftline_engine.printed import Printed
+from weftline_engine.output_log import Printed
 
 
 class FunctionProcess:
@@ -45,7 +45,7 @@ class FunctionProcess:
             reader, writer = await asyncio.open_connection(sock=ours, limit=limit)
             try:
                 async with Printed.opened(label) as (printed, output):
-                    process = subprocess.Popen(  # noqa: ASYNC220 - it returns when the program begins
+                    process = subprocess.Popen(  # noqa: ASYNC220 - it returns at once
                         command,
                         stdin=theirs.fileno(),
                         stdout=theirs.fileno(),

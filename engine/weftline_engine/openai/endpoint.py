@@ -19,6 +19,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 
 from weftline_engine.api import in_known_words
+from weftline_engine.openai.surrogates import whole
 
 MOST_EVENT = 1 << 20  # bytes of one server-sent event; 20 alternatives per token take 4 KB
 MOST_BODY = 8 << 20  # bytes of a response that is not streamed
@@ -374,7 +375,7 @@ def _message(value: Any) -> str:
     """Return the message of an error body in OpenAI's or a similar shape, cut to 300 characters."""
     error = value.get("error", value) if isinstance(value, dict) else value
     text = error.get("message") or error.get("detail") if isinstance(error, dict) else error
-    return str(text or "it gave no reason")[:300]
+    return whole(str(text or "it gave no reason")[:300])
 
 
 def _retry_after(value: str | None) -> float | None:

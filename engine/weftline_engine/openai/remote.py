@@ -14,6 +14,7 @@ from weftline_engine.bookkeeping.output import StopScanner
 from weftline_engine.openai.breaker import Breaker, BreakerConfig, BreakerState
 from weftline_engine.openai.causes import Causes
 from weftline_engine.openai.endpoint import LONGEST_PAUSE_S, Endpoint, EndpointError
+from weftline_engine.openai.surrogates import SurrogateJoiner
 
 log = logging.getLogger("weftline.openai")
 
@@ -219,10 +220,10 @@ class RemoteEngine:
     async def _answer(self, op: api.Op, answer: OpAnswer) -> None:
         """Send one request and emit its pieces as they arrive, then Finished or Paused."""
         pause_on = op.sampling.pause_on if self._pauses and op.sampling else ()
-        pieces = self._pieces(op)
+        scanner = None
         if op.sampling is not None and op.sampling.block and op.sampling.stop:
-            pieces = _ended(pieces, StopScanner(op.sampling.stop, op.sampling.block))
-        async for piece in pieces:
+            scanner = StopScanner(op.sampling.stop, op.sampling.block)
+        async for piece in _checked(self._pieces(op), scanner):
             answer.came(piece.times, time.monotonic())
             answer.counts = piece.counts or answer.counts
             if piece.text or piece.tokens:
@@ -300,19 +301,24 @@ class RemoteEngine:
         self._outbox.put(api.Availability(**head, available=available, reason=reason))
 
 
-async def _ended(
-    pieces: AsyncIterator[AnswerPiece], scanner: StopScanner
+async def _checked(
+    pieces: AsyncIterator[AnswerPiece], scanner: StopScanner | None
 ) -> AsyncIterator[AnswerPiece]:
-    """The pieces up to a stop string behind the thoughts. Endpoints look for stop strings in
-    thoughts, too, so they are not told of them."""
+    """The pieces in whole characters, up to a stop string behind the thoughts. Endpoints look for
+    stop strings in thoughts, too, so they are not told of them."""
+    joiner = SurrogateJoiner()
     async for piece in pieces:
-        text = scanner.push(piece.text)
-        if scanner.stopped:
-            yield replace(piece, text=text, reason=api.FinishReason.STOP)
-            break
+        text = joiner.push(piece.text)
         if piece.reason is not None:
-            text += scanner.finish()
-        yield replace(piece, text=text)
+            text += joiner.finish()
+        if scanner is not None:
+            text = scanner.push(text)
+            if scanner.stopped:
+                yield replace(piece, text=text, reason=api.FinishReason.STOP)
+                break
+            if piece.reason is not None:
+                text += scanner.finish()
+        yield piece if text == piece.text else replace(piece, text=text)
     if isinstance(pieces, AsyncGenerator):
         await pieces.aclose()  # the endpoint goes on until its connection is closed
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from weftline_engine.api import Description, EngineDied, Event, Fed, Hints, Op, Retention
 from weftline_engine.embedded.config import EmbeddedConfig, Precision
-from weftline_engine.printed import Printed
+from weftline_engine.output_log import Printed
 from weftline_engine.transport import wire
 
 __all__ = ["EmbeddedConfig", "Precision", "ProcessEngine"]
