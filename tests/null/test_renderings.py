@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.null.asgi import Serve, Server
+from tests.null.retrieval.test_steps import engines
 from weftline_server.config import ServerConfig
 from weftline_server.http import guard
 from weftline_server.http.renderings import Renderings
@@ -179,3 +180,39 @@ async def test_any_large_answer_is_sent_by_pieces_and_counts(
     whole = await unread.read_all()
     assert json.loads(whole)["info"]["title"] == "weftline"
     assert (await server.http.post("/v1/session")).status_code == 200
+
+
+# Answers that are no values of /v1/get: a state with its value, and vectors. Both have about 1 MB.
+OTHERS: dict[str, Callable[[Server, str], SlowReader]] = {
+    "variable": lambda server, session: SlowReader(
+        server, f"/v1/session/{session}/variable/x", {}, method="GET"
+    ),
+    "embeddings": lambda server, session: SlowReader(
+        server, "/v1/embeddings", {"input": ["fox"] * 2048, "model": "words"}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+async def test_answers_that_are_made_at_once_are_bounded(
+    kind: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty clients ask before the first answer is there, and read nothing. The bound holds the
+    first answers. The others are refused, and hold nothing. One that asks again later has its own.
+    """
+    monkeypatch.setattr(guard, "MOST_OF_TENANT", 5 * LARGE)
+    server = await serve(also=engines())
+    session = await with_values(server, "x")
+    readers = [OTHERS[kind](server, session) for _ in range(40)]
+    await until(lambda: all(one.status for one in readers))
+    taken = [one for one in readers if one.status == 200]
+    size = len(await taken[0].read_all())
+    assert len(taken) == 5 * LARGE // size
+    refused = [one for one in readers if one.status == 429]
+    assert len(refused) == 40 - len(taken)
+    for one in refused:
+        assert b"bytes of answers to you are not read yet" in await one.read_all()
+    for one in taken[1:]:
+        assert len(await one.read_all()) == size
+    again = OTHERS[kind](server, session)
+    assert len(await again.read_all()) == size and again.status == 200

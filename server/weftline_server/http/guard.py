@@ -15,7 +15,7 @@ from starlette.requests import Request
 from weftline.contract.errors import Forbidden, Overloaded, WeftlineError
 from weftline_server.config import LOOPBACK
 from weftline_server.http.json_bodies import error_response
-from weftline_server.http.renderings import MOST_OF_TENANT
+from weftline_server.http.renderings import MOST, MOST_OF_TENANT
 from weftline_server.http.state import tenant_of
 from weftline_server.http.unknown_routes import instead_of
 
@@ -83,6 +83,10 @@ def _name(authority: str) -> str:
 class Connections:
     """Bounds a tenant's requests under way and the bytes of its answers that are not sent yet, and
     sends these by pieces. Tells clients to leave when the server drains.
+
+    An answer that is no value is rendered whole. It counts from its first message on, before the
+    event loop goes on, and is dropped where it has no room. So what is held is never more than the
+    bound and one answer, however many requests were let in at once.
     """
 
     def __init__(self, app: ASGIApp, most: int, draining: Callable[[], bool]) -> None:
@@ -96,44 +100,68 @@ class Connections:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        held, dropped = 0, False
 
         async def leaving(message: Message) -> None:
-            if message["type"] == "http.response.start" and self._draining():
-                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
-            size = len(message.get("body", b""))
-            if size <= PIECE_BYTES:
-                await send(message)
+            nonlocal held, dropped
+            if dropped:
                 return
-            self._unsent[tenant] += size
+            if message["type"] == "http.response.start":
+                size = _size(message)
+                if size > PIECE_BYTES and not self._has_room(tenant, size):
+                    dropped = True
+                    await error_response(self._unread(tenant))(scope, receive, send)
+                    return
+                held = size
+                self._unsent[tenant] += size
+                if self._draining():
+                    message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            part = 0 if held else len(message.get("body", b""))  # of a stream
+            self._unsent[tenant] += part
             try:
                 for piece in _pieces(message):
                     await send(piece)
             finally:
-                self._unsent[tenant] -= size
+                self._unsent[tenant] -= part
 
         tenant = _tenant(scope)
-        running = self._running.get(tenant, 0)
-        if running >= self._most:
-            error = Overloaded(
-                f"{running} requests of yours are under way: try again later", retry_after_s=1.0
-            )
-            await error_response(error)(scope, receive, leaving)
-            return
-        if self._unsent[tenant] >= MOST_OF_TENANT:
-            error = Overloaded(
-                f"{self._unsent[tenant]:,} bytes of answers to you are not read yet: read them, "
-                "and try again",
-                retry_after_s=1.0,
-            )
-            await error_response(error)(scope, receive, leaving)
-            return
-        self._running[tenant] = running + 1
+        error = self._refusal(tenant)
+        respond = self._app if error is None else error_response(error)
+        self._running[tenant] = self._running.get(tenant, 0) + 1
         try:
-            await self._app(scope, receive, leaving)
+            await respond(scope, receive, leaving)
         finally:
+            self._unsent[tenant] -= held
             self._running[tenant] -= 1
             if not self._running[tenant]:
                 del self._running[tenant], self._unsent[tenant]
+
+    def _refusal(self, tenant: str) -> Overloaded | None:
+        """Why the tenant may make no further request, if so."""
+        running = self._running.get(tenant, 0)
+        if running >= self._most:
+            return Overloaded(
+                f"{running} requests of yours are under way: try again later", retry_after_s=1.0
+            )
+        return self._unread(tenant) if self._unsent[tenant] >= MOST_OF_TENANT else None
+
+    def _has_room(self, tenant: str, size: int) -> bool:
+        """Whether an answer may be held until it is read. The only one of a tenant always may."""
+        own = self._unsent[tenant]
+        return not own or (own + size <= MOST_OF_TENANT and self._unsent.total() + size <= MOST)
+
+    def _unread(self, tenant: str) -> Overloaded:
+        return Overloaded(
+            f"{self._unsent[tenant]:,} bytes of answers to you are not read yet: read them, and "
+            "try again",
+            retry_after_s=1.0,
+        )
+
+
+def _size(start: Message) -> int:
+    """The bytes of an answer that is rendered whole; 0 for a stream, which has no more than a part
+    at a time."""
+    return int(dict(start.get("headers", ())).get(b"content-length", 0))
 
 
 def _tenant(scope: Scope) -> str:
@@ -146,7 +174,10 @@ def _tenant(scope: Scope) -> str:
 
 def _pieces(message: Message) -> Iterator[Message]:
     """A part of a body in parts, of which a connection takes the next when it has sent the last."""
-    body, more = message["body"], message.get("more_body", False)
+    body, more = message.get("body", b""), message.get("more_body", False)
+    if len(body) <= PIECE_BYTES:
+        yield message
+        return
     for at in range(0, len(body), PIECE_BYTES):
         end = at + PIECE_BYTES
         yield {**message, "body": body[at:end], "more_body": more or end < len(body)}
