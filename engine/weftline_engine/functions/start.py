@@ -46,13 +46,13 @@ class ProcessStart:
                 "weftline_engine.functions.function_worker",
                 self.config.call,
             ]
+        running = self.sandbox.running()
         return self.sandbox.command(
             "--function",
             self.config.target[1],
             "--limits",
             json.dumps(asdict(self.config.limits)),
-            "--running",
-            str(self.sandbox.running()),
+            *([] if running is None else ["--running", str(running)]),
         )
 
     def environment(self) -> dict[str, str]:

@@ -11,17 +11,23 @@ from weftline_engine.tools.config import Limits
 _MEGABYTE = 1 << 20
 
 
-def apply(limits: Limits, running: int) -> None:
+def apply(limits: Limits, running: int | None) -> None:
     """Limit this process and all processes that it starts.
 
     The kernel counts all processes of the user, so `running`, the number that the user already has,
-    is added to the limit.
+    is added to the limit. With None the number of processes is limited elsewhere.
     """
     _set(resource.RLIMIT_CPU, limits.cpu_s)
     _set(resource.RLIMIT_AS, limits.memory_mb * _MEGABYTE)
     _set(resource.RLIMIT_FSIZE, limits.file_mb * _MEGABYTE)
     _set(resource.RLIMIT_CORE, 0)
-    _set(resource.RLIMIT_NPROC, limits.processes + running)
+    if running is not None:
+        limit_processes(limits.processes + running)
+
+
+def limit_processes(most: int) -> None:
+    """Limit the processes that the user may have when this process starts another."""
+    _set(resource.RLIMIT_NPROC, most)
 
 
 def processes_of(uid: int) -> int:

@@ -25,6 +25,7 @@ from weftline_engine.tools.config import Limits
 
 # The oldest version of bubblewrap that has --size and --disable-userns.
 OLDEST = (0, 8)
+OWN_COUNTS = (5, 14)  # of Linux: since then each user namespace counts its own processes
 CHECK_S = 30.0  # seconds for a Python process to import the module, on a busy machine
 NOBODY = 65534
 # Users of the range that no system gives to anybody (systemd's table of user ids).
@@ -40,9 +41,11 @@ class CannotSandbox(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """How bubblewrap is called. `user` runs the calls if the server runs as root. With `own_users`
-    each call has a user of its own instead, because the kernel counts processes by user: one call
-    that starts all it may would leave none to another.
+    """How bubblewrap is called. `user` runs the calls if the server runs as root.
+
+    The kernel counts processes by user, so one call that starts all it may would leave none to
+    another. With `own_users` each call has a user of its own instead. Without root the kernel
+    counts by user namespace, too: then `processes` is the limit of each call, set in its namespace.
     """
 
     program: str
@@ -52,6 +55,7 @@ class Sandbox:
     size: int
     user: tuple[int, int] | None
     own_users: bool = False
+    processes: int | None = None
 
     @staticmethod
     def of(
@@ -83,10 +87,14 @@ class Sandbox:
         }
         size = limits.file_mb << 20
         own_users = owner is not None and user is None and _has_own_users()
-        return Sandbox(_program(), module, folders, environment, size, owner, own_users)
+        alone = limits.processes if owner is None and _counts_by_namespace() else None
+        program = _program()
+        return Sandbox(program, module, folders, environment, size, owner, own_users, alone)
 
-    def running(self) -> int:
-        """How many processes the user of the next call has."""
+    def running(self) -> int | None:
+        """How many processes the user of the next call has. None if its own are limited inside."""
+        if self.processes is not None:
+            return None
         if self.own_users:
             return 0
         return rlimits.processes_of(os.getuid() if self.user is None else self.user[0])
@@ -100,6 +108,8 @@ class Sandbox:
             if self.own_users:
                 uid = gid = OWN_USERS + secrets.randbelow(OWN_USERS_COUNT)
             inner += ["--user", f"{uid}:{gid}", "--size", str(self.size)]
+        if self.processes is not None:
+            inner += ["--processes", str(self.processes)]
         return [self.program, *self._walls(), *self._files(), "--", *inner, *arguments]
 
     def enter(self, tool: str, descriptor: int) -> NoReturn:
@@ -189,6 +199,15 @@ def _has_own_users() -> bool:
         if first <= OWN_USERS and first + count > OWN_USERS + OWN_USERS_COUNT:
             return True
     return False
+
+
+def _counts_by_namespace() -> bool:
+    """Whether the limit of processes that is set in a user namespace counts those in it alone.
+
+    An older kernel counts all of the user's, whatever their namespaces.
+    """
+    found = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return found is not None and (int(found[1]), int(found[2])) >= OWN_COUNTS
 
 
 def _folders(path: Sequence[str]) -> Iterator[Path]:

@@ -35,11 +35,12 @@ def main() -> None:
     parser.add_argument("--tool")
     parser.add_argument("--fd", type=int)
     parser.add_argument("--user", help="UID:GID")
+    parser.add_argument("--processes", type=int, help="the most of this user namespace")
     parser.add_argument("--size", type=int, default=0, help="bytes of /tmp")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--function")
     parser.add_argument("--limits", type=json.loads, help="JSON, for a function")
-    parser.add_argument("--running", type=int, default=0, help="processes of the user")
+    parser.add_argument("--running", type=int, help="processes of the user")
     args = parser.parse_args()
     if args.user is not None:
         if _sees_others():  # then /tmp may be the machine's own
@@ -50,6 +51,8 @@ def main() -> None:
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
+    if args.processes is not None:
+        rlimits.limit_processes(args.processes)
     if args.limits is not None:
         rlimits.apply(Limits(**args.limits), args.running)
     if args.check:

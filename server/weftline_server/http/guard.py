@@ -86,7 +86,7 @@ class Connections:
 
     An answer that is no value is rendered whole. It counts from its first message on, before the
     event loop goes on, and is dropped where it has no room. So what is held is never more than the
-    bound and one answer, however many requests were let in at once.
+    bound and one answer, however many requests began together.
     """
 
     def __init__(self, app: ASGIApp, most: int, draining: Callable[[], bool]) -> None:
