@@ -13,7 +13,6 @@ import httpx2
 import pytest
 from llama_index.embeddings.weftline import WeftlineEmbedding
 from llama_index.llms.weftline import Weftline
-from llama_index.llms.weftline.ahead.ingestion import _slice
 from llama_index.llms.weftline.trace.run_provenance import begin_run
 from llama_index.llms.weftline.trace.span_handler import SPANS
 from llama_index.response_synthesizers.weftline import WeftlineSynthesizer
@@ -27,7 +26,7 @@ from tests.integrations.test_foreign_exceptions import (
 from tests.integrations.test_llama_ahead import bounded, nodes, synthesizer
 from tests.waits import wait_until
 from weftline.adapters import Result, Server
-from weftline.adapters.results import item_of
+from weftline.adapters.results import item_of, rows_of
 from weftline.errors import ClientFailed, EngineFailed
 from weftline.watching import Failed
 
@@ -110,7 +109,7 @@ def test_a_graph_that_cannot_be_sent(
 
 
 @pytest.mark.parametrize(
-    "part", [lambda whole: _slice(whole, 0, 1), lambda whole: item_of(whole, 0)]
+    "part", [lambda whole: rows_of(whole, 0, 1), lambda whole: item_of(whole, 0)]
 )
 def test_a_part_fails_with_the_error_of_the_whole(part: Callable[[Result], Result]) -> None:
     """A slice of an embedding, and an item of a list."""

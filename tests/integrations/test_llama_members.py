@@ -45,6 +45,7 @@ from llama_index.core.response_synthesizers import (
     TreeSummarize,
     get_response_synthesizer,
 )
+from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.selectors import (
     LLMSingleSelector,
     PydanticSingleSelector,
@@ -82,6 +83,11 @@ def selecting(index: Any, llm: Any) -> str:
     return str(routing.router(index, llm, selector=chooser).query("red fox"))
 
 
+def fusing(index: Any, llm: Any) -> str:
+    made = QueryFusionRetriever([index.as_retriever()], llm=llm, num_queries=2, use_async=False)
+    return str([(one.text, one.score) for one in made.retrieve("red fox")])
+
+
 TREE, REFINE, ACCUMULATE = map(synthesis, ("tree_summarize", "refine", "accumulate"))
 QUERY = asking(lambda index, llm: index.as_query_engine(llm=llm), "red fox")
 ROUTER = asking(routing.router, "red fox")
@@ -101,6 +107,7 @@ MEMBERS: list[tuple[Any, tuple[str, ...], Callable[..., Any] | None]] = [
     (PromptHelper, ("_token_counter",), REFINE),
     (TokenTextSplitter, ("_split", "_merge"), TREE),
     (VectorStoreIndex, ("_transformations",), QUERY),
+    (QueryFusionRetriever, ("_llm", "_retrievers"), fusing),
     (VectorIndexRetriever, ("_embed_model", "_vector_store", "_kwargs", "_index"), QUERY),
     (VectorIndexRetriever, ("_vector_store_query_mode", "_build_vector_store_query"), QUERY),
     (RetrieverQueryEngine, ("_response_synthesizer", "_node_postprocessors"), QUERY),

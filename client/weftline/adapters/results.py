@@ -1,4 +1,4 @@
-"""Results: the values that a feed waits for, and those of the items of a list."""
+"""Results: the values that a feed waits for, and the parts of lists and of embedded texts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from weftline.adapters.faults import error_of
 from weftline.contract.errors import Cancelled, WeftlineError
+from weftline.contract.vectors import Vectors
 from weftline.sdk.background import Chain
 from weftline.sdk.watch_events import Value, VariableFailed
 
@@ -71,4 +72,20 @@ def item_of(listed: Result, index: int) -> Result:
         made.settle(Value(event.variable, item, facts))
 
     listed.value.add_done_callback(settle)
+    return made
+
+
+def rows_of(embedded: Result, start: int, end: int) -> Result:
+    """The result of embedding some of the texts."""
+    made = Result()
+
+    def settle(done: Future[Value]) -> None:
+        if (error := error_of(done)) is not None:
+            made.settle(VariableFailed("", error))
+            return
+        event = done.result()
+        some = Vectors.from_json(event.value)[start:end]
+        made.settle(Value(event.variable, {**event.value, **some.to_json()}, event.facts))
+
+    embedded.value.add_done_callback(settle)
     return made

@@ -65,7 +65,7 @@ class Lowering:
         self.calls = Calls(self, mint, self.searches)
         self._classic = Classic(self)
         maps = Maps(self, mint, self.calls, self.searches)
-        self._retrievers = Retrievers(self, self.searches, maps)
+        self._asking_retrievers = Retrievers(self, self.searches, maps)
         branches = Branches(self, mint, self.calls, self.searches)
         flow = Passthroughs(self, branches)
         # By exact class, because a subclass may override anything.
@@ -85,7 +85,7 @@ class Lowering:
 
         The key of a chain is the name of its retriever's run.
         """
-        return self._retrievers.compressing
+        return self._asking_retrievers.compressing
 
     def plan(
         self,
@@ -147,7 +147,7 @@ class Lowering:
         if handler is None:
             handler = self._classic.handler(type(runnable))
         if handler is None:
-            handler = self._retrievers.handler(type(runnable))
+            handler = self._asking_retrievers.handler(type(runnable))
         if handler is None and has_transform(type(runnable)):
             handler = self.calls.parser
         if handler is None and isinstance(runnable, BasePromptTemplate):

@@ -8,7 +8,6 @@ ours and at one server. Nothing is stored before all nodes are embedded, as in t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
@@ -20,11 +19,9 @@ from llama_index.llms.weftline.plan.node_search import is_served
 from llama_index.llms.weftline.trace.run_provenance import SessionRun
 
 from weftline.adapters import Result, RunFeed, Server
-from weftline.adapters.faults import error_of
+from weftline.adapters.results import rows_of
 from weftline.adapters.retrieval_requests import MAX_CHARS, AnswerSteps, portions, vectors_of
 from weftline.contract.steps import Branch, Case, Embed, Ingest, Source, Step
-from weftline.contract.vectors import Vectors
-from weftline.watching import Failed, Value
 
 MAX_NODES = 2048  # of one submit, whose response has all their vectors
 MAX_PORTIONS = 8  # a session's budget bounds the values that it holds
@@ -154,7 +151,7 @@ class Ingesting:
         start = 0
         for batch in portion:
             end = start + len(batch.items)
-            self._left.append((batch.asked, _slice(embedded, start, end)))
+            self._left.append((batch.asked, rows_of(embedded, start, end)))
             start = end
 
     def _after_all(self, embedded: Sequence[str], whole: Sequence[str]) -> list[Step]:
@@ -222,19 +219,3 @@ def _when(known: str, value: str, out: str) -> Branch:
     """The value of the variable `value`, as soon as the variable `known` has one."""
     case = Case(when={"op": "truthy"}, take=value)
     return Branch(on=Source(var=known), cases=(case,), default=value, out=out)
-
-
-def _slice(embedded: Result, start: int, end: int) -> Result:
-    """The result of embedding some of the texts."""
-    made = Result()
-
-    def settle(done: Future[Value]) -> None:
-        if (error := error_of(done)) is not None:
-            made.settle(Failed("", error))
-            return
-        event = done.result()
-        some = Vectors.from_json(event.value)[start:end]
-        made.settle(Value(event.variable, {**event.value, **some.to_json()}, event.facts))
-
-    embedded.value.add_done_callback(settle)
-    return made

@@ -37,6 +37,7 @@ from llama_index.llms.weftline.plan.call_plan import (
     plan_synthesis,
 )
 from llama_index.llms.weftline.plan.extraction import can_extract, llm_of, plan_extraction
+from llama_index.llms.weftline.plan.fusion import Fused, is_fusion
 from llama_index.llms.weftline.plan.node_search import LoneSearch, NodeSearch, finding_of
 from llama_index.llms.weftline.plan.options import is_sent_ahead
 from llama_index.llms.weftline.plan.rewrite import (
@@ -69,6 +70,7 @@ MAX_VALUES = 64
 QUERYING = ("_query", "_aquery")
 EMBEDDING = ("__call__", "acall")
 RETRIEVING = (*QUERYING, "_retrieve", "_aretrieve")
+FUSING = ("_retrieve", "aretrieve")  # its method `_aretrieve` has no span
 REWRITING = ("_run", "predict")
 
 Graph = SubmittedGraph | LoneSearch | Composed | Ingesting
@@ -152,6 +154,8 @@ class Spans:
         """The graph to submit at the start of a method, or None. Raises Unplannable."""
         if method in QUERYING and can_route(span.instance):
             return self._routed(span)
+        if method in FUSING and is_fusion(span.instance):
+            return self._fused(span)
         if method in RETRIEVING:
             return self._looked_up(span, method)
         if method in EMBEDDING:
@@ -208,6 +212,19 @@ class Spans:
         if not is_sent_ahead(llm, server):
             return None
         return graph_of(span.instance, query, server, self.run_of(span, llm))
+
+    def _fused(self, span: Span) -> Composed | None:
+        """The queries of a retriever that asks others, and their searches."""
+        given = dict(span.arguments)
+        query, llm = given.get("query_bundle", given.get("str_or_query_bundle")), span.instance._llm
+        if isinstance(query, str):
+            query = QueryBundle(query)
+        if not isinstance(query, QueryBundle) or not hasattr(llm, "asking"):
+            return None
+        server = llm.asking.server
+        if not is_sent_ahead(llm, server):
+            return None
+        return Fused(span.instance, query, server, self.run_of(span, llm))
 
     def _rewritten(self, span: Span) -> Composed | None:
         """The call that rewrites a query, and the query of the engine behind it."""
