@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -56,36 +57,35 @@ def settled(value: Any) -> Result:
 
 def item_of(listed: Result, index: int) -> Result:
     """The result of one item of a list."""
-    made = Result()
 
-    def settle(done: Future[Value]) -> None:
-        if (error := error_of(done)) is not None:
-            made.settle(VariableFailed("", error))
-            return
-        event = done.result()
+    def part(event: Value) -> Value | VariableFailed:
         item = event.value[index] if index < len(event.value) else LOST
         if item is LOST:
-            made.settle(VariableFailed("", Cancelled("this part of a graph failed")))
-            return
+            return VariableFailed("", Cancelled("this part of a graph failed"))
         items = event.facts.get("items")
         facts = {**event.facts, **((items[index] if items else None) or {})}
-        made.settle(Value(event.variable, item, facts))
+        return Value(event.variable, item, facts)
 
-    listed.value.add_done_callback(settle)
-    return made
+    return _part_of(listed, part)
 
 
 def rows_of(embedded: Result, start: int, end: int) -> Result:
     """The result of embedding some of the texts."""
+
+    def part(event: Value) -> Value:
+        some = Vectors.from_json(event.value)[start:end]
+        return Value(event.variable, {**event.value, **some.to_json()}, event.facts)
+
+    return _part_of(embedded, part)
+
+
+def _part_of(whole: Result, part: Callable[[Value], Value | VariableFailed]) -> Result:
+    """The result of a part. It fails with the error of the whole."""
     made = Result()
 
     def settle(done: Future[Value]) -> None:
-        if (error := error_of(done)) is not None:
-            made.settle(VariableFailed("", error))
-            return
-        event = done.result()
-        some = Vectors.from_json(event.value)[start:end]
-        made.settle(Value(event.variable, {**event.value, **some.to_json()}, event.facts))
+        error = error_of(done)
+        made.settle(part(done.result()) if error is None else VariableFailed("", error))
 
-    embedded.value.add_done_callback(settle)
+    whole.value.add_done_callback(settle)
     return made
