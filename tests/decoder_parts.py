@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weftline_kernels.cpu.blocks import WeightType
-from weftline_kernels.cpu.layout import pack, pack_int8, rounded_rows, scratch_row, stride
+from weftline_kernels.cpu.layout import pack, rounded_rows, scratch_row, stride
 from weftline_kernels.cpu.memory import WeightMemory
 
 
@@ -25,7 +25,7 @@ class Parts:
         self._inputs = library.weftline_inputs
         self._inputs.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
         self._product = library.weftline_product
-        inputs, weights = (c_void_p, c_int64, c_int64), (c_int32, c_void_p, c_void_p)
+        inputs, weights = (c_void_p, c_int64, c_int64), (c_int32, c_void_p)
         results = (c_void_p, c_int64, c_void_p, c_int32)
         self._product.argtypes = [*inputs, *weights, *results]
         self._norms = library.weftline_norms
@@ -40,10 +40,6 @@ class Parts:
         """The weights of a product as `product` takes them."""
         return pack(weight_XY, self.panel, self._memory)
 
-    def weights_int8(self, weight_XY: Tensor) -> tuple[Tensor, Tensor]:
-        """The same in int8, and the scales of the columns."""
-        return pack_int8(weight_XY, self.panel, self._memory)
-
     def inputs(self, x_TY: Tensor) -> Tensor:
         """Rows as `product` takes them. Padding is 0."""
         rows, width = x_TY.shape
@@ -57,11 +53,9 @@ class Parts:
         packed: Tensor,
         inner: int,
         width: int,
-        scales: Tensor | None = None,
         kind: WeightType = WeightType.BF16,
     ) -> Tensor:
-        """The product (T, X) of laid out rows of `inner` numbers and packed weights, which are
-        int8 if they have scales."""
+        """The product (T, X) of laid out rows of `inner` numbers and packed weights."""
         rows = len(laid)
         rounded = torch.empty(rounded_rows(rows) * scratch_row(inner), dtype=torch.int8)
         out_TX = torch.empty(rows, width)
@@ -69,9 +63,8 @@ class Parts:
             laid.data_ptr(),
             rows,
             inner,
-            kind if scales is None else WeightType.INT8,
+            kind,
             packed.data_ptr(),
-            None if scales is None else scales.data_ptr(),
             rounded.data_ptr(),
             width,
             out_TX.data_ptr(),

@@ -73,7 +73,7 @@ SHAPES = {
         experts=Experts(count=128, used=8, mlp=768, normalised=True),
     ),
 }
-TYPES = ("bfloat16", "int8", "q8_0", "q4_0", "q4_k", "q4_k_m")
+TYPES = ("bfloat16", "q8_0", "q4_0", "q4_k", "q4_k_m")
 
 
 class RandomBlocks(RandomWeights):

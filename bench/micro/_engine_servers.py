@@ -28,19 +28,13 @@ class System:
     environment: Mapping[str, str]
 
 
-def weftline(
-    model: Path, isa: str | None = None, *, int8: bool = False, random: bool = False
-) -> System:
-    """Our server with its defaults, or with the kernels of `isa`. With `int8` it is a peer of the
-    one with bfloat16 weights. With `random` weights it drafts nothing, because such answers repeat
-    themselves."""
+def weftline(model: Path, isa: str | None = None, *, random: bool = False) -> System:
+    """Our server with its defaults, or with the kernels of `isa`. With `random` weights it drafts
+    nothing, because such answers repeat themselves."""
     command = (sys.executable, "-m", "weftline_server", "serve", str(model), "--port", "{port}")
-    name = "weftline"
     if random:
         command = (*command, "--load-format", "dummy", "--without", "drafting")
-    if int8:
-        command, name = (*command, "--dtype", "int8"), "int8"
-    return System(name, command, {"WEFTLINE_ISA": isa} if isa else {})
+    return System("weftline", command, {"WEFTLINE_ISA": isa} if isa else {})
 
 
 _NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}

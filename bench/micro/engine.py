@@ -5,8 +5,7 @@
 The peers are vLLM, vLLM that drafts n-grams of the prompt, and llama.cpp's server with weights in
 F16 and in Q8_0 (`make install-llama`). vLLM runs in the faster type of the machine. `--isa avx2`
 holds ours and vLLM to AVX2. Q8_0 computes another text, so its row is not a comparison of equals.
-The peer int8 is our own server with int8 weights, which computes another text, too. `--shape NAME`
-takes random weights of a size that people run, without drafts, for ours and vLLM;
+`--shape NAME` takes random weights of a size that people run, without drafts, for ours and vLLM;
 `make bench-shapes` compares with llama.cpp there.
 
 All servers run all the time and get requests in turns. The CPU time that the idle ones use
@@ -137,7 +136,7 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-PEERS = ("vllm", "vllm-ngram", "llama-f16", "llama-q8", "int8")
+PEERS = ("vllm", "vllm-ngram", "llama-f16", "llama-q8")
 
 
 def systems_of(options: argparse.Namespace, model: Path) -> list[System]:
@@ -157,8 +156,6 @@ def systems_of(options: argparse.Namespace, model: Path) -> list[System]:
                     random=random,
                 )
             )
-        elif peer == "int8":
-            found.append(weftline(model, options.isa, int8=True, random=random))
         else:
             outtype = {"llama-f16": "f16", "llama-q8": "q8_0"}[peer]
             found.append(llama(options.llama, model, outtype, len(os.sched_getaffinity(0))))
@@ -191,7 +188,7 @@ def read_options() -> argparse.Namespace:
     options = parser.parse_args()
     options.vllm_dtype = options.vllm_dtype or ("float32" if options.isa else faster)
     built = (options.llama / "llama-server").is_file()
-    usual = [one for one in PEERS if one != "int8" and (built or not one.startswith("llama"))]
+    usual = [one for one in PEERS if built or not one.startswith("llama")]
     options.peer = options.peer or (["vllm"] if options.shape else usual)
     if options.shape and any("llama" in one for one in options.peer):
         parser.error("llama.cpp reads no random weights: use make bench-shapes ARGS=--llama")

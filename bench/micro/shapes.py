@@ -119,9 +119,9 @@ def bandwidth(library: ctypes.CDLL, threads: int) -> float:
 
 def decoder_of(config: LlamaConfig, kind: str, library: Any) -> NativeDecoder:
     """The decoder with random weights of a type."""
-    plain = kind in ("bfloat16", "int8")
+    plain = kind == "bfloat16"
     weights = RandomWeights() if plain else RandomBlocks(kind, config.layers)
-    return NativeDecoder(config, weights, library, int8=kind == "int8")
+    return NativeDecoder(config, weights, library)
 
 
 # A turn's tokens a second, and CPU seconds.
@@ -264,7 +264,7 @@ def systems_of(
     files = folder_of_models()
     for kind, decoder in decoders.items():
         found[kind] = turn_of(decoder, measures)
-        if options.llama and kind not in ("bfloat16", "int8"):
+        if options.llama and kind != "bfloat16":
             path = files / f"{options.shape}-{config.layers}-{kind}.gguf"
             if not path.is_file():
                 write_gguf(path.with_suffix(".new"), config, kind).replace(path)

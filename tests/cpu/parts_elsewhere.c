@@ -1,7 +1,7 @@
-/* Computes a product, a product of int8, exp and a norm, for a CPU that an emulator runs.
+/* Computes a product, exp and a norm, for a CPU that an emulator runs.
  *
- * From stdin: rows, inner, width as int64; the inputs, the weights in panels, those of int8, the
- * scales, and the weight of a norm. To stdout: the results, in the order of the first line. */
+ * From stdin: rows, inner, width as int64; the inputs, the weights in panels, and the
+ * weight of a norm. To stdout: the results, in the order of the first line. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,18 +18,14 @@ static void given(const float *from, int64_t count) { fwrite(from, 4, count, std
 
 int main(void) {
     int64_t *shape = taken(3 * 8), rows = shape[0], inner = shape[1], width = shape[2];
-    int64_t wide = (width + PANEL - 1) / PANEL * PANEL, four = (inner + 3) / 4 * 4;
+    int64_t wide = (width + PANEL - 1) / PANEL * PANEL;
     float *x = taken(4 * rows * inner);
     u16 *panels = taken(2 * wide * ((inner + 1) / 2 * 2));
-    i8 *small = taken(wide * four);
-    float *scale = taken(4 * wide), *weight = taken(4 * inner);
+    float *weight = taken(4 * inner);
     act *laid = calloc(rows * stride_of(inner), sizeof(act));
-    RowHead *rounded = calloc(rows, rounded_stride(inner));
     float *out = calloc(rows * width, 4), *e = calloc(rows * inner + 16, 4);
     weftline_inputs(x, rows, inner, laid);
-    weftline_product(laid, rows, inner, BF16, panels, 0, rounded, width, out, 2);
-    given(out, rows * width);
-    weftline_product(laid, rows, inner, INT8, small, scale, rounded, width, out, 2);
+    weftline_product(laid, rows, inner, BF16, panels, 0, width, out, 2);
     given(out, rows * width);
     for (int64_t i = 0; i < rows * inner; i++) x[i] = x[i] < 0 ? x[i] : -x[i];
     weftline_exp(x, rows * inner, e);

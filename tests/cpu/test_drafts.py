@@ -50,14 +50,14 @@ def native(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Na
     return decoder
 
 
-@pytest.fixture(params=["bfloat16", "int8", "q4_0"])
+@pytest.fixture(params=["bfloat16", "q4_0"])
 def variant(request: pytest.FixtureRequest, built: Any, tiny_directory: Path) -> NativeDecoder:
     """The decoder of each variant that this machine runs."""
     config = read_config(tiny_directory)
     assert isinstance(config, LlamaConfig)
     weights, kind = Checkpoint(tiny_directory), request.param
     quantise = WeightType.Q4_0 if kind == "q4_0" else None
-    return NativeDecoder(config, weights, built, int8=kind == "int8", quantise=quantise)
+    return NativeDecoder(config, weights, built, quantise=quantise)
 
 
 @pytest.fixture(scope="module")

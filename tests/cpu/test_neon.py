@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from weftline_kernels.cpu.compiler import COMMON, FOLDER
-from weftline_kernels.cpu.layout import pack, pack_int8
+from weftline_kernels.cpu.layout import pack
 from weftline_kernels.cpu.memory import WeightMemory
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
@@ -38,35 +38,26 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("rows", "inner", "width"), [(1, 576, 70), (2, 96, 33), (7, 80, 64), (30, 576, 31)]
 )
 def test_neon_computes_what_torch_does(program: Path, rows: int, inner: int, width: int) -> None:
-    """Products of 1, 2, 3 and more rows, those of int8 to the bit, exp and norms."""
+    """Products of 1, 2, 3 and more rows, exp and norms."""
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, inner, generator=generator)
     weight = torch.randn(width, inner, generator=generator).bfloat16()
     norm = torch.rand(inner, generator=generator)
-    small, scales = pack_int8(weight, PANEL, WeightMemory())
     sent = [
         torch.tensor([rows, inner, width]),
         x,
         pack(weight, PANEL, WeightMemory()),
-        small,
-        scales,
         norm,
     ]
     data = b"".join(one.contiguous().view(torch.uint8).numpy().tobytes() for one in sent)
     done = subprocess.run([EMULATOR, str(program)], input=data, capture_output=True, check=True)
     numbers = torch.from_numpy(np.frombuffer(done.stdout, np.float32).copy())
-    product, in_int8, exp, normed = numbers.split([rows * width] * 2 + [rows * inner] * 2)
+    product, exp, normed = numbers.split([rows * width] + [rows * inner] * 2)
 
     expected = x.double() @ weight.double().T
     torch.testing.assert_close(
         product.view(rows, width).double(), expected, atol=2e-5 * inner**0.5, rtol=0
     )
-    most = x.abs().amax(1)
-    inverse = torch.full_like(most, 127) / most
-    whole_x = (x.double() * inverse.double()[:, None]).round()
-    whole_w = (weight.float() / scales[:width, None]).round().double()
-    sums = (whole_x @ whole_w.T).float()
-    assert torch.equal(in_int8.view(rows, width), sums * (most / 127)[:, None] * scales[:width])
     low = -x.abs()
     assert float((exp.view_as(x).double() / low.double().exp() - 1).abs().max()) < 1e-6
     torch.testing.assert_close(

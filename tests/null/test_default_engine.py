@@ -72,7 +72,6 @@ def test_without_a_driver_there_is_no_gpu(gpu: Path, monkeypatch: pytest.MonkeyP
         ({"model": "qwen3:1.7b-q4"}, False),
         ({"model": "/models/llama", "device": "cpu"}, False),
         ({"model": "/models/llama", "quantize": "q4_0"}, False),
-        ({"model": "/models/llama", "dtype": "int8"}, False),
         ({"model": "/models/llama", "kv_tokens": 4096}, False),
         ({"model": "/models/llama", "connect": "http://gpu1:8000"}, False),
         ({"model": "/models/llama", "engine": "null"}, False),

@@ -65,6 +65,20 @@ def test_an_option_of_another_engine_is_refused(words: tuple[str, ...], says: st
     assert str(raised.value) == says
 
 
+def test_int8_says_what_took_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    """An old command line and an old file get one sentence."""
+    says = (
+        'dtype int8 is gone: use --quantize q8_0 (quantize = "q8_0" in a file), which is as small '
+        "and stays nearer to bfloat16"
+    )
+    with pytest.raises(SystemExit):
+        given("m", "--dtype", "int8")
+    assert capsys.readouterr().err.endswith(f"argument --dtype: {says}\n")
+    with pytest.raises(InvalidRequest) as raised:
+        from_tables([{"model": "m", "dtype": "int8"}])
+    assert str(raised.value) == says
+
+
 def test_a_setting_of_another_engine_is_refused_in_a_file() -> None:
     """As on the command line, by its name in the file."""
     with pytest.raises(InvalidRequest) as raised:

@@ -17,13 +17,9 @@ NO_DRAFTS_ON_A_GPU = (
 
 
 class Precision(StrEnum):
-    """The type of weights, activations and KV cache.
-
-    With int8, weights and the inputs of matrix products are int8. All else is as with bfloat16.
-    """
+    """The type of weights, activations and KV cache."""
 
     BFLOAT16 = "bfloat16"
-    INT8 = "int8"
     FLOAT32 = "float32"
     FLOAT64 = "float64"
 

@@ -36,8 +36,8 @@ def _missing(dtype: str) -> str:
         return "torch sees no CUDA device; give --device cpu, or a torch built for CUDA"
     if not HAS_TRITON:
         return "Triton is not installed; install weftline[gpu], or give --device cpu"
-    if dtype in ("float64", "int8"):
-        return f"{dtype} runs on the CPU only"
+    if dtype == "float64":
+        return "float64 runs on the CPU only"
     return ""
 
 

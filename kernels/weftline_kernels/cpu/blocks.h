@@ -6,10 +6,10 @@
 
 #include "tile.h"
 
-/* The numbers of the types in a GGUF file. Weights of INT8 have a scale for each row (int8.h). */
+/* The numbers of the types in a GGUF file. */
 enum {
     F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13,
-    Q6_K = 14, INT8 = 24, BF16 = 30
+    Q6_K = 14, BF16 = 30
 };
 
 #define SMALL 32  /* weights of a small block, and inputs that have a scale in common */

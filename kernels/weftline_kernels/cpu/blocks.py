@@ -21,10 +21,7 @@ SMALL, LARGE = 32, 256
 
 
 class WeightType(IntEnum):
-    """The types of weights that the C decoder takes, by their numbers in a GGUF file.
-
-    Weights of INT8 have a scale for each row, and no file of that type is read.
-    """
+    """The types of weights that the C decoder takes, by their numbers in a GGUF file."""
 
     F32 = 0
     F16 = 1
@@ -36,7 +33,6 @@ class WeightType(IntEnum):
     Q4_K = 12
     Q5_K = 13
     Q6_K = 14
-    INT8 = 24
     BF16 = 30
 
 

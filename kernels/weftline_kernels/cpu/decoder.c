@@ -1,7 +1,7 @@
 /* The forward pass of a decoder on a CPU: all layers of a step in one parallel region. A layer is data:
  * families differ in the norms, biases, windows and factors of `Layer` and `Model`.
  *
- * Weights are bfloat16, int8 or quantised, in panels. The residual stream is float32, the KV cache
+ * Weights are bfloat16 or quantised, in panels. The residual stream is float32, the KV cache
  * bfloat16. A KV block has 16 tokens. Keys are stored transposed in their block: a vector
  * holds one component of 16 tokens, so a score needs no sum across lanes. GCC's vector extension
  * compiles the same source for AVX-512, AVX2 and NEON. A few steps use intrinsics.

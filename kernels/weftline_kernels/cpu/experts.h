@@ -58,24 +58,19 @@ static void combine(const Model *m, const Step *s, int64_t token) {
 }
 
 /* Where the rounded inputs of an expert begin. */
-INLINE void *rounded_of(const Step *s, int64_t first, int64_t inner, int32_t type) {
-    int64_t row = weights_of(type) ? inner / SMALL * (int64_t)sizeof(Rounded) : rounded_stride(inner);
-    return (char *)s->rounded + first * row;
+INLINE Rounded *rounded_of(const Step *s, int64_t first, int64_t inner) {
+    return (Rounded *)s->rounded + first * (inner / SMALL);
 }
 
 /* Rounds the row at a place as the weight of its expert wants it. */
 INLINE void round_place(const Step *s, const act *x, int64_t place, int64_t inner,
                         const Weight *weight) {
     int64_t first = s->first[s->owner[place]], rows = s->first[s->owner[place] + 1] - first;
-    int32_t type = weight->part[0].type;
-    void *rounded = rounded_of(s, first, inner, type);
+    Rounded *rounded = rounded_of(s, first, inner);
     const act *row = x + place * stride_of(inner);
-    if (weights_of(type))
+    if (weights_of(weight->part[0].type))
         for (int64_t b = 0; b < inner / SMALL; b++)
-            round_block(row + b * SMALL, (Rounded *)rounded + b * rows + place - first);
-    else if (type == INT8)
-        round_row(row, inner,
-                  (RowHead *)((char *)rounded + (place - first) * rounded_stride(inner)));
+            round_block(row + b * SMALL, rounded + b * rows + place - first);
 }
 
 /* Multiplies the rows of each expert by one of its weights: gate_up, or `down`. The tasks of all experts
@@ -106,7 +101,7 @@ INLINE void multiply_experts(const Model *m, const Step *s, const Layer *layer, 
         Gated gated = {s->gated + first * wide, 0, m->expert_mlp, wide, m->gelu};
         Plain made = {s->made + first * hidden, 0, hidden};
         Job job = {x + first * stride_of(inner), rows, inner, rows,
-                   rounded_of(s, first, inner, weights[2 * e].part[0].type),
+                   rounded_of(s, first, inner),
                    down ? put : gate, down ? (const void *)&made : &gated};
         multiply_task(&job, weights + 2 * e, panels, &cut, task - before);
     }

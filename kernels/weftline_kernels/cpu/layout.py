@@ -25,39 +25,14 @@ def pack(weight_XY: Tensor, panel: int, memory: WeightMemory) -> Tensor:
     padded[:rows, :columns] = weight_XY
     # As 32-bit words of two columns each: transposing words is 4 times as fast.
     words = padded.view(torch.int32).view(-1, panel, padded.shape[1] // 2)
-    return _laid(words.transpose(1, 2), memory)
-
-
-def pack_int8(weight_XY: Tensor, panel: int, memory: WeightMemory) -> tuple[Tensor, Tensor]:
-    """The same panels in int8, (-1, Y / 4, panel, 4), and the scale of each row of `weight_XY`.
-
-    A row's largest number becomes 127. Both are padded to whole panels.
-    """
-    rows, columns = weight_XY.shape
-    weight_XY = weight_XY.float()
-    scale_X = weight_XY.abs().amax(1) / 127
-    rounded_XY = (weight_XY / scale_X.clamp(min=1e-30)[:, None]).round_().clamp_(-127, 127)
-    padded = torch.zeros(-(-rows // panel) * panel, -(-columns // 4) * 4, dtype=torch.int8)
-    padded[:rows, :columns] = rounded_XY
-    words = padded.view(torch.int32).view(-1, panel, padded.shape[1] // 4)
-    scales = torch.nn.functional.pad(scale_X, (0, len(padded) - rows))
-    return _laid(words.transpose(1, 2), memory), scales
-
-
-def _laid(words: Tensor, memory: WeightMemory) -> Tensor:
-    """A contiguous copy of 32-bit words."""
-    copy = torch.from_numpy(memory.bytes(4 * words.numel()).view(np.int32))
-    return copy.view(words.shape).copy_(words)
-
-
-def rounded_stride(width: int) -> int:
-    """Bytes from one row of activations in int8 to the next (rounded_stride in int8.h)."""
-    return 64 + -(-width // 64) * 64
+    laid = torch.from_numpy(memory.bytes(4 * words.numel()).view(np.int32))
+    words = words.transpose(1, 2)
+    return laid.view(words.shape).copy_(words)
 
 
 def scratch_row(width: int) -> int:
-    """Bytes of the scratch memory for a row of activations (scratch_of in product.h)."""
-    return max(rounded_stride(width), -(-width // 32) * 64)
+    """Bytes of the scratch memory for a row of rounded activations (Rounded in rounded.h)."""
+    return -(-width // 32) * 64
 
 
 def rounded_rows(rows: int) -> int:

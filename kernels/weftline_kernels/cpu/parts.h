@@ -12,12 +12,11 @@ void weftline_inputs(const float *from, int64_t rows, int64_t width, act *to) {
             to[r * stride_of(width) + i] = act_of(from[r * width + i]);
 }
 
-/* Multiplies `rows` inputs by packed weights of `width` columns. `scale` is NULL but for INT8. */
+/* Multiplies `rows` inputs by packed weights of `width` columns. */
 void weftline_product(const act *x, int64_t rows, int64_t inner, int32_t type, const void *panels,
-                      const float *scale, void *rounded, int64_t width, float *out,
-                      int32_t threads) {
+                      void *rounded, int64_t width, float *out, int32_t threads) {
     Plain to = {out, 0, width};
-    Weight weight = {1, {{type, 0, panels, scale}}};
+    Weight weight = {1, {{type, 0, panels}}};
 #pragma omp parallel num_threads(threads)
     multiply(x, rows, inner, weight, (width + PANEL - 1) / PANEL, rounded, put, &to);
 }

@@ -4,7 +4,6 @@
 
 #include <omp.h>
 
-#include "int8.h"
 #include "quants.h"
 
 /* sums[r] = row r of x times one panel. Every sum is added in the order of `inner` for any number of
@@ -40,8 +39,8 @@ FOR_EACH_TILE(OF)
 static const Product products[TILE + 1] = {0, FOR_EACH_TILE(OF)};
 #undef OF
 
-/* Panels of a weight that have one type, from panel `first` on. Those of INT8 have scales. */
-typedef struct { int32_t type, first; const void *panels; const float *scale; } Part;
+/* Panels of a weight that have one type, from panel `first` on. */
+typedef struct { int32_t type, first; const void *panels; } Part;
 
 #define MOST_PARTS 3 /* queries, keys and values may have three types */
 typedef struct { int32_t parts; Part part[MOST_PARTS]; } Weight;
@@ -96,10 +95,10 @@ INLINE void gate(const void *to, int64_t row, int64_t panel, const vec sums[2]) 
     else for (int i = 0; i < left; i++) out[i] = act_of(value[i]);
 }
 
-/* Rounds the inputs as the weight's types want them. All quantised types want the same. */
+/* Rounds the inputs of quantised weights, all types of which want the same. */
 INLINE void round_inputs(const act *x, int64_t rows, int64_t inner, const Weight *weight,
                          void *rounded) {
-    int64_t small = rounded_stride(inner), blocks = inner / SMALL, apart = blocks_apart(rows);
+    int64_t blocks = inner / SMALL, apart = blocks_apart(rows);
     int quantised = 0;
     for (int32_t p = 0; p < weight->parts; p++) quantised |= weights_of(weight->part[p].type) > 0;
     if (quantised)
@@ -107,10 +106,6 @@ INLINE void round_inputs(const act *x, int64_t rows, int64_t inner, const Weight
         for (int64_t r = 0; r < rows; r++)
             for (int64_t b = 0; b < blocks; b++)
                 round_block(x + r * stride_of(inner) + b * SMALL, (Rounded *)rounded + b * apart + r);
-    else if (weight->part[0].type == INT8)
-#pragma omp for
-        for (int64_t r = 0; r < rows; r++)
-            round_row(x + r * stride_of(inner), inner, (RowHead *)((char *)rounded + r * small));
 }
 
 /* A product: its inputs, plain and rounded, and where the sums of a row and a panel go. The blocks of a
@@ -134,21 +129,15 @@ static void multiply_quants(const Job *job, const Part *part, int64_t panel, int
     for (int64_t r = row; r < end; r++) job->sink(job->to, r, panel, sums[r - row]);
 }
 
-/* Multiplies the rows from `row` to `end`, a tile at most, by a panel of bfloat16 or int8. */
+/* Multiplies the rows from `row` to `end`, a tile at most, by a panel of bfloat16. */
 INLINE void multiply_tile(const Job *job, const Part *part, int64_t panel, int64_t row,
                           int64_t end, int second) {
     vec sums[TILE][2];
-    int64_t inner = job->inner, small = rounded_stride(inner), at = panel - part->first;
-    int64_t length = (part->type == INT8 ? (inner + 3) / 4 * 4 : (inner + 1) / 2 * 4) * PANEL;
-    const char *numbers = (const char *)part->panels + at * length;
+    int64_t inner = job->inner, length = (inner + 1) / 2 * 4 * PANEL;
+    const char *numbers = (const char *)part->panels + (panel - part->first) * length;
     /* The second tile finds its weights in the cache, so it has time for the next panel. */
     int64_t ahead = LANES == 8 && second ? length : AHEAD;
-    if (part->type == INT8)
-        products_int8[end - row]((const RowHead *)((const char *)job->rounded + row * small), inner,
-                                 (const i8 *)numbers, part->scale + at * PANEL, ahead, sums);
-    else
-        products[end - row](job->x + row * stride_of(inner), inner, (const u16 *)numbers, ahead,
-                            sums);
+    products[end - row](job->x + row * stride_of(inner), inner, (const u16 *)numbers, ahead, sums);
     for (int64_t r = row; r < end; r++) job->sink(job->to, r, panel, sums[r - row]);
 }
 

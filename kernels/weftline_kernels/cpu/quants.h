@@ -221,7 +221,7 @@ INLINE void add_words(const u8 *codes, const int bits, const int packed, const i
 #elif defined __AVX2__
     /* maddubs adds two products in 16 bits. As many of its sums as fit are added before they are
      * widened: 8 * 2 * 15 * 127, 4 * 2 * 31 * 127 and 2 * 2 * 63 * 127 are at most 32,004. Weights of
-     * 8 bits have signs here, and give them to the inputs, as in int8.h: 2 * 128 * 127 fits. */
+     * 8 bits have signs here, and give them to the inputs: 2 * 128 * 127 fits. */
     const int deep = bits == 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1;
 #if LANES == 8 /* Q8_0 is 1.1 times as fast; with AVX-512's tile GCC 12 keeps products in memory */
 #pragma GCC unroll 8

@@ -46,7 +46,7 @@ VARIANTS = (
     Variant(
         "avx512_bf16",
         "x86_64",
-        # Every CPU with AVX512_BF16 has VNNI, which multiplies int8.
+        # Every CPU with AVX512_BF16 has VNNI, which multiplies numbers of 8 bits.
         ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
         _V4 | {"avx512_bf16", "avx512_vnni"},
         32,

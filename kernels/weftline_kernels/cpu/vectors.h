@@ -24,12 +24,10 @@ typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 typedef u16 hvec __attribute__((vector_size(2 * LANES)));
 typedef uint8_t u8;
 typedef int8_t i8;
-typedef u8 bvec __attribute__((vector_size(LANES)));
 /* The same types at unaligned addresses. GCC 12 compiles a memcpy to a copy through the stack. */
 typedef float vecu __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t wvecu __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef u16 hvecu __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
-typedef u8 bvecu __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 /* If the processor multiplies pairs of bfloat16, the inputs of a product are rounded to bfloat16, as
  * in any bfloat16 model. Otherwise they stay float32. Sums, the residual stream and the softmax are

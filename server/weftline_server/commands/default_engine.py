@@ -46,8 +46,6 @@ def may_be_vllm(settings: Mapping[str, Any]) -> bool:
     model = settings.get("model")
     if model is None or settings.keys() & {"engine", "engine_python"}:
         return False
-    if settings.get("dtype") == "int8":
-        return False
     if not all("vllm" in ENGINE_TAKERS[name] for name in settings):
         return False
     is_gguf = model.endswith(".gguf") or model.startswith("pypi:")

@@ -20,6 +20,16 @@ EndpointSchedulerName = Literal["none", "vllm", "sglang", "dynamo"]
 VLLMSchedulerName = Literal["auto", "weftline", "vllm"]
 
 
+def check_dtype(dtype: str) -> None:
+    """Raise InvalidRequest for a type that releases before had."""
+    if dtype == "int8":
+        raise InvalidRequest(
+            'dtype int8 is gone: use --quantize q8_0 (quantize = "q8_0" in a file), which is as '
+            "small and stays nearer to bfloat16",
+            param="dtype",
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedSpec:
     """What only the embedded engine has. `cores` are its CPU cores; empty means all."""
@@ -108,6 +118,7 @@ class EngineSpec:
     null: NullSpec = field(default_factory=NullSpec)
 
     def __post_init__(self) -> None:
+        check_dtype(self.dtype)
         connect = self.endpoint.connect
         if self.engine == "openai" and connect is None:
             raise InvalidRequest(

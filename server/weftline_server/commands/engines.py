@@ -31,6 +31,7 @@ from weftline_server.commands.engine_spec import (
     EngineName,
     EngineSpec,
     VLLMSchedulerName,
+    check_dtype,
 )
 from weftline_server.prompt.tokenizer_files import read_ahead
 
@@ -156,8 +157,6 @@ def _vllm(spec: EngineSpec) -> Callable[[], Engine]:
     from weftline_engine.vllm.config import SchedulerChoice, VLLMConfig
     from weftline_engine.vllm.engine import VLLMEngine
 
-    if spec.dtype == "int8":
-        raise InvalidRequest("dtype int8 needs the embedded engine: --engine torch", param="dtype")
     dummy = ("--load-format", "dummy") if spec.embedded.load_format == "dummy" else ()
     if spec.endpoint.connect is None:
         served, model, name = None, _weights(spec, direct=False), spec.call_it
@@ -307,9 +306,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dtype",
-        choices=("bfloat16", "float32", "int8"),
-        help="type of weights, activations and KV cache (default: bfloat16); int8 is for the "
-        "embedded engine on a CPU: faster, but another text",
+        type=_dtype,
+        choices=("bfloat16", "float32"),
+        help="type of weights, activations and KV cache (default: bfloat16)",
     )
     _add_embedded_arguments(parser.add_argument_group("the embedded engine"))
     parser.add_argument(
@@ -326,6 +325,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument_group("engines behind HTTP: vllm, sglang, llamacpp and openai")
     )
     _add_null_arguments(parser.add_argument_group("the null engine, which has no model"))
+
+
+def _dtype(text: str) -> str:
+    """A type as it is written. Raises ArgumentTypeError for one that is gone."""
+    try:
+        check_dtype(text)
+    except InvalidRequest as error:
+        raise argparse.ArgumentTypeError(error.message) from None
+    return text
 
 
 def _add_embedded_arguments(torch: argparse._ArgumentGroup) -> None:

@@ -56,8 +56,8 @@ def load_decoder(
     C kernels quantise matrices of 16 bits a weight and more. `heard` is called for each tensor that
     is read. `machine` describes the CPU, by default this one.
 
-    Raises ModelError, also if there is too little memory, or if int8 or a quantised type is asked
-    for and the C kernels do not run. A line on stderr says how the model is computed, and why
+    Raises ModelError, also if there is too little memory, or if a quantised type is asked for and
+    the C kernels do not run. A line on stderr says how the model is computed, and why
     faster ways do not work.
     """
     config = read_config(directory)
@@ -66,7 +66,7 @@ def load_decoder(
     if quantise is not None and dtype != "bfloat16":
         raise ModelError(f"weights are quantised in dtype bfloat16, not in {dtype}")
     _check_memory(weights, dtype if quantise is None else quantize)
-    if dtype not in ("bfloat16", "int8"):
+    if dtype != "bfloat16":
         return torch_model(config, weights, getattr(torch, dtype))
     search = LibrarySearch(builds, machine=machine or this_machine())
     if isinstance(config, LlamaConfig) and runs(config, block_size):
@@ -76,18 +76,13 @@ def load_decoder(
             why = str(reasons)
         else:
             _say(" ".join([f"{choice}.", *choice.notes]))
-            int8 = dtype == "int8"
             kernels = f"{choice.variant.name} {variant_key(choice.variant, choice.machine)}"
-            decoder = NativeDecoder(
-                config, weights, library, int8=int8, quantise=quantise, kernels=kernels
-            )
+            decoder = NativeDecoder(config, weights, library, quantise=quantise, kernels=kernels)
             if QUANTISED & decoder.weight_bytes.keys():
                 _say(_weights_of(decoder))
             return decoder
     else:
         why = "The C kernels do not run this model."
-    if dtype == "int8":
-        raise ModelError(f"int8 needs the C kernels: {why}")
     if quantise is not None:
         raise ModelError(f"quantised weights need the C kernels: {why}")
     emulated = emulates_bfloat16(search.machine)
@@ -109,7 +104,6 @@ _WEIGHT_BYTES = {
     "float64": 8,
     "float32": 4,
     "bfloat16": 2,
-    "int8": 1,
     "q8_0": 34 / 32,
     "q4_0": 18 / 32,
 }

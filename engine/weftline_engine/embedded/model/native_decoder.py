@@ -1,4 +1,4 @@
-"""The decoder in C (weftline_kernels.cpu) for bfloat16, int8 and quantised weights, as a `Model`.
+"""The decoder in C (weftline_kernels.cpu) for bfloat16 and quantised weights, as a `Model`.
 
 Activations stay float32 from the embedding to the logits, so it is more exact than a decoder that
 uses bfloat16 throughout. T = tokens, R = rows whose logits are wanted, K = KV heads, P = blocks,
@@ -136,7 +136,6 @@ class NativeDecoder:
         weights: Checkpoint,
         library: ctypes.CDLL,
         *,
-        int8: bool = False,
         quantise: WeightType | None = None,
         kernels: str = "",
     ) -> None:
@@ -144,7 +143,7 @@ class NativeDecoder:
         self.kernels = kernels
         self.threads = torch.get_num_threads()
         self._forward = library.weftline_forward
-        self._packer = Packer(Panels(library, self.threads), int8, quantise)
+        self._packer = Packer(Panels(library, self.threads), quantise)
         self._panel = self._packer.panels.columns
         ropes = {config.kind(i).rope for i in range(config.layers)} - {None}
         self._ropes = [rope for rope in ropes if rope is not None]

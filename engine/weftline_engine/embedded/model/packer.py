@@ -1,4 +1,4 @@
-"""Packs the matrices of a model for the C decoder: in bfloat16, in int8, or quantised.
+"""Packs the matrices of a model for the C decoder: in bfloat16, or quantised.
 
 A matrix may consist of pieces, such as queries, keys and values. Pieces of blocks stay quantised as
 they are. X = rows of a matrix, Y = its columns.
@@ -20,7 +20,7 @@ from torch import Tensor
 from weftline_engine.embedded.model.config import ModelError
 from weftline_engine.embedded.model.matrix import Blocks, Matrix, values_of
 from weftline_kernels.cpu.blocks import SIZES, Bytes, WeightType
-from weftline_kernels.cpu.layout import interleave, pack, pack_int8
+from weftline_kernels.cpu.layout import interleave, pack
 from weftline_kernels.cpu.panels import Addresses, Panels
 
 MOST_PARTS = 3  # in product.h
@@ -33,7 +33,6 @@ class CPart(ctypes.Structure):
         ("type", ctypes.c_int32),
         ("first", ctypes.c_int32),
         ("panels", ctypes.c_void_p),
-        ("scale", ctypes.c_void_p),
     )
 
 
@@ -47,12 +46,10 @@ class CWeight(ctypes.Structure):
 class Packer:
     """Packs for one build of the decoder, and keeps what it packed.
 
-    `int8` rounds matrices that are not quantised to int8. `quantise` is the type to which they are
-    quantised where it divides their columns.
+    `quantise` is the type to which matrices are quantised where it divides their columns.
     """
 
     panels: Panels
-    int8: bool = False
     quantise: WeightType | None = None
     kept: list[Tensor | Bytes] = field(default_factory=list)
     packed: Counter[WeightType] = field(default_factory=Counter)  # bytes of panels by type
@@ -72,7 +69,7 @@ class Packer:
         weight, first = CWeight(parts=len(runs)), 0
         for i, (kind, places) in enumerate(runs):
             packed = self._packed(kind, places, blocks[0].columns)
-            weight.part[i] = CPart(kind, first, packed, None)
+            weight.part[i] = CPart(kind, first, packed)
             first += -(-len(places) // self.panels.columns)
         return weight
 
@@ -90,7 +87,7 @@ class Packer:
             padded[:rows] = piece.places()
             places[:, side] = padded.reshape(-1, lanes)
         packed = self._packed(blocks[0].kind, places.reshape(-1), blocks[0].columns)
-        return _one(CPart(blocks[0].kind, 0, packed, None))
+        return _one(CPart(blocks[0].kind, 0, packed))
 
     def keep(self, kept: Tensor | Bytes) -> int:
         """The address of what is kept as long as this packer."""
@@ -126,14 +123,10 @@ class Packer:
         return self.keep(packed)
 
     def _plain(self, weight_XY: Tensor) -> CWeight:
-        """The weights in bfloat16, or in int8 if that was asked for."""
-        if not self.int8:
-            packed = pack(weight_XY, self.panels.columns, self.panels.memory)
-            self.packed[WeightType.BF16] += packed.nbytes
-            return _one(CPart(WeightType.BF16, 0, self.keep(packed), None))
-        panels, scales = pack_int8(weight_XY, self.panels.columns, self.panels.memory)
-        self.packed[WeightType.INT8] += panels.nbytes + scales.nbytes
-        return _one(CPart(WeightType.INT8, 0, self.keep(panels), self.keep(scales)))
+        """The weights in bfloat16."""
+        packed = pack(weight_XY, self.panels.columns, self.panels.memory)
+        self.packed[WeightType.BF16] += packed.nbytes
+        return _one(CPart(WeightType.BF16, 0, self.keep(packed)))
 
 
 def _one(part: CPart) -> CWeight:
