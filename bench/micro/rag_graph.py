@@ -37,8 +37,6 @@ from weftline.local import local_server
 FILE = Path(__file__)
 # Each pass, and the application that shows it where that is not `advanced`.
 PASSES: Mapping[str, App] = {
-    "pipeline": App.ADVANCED,
-    "order": App.ADVANCED,
     "prefill_early": App.ADVANCED,
     "batch": App.ADVANCED,
     "speculate": App.SEARCH,  # has a branch

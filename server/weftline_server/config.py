@@ -10,27 +10,32 @@ from weftline_server.cluster.session_lease import LeaseConfig
 from weftline_server.http.kept_responses import ResponsesConfig
 from weftline_server.journal.store import JournalStoreConfig
 from weftline_server.observe.cost import Price
-from weftline_server.passes import PASSES
 from weftline_server.runtime.registry import RegistryConfig
 from weftline_server.schedule.placement.scores import POLICIES
 
-# The names that `without` takes. The embedded engine has drafting and tree_attention, the embedders
-# and rerankers have dedupe, and the server has the others.
-OPTIMISATIONS = frozenset(PASSES) | {
-    "admission",
-    "memory_rank",
-    "affinity",
-    "dedupe",
-    "drafting",
-    "early_tools",
-    "host_tier",
-    "conversations",
-    "prefill_early",
-    "retention",
-    "speculate",
-    "tool_pauses",
-    "tree_attention",
-}
+# The names that `without` takes: what is worth 3 % of the time somewhere, as docs/serving.md says.
+# The embedded engine has drafting and tree_attention, the embedders and rerankers have dedupe, and
+# the server has the others.
+OPTIMISATIONS = frozenset(
+    {
+        "admission",
+        "affinity",
+        "batch",
+        "conversations",
+        "dedupe",
+        "drafting",
+        "early_tools",
+        "groups",
+        "joins",
+        "memory_rank",
+        "prefill_early",
+        "prefix",
+        "retention",
+        "speculate",
+        "tool_pauses",
+        "tree_attention",
+    }
+)
 
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-]+(:\d{1,5})?|https?://\[[0-9a-f:]+\](:\d{1,5})?")
 

@@ -40,21 +40,16 @@ def test_paused_contexts_go_to_host_memory_where_others_wait_for_room() -> None:
 
 
 @pytest.mark.parametrize("costs", [None, CHEAP])
-@pytest.mark.parametrize("off", [(), ("host_tier",)])
-def test_without_the_host_tier_nothing_is_copied(
-    off: tuple[str, ...], costs: KvCosts | None
-) -> None:
-    """Another application waits for room, and a copy is the least waste. Without copies the context
-    may just be evicted."""
-    world = World(*off)
+def test_a_context_is_copied_where_another_waits_for_room(costs: KvCosts | None) -> None:
+    """A copy is the least waste."""
+    world = World()
     world.memory.has_pool("e", 1000, costs=costs)
     world.memory.queued(make_op("a", "p", 390), "m", True, 0.0)
     world.memory.gate.admit("m", 1000, 0.0)
     world.memory.queued(make_op("waits", "w", 900), "m", True, 0.5)
     found = pause(world, "a", "p", 390, 1.0)
-    last = Retention.EVICTABLE if off else Retention.SWAP
     assert [one for one in found if isinstance(one, RetainContext)] == [
-        RetainContext("e", "p", last)
+        RetainContext("e", "p", Retention.SWAP)
     ]
 
 

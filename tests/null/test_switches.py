@@ -113,13 +113,13 @@ def test_calls_go_where_their_prefix_is() -> None:
 
 def test_what_is_off() -> None:
     """What earned too little is off, unless it is asked for. Nothing else can be asked for."""
-    assert ServerConfig(without=frozenset({"flow"})).off == {"flow", *OFF_BY_DEFAULT}
+    assert ServerConfig(without=frozenset({"joins"})).off == {"joins", *OFF_BY_DEFAULT}
     assert {"length_prediction"} == OFF_BY_DEFAULT
     assert ServerConfig(also=OFF_BY_DEFAULT).off == frozenset()
     with pytest.raises(
-        InvalidRequest, match="'flow' is not off by default: use one of length_pred"
+        InvalidRequest, match="'joins' is not off by default: use one of length_pred"
     ):
-        ServerConfig(also=frozenset({"flow"}))
+        ServerConfig(also=frozenset({"joins"}))
 
 
 ONE_OFF = [ServerConfig(without=frozenset({name})) for name in sorted(OPTIMISATIONS)]

@@ -120,16 +120,13 @@ async def test_an_item_is_embedded_before_the_next_is_decoded(
     assert "red whale" not in second.replace("red fox", "")
 
 
-@pytest.mark.parametrize("switch", ["pipeline", "batch"])
-async def test_without_pipeline_the_list_comes_as_a_whole(
-    split: Callable[..., Any], switch: str
-) -> None:
-    """Without `pipeline` all items are in one batch, and without `batch` each is alone."""
-    made = await split("red fox\nblue whale\nred whale", switch)
+async def test_without_batch_each_item_is_alone(split: Callable[..., Any]) -> None:
+    """The embedder takes the items of a list one by one, as the call writes them."""
+    made = await split("red fox\nblue whale\nred whale", "batch")
     found = await made.ask("line_list", get=["hits"])
     assert [hits[0]["text"] for hits in found["values"]["hits"]] == TEXTS
     batches = [batch for batch, _ in made.backend.seen]
-    assert batches == ([TEXTS] if switch == "pipeline" else [[one] for one in TEXTS])
+    assert batches == [[one] for one in TEXTS]
 
 
 async def test_reranking_begins_before_the_last_query_is_written(
@@ -183,14 +180,12 @@ async def test_the_list_is_as_long_as_the_call_makes_it(
     assert len(found["values"]["hits"]) == count
 
 
-@pytest.mark.parametrize("switch", ["", "pipeline"])
-async def test_bad_json_fails_as_without_the_pass(split: Callable[..., Any], switch: str) -> None:
+async def test_bad_json_fails_behind_good_items(split: Callable[..., Any]) -> None:
     """The items before the mistake were embedded in vain. Crossing brackets are no JSON list."""
-    made = await split('["red fox", }{ nothing', *filter(None, [switch]))
+    made = await split('["red fox", }{ nothing')
     error = (await made.ask("json", get=["hits"]))["error"]
     assert (error["type"], error["call"]) == ("InvalidRequest", "qvecs")
-    batches = [batch for batch, _ in made.backend.seen]
-    assert batches == ([] if switch else [["red fox"]])
+    assert [batch for batch, _ in made.backend.seen] == [["red fox"]]
 
 
 async def test_an_item_that_is_cut_off_is_not_sent_early(split: Callable[..., Any]) -> None:

@@ -7,15 +7,12 @@ from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
-import pytest
-
 from tests.null.asgi import Serve
 from tests.null.retrieval.test_steps import run, step, text
 from weftline_engine import api
 from weftline_engine.retrieval.local import LocalItems
 from weftline_engine.retrieval.plain_backends import MemoryTable, WordBackend
 from weftline_engine.retrieval.stores import StoreBackend
-from weftline_server.config import ServerConfig
 
 SUBMITS = 20
 
@@ -33,17 +30,14 @@ class Slow(LocalItems):
             yield events
 
 
-@pytest.mark.parametrize("without", [frozenset[str](), frozenset({"order"})])
-async def test_a_search_never_comes_before_its_ingest(
-    serve: Serve, without: frozenset[str]
-) -> None:
+async def test_a_search_never_comes_before_its_ingest(serve: Serve) -> None:
     """The question is embedded in a moment, and the chunks are not. It finds the newest chunk."""
     table = MemoryTable()
     engines = {
         "words": lambda: Slow(WordBackend("words"), 1),
         "docs": lambda: Slow(StoreBackend("docs", table), 2),
     }
-    server = await serve(config=ServerConfig(without=without), also=engines)
+    server = await serve(also=engines)
 
     async def one(number: int) -> Any:
         chunks = [f"whale{number} {n}" for n in range(number % 7 + 1)]

@@ -125,8 +125,7 @@ def _read_last(one: Application) -> list[Verb]:
 class Memory:
     """The memory of all engines. Ops without a prompt hold no KV cache, and are ignored.
 
-    `without` may name `retention`, `admission`, `memory_rank`, `tool_pauses` and `host_tier`, to
-    switch them off.
+    `without` names what is off: `retention`, `admission`, `memory_rank` or `tool_pauses`.
     """
 
     def __init__(self, outlook: Outlook, without: Collection[str] = frozenset()) -> None:
@@ -137,9 +136,7 @@ class Memory:
         self._ranks = "memory_rank" not in without
         self._applications = Applications()
         self._pools = Pools()
-        self.paused_contexts = PausedContexts(
-            "tool_pauses" not in without, "host_tier" not in without
-        )
+        self.paused_contexts = PausedContexts("tool_pauses" not in without)
         self._pressed: set[str] = set()  # models whose applications wait for room
         self._made: dict[str, PrimitiveId] = {}  # kept context → the primitive that left it
 

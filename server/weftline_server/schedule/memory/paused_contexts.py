@@ -45,14 +45,12 @@ class PausedContext:
 class PausedContexts:
     """The paused contexts of all applications, and what was learned from them.
 
-    Engines that announce no costs get copies up to the size of their pool. Unless it `copies`, no
-    context goes to host memory.
+    Engines that announce no costs get copies up to the size of their pool.
     """
 
-    def __init__(self, learns: bool = True, copies: bool = True) -> None:
+    def __init__(self, learns: bool = True) -> None:
         self.pauses = Pauses()
         self._learns = learns
-        self._copies = copies
         self._host = HostCopies()
         self._costs: dict[str, KvCosts] = {}
         self._pools: dict[str, int] = {}
@@ -63,7 +61,7 @@ class PausedContexts:
         self._pools[engine] = kv_tokens or 0
         self._costs.pop(engine, None)
         if costs is not None:
-            self._costs[engine] = costs if self._copies else replace(costs, host_tokens=0)
+            self._costs[engine] = costs
 
     def lose(self, engine: str) -> None:
         """Forget an engine that is gone with all its contexts and their copies."""
@@ -105,7 +103,7 @@ class PausedContexts:
         if pressed and costs is not None:
             found = waste(paused.tokens, paused.pause_s, costs, paused.load)
             strategy = found.best
-        elif pressed and self._copies:
+        elif pressed:
             strategy = Strategy.SWAP
         verbs = self._verbs(paused, strategy)
         self._open[paused.context] = paused, found, strategy
