@@ -45,7 +45,7 @@ from langchain_weftline import ChatWeftline, accelerate
 from weftline import Client, timeline
 from weftline.delay import delayed
 from weftline.local import local_server
-from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
+from weftline_engine.own.models import DEFAULT_MODEL, for_stream, resolve
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = tuple(

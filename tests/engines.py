@@ -14,10 +14,10 @@ import torch
 
 from weftline_engine.api import Failed, Kind, Op, Part, SamplingParams
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
-from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model.base import Model, TorchModel
-from weftline_engine.embedded.model.checkpoint import RandomWeights
-from weftline_engine.embedded.model.config import (
+from weftline_engine.own.embedded.engine import Core
+from weftline_engine.own.embedded.model.base import Model, TorchModel
+from weftline_engine.own.embedded.model.checkpoint import RandomWeights
+from weftline_engine.own.embedded.model.config import (
     Activation,
     HeadNorm,
     LayerKind,
@@ -30,8 +30,8 @@ from weftline_engine.embedded.model.config import (
     Rope,
     Scales,
 )
-from weftline_engine.embedded.model.decoders import torch_model
-from weftline_engine.embedded.model.device_model import Capture, DeviceModel
+from weftline_engine.own.embedded.model.decoders import torch_model
+from weftline_engine.own.embedded.model.device_model import Capture, DeviceModel
 from weftline_kernels.operations import TORCH, TRITON, Operations
 
 VOCABULARY = 96

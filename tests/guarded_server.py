@@ -16,7 +16,7 @@ def guarded_server(
     command: Sequence[str], url: str, start_s: float, env: Mapping[str, str] | None = None
 ) -> Iterator[str]:
     """Start the server, and give its address of version 1 once it is well."""
-    guard = (sys.executable, "-m", "weftline_engine.process_group")
+    guard = (sys.executable, "-m", "weftline_engine.remote.process_group")
     process = subprocess.Popen([*guard, *command], env=env, stdin=subprocess.PIPE)
     assert process.stdin is not None
     try:

@@ -18,14 +18,13 @@ from torch import Tensor
 
 from tests import pretend
 from tests.torch_kernels import KERNELS, StandIn
-from weftline_engine import loading
-from weftline_engine.embedded import array_copies, devices
-from weftline_engine.embedded.config import EmbeddedConfig
-from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model.decoders import checkpoint, torch_model
-from weftline_engine.embedded.model.device_model import CapturedStep, DeviceModel
-from weftline_engine.embedded.model.families import read_config
-from weftline_engine.transport import host
+from weftline_engine.own import engine_process, loading
+from weftline_engine.own.embedded import array_copies, devices
+from weftline_engine.own.embedded.config import EmbeddedConfig
+from weftline_engine.own.embedded.engine import Core
+from weftline_engine.own.embedded.model.decoders import checkpoint, torch_model
+from weftline_engine.own.embedded.model.device_model import CapturedStep, DeviceModel
+from weftline_engine.own.embedded.model.families import read_config
 from weftline_kernels.operations import TRITON
 
 
@@ -102,7 +101,7 @@ def main() -> None:
     patch.setattr(loading, "_decoder", decoder)
     patch.setattr(loading, "load", loaded)
     with mode:
-        host.main()
+        engine_process.main()
 
 
 if __name__ == "__main__":

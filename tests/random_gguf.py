@@ -10,9 +10,9 @@ import numpy as np
 from tokenizers.pre_tokenizers import ByteLevel
 
 from tests.random_models import RandomBlocks, config_of
-from weftline_engine.embedded.model.config import HeadNorm, LlamaConfig
-from weftline_engine.models.gguf_architecture import ARCHITECTURES
-from weftline_engine.models.llama_gguf import tensors_of
+from weftline_engine.own.embedded.model.config import HeadNorm, LlamaConfig
+from weftline_engine.own.models.gguf_architecture import ARCHITECTURES
+from weftline_engine.own.models.llama_gguf import tensors_of
 
 
 def write_gguf(path: Path, shape: LlamaConfig, kind: str, *, words: bool = False) -> Path:

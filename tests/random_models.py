@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from weftline_engine.embedded.model.checkpoint import RandomWeights
-from weftline_engine.embedded.model.config import (
+from weftline_engine.own.embedded.model.checkpoint import RandomWeights
+from weftline_engine.own.embedded.model.config import (
     Experts,
     HeadNorm,
     LayerKind,
@@ -16,7 +16,7 @@ from weftline_engine.embedded.model.config import (
     Norms,
     Rope,
 )
-from weftline_engine.embedded.model.matrix import Blocks
+from weftline_engine.own.embedded.model.matrix import Blocks
 from weftline_kernels.cpu.blocks import SIZES, WeightType, row_bytes
 
 _QWEN3 = LlamaConfig(

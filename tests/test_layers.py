@@ -100,7 +100,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     ),
     # The composition root and its parts: the configuration, the wiring, the commands.
     "weftline_server": (*CONTRACT, "weftline_engine.api", "weftline_server"),
-    "weftline_server.cli": (*CONTRACT, "weftline_engine.models", "weftline_server"),
+    "weftline_server.cli": (*CONTRACT, "weftline_engine.own.models", "weftline_server"),
     "weftline_server.commands": (*_CLIENT, "weftline_engine", "weftline_server"),
     # Names the kernels that the engine's process would load, without starting one.
     "weftline_server.commands.doctor": (
@@ -112,8 +112,8 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "weftline_engine": (*CONTRACT, "weftline_engine"),
     "weftline_engine.api": (),
     # Runs what authors of tools write with the client's toolkit.
-    "weftline_engine.tools": (*CONTRACT, "weftline.sdk.toolkit", "weftline_engine"),
-    "weftline_engine.models": (),
+    "weftline_engine.services.tools": (*CONTRACT, "weftline.sdk.toolkit", "weftline_engine"),
+    "weftline_engine.own.models": (),
     "weftline_engine.transport.wire": ("weftline_engine.api",),
     "weftline_engine.transport.tcp": (
         *CONTRACT,
@@ -121,7 +121,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
         "weftline_engine.transport.wire",
     ),
     # Loads a model in the engine's own process, with the decoder that this machine can compile.
-    "weftline_engine.loading": (*CONTRACT, "weftline_engine", "weftline_kernels"),
+    "weftline_engine.own.loading": (*CONTRACT, "weftline_engine", "weftline_kernels"),
     # Checks sampling parameters by their table.
     "weftline_engine.bookkeeping": (*CONTRACT, "weftline_engine.api"),
     "weftline_engine.bookkeeping.kv": ("weftline_engine.api",),
@@ -129,13 +129,13 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
         "weftline_engine.api",
         "weftline_engine.bookkeeping.kv",
     ),
-    "weftline_engine.embedded": (
+    "weftline_engine.own.embedded": (
         "weftline_engine.api",
         "weftline_engine.bookkeeping",
-        "weftline_engine.free_memory",
+        "weftline_engine.own.free_memory",
         "weftline_kernels",
     ),
-    "weftline_engine.free_memory": (),
+    "weftline_engine.own.free_memory": (),
     "weftline_kernels": (),
 }
 OURS = ("weftline", "weftline_server", "weftline_engine", "weftline_kernels", "langchain_weftline")
@@ -255,11 +255,11 @@ def test_only_tests_of_benchmarks_import_bench() -> None:
         ("weftline_server.session.x", "from weftline.sdk.client import Client", False),
         ("weftline_server.session.x", "from weftline.contract.protocol import Call", True),
         ("weftline_engine.api", "from weftline_engine.pretend.null import NullEngine", False),
-        ("weftline_engine.embedded.x", "from weftline_kernels.rope import rope", True),
-        ("weftline_engine.embedded.x", "from weftline_server.graph.graph import Graph", False),
+        ("weftline_engine.own.embedded.x", "from weftline_kernels.rope import rope", True),
+        ("weftline_engine.own.embedded.x", "from weftline_server.graph.graph import Graph", False),
         (
             "weftline_engine.bookkeeping.x",
-            "from weftline_engine.embedded.step_inputs import x",
+            "from weftline_engine.own.embedded.step_inputs import x",
             False,
         ),
         ("weftline_engine.bookkeeping.kv.x", "import weftline_engine.bookkeeping.schedule", False),
@@ -342,11 +342,58 @@ def test_a_circle_of_imports_is_found() -> None:
     assert circles(sources) == {("a.one", "a.three", "a.two")}
 
 
+def rooms(sources: Mapping[str, tuple[str, bool]], package: str) -> set[tuple[str, str]]:
+    """Each pair of parts of `package` of which the first imports the second."""
+
+    def room(module: str) -> str:
+        return module.removeprefix(f"{package}.").partition(".")[0]
+
+    return {
+        (room(module), room(name))
+        for module, (text, is_package) in sources.items()
+        if module.startswith(f"{package}.")
+        for name, _ in imports(text, module, is_package)
+        if name.startswith(f"{package}.") and room(name) != room(module)
+    }
+
+
+def test_the_engine_has_few_rooms() -> None:
+    """A newcomer to the engine sees at most 8 parts, and 14 arrows between them."""
+    sources = {
+        module_name(path): (path.read_text(encoding="utf-8"), path.name == "__init__.py")
+        for path in FILES
+    }
+    arrows = rooms(sources, "weftline_engine")
+    inside = ROOT / "engine/weftline_engine"
+    parts = {path.stem for path in inside.iterdir() if any(path.rglob("*.py"))}
+    parts |= {path.stem for path in inside.glob("*.py")} - {"__init__"}
+    assert sorted(parts) == [
+        "api",
+        "bookkeeping",
+        "own",
+        "pretend",
+        "remote",
+        "services",
+        "transport",
+    ]
+    assert len(arrows) <= 14, sorted(arrows)
+
+
+def test_an_arrow_between_rooms_is_found() -> None:
+    """Two imports of one room are one arrow, and an import within a room is none."""
+    sources = {
+        "we": ("import we.api", True),
+        "we.own.a": ("from we.own import b\nfrom we.api import Op\nimport we.api.ops", False),
+        "we.api.ops": ("def f():\n    from we.own.a import A", False),
+    }
+    assert rooms(sources, "we") == {("own", "api"), ("api", "own")}
+
+
 # Packages that must import on a machine with PYTHONPATH, numpy, torch and triton alone.
 CORE = (
     "weftline_kernels",
     "weftline_engine.bookkeeping",
-    "weftline_engine.embedded",
+    "weftline_engine.own.embedded",
     "weftline_server.graph",
     "weftline_server.passes",
     "weftline_server.session",

@@ -58,7 +58,7 @@ thrown together told twice upward written
 WORDS = frozenset(_WORDS.split())
 
 # Names that users know: a path that they import from, and the engine that the docs call `embedded`.
-PUBLIC = frozenset({"client/weftline/watching.py", "engine/weftline_engine/embedded"})
+PUBLIC = frozenset({"client/weftline/watching.py", "engine/weftline_engine/own/embedded"})
 
 
 # Classes that share a name, and why.

@@ -22,7 +22,7 @@ PRONOUN = re.compile(r"(It|Its|They|Their|Those|(This|That|These|Both) (is|are|w
 # has pages.
 EXEMPT = {
     "docs/glossary.md",
-    "engine/weftline_engine/sglang/facts.py",
+    "engine/weftline_engine/remote/sglang/facts.py",
     "kernels/weftline_kernels/cpu/memory.py",
 }
 ENDINGS = {".py", ".md", ".c", ".h", ".toml"}

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weftline_engine.embedded.model.base import Model, StepInput
+from weftline_engine.own.embedded.model.base import Model, StepInput
 from weftline_kernels.cpu.compiler import flags_of
 from weftline_kernels.cpu.loader import FLAGS
 from weftline_kernels.cpu.variants import runnable, this_machine

@@ -28,9 +28,9 @@ from tests.simulator.programs import Program, Step, by_client, chain, map_reduce
 from tests.simulator.world import World, serving
 from weftline_engine import api
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
-from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model.base import TorchModel
-from weftline_engine.embedded.model.device_model import DeviceModel
+from weftline_engine.own.embedded.engine import Core
+from weftline_engine.own.embedded.model.base import TorchModel
+from weftline_engine.own.embedded.model.device_model import DeviceModel
 from weftline_engine.pretend.simulation import words_tokenizer
 from weftline_server.prompt import prompter
 

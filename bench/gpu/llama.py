@@ -17,16 +17,12 @@ from torch import Tensor
 
 from weftline_engine.api import Kind, Op, Part, SamplingParams
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
-from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model.base import StepInput, TorchModel
-from weftline_engine.embedded.model.checkpoint import RandomWeights
-from weftline_engine.embedded.model.config import LayerKind, LlamaConfig, Rope
-from weftline_engine.embedded.model.decoders import torch_model
-from weftline_engine.embedded.model.device_model import (
-    CapturedStep,
-    CudaGraphs,
-    DeviceModel,
-)
+from weftline_engine.own.embedded.engine import Core
+from weftline_engine.own.embedded.model.base import StepInput, TorchModel
+from weftline_engine.own.embedded.model.checkpoint import RandomWeights
+from weftline_engine.own.embedded.model.config import LayerKind, LlamaConfig, Rope
+from weftline_engine.own.embedded.model.decoders import torch_model
+from weftline_engine.own.embedded.model.device_model import CapturedStep, CudaGraphs, DeviceModel
 from weftline_kernels.operations import TRITON
 from weftline_kernels.work_list import SequenceRows, build
 

@@ -15,12 +15,12 @@ import torch
 
 from bench.gpu import attention, llama
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
-from weftline_engine.embedded.costs import kv_costs
-from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model.base import StepInput, TorchModel
-from weftline_engine.embedded.model.config import HeadNorm, LlamaConfig, Norms
-from weftline_engine.embedded.model.device_model import DeviceModel
-from weftline_engine.embedded.step_inputs import chunk_cost
+from weftline_engine.own.embedded.costs import kv_costs
+from weftline_engine.own.embedded.engine import Core
+from weftline_engine.own.embedded.model.base import StepInput, TorchModel
+from weftline_engine.own.embedded.model.config import HeadNorm, LlamaConfig, Norms
+from weftline_engine.own.embedded.model.device_model import DeviceModel
+from weftline_engine.own.embedded.step_inputs import chunk_cost
 from weftline_kernels.work_list import SequenceRows, build
 
 SHAPES = {

@@ -28,7 +28,7 @@ from bench.harness.servers import VLLM_PYTHON, Kind, Setup
 from bench.harness.systems import IN_TEN_MINUTES, ON_NULL, SYSTEMS, USUAL
 from bench.harness.workload import FULL, QUICK, SCALES, TINY, Scale, load, names
 from weftline.errors import InvalidRequest, WeftlineError
-from weftline_engine.models import DEFAULT_MODEL, ModelUnavailable, for_stream, resolve
+from weftline_engine.own.models import DEFAULT_MODEL, ModelUnavailable, for_stream, resolve
 
 INTERRUPTED = 130
 TIME_IS_OVER = 3

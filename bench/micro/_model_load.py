@@ -14,13 +14,13 @@ from typing import Any
 from bench.harness.metrics import spread
 from bench.micro._engine_servers import Server, System
 from tests.random_gguf import write_gguf
-from weftline_engine.embedded.model.config import LlamaConfig
+from weftline_engine.own.embedded.model.config import LlamaConfig
 
 # A small KV cache, so that what the engine holds besides is known.
 FEW_TOKENS = 2048
 # What the engine's process holds before it reads anything of a model.
 _INTERPRETER = (
-    "import weftline_engine.loading, weftline_engine.grammars; "
+    "import weftline_engine.own.loading, weftline_engine.own.constraints.grammars; "
     "print(open('/proc/self/status').read())"
 )
 

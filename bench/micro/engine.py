@@ -49,7 +49,7 @@ from bench.micro._engine_load import (
 )
 from bench.micro._engine_servers import Server, System, llama, vllm, weftline
 from tests.random_models import SHAPES
-from weftline_engine.models import DEFAULT_MODEL, resolve
+from weftline_engine.own.models import DEFAULT_MODEL, resolve
 from weftline_kernels.cpu.variants import emulates_bfloat16, this_machine
 
 

@@ -26,9 +26,9 @@ import torch
 from bench.harness import machine
 from bench.harness.results import dated, stamp, write
 from bench.harness.texts import ROOT
-from weftline_engine.embedded.model.base import Model, StepInput
-from weftline_engine.embedded.model.decoders import load_decoder
-from weftline_engine.models import DEFAULT_MODEL, default_home, resolve
+from weftline_engine.own.embedded.model.base import Model, StepInput
+from weftline_engine.own.embedded.model.decoders import load_decoder
+from weftline_engine.own.models import DEFAULT_MODEL, default_home, resolve
 from weftline_kernels.work_list import SequenceRows, build
 
 CHUNK, CHUNKS = 512, 8

@@ -45,10 +45,10 @@ from bench.micro import _llama_bench
 from bench.micro._model_load import loads
 from tests.random_gguf import write_gguf
 from tests.random_models import SHAPES, TYPES, RandomBlocks
-from weftline_engine.embedded.model.base import StepInput
-from weftline_engine.embedded.model.checkpoint import RandomWeights
-from weftline_engine.embedded.model.config import LlamaConfig
-from weftline_engine.embedded.model.native_decoder import NativeDecoder
+from weftline_engine.own.embedded.model.base import StepInput
+from weftline_engine.own.embedded.model.checkpoint import RandomWeights
+from weftline_engine.own.embedded.model.config import LlamaConfig
+from weftline_engine.own.embedded.model.native_decoder import NativeDecoder
 from weftline_kernels.cpu.loader import LibrarySearch, load
 from weftline_kernels.cpu.memory import WeightMemory
 from weftline_kernels.work_list import SequenceRows, build

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from weftline.contract.errors import WeftlineError
-from weftline_engine.models import ModelUnavailable
+from weftline_engine.own.models import ModelUnavailable
 from weftline_server.extras import extra_of, install
 
 _COMMANDS = {

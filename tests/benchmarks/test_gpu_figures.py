@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench.gpu import apps
-from weftline_engine.embedded.engine import Core
+from weftline_engine.own.embedded.engine import Core
 from weftline_server.prompt import prompter
 
 WAYS = {  # fewer than on a GPU, as each takes seconds here

@@ -54,7 +54,7 @@ from bench.workloads.rag import of_one_length
 from tests.random_models import SHAPES
 from weftline.delay import proxy
 from weftline.errors import EngineUnavailable, InvalidRequest
-from weftline_engine.embedded.model.families import read_config
+from weftline_engine.own.embedded.model.families import read_config
 from weftline_server.prompt.prompter import _compiled
 
 

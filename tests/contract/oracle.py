@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from tests.contract.target import PREAMBLE
 from weftline_engine.api import Description
-from weftline_engine.detokenizer import ByteDetokenizer
-from weftline_engine.model_texts import tokenizer_texts
+from weftline_engine.own.detokenizer import ByteDetokenizer
+from weftline_engine.own.model_texts import tokenizer_texts
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.render import PromptBefore, RenderedMessage
 

@@ -19,7 +19,7 @@ from tests.contract.oracle import greedy_answers
 from tests.contract.suite import EngineContract
 from tests.contract.target import Target
 from tests.pretended_engine import PretendedConfig
-from weftline_engine.embedded.config import EmbeddedConfig
+from weftline_engine.own.embedded.config import EmbeddedConfig
 from weftline_engine.transport.process import ProcessEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

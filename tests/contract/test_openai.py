@@ -12,8 +12,8 @@ from tests.contract.suite import EngineContract
 from tests.contract.target import Target
 from tests.contract.test_null import script
 from weftline.local import local_server
-from weftline_engine.openai.endpoint import EndpointConfig
-from weftline_engine.openai.engine import Dialect, OpenAIConfig, OpenAIEngine
+from weftline_engine.remote.openai.endpoint import EndpointConfig
+from weftline_engine.remote.openai.engine import Dialect, OpenAIConfig, OpenAIEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -9,8 +9,8 @@ import pytest_asyncio
 
 from tests.contract.suite import EngineContract
 from tests.contract.target import Target
-from weftline_engine.openai.endpoint import EndpointConfig
-from weftline_engine.openai.engine import OpenAIConfig, OpenAIEngine
+from weftline_engine.remote.openai.endpoint import EndpointConfig
+from weftline_engine.remote.openai.engine import OpenAIConfig, OpenAIEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

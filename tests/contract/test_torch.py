@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from tests.contract.suite import EngineContract
 from tests.contract.target import Target
-from weftline_engine.embedded.config import EmbeddedConfig
+from weftline_engine.own.embedded.config import EmbeddedConfig
 from weftline_engine.transport.process import ProcessEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -27,9 +27,9 @@ from weftline_engine.api import (
     SamplingParams,
 )
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
-from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model.base import TorchModel
-from weftline_engine.embedded.model.decoders import load_model
+from weftline_engine.own.embedded.engine import Core
+from weftline_engine.own.embedded.model.base import TorchModel
+from weftline_engine.own.embedded.model.decoders import load_model
 from weftline_kernels.cpu.loader import library
 
 keep_to_own_cores()

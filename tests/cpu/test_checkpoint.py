@@ -13,9 +13,9 @@ import safetensors
 import torch
 from safetensors.torch import load_file, save_file
 
-from weftline_engine.embedded.model.checkpoint import Checkpoint
-from weftline_engine.embedded.model.config import ModelError
-from weftline_engine.embedded.model.decoders import load_model
+from weftline_engine.own.embedded.model.checkpoint import Checkpoint
+from weftline_engine.own.embedded.model.config import ModelError
+from weftline_engine.own.embedded.model.decoders import load_model
 
 
 @pytest.fixture

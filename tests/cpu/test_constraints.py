@@ -18,8 +18,8 @@ from torch import Tensor
 from weftline.contract.protocol import Call, InOut, Placeholder
 from weftline.contract.tools import Function, Tool
 from weftline_engine.api import FinishReason
-from weftline_engine.embedded.sample.constraint import BadConstraint
-from weftline_engine.grammars import MOST_BYTES, TokenGrammars
+from weftline_engine.own.constraints.grammars import MOST_BYTES, TokenGrammars
+from weftline_engine.own.embedded.sample.constraint import BadConstraint
 from weftline_server.prompt.answer import message_of
 from weftline_server.prompt.tool_format import ToolFormat, behind_thoughts, constraint
 from weftline_server.prompt.tool_parser import ToolParser

@@ -20,15 +20,15 @@ from tests.cpu.conftest import Bench, ByteDetokenizerOfTest, Outcome
 from weftline_engine.api import Op, Part
 from weftline_engine.bookkeeping.drafting.draft_counts import MOST_ROWS, StepCosts
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
-from weftline_engine.detokenizer import ByteDetokenizer
-from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model.base import StepInput
-from weftline_engine.embedded.model.checkpoint import Checkpoint
-from weftline_engine.embedded.model.config import LlamaConfig
-from weftline_engine.embedded.model.decoders import load_decoder
-from weftline_engine.embedded.model.families import read_config
-from weftline_engine.embedded.model.native_decoder import NativeDecoder
-from weftline_engine.grammars import TokenGrammars
+from weftline_engine.own.constraints.grammars import TokenGrammars
+from weftline_engine.own.detokenizer import ByteDetokenizer
+from weftline_engine.own.embedded.engine import Core
+from weftline_engine.own.embedded.model.base import StepInput
+from weftline_engine.own.embedded.model.checkpoint import Checkpoint
+from weftline_engine.own.embedded.model.config import LlamaConfig
+from weftline_engine.own.embedded.model.decoders import load_decoder
+from weftline_engine.own.embedded.model.families import read_config
+from weftline_engine.own.embedded.model.native_decoder import NativeDecoder
 from weftline_kernels.cpu.blocks import WeightType
 from weftline_kernels.work_list import SequenceRows, build
 

@@ -16,12 +16,12 @@ import torch
 from tests.families import FAMILIES
 from weftline.local import local_server
 from weftline_engine.api import Part
-from weftline_engine.embedded.config import EmbeddedConfig
-from weftline_engine.embedded.devices import choose
-from weftline_engine.embedded.model.config import LlamaConfig, ModelError
-from weftline_engine.embedded.model.decoders import for_device
-from weftline_engine.embedded.model.families import read_config
-from weftline_engine.loading import load
+from weftline_engine.own.embedded.config import EmbeddedConfig
+from weftline_engine.own.embedded.devices import choose
+from weftline_engine.own.embedded.model.config import LlamaConfig, ModelError
+from weftline_engine.own.embedded.model.decoders import for_device
+from weftline_engine.own.embedded.model.families import read_config
+from weftline_engine.own.loading import load
 
 OPT = {
     "architectures": ["OPTForCausalLM"],
@@ -45,7 +45,7 @@ def test_a_dummy_needs_nothing_but_its_config(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It has a tokenizer, decodes the same in a batch as alone, and loads the same again."""
-    monkeypatch.setattr("weftline_engine.loading.default_home", lambda: tmp_path / "home")
+    monkeypatch.setattr("weftline_engine.own.loading.default_home", lambda: tmp_path / "home")
     config = model or json.loads((tiny_directory / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 4000}))
     words = {

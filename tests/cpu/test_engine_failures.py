@@ -22,7 +22,7 @@ from weftline_engine.api import (
     Residency,
     Retention,
 )
-from weftline_engine.embedded import worker
+from weftline_engine.own.embedded import worker
 
 Make = Callable[..., Any]
 

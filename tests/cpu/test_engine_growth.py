@@ -14,7 +14,7 @@ from typing import Any
 from weftline_engine.api import Kind, Op, SamplingParams
 from weftline_engine.bookkeeping.op_table import Live
 from weftline_engine.bookkeeping.schedule.sequence import Sequence
-from weftline_engine.embedded.engine import Core
+from weftline_engine.own.embedded.engine import Core
 
 Make = Callable[..., Any]
 COUNT, BURST = 10_000, 25

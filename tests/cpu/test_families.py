@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from weftline_engine.embedded.model.config import (
+from weftline_engine.own.embedded.model.config import (
     Activation,
     LayerKind,
     LinearScaling,
@@ -17,7 +17,7 @@ from weftline_engine.embedded.model.config import (
     MatrixBiases,
     Rope,
 )
-from weftline_engine.embedded.model.families import read_config
+from weftline_engine.own.embedded.model.families import read_config
 
 SIZES = {
     "vocab_size": 1000,

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from tests.families import FAMILIES, ROPES
 from tests.gguf_files import write_gguf
 from tests.variants import prefill
-from weftline_engine.embedded.model.decoders import load_model
-from weftline_engine.models import resolve
+from weftline_engine.own.embedded.model.decoders import load_model
+from weftline_engine.own.models import resolve
 
 SIZES = {
     "block_count": 3,

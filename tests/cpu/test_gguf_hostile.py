@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from tests.blocks import random_rows
-from weftline_engine.embedded.model.blocks_file import BlocksFile
-from weftline_engine.embedded.model.config import ModelError
-from weftline_engine.embedded.model.families import read_config
-from weftline_engine.models import ModelUnavailable, resolve
-from weftline_engine.models.gguf_tokenizer import check_tokenizer
-from weftline_engine.models.llama_gguf import LlamaGguf
+from weftline_engine.own.embedded.model.blocks_file import BlocksFile
+from weftline_engine.own.embedded.model.config import ModelError
+from weftline_engine.own.embedded.model.families import read_config
+from weftline_engine.own.models import ModelUnavailable, resolve
+from weftline_engine.own.models.gguf_tokenizer import check_tokenizer
+from weftline_engine.own.models.llama_gguf import LlamaGguf
 from weftline_kernels.cpu.blocks import WeightType
 
 Write = Callable[..., Path]
@@ -96,7 +96,7 @@ def test_one_tensor_of_another_quantisation_is_named(
     write_gguf: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A file is converted to 16 bits because of one tensor: the stage says which and why."""
-    from weftline_engine.models import for_stream
+    from weftline_engine.own.models import for_stream
 
     blocks = {
         "blk.0.attn_q.weight": (random_rows(WeightType.Q8_0, 32, 32), WeightType.Q8_0),

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from weftline_engine import loading
-from weftline_engine.embedded import devices
-from weftline_engine.embedded.model.config import ModelError
+from weftline_engine.own import loading
+from weftline_engine.own.embedded import devices
+from weftline_engine.own.embedded.model.config import ModelError
 
 GPU = torch.device("cuda", 0)
 

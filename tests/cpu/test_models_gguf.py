@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from weftline_engine.models import ModelUnavailable, cached, resolve
+from weftline_engine.own.models import ModelUnavailable, cached, resolve
 
 Write = Callable[..., Path]
 

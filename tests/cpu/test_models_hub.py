@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from tests.blocks import random_rows
-from weftline_engine.models import ModelUnavailable, gguf_file
+from weftline_engine.own.models import ModelUnavailable, gguf_file
 from weftline_kernels.cpu.blocks import WeightType
 
 COMMIT = "a" * 40
@@ -185,7 +185,7 @@ def test_a_tokenizer_comes_without_weights(
     hub: str, repository: Repository, tmp_path: Path
 ) -> None:
     """A running endpoint has the weights. What is in the cache with them is not fetched again."""
-    code = "from weftline_engine.models import words_directory as w; print(w('hf:org/tiny'))"
+    code = "from weftline_engine.own.models import words_directory as w; print(w('hf:org/tiny'))"
     how = command("", hub, tmp_path) | {"args": [sys.executable, "-c", code]}
     made = Path(subprocess.run(**how, capture_output=True, text=True, check=True).stdout.strip())
     assert made.name == "words--hf--org--tiny"
@@ -280,7 +280,7 @@ def test_a_gguf_file_becomes_an_entry_and_is_served_offline(
 def test_llama_server_reads_the_file_itself(hub: str, gguf: bytes, tmp_path: Path) -> None:
     """The file is an entry of its own, without what our engine reads of it, and is kept."""
     name = "hf:org/tiny/tiny.Q8_0.gguf"
-    program = f"from weftline_engine.models import gguf_file; print(gguf_file({name!r}))"
+    program = f"from weftline_engine.own.models import gguf_file; print(gguf_file({name!r}))"
     found = []
     for endpoint in (hub, "http://127.0.0.1:1"):
         environment = command(name, endpoint, tmp_path)["env"]

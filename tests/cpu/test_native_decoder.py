@@ -20,14 +20,14 @@ from tests.decoder_parts import Parts
 from tests.families import FAMILIES
 from tests.variants import prefill
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
-from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model import native_decoder as decoder
-from weftline_engine.embedded.model.checkpoint import Checkpoint
-from weftline_engine.embedded.model.config import LlamaConfig
-from weftline_engine.embedded.model.decoders import load_decoder
-from weftline_engine.embedded.model.families import read_config
-from weftline_engine.embedded.model.llama import LlamaDecoder
-from weftline_engine.embedded.model.native_decoder import NativeDecoder
+from weftline_engine.own.embedded.engine import Core
+from weftline_engine.own.embedded.model import native_decoder as decoder
+from weftline_engine.own.embedded.model.checkpoint import Checkpoint
+from weftline_engine.own.embedded.model.config import LlamaConfig
+from weftline_engine.own.embedded.model.decoders import load_decoder
+from weftline_engine.own.embedded.model.families import read_config
+from weftline_engine.own.embedded.model.llama import LlamaDecoder
+from weftline_engine.own.embedded.model.native_decoder import NativeDecoder
 from weftline_kernels.attention import TorchAttention
 from weftline_kernels.cpu.compiler import SOURCE
 from weftline_kernels.cpu.variants import runnable, this_machine

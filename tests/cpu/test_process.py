@@ -15,7 +15,7 @@ import pytest
 
 from tests.waits import WAIT_S, wait_until
 from weftline_engine.api import EngineDied, Event, Failed, Finished, Part
-from weftline_engine.embedded.config import EmbeddedConfig
+from weftline_engine.own.embedded.config import EmbeddedConfig
 from weftline_engine.transport.process import ProcessEngine, environment
 
 Make = Callable[..., Any]
@@ -149,7 +149,8 @@ def test_the_child_ends_with_its_parent(tiny_directory: Path) -> None:
 import asyncio
 from pathlib import Path
 from weftline_engine.api import Kind, Op, SamplingParams
-from weftline_engine.transport.process import EmbeddedConfig, ProcessEngine
+from weftline_engine.own.embedded.config import EmbeddedConfig
+from weftline_engine.transport.process import ProcessEngine
 
 async def main():
     engine = ProcessEngine(EmbeddedConfig(model=Path({str(tiny_directory)!r}), kv_tokens=1024))
@@ -194,7 +195,7 @@ def test_the_core_imports_torch_and_no_other_library() -> None:
 import sys
 blocked = ("tokenizers", "transformers", "safetensors", "fastapi", "pydantic", "httpx2", "gguf")
 sys.modules.update(dict.fromkeys(blocked))
-import weftline_engine.embedded.engine
+import weftline_engine.own.embedded.engine
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

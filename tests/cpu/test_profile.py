@@ -11,11 +11,11 @@ import pytest
 
 from weftline_engine.api import KvCosts
 from weftline_engine.bookkeeping.schedule.step_scheduler import Chunk
-from weftline_engine.embedded import step_inputs
-from weftline_engine.embedded.config import EmbeddedConfig
-from weftline_engine.embedded.costs import kv_costs
-from weftline_engine.embedded.step_budget import RowCost
-from weftline_engine.embedded.step_inputs import step_profile
+from weftline_engine.own.embedded import step_inputs
+from weftline_engine.own.embedded.config import EmbeddedConfig
+from weftline_engine.own.embedded.costs import kv_costs
+from weftline_engine.own.embedded.step_budget import RowCost
+from weftline_engine.own.embedded.step_inputs import step_profile
 from weftline_engine.transport.process import ProcessEngine
 
 

@@ -21,16 +21,16 @@ from tests.families import FAMILIES
 from tests.random_gguf import write_gguf
 from tests.random_models import SHAPES
 from tests.variants import prefill
-from weftline_engine.embedded.model import decoders
-from weftline_engine.embedded.model.blocks_file import BlocksFile
-from weftline_engine.embedded.model.checkpoint import Checkpoint
-from weftline_engine.embedded.model.config import LlamaConfig, ModelError
-from weftline_engine.embedded.model.decoders import load_decoder
-from weftline_engine.embedded.model.families import read_config
-from weftline_engine.embedded.model.llama import LlamaDecoder
-from weftline_engine.embedded.model.native_decoder import NativeDecoder
-from weftline_engine.models import resolve
-from weftline_engine.models.llama_gguf import LlamaGguf
+from weftline_engine.own.embedded.model import decoders
+from weftline_engine.own.embedded.model.blocks_file import BlocksFile
+from weftline_engine.own.embedded.model.checkpoint import Checkpoint
+from weftline_engine.own.embedded.model.config import LlamaConfig, ModelError
+from weftline_engine.own.embedded.model.decoders import load_decoder
+from weftline_engine.own.embedded.model.families import read_config
+from weftline_engine.own.embedded.model.llama import LlamaDecoder
+from weftline_engine.own.embedded.model.native_decoder import NativeDecoder
+from weftline_engine.own.models import resolve
+from weftline_engine.own.models.llama_gguf import LlamaGguf
 from weftline_kernels.cpu.blocks import WeightType
 from weftline_kernels.cpu.variants import Cpu
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from weftline_engine.api import FinishReason, Kind, Op, Part, SamplingParams
-from weftline_engine.embedded.sample.constraint import NoGrammars
-from weftline_engine.embedded.sample.sampler import Sampler
+from weftline_engine.own.embedded.sample.constraint import NoGrammars
+from weftline_engine.own.embedded.sample.sampler import Sampler
 
 Make = Callable[..., Any]
 GREEDY = SamplingParams(max_tokens=9, temperature=0)

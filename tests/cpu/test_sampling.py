@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weftline_engine.api import SamplingParams
-from weftline_engine.embedded.sample.token_choice import (
+from weftline_engine.own.embedded.sample.token_choice import (
     UNSURE,
     Rows,
     SamplingTable,

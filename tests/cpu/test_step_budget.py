@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.simulator.world import TWO_CORES
-from weftline_engine.embedded.model.decoders import load_decoder
-from weftline_engine.embedded.step_budget import (
+from weftline_engine.own.embedded.model.decoders import load_decoder
+from weftline_engine.own.embedded.step_budget import (
     BESIDE_S,
     EARLY_S,
     STEP_S,
@@ -17,7 +17,7 @@ from weftline_engine.embedded.step_budget import (
     budget,
     cost_of,
 )
-from weftline_engine.embedded.step_inputs import row_seconds, small_cache, step_cost
+from weftline_engine.own.embedded.step_inputs import row_seconds, small_cache, step_cost
 
 AVX512 = RowCost(base_s=0.013, row_s=0.0009)
 

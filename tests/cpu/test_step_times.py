@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from weftline_engine import step_times
 from weftline_engine.bookkeeping.drafting.draft_counts import StepCosts
-from weftline_engine.embedded.config import EmbeddedConfig
-from weftline_engine.embedded.step_budget import RowCost
-from weftline_engine.step_times import MOST_FILES, StepTimer, StepTimes, StepTimesFile
+from weftline_engine.own import step_times
+from weftline_engine.own.embedded.config import EmbeddedConfig
+from weftline_engine.own.embedded.step_budget import RowCost
+from weftline_engine.own.step_times import MOST_FILES, StepTimer, StepTimes, StepTimesFile
 from weftline_engine.transport.process import ProcessEngine
 
 TIMES = StepTimes(

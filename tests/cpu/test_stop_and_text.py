@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weftline_engine.api import FinishReason
 from weftline_engine.bookkeeping.output import StopScanner
-from weftline_engine.detokenizer import ByteDetokenizer
+from weftline_engine.own.detokenizer import ByteDetokenizer
 
 Make = Callable[..., Any]
 

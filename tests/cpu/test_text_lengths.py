@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from weftline_engine import api
-from weftline_engine.retrieval.core import InputRefused, InputTooLong
-from weftline_engine.retrieval.embedder import SentenceBackend
+from weftline_engine.services.retrieval.core import InputRefused, InputTooLong
+from weftline_engine.services.retrieval.embedder import SentenceBackend
 from weftline_server.commands.retrieval_tables import MINILM, _directory
 
 LIMIT = 256

@@ -13,11 +13,11 @@ from tests.cpu.conftest import Bench, ByteDetokenizerOfTest
 from tests.families import FAMILIES
 from weftline_engine.api import Kind, Op, Retention, SamplingParams
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
-from weftline_engine.embedded.array_copies import release_blocks
-from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model.base import Model, empty_cache
-from weftline_engine.embedded.model.decoders import load_decoder
-from weftline_engine.embedded.window_sizes import WindowSizes, window_sizes
+from weftline_engine.own.embedded.array_copies import release_blocks
+from weftline_engine.own.embedded.engine import Core
+from weftline_engine.own.embedded.model.base import Model, empty_cache
+from weftline_engine.own.embedded.model.decoders import load_decoder
+from weftline_engine.own.embedded.window_sizes import WindowSizes, window_sizes
 
 SLIDING = (0, 2)  # of three layers
 PLAIN = SchedulerConfig(blocks=40, max_running=2, step_tokens=32)

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from weftline_engine import api
-from weftline_engine.retrieval.config import EmbedderConfig
+from weftline_engine.services.retrieval.config import EmbedderConfig
 from weftline_engine.transport.process import ProcessEngine
 
 QUERY = "red fox"

@@ -52,7 +52,7 @@ def _youngest_engine() -> int:
     engines = [
         int(path.parent.name)
         for path in Path("/proc").glob("[0-9]*/cmdline")
-        if b"weftline_engine.transport.host" in path.read_bytes().split(b"\0")
+        if b"weftline_engine.own.engine_process" in path.read_bytes().split(b"\0")
     ]
     return max(filter(_is_ours, engines), key=lambda pid: int(_stat(pid)[19]))
 

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from langchain_weftline import ChatWeftline
 from tests.gguf_chats import FAMILIES, write_chat_gguf
 from weftline.local import local_server
-from weftline_engine.models import default_home, resolve
+from weftline_engine.own.models import default_home, resolve
 
 # What a prompt of a question and of a tool's result looks like, by family.
 PROMPTS = {

@@ -19,15 +19,15 @@ from weftline_engine.api import Finished, Kind, Op, Part, SamplingParams
 from weftline_engine.bookkeeping.op_table import Backend
 from weftline_engine.bookkeeping.schedule.sequence import Sequence as Planned
 from weftline_engine.bookkeeping.schedule.step_scheduler import Scheduler, SchedulerConfig
-from weftline_engine.detokenizer import ByteDetokenizer
-from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model.base import Model, TorchModel
-from weftline_engine.embedded.model.checkpoint import Checkpoint
-from weftline_engine.embedded.model.config import LlamaConfig
-from weftline_engine.embedded.model.decoders import load_decoder, load_model
-from weftline_engine.embedded.model.families import read_config
-from weftline_engine.embedded.model.native_decoder import NativeDecoder
-from weftline_engine.embedded.step_inputs import step_input
+from weftline_engine.own.detokenizer import ByteDetokenizer
+from weftline_engine.own.embedded.engine import Core
+from weftline_engine.own.embedded.model.base import Model, TorchModel
+from weftline_engine.own.embedded.model.checkpoint import Checkpoint
+from weftline_engine.own.embedded.model.config import LlamaConfig
+from weftline_engine.own.embedded.model.decoders import load_decoder, load_model
+from weftline_engine.own.embedded.model.families import read_config
+from weftline_engine.own.embedded.model.native_decoder import NativeDecoder
+from weftline_engine.own.embedded.step_inputs import step_input
 from weftline_kernels.cpu.loader import FLAGS, library
 
 SYSTEM = (

@@ -18,7 +18,7 @@ from openai import OpenAI
 from weftline import Client
 from weftline.local import local_server
 from weftline_engine import api
-from weftline_engine.retrieval.config import StoreConfig
+from weftline_engine.services.retrieval.config import StoreConfig
 from weftline_engine.transport.process import ProcessEngine
 
 TEXTS = [
@@ -109,7 +109,7 @@ def test_openai_s_client_embeds(url: str) -> None:
 def embedder_of(store: Path) -> int:
     """The process of MiniLM whose server has this store. Other servers may have one, too."""
     found = subprocess.run(
-        ["pgrep", "-f", "weftline_engine.retrieval.items_host.*--name minilm"],
+        ["pgrep", "-f", "weftline_engine.services.retrieval.items_host.*--name minilm"],
         capture_output=True,
         text=True,
         check=True,

@@ -10,9 +10,9 @@ import pytest
 from tests.e2e.full_disk import FULL, MIB, documents, files_up_to
 from tests.e2e.test_stores import ABC, ROWS, Store, item
 from weftline_engine import api
-from weftline_engine.retrieval.lancedb import LanceTable
-from weftline_engine.retrieval.sqlite import SqliteTable
-from weftline_engine.retrieval.stores import Table
+from weftline_engine.services.retrieval.lancedb import LanceTable
+from weftline_engine.services.retrieval.sqlite import SqliteTable
+from weftline_engine.services.retrieval.stores import Table
 
 
 @pytest.fixture(params=["sqlite", "lancedb"])

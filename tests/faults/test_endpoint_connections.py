@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.waits import WAIT_S
-from weftline_engine.openai.endpoint import Endpoint, EndpointConfig
+from weftline_engine.remote.openai.endpoint import Endpoint, EndpointConfig
 
 
 @pytest.mark.parametrize(("keeps", "connections"), [(True, 1), (False, 3)])

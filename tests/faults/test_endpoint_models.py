@@ -20,7 +20,7 @@ from tests.null.endpoints import Endpoint, answer
 from weftline.errors import InvalidRequest
 from weftline.local import local_server
 from weftline_engine.api import Description, EngineDied
-from weftline_engine.tokenizer_probe import PROBE
+from weftline_engine.remote.tokenizer_probe import PROBE
 from weftline_server.commands.engine_spec import EngineSpec
 from weftline_server.commands.engines import factory
 

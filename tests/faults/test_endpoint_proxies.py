@@ -10,7 +10,7 @@ import pytest
 
 from tests.null.endpoints import Endpoint as Scripted
 from tests.null.endpoints import streams
-from weftline_engine.openai.endpoint import Endpoint, EndpointConfig, proxy_of
+from weftline_engine.remote.openai.endpoint import Endpoint, EndpointConfig, proxy_of
 
 BODY: dict[str, Any] = {"prompt": [1, 2]}
 

@@ -22,7 +22,7 @@ from tests.null.test_fleet import benches as benches
 from tests.waits import until, wait_until
 from weftline_engine import api
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine, NullMode
-from weftline_engine.retrieval.config import StoreConfig
+from weftline_engine.services.retrieval.config import StoreConfig
 from weftline_engine.transport.process import ProcessEngine
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tests.engines import llama, mixed, on_cpu, on_device, opt, requests, run
 from weftline_engine.api import ContextMoved, Kind, Op, Retention
-from weftline_engine.embedded.model.config import ModelConfig
-from weftline_engine.embedded.model.device_model import CudaGraphs
+from weftline_engine.own.embedded.model.config import ModelConfig
+from weftline_engine.own.embedded.model.device_model import CudaGraphs
 
 pytestmark = pytest.mark.gpu
 

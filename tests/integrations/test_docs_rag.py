@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integrations.conftest import served
-from weftline_engine.retrieval.config import Store
+from weftline_engine.services.retrieval.config import Store
 from weftline_server.commands.retrieval_tables import (
     EmbedderSpec,
     RerankerSpec,

@@ -17,10 +17,10 @@ from tests.integrations.recording import recorded
 from weftline import Client
 from weftline.errors import InvalidRequest
 from weftline_engine import api
-from weftline_engine.openai.endpoint import EndpointConfig
-from weftline_engine.retrieval import arrays
-from weftline_engine.retrieval.plain_backends import vector_of
-from weftline_engine.retrieval.remote_items import RemoteConfig, RemoteItems
+from weftline_engine.remote.openai.endpoint import EndpointConfig
+from weftline_engine.services.retrieval import arrays
+from weftline_engine.services.retrieval.plain_backends import vector_of
+from weftline_engine.services.retrieval.remote_items import RemoteConfig, RemoteItems
 from weftline_server.commands.retrieval_tables import from_tables
 
 TEXTS = ["a red fox", "a blue whale", "a red whale", "a loom", "a shuttle"]

@@ -12,7 +12,7 @@ from langchain_openai import OpenAIEmbeddings
 from langchain_weftline import WeftlineEmbeddings
 from tests.integrations.conftest import served
 from tests.integrations.recording import recorded
-from weftline_engine.retrieval.plain_backends import vector_of
+from weftline_engine.services.retrieval.plain_backends import vector_of
 
 TEXTS = ["a red fox", "a blue whale", "a red whale"]
 

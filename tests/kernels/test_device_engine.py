@@ -13,9 +13,14 @@ from torch import Tensor
 
 from tests.engines import llama, mixed, network, on_cpu, on_device, requests, run
 from tests.tensor_reach import tensors_of
-from weftline_engine.embedded.model import device_model
-from weftline_engine.embedded.model.config import ModelConfig
-from weftline_engine.embedded.model.device_model import CapturedStep, DeviceModel, capacity, sizes
+from weftline_engine.own.embedded.model import device_model
+from weftline_engine.own.embedded.model.config import ModelConfig
+from weftline_engine.own.embedded.model.device_model import (
+    CapturedStep,
+    DeviceModel,
+    capacity,
+    sizes,
+)
 from weftline_kernels.jit import INTERPRETED
 from weftline_kernels.operations import TRITON
 from weftline_kernels.tiles import Cutter

@@ -11,7 +11,7 @@ from tests import pretend
 from tests.engines import llama, network, on_device
 from tests.pretended_engine import install
 from tests.torch_kernels import KERNELS, StandIn
-from weftline_engine.embedded.model.config import LlamaConfig
+from weftline_engine.own.embedded.model.config import LlamaConfig
 from weftline_kernels.operations import TRITON
 
 # Ours in a layer: residual and norm twice, norms of the heads with rope and the store, attention,

@@ -20,10 +20,10 @@ from tests.engines import llama, mixed, on_cpu, on_device, opt, requests, run
 from tests.pretended_engine import install
 from tests.torch_kernels import KERNELS, StandIn
 from weftline_engine.api import Failed, Op, Part, Retention
-from weftline_engine.embedded import array_copies
-from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model.config import ModelConfig
-from weftline_engine.embedded.sample import token_choice
+from weftline_engine.own.embedded import array_copies
+from weftline_engine.own.embedded.engine import Core
+from weftline_engine.own.embedded.model.config import ModelConfig
+from weftline_engine.own.embedded.sample import token_choice
 from weftline_kernels.jit import INTERPRETED
 
 pytest.importorskip("triton")
@@ -205,7 +205,7 @@ def test_ends_that_are_found_late_are_as_on_the_cpu(device: pretend.Pretending) 
 def test_constraints_are_followed_while_the_next_step_runs(device: pretend.Pretending) -> None:
     """Outputs under two grammars run beside free ones. A mask needs the last token, so the host
     reads that first, and draws while the device computes the step."""
-    grammars_of = pytest.importorskip("weftline_engine.grammars").TokenGrammars
+    grammars_of = pytest.importorskip("weftline_engine.own.constraints.grammars").TokenGrammars
     config = replace(llama(layers=1), vocabulary=256)
     marks = sorted(ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE(vocab={mark: at for at, mark in enumerate(marks)}, merges=[]))

@@ -14,9 +14,9 @@ import torch
 
 from tests.contract.oracle import greedy_answers
 from tests.contract.target import Target
-from weftline_engine.llamacpp.config import LlamaServerConfig
-from weftline_engine.llamacpp.engine import LlamaEngine
-from weftline_engine.models import for_stream, gguf_file, gguf_words
+from weftline_engine.own.models import for_stream, gguf_file, gguf_words
+from weftline_engine.remote.llamacpp.config import LlamaServerConfig
+from weftline_engine.remote.llamacpp.engine import LlamaEngine
 
 ROOT = Path(__file__).parents[2]
 SLOTS = 4

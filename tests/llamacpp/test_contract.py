@@ -11,8 +11,8 @@ import pytest_asyncio
 from tests.contract.suite import MARK, MARK_ID, EngineContract
 from tests.contract.target import Target
 from weftline_engine import api
-from weftline_engine.llamacpp.config import LlamaServerConfig
-from weftline_engine.llamacpp.engine import LlamaEngine
+from weftline_engine.remote.llamacpp.config import LlamaServerConfig
+from weftline_engine.remote.llamacpp.engine import LlamaEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -19,8 +19,8 @@ from tests.llamacpp.conftest import SLOTS
 from tests.null.asgi import call
 from weftline.local import local_server
 from weftline_engine import api
-from weftline_engine.llamacpp.config import LlamaServerConfig
-from weftline_engine.llamacpp.engine import LlamaEngine
+from weftline_engine.remote.llamacpp.config import LlamaServerConfig
+from weftline_engine.remote.llamacpp.engine import LlamaEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -17,7 +17,7 @@ import pytest
 
 import weftline
 from weftline.errors import InvalidRequest
-from weftline_engine.embedded.config import NO_DRAFTS_ON_A_GPU
+from weftline_engine.own.embedded.config import NO_DRAFTS_ON_A_GPU
 from weftline_kernels.cpu.compiler import seal, variant_key
 from weftline_kernels.cpu.loader import LibrarySearch
 from weftline_kernels.cpu.variants import VARIANTS, Cpu, runnable

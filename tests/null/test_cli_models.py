@@ -11,10 +11,16 @@ from pathlib import Path
 import pytest
 
 from weftline.contract.errors import InvalidRequest
-from weftline_engine.models import ModelUnavailable, cached, chat_template, default_home, resolve
-from weftline_engine.models.cache import MANIFEST, Cache
-from weftline_engine.models.hub import wanted
-from weftline_engine.models.name import HubModel, LocalPath, WheelModel, parse
+from weftline_engine.own.models import (
+    ModelUnavailable,
+    cached,
+    chat_template,
+    default_home,
+    resolve,
+)
+from weftline_engine.own.models.cache import MANIFEST, Cache
+from weftline_engine.own.models.hub import wanted
+from weftline_engine.own.models.name import HubModel, LocalPath, WheelModel, parse
 from weftline_server.commands.engine_spec import EngineSpec
 from weftline_server.commands.engines import factory
 

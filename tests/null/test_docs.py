@@ -13,12 +13,12 @@ import pytest
 from tests.null.asgi import Serve
 from weftline.contract import errors
 from weftline_engine.api import Capability
-from weftline_engine.llamacpp.engine import capabilities as slots
-from weftline_engine.sglang.engine import sglang_capabilities
-from weftline_engine.sglang.facts import SGLangFacts
-from weftline_engine.vllm.engine import capabilities
-from weftline_engine.vllm.means import CHECKED, MEANS
-from weftline_engine.vllm.versions import KNOWN
+from weftline_engine.remote.llamacpp.engine import capabilities as slots
+from weftline_engine.remote.sglang.engine import sglang_capabilities
+from weftline_engine.remote.sglang.facts import SGLangFacts
+from weftline_engine.remote.vllm.engine import capabilities
+from weftline_engine.remote.vllm.means import CHECKED, MEANS
+from weftline_engine.remote.vllm.versions import KNOWN
 from weftline_server import cli
 from weftline_server.commands.engine_spec import from_tables
 

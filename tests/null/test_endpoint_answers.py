@@ -15,8 +15,8 @@ from tests.null.endpoints import Endpoint, refuses, streams
 from tests.null.test_openai_faults import config
 from tests.null.test_openai_tools import USER, WEATHER
 from weftline_engine.api import FinishReason
-from weftline_engine.openai.deltas import DeltaText
-from weftline_engine.openai.engine import OpenAIEngine
+from weftline_engine.remote.openai.deltas import DeltaText
+from weftline_engine.remote.openai.engine import OpenAIEngine
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
 

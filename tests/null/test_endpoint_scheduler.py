@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.null.endpoints import streams
 from tests.null.test_openai_faults import chat, ending, started
 from weftline_engine.api import Finished, Hints
-from weftline_engine.openai.scheduling import EndpointScheduler, fields
+from weftline_engine.remote.openai.scheduling import EndpointScheduler, fields
 from weftline_server.commands.engine_spec import EndpointSchedulerName
 
 # 1,024 tokens of work are 10 doublings, each worth 10 s. The client's priority takes 2 of them off.

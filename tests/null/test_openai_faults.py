@@ -17,10 +17,10 @@ from tests.null.asgi import call
 from tests.null.endpoints import Behaviour, Endpoint, refuses, streams
 from tests.waits import WAIT_S
 from weftline_engine import api
-from weftline_engine.openai.breaker import Breaker, BreakerConfig, BreakerState
-from weftline_engine.openai.endpoint import MOST_EVENT, EndpointConfig
-from weftline_engine.openai.engine import Dialect, OpenAIConfig, OpenAIEngine
-from weftline_engine.openai.remote import RemoteEngine
+from weftline_engine.remote.openai.breaker import Breaker, BreakerConfig, BreakerState
+from weftline_engine.remote.openai.endpoint import MOST_EVENT, EndpointConfig
+from weftline_engine.remote.openai.engine import Dialect, OpenAIConfig, OpenAIEngine
+from weftline_engine.remote.openai.remote import RemoteEngine
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
 
@@ -100,7 +100,7 @@ async def test_an_answer_does_not_wait_for_the_end_of_its_stream(
 
     The end is still read, so that the next request takes the same connection.
     """
-    monkeypatch.setattr("weftline_engine.openai.endpoint.END_S", 60.0)
+    monkeypatch.setattr("weftline_engine.remote.openai.endpoint.END_S", 60.0)
     ends, connections = asyncio.Event(), []
 
     async def late(writer: asyncio.StreamWriter, request: dict[str, Any]) -> None:

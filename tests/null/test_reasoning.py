@@ -14,9 +14,9 @@ from tests.null.test_openai_faults import config
 from tests.null.test_openai_tools import CALL, USER, WEATHER, chat, streamed
 from tests.null.test_special_marks import TokenEngine, tokenizer
 from tests.null.test_thinking import OPENED, SWITCHED
-from weftline_engine.openai.engine import OpenAIEngine
 from weftline_engine.pretend import null
 from weftline_engine.pretend.null import NullConfig, NullMode
+from weftline_engine.remote.openai.engine import OpenAIEngine
 
 PRINTS = (
     "{% for m in messages %}{{ m.content }}{% endfor %} effort={{ reasoning_effort | default('') }}"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weftline_engine.vllm.reloads import TRIAL, ReloadCosts
+from weftline_engine.remote.vllm.reloads import TRIAL, ReloadCosts
 
 STEP_S, TOKEN_S = 0.02, 0.0001  # of a step that decodes, and of a prompt token
 LATENCY_S, COPY_S = 0.05, 0.00001  # of any load, and of a token in it

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from weftline.errors import InvalidRequest
-from weftline_engine.embedded.config import EmbeddedConfig
+from weftline_engine.own.embedded.config import EmbeddedConfig
 from weftline_server.commands import engine_spec, engines
 from weftline_server.commands.engine_spec import from_tables, without
 from weftline_server.commands.settings import Process, key_of, load

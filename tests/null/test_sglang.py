@@ -16,12 +16,16 @@ import pytest
 from tests.null.endpoints import Endpoint, answer, streams
 from tests.null.test_kv_events import publisher
 from weftline_engine import api
-from weftline_engine.openai.endpoint import EndpointConfig, EndpointError
-from weftline_engine.prefix_cache.gauge import Gauge
-from weftline_engine.sglang.config import SGLangConfig
-from weftline_engine.sglang.engine import SGLangEngine
-from weftline_engine.sglang.facts import GAUGE, SGLangFacts
-from weftline_engine.sglang.generate_requests import AnswerReader, generate_body, sampling_params
+from weftline_engine.remote.openai.endpoint import EndpointConfig, EndpointError
+from weftline_engine.remote.prefix_cache.gauge import Gauge
+from weftline_engine.remote.sglang.config import SGLangConfig
+from weftline_engine.remote.sglang.engine import SGLangEngine
+from weftline_engine.remote.sglang.facts import GAUGE, SGLangFacts
+from weftline_engine.remote.sglang.generate_requests import (
+    AnswerReader,
+    generate_body,
+    sampling_params,
+)
 
 INFO = {
     "model_path": "/models/m",

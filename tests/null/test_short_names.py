@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from weftline_engine.models import ModelUnavailable
-from weftline_engine.models.name import HubModel, parse
-from weftline_engine.models.short_names import short_names, suggestion
+from weftline_engine.own.models import ModelUnavailable
+from weftline_engine.own.models.name import HubModel, parse
+from weftline_engine.own.models.short_names import short_names, suggestion
 from weftline_server.cli import main
 from weftline_server.commands.default_model import TAKEN, Machine, advice
 

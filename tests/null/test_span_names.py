@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tests.null.asgi import Serve, call
-from weftline_engine.retrieval.local import LocalItems
-from weftline_engine.retrieval.plain_backends import MemoryTable, WordBackend
-from weftline_engine.retrieval.stores import StoreBackend
+from weftline_engine.services.retrieval.local import LocalItems
+from weftline_engine.services.retrieval.plain_backends import MemoryTable, WordBackend
+from weftline_engine.services.retrieval.stores import StoreBackend
 from weftline_server.observe.spans import described
 
 

@@ -17,7 +17,7 @@ from tests.null.test_answer_dialects import ANSWERS, CALLS, SAID, SCHEMAS, THOUG
 from tests.null.test_openai_tools import USER, chat, streamed
 from weftline_engine import api
 from weftline_engine.bookkeeping.output import StopScanner
-from weftline_engine.detokenizer import ByteDetokenizer
+from weftline_engine.own.detokenizer import ByteDetokenizer
 from weftline_engine.pretend.null import NullConfig, NullEngine, NullMode
 from weftline_server.prompt.answer_dialect import ANSWER_DIALECTS
 from weftline_server.prompt.prompter import _byte_alphabet

@@ -15,9 +15,9 @@ from tests.null.test_openai_tools import USER
 from tests.null.test_thinking import OPENED, QWEN3, R1, SWITCHED
 from weftline_engine import api
 from weftline_engine.bookkeeping.output import Logprobs, OpOutput, StopScanner
-from weftline_engine.llamacpp.slot_requests import AnswerEnd, SlotEvent
 from weftline_engine.pretend import null
 from weftline_engine.pretend.null import NullConfig, NullMode
+from weftline_engine.remote.llamacpp.slot_requests import AnswerEnd, SlotEvent
 
 MARKED, OPEN = ("<think>", "</think>"), ("", "</think>")
 

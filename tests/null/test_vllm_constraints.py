@@ -11,9 +11,9 @@ import pytest
 from weftline.contract.protocol import Call, InOut, Placeholder
 from weftline.contract.tools import Function, NamedFunction, NamedTool, Tool, ToolChoice
 from weftline_engine.api import Constraint
-from weftline_engine.openai.endpoint import EndpointError
-from weftline_engine.openai.endpoint_constraints import fields, kinds, structured_outputs
-from weftline_engine.openai.scheduling import EndpointScheduler
+from weftline_engine.remote.openai.endpoint import EndpointError
+from weftline_engine.remote.openai.endpoint_constraints import fields, kinds, structured_outputs
+from weftline_engine.remote.openai.scheduling import EndpointScheduler
 from weftline_server.prompt.tool_format import ToolFormat, constraint
 
 SCHEMA = {"type": "object"}

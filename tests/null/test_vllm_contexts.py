@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weftline_engine.api import Retention
-from weftline_engine.vllm.pool_contexts import LeftContext, PrefixContexts
+from weftline_engine.remote.vllm.pool_contexts import LeftContext, PrefixContexts
 
 TURNS = 6
 

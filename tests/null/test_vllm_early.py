@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from weftline_engine import api
-from weftline_engine.prefix_cache.open_prompts import WARM_TOKENS, OpenPrompt, OpenPrompts
+from weftline_engine.remote.prefix_cache.open_prompts import WARM_TOKENS, OpenPrompt, OpenPrompts
 
 TASK = tuple(range(2 * WARM_TOKENS + 1))  # two blocks, and the token that completes them
 

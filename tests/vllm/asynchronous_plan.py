@@ -21,8 +21,8 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from weftline_engine.vllm.scheduler import WeftlineScheduler
-from weftline_engine.vllm.versions import SCHEDULER
+from weftline_engine.remote.vllm.scheduler import WeftlineScheduler
+from weftline_engine.remote.vllm.versions import SCHEDULER
 
 BLOCK, BLOCKS, PLACES, LONGEST = 16, 100, 2, 1024
 PROMPT, ANSWER = 20, 3

@@ -13,8 +13,8 @@ import pytest_asyncio
 
 from tests.contract.oracle import greedy_answers
 from tests.contract.target import Target
-from weftline_engine.vllm.config import SchedulerChoice, VLLMConfig
-from weftline_engine.vllm.engine import VLLMEngine
+from weftline_engine.remote.vllm.config import SchedulerChoice, VLLMConfig
+from weftline_engine.remote.vllm.engine import VLLMEngine
 
 ROOT = Path(__file__).parents[2]
 # GiB for the KV cache: about 23,000 tokens of SmolLM2 in float32, which no test fills.

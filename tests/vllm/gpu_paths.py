@@ -25,9 +25,9 @@ from vllm.v1.request import Request
 
 from tests.vllm.asynchronous_plan import BLOCK, computed, created, request
 from weftline_engine.api import Retention
-from weftline_engine.vllm.reloads import ReloadCosts
-from weftline_engine.vllm.scheduler import WeftlineScheduler
-from weftline_engine.vllm.versions import SCHEDULER
+from weftline_engine.remote.vllm.reloads import ReloadCosts
+from weftline_engine.remote.vllm.scheduler import WeftlineScheduler
+from weftline_engine.remote.vllm.versions import SCHEDULER
 
 ANSWERS = (2, 3, 4, 5, 6)  # tokens of five requests: batches of five, four, three, two and one
 FILE_TOKENS = 4 * BLOCK

@@ -6,7 +6,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
 from weftline_engine.api import Retention
-from weftline_engine.vllm.pool_contexts import PrefixContexts
+from weftline_engine.remote.vllm.pool_contexts import PrefixContexts
 
 BLOCKS = 9  # of which vLLM keeps one for itself
 

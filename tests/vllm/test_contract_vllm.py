@@ -17,10 +17,10 @@ from tests.contract.oracle import prompter
 from tests.contract.suite import EngineContract
 from tests.contract.target import Target
 from weftline_engine import api
-from weftline_engine.openai.endpoint import EndpointConfig
-from weftline_engine.openai.engine import Dialect, OpenAIConfig, OpenAIEngine
-from weftline_engine.vllm.config import VLLMConfig
-from weftline_engine.vllm.engine import VLLMEngine
+from weftline_engine.remote.openai.endpoint import EndpointConfig
+from weftline_engine.remote.openai.engine import Dialect, OpenAIConfig, OpenAIEngine
+from weftline_engine.remote.vllm.config import VLLMConfig
+from weftline_engine.remote.vllm.engine import VLLMEngine
 from weftline_server.prompt.render import PromptBefore, RenderedMessage
 
 # The first test waits for vLLM, which loads for a minute or more.

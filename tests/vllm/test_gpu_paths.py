@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.contract.target import Target
-from weftline_engine.vllm.engine import VLLMEngine
+from weftline_engine.remote.vllm.engine import VLLMEngine
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(900)

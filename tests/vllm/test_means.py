@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from weftline_engine.vllm.config import VLLMConfig
-from weftline_engine.vllm.means import CHECKED, MEANS
+from weftline_engine.remote.vllm.config import VLLMConfig
+from weftline_engine.remote.vllm.means import CHECKED, MEANS
 
 # The option comes from the packages' own text, so that nothing of vLLM is imported.
 ASK = """

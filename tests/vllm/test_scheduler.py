@@ -10,9 +10,9 @@ import pytest
 from tests.contract.target import Heard, Target
 from tests.vllm.conftest import BLOCK, FEW_BLOCKS
 from weftline_engine import api
-from weftline_engine.vllm.config import SchedulerChoice, VLLMConfig
-from weftline_engine.vllm.engine import VLLMEngine
-from weftline_engine.vllm.versions import refusal
+from weftline_engine.remote.vllm.config import SchedulerChoice, VLLMConfig
+from weftline_engine.remote.vllm.engine import VLLMEngine
+from weftline_engine.remote.vllm.versions import refusal
 
 # The first test waits for vLLM, which loads for a minute or more.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]

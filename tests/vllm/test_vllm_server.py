@@ -15,10 +15,10 @@ import pytest_asyncio
 from tests.contract.target import Target
 from tests.null.asgi import Server, call
 from weftline_engine import api
-from weftline_engine.openai.endpoint import EndpointConfig
-from weftline_engine.vllm.cache_size import gauge_names
-from weftline_engine.vllm.config import VLLMConfig
-from weftline_engine.vllm.engine import VLLMEngine
+from weftline_engine.remote.openai.endpoint import EndpointConfig
+from weftline_engine.remote.vllm.cache_size import gauge_names
+from weftline_engine.remote.vllm.config import VLLMConfig
+from weftline_engine.remote.vllm.engine import VLLMEngine
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
 

@@ -17,11 +17,8 @@ from contextlib import AsyncExitStack
 from typing import Protocol
 
 from weftline_engine.api import Description, EngineDied, Event, Fed, Hints, Op, Retention
-from weftline_engine.embedded.config import EmbeddedConfig, Precision
-from weftline_engine.output_log import Printed
 from weftline_engine.transport import wire
-
-__all__ = ["EmbeddedConfig", "Precision", "ProcessEngine"]
+from weftline_engine.transport.output_log import Printed
 
 # How many times an OpenMP thread polls at a barrier before it sleeps: 1,000 polls take 50 us. A
 # step has about 250 barriers. OpenMP's default is 300 times longer. With the default, a thread that

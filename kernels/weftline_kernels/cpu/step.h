@@ -1,4 +1,4 @@
-/* The model and a step as the caller lays them out (weftline_engine.embedded.model.native_decoder). */
+/* The model and a step as the caller lays them out (weftline_engine.own.embedded.model.native_decoder). */
 #pragma once
 
 #include "product.h"

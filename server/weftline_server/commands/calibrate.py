@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Description, KvCosts
-from weftline_engine.embedded.config import EmbeddedConfig
-from weftline_engine.models import cached
+from weftline_engine.own.embedded.config import EmbeddedConfig
+from weftline_engine.own.models import cached
 from weftline_engine.transport.process import ProcessEngine
 from weftline_server.commands.tables import aligned
 from weftline_server.schedule.memory.waste import Load, Strategy, unreachable, waste

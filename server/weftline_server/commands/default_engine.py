@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weftline_engine.models.short_names import short_names
+from weftline_engine.own.models.short_names import short_names
 from weftline_server.commands import machine
 from weftline_server.commands.option_takers import ENGINE_TAKERS
 

@@ -8,8 +8,8 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
-from weftline_engine.free_memory import available_bytes
-from weftline_engine.models.short_names import suggestion
+from weftline_engine.own.free_memory import available_bytes
+from weftline_engine.own.models.short_names import suggestion
 
 _PATIENCE_S = 10.0  # for NVIDIA's tool, which waits for its driver
 TAKEN = (

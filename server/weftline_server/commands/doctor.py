@@ -15,9 +15,9 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from weftline_engine.embedded.config import NO_DRAFTS_ON_A_GPU
-from weftline_engine.llamacpp.llama_program import PROGRAM
-from weftline_engine.models import DEFAULT_MODEL, cached, default_home
+from weftline_engine.own.embedded.config import NO_DRAFTS_ON_A_GPU
+from weftline_engine.own.models import DEFAULT_MODEL, cached, default_home
+from weftline_engine.remote.llamacpp.llama_program import PROGRAM
 from weftline_kernels.cpu.compiler import find_compiler
 from weftline_kernels.cpu.loader import LibraryOrigin, LibrarySearch, NoKernels, expect
 from weftline_kernels.cpu.variants import emulates_bfloat16, runnable, this_machine
@@ -28,11 +28,11 @@ _DEFAULT_PORT = 8600
 
 # For each engine: its module, and the extras that it and the server need.
 _ENGINES = {
-    "torch": ("weftline_engine.embedded", ("server", "engine")),
-    "vllm": ("weftline_engine.vllm", ("server",)),
-    "sglang": ("weftline_engine.sglang", ("server",)),
-    "llamacpp": ("weftline_engine.llamacpp", ("server",)),
-    "openai": ("weftline_engine.openai", ("server",)),
+    "torch": ("weftline_engine.own.embedded", ("server", "engine")),
+    "vllm": ("weftline_engine.remote.vllm", ("server",)),
+    "sglang": ("weftline_engine.remote.sglang", ("server",)),
+    "llamacpp": ("weftline_engine.remote.llamacpp", ("server",)),
+    "openai": ("weftline_engine.remote.openai", ("server",)),
     "null": ("weftline_engine.pretend.null", ("server",)),
 }
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weftline.contract.errors import InvalidRequest
-from weftline_engine.models import ModelUnavailable, for_stream, words_directory
-from weftline_engine.openai.endpoint import Endpoint, EndpointConfig, EndpointError
+from weftline_engine.own.models import ModelUnavailable, for_stream, words_directory
+from weftline_engine.remote.openai.endpoint import Endpoint, EndpointConfig, EndpointError
 
 MOST_NAMED = 8  # models that an error lists
 # SGLang says here where it has read its tokenizer. The second is the older name.

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Engine
-from weftline_engine.models import (
+from weftline_engine.own.models import (
     DEFAULT_MODEL,
     WORDS_PREFIX,
     ModelUnavailable,
@@ -22,7 +22,7 @@ from weftline_engine.models import (
     resolve,
     words_directory,
 )
-from weftline_engine.models.short_names import short_names
+from weftline_engine.own.models.short_names import short_names
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine, NullMode
 from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_server.commands.engine_spec import (
@@ -102,7 +102,7 @@ def _words(spec: EngineSpec) -> Callable[[], Engine]:
 
 
 def _torch(spec: EngineSpec) -> Callable[[], Engine]:
-    from weftline_engine.embedded.config import EmbeddedConfig
+    from weftline_engine.own.embedded.config import EmbeddedConfig
     from weftline_engine.transport.process import ProcessEngine
 
     try:
@@ -154,8 +154,8 @@ def _weights(spec: EngineSpec, *, direct: bool) -> Path:
 
 
 def _vllm(spec: EngineSpec) -> Callable[[], Engine]:
-    from weftline_engine.vllm.config import SchedulerChoice, VLLMConfig
-    from weftline_engine.vllm.engine import VLLMEngine
+    from weftline_engine.remote.vllm.config import SchedulerChoice, VLLMConfig
+    from weftline_engine.remote.vllm.engine import VLLMEngine
 
     dummy = ("--load-format", "dummy") if spec.embedded.load_format == "dummy" else ()
     if spec.endpoint.connect is None:
@@ -182,8 +182,8 @@ def _vllm(spec: EngineSpec) -> Callable[[], Engine]:
 
 
 def _sglang(spec: EngineSpec) -> Callable[[], Engine]:
-    from weftline_engine.sglang.config import SGLangConfig
-    from weftline_engine.sglang.engine import SGLangEngine
+    from weftline_engine.remote.sglang.config import SGLangConfig
+    from weftline_engine.remote.sglang.engine import SGLangEngine
 
     served, model, name = _words_behind(spec)
     config = SGLangConfig(
@@ -212,7 +212,7 @@ def _words_behind(spec: EngineSpec) -> tuple[str | None, Path, str]:
 
 def _kv_events(spec: EngineSpec) -> Any:
     """Where the endpoint of --connect publishes its KV events; None if it does not say."""
-    from weftline_engine.prefix_cache.event_feed import EventAddresses
+    from weftline_engine.remote.prefix_cache.event_feed import EventAddresses
 
     if spec.endpoint.kv_events is None:
         return None
@@ -226,9 +226,9 @@ def _kv_events(spec: EngineSpec) -> Any:
 
 
 def _llamacpp(spec: EngineSpec) -> Callable[[], Engine]:
-    from weftline_engine.llamacpp.config import LlamaServerConfig
-    from weftline_engine.llamacpp.engine import LlamaEngine
-    from weftline_engine.llamacpp.llama_program import ServerMissing, find_server
+    from weftline_engine.remote.llamacpp.config import LlamaServerConfig
+    from weftline_engine.remote.llamacpp.engine import LlamaEngine
+    from weftline_engine.remote.llamacpp.llama_program import ServerMissing, find_server
 
     connects = spec.endpoint.connect is not None
     try:
@@ -268,8 +268,8 @@ def _gguf_name(model: str) -> str:
 
 
 def _openai(spec: EngineSpec) -> Callable[[], Engine]:
-    from weftline_engine.openai.engine import Dialect, OpenAIConfig, OpenAIEngine
-    from weftline_engine.openai.scheduling import EndpointScheduler
+    from weftline_engine.remote.openai.engine import Dialect, OpenAIConfig, OpenAIEngine
+    from weftline_engine.remote.openai.scheduling import EndpointScheduler
 
     config = OpenAIConfig(
         endpoint=_endpoint(spec),
@@ -286,7 +286,7 @@ def _openai(spec: EngineSpec) -> Callable[[], Engine]:
 
 def _endpoint(spec: EngineSpec, base: str = "/v1") -> Any:
     """The endpoint of --connect, whose address ends with `base`, with or without it."""
-    from weftline_engine.openai.endpoint import EndpointConfig
+    from weftline_engine.remote.openai.endpoint import EndpointConfig
 
     assert spec.endpoint.connect is not None
     url = spec.endpoint.connect.rstrip("/").removesuffix("/v1") + base

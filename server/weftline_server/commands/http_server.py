@@ -19,8 +19,8 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from weftline_engine import garbage
 from weftline_engine.api import LACKING, Capability
+from weftline_engine.transport import garbage
 from weftline_server.commands.server_process import READY
 from weftline_server.http.state import state_of
 from weftline_server.runtime.service import EngineStatus

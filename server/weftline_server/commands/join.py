@@ -12,7 +12,7 @@ import sys
 
 from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import EngineDied
-from weftline_engine.models import DEFAULT_MODEL
+from weftline_engine.own.models import DEFAULT_MODEL
 from weftline_engine.transport.tcp.handshake import Rejected
 from weftline_engine.transport.tcp.join_host import EngineHost, HostConfig
 from weftline_server.commands import engine_spec, engines

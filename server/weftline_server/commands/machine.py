@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from weftline_engine.free_memory import available_bytes
-from weftline_engine.vllm.versions import ASK, is_for_cpus
+from weftline_engine.own.free_memory import available_bytes
+from weftline_engine.remote.vllm.versions import ASK, is_for_cpus
 
 DRIVER = Path("/proc/driver/nvidia")  # there where NVIDIA's kernel module is loaded
 

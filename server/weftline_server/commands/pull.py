@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
-from weftline_engine.models.short_names import short_names
+from weftline_engine.own.models import DEFAULT_MODEL, for_stream, resolve
+from weftline_engine.own.models.short_names import short_names
 from weftline_server.commands.tables import aligned
 
 

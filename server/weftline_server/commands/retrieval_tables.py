@@ -18,11 +18,12 @@ from pydantic import Field
 
 from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Description, Engine
-from weftline_engine.functions.config import FunctionConfig
-from weftline_engine.models import default_home, for_stream, gguf_file
-from weftline_engine.retrieval import descriptions
-from weftline_engine.retrieval.config import EmbedderConfig, Store, StoreConfig
-from weftline_engine.tools.config import Limits
+from weftline_engine.own.models import default_home, for_stream, gguf_file
+from weftline_engine.services.functions.config import FunctionConfig
+from weftline_engine.services.retrieval import descriptions
+from weftline_engine.services.retrieval.config import EmbedderConfig, Store, StoreConfig
+from weftline_engine.services.tools.config import Limits
+from weftline_server.commands.moved_modules import present_name
 from weftline_server.commands.option_takers import refuse_others
 from weftline_server.commands.settings import make
 from weftline_server.schedule.engines.on_demand import OnDemand
@@ -106,8 +107,8 @@ class EmbedderSpec:
         if self._is_gguf:
             return self._llama(self.model or "")
         if self.model == NULL:
-            from weftline_engine.retrieval.local import LocalItems
-            from weftline_engine.retrieval.plain_backends import WordBackend
+            from weftline_engine.services.retrieval.local import LocalItems
+            from weftline_engine.services.retrieval.plain_backends import WordBackend
 
             return lambda: LocalItems(WordBackend(self.name), kept=kept)
         directory = _directory(self.model or MINILM)
@@ -121,9 +122,9 @@ class EmbedderSpec:
         return self.model is not None and self.model.endswith(".gguf")
 
     def _llama(self, model: str) -> Callable[[], Engine]:
-        from weftline_engine.llamacpp.config import LlamaPoolingConfig
-        from weftline_engine.llamacpp.items_server import LlamaItems
-        from weftline_engine.llamacpp.llama_program import ServerMissing, find_server
+        from weftline_engine.remote.llamacpp.config import LlamaPoolingConfig
+        from weftline_engine.remote.llamacpp.llama_program import ServerMissing, find_server
+        from weftline_engine.services.retrieval.items_server import LlamaItems
 
         try:
             server = find_server(self.llama_server)
@@ -140,8 +141,8 @@ class EmbedderSpec:
         return lambda: LlamaItems(config)
 
     def _remote(self, url: str) -> Callable[[], Engine]:
-        from weftline_engine.openai.endpoint import EndpointConfig
-        from weftline_engine.retrieval.remote_items import RemoteConfig, RemoteItems
+        from weftline_engine.remote.openai.endpoint import EndpointConfig
+        from weftline_engine.services.retrieval.remote_items import RemoteConfig, RemoteItems
 
         try:
             endpoint = EndpointConfig(url=url, key=os.environ.get(self.key_env))
@@ -188,9 +189,9 @@ class StoreSpec:
     def factory(self, kept: int | None = None) -> Callable[[], Engine]:
         """A function that makes the engine. Raises InvalidRequest for settings that do not fit."""
         if self.store == Store.MEMORY:
-            from weftline_engine.retrieval.local import LocalItems
-            from weftline_engine.retrieval.plain_backends import MemoryTable
-            from weftline_engine.retrieval.stores import StoreBackend
+            from weftline_engine.services.retrieval.local import LocalItems
+            from weftline_engine.services.retrieval.plain_backends import MemoryTable
+            from weftline_engine.services.retrieval.stores import StoreBackend
 
             table = MemoryTable()  # one for all incarnations of the engine
             return lambda: LocalItems(StoreBackend(self.name, table))
@@ -237,7 +238,7 @@ class FunctionSpec:
 
     def factory(self, kept: int | None = None) -> Callable[[], Engine]:
         """A function that makes the engine. Raises InvalidRequest for settings that do not fit."""
-        from weftline_engine.functions.engine import FunctionEngine
+        from weftline_engine.services.functions.engine import FunctionEngine
 
         config = self._config()
         return lambda: FunctionEngine(config)
@@ -245,6 +246,7 @@ class FunctionSpec:
     def _config(self) -> FunctionConfig:
         settings = {one.name: getattr(self, one.name) for one in fields(self)}
         del settings["start"]
+        settings["call"] = present_name(self.call)
         try:
             return FunctionConfig(**settings)
         except ValueError as error:

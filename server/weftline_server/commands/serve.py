@@ -22,7 +22,7 @@ from fastapi import FastAPI
 
 from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Engine
-from weftline_engine.models import DEFAULT_MODEL
+from weftline_engine.own.models import DEFAULT_MODEL
 from weftline_engine.transport.tcp.join_gate import JoinGate
 from weftline_server.app import create_app
 from weftline_server.cluster.ray import ray_replicas, ray_servers

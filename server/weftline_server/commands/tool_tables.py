@@ -16,7 +16,8 @@ from pydantic import Field
 
 from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Engine
-from weftline_engine.tools.config import Limits, ToolsConfig
+from weftline_engine.services.tools.config import Limits, ToolsConfig
+from weftline_server.commands.moved_modules import present_name
 from weftline_server.commands.settings import make
 from weftline_server.extras import install, versions
 
@@ -47,12 +48,12 @@ class ToolTable:
     limits: Limits = field(default_factory=Limits)
 
     def factory(self) -> Callable[[], Engine]:
-        from weftline_engine.tools.engine import ToolEngine
-        from weftline_engine.tools.tool_calls import BegunCalls
+        from weftline_engine.services.tools.engine import ToolEngine
+        from weftline_engine.services.tools.tool_calls import BegunCalls
 
         config = ToolsConfig(
             name=self.name or self.module,
-            module=self.module,
+            module=present_name(self.module),
             path=None if self.path is None else Path(self.path).expanduser().absolute(),
             preload=self.preload,
             env=self.env,
@@ -99,7 +100,7 @@ class McpSpec:
 
     def factory(self) -> Callable[[], Engine]:
         """A function that makes the engine. Raises InvalidRequest."""
-        from weftline_engine.tools.mcp.config import McpConfig
+        from weftline_engine.services.tools.mcp.config import McpConfig
         from weftline_engine.transport.process import ProcessEngine
 
         if None in versions("mcp").values():

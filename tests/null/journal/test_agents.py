@@ -20,9 +20,9 @@ from tests.null.tools.test_agent_graph import agent, names
 from tests.null.tools.test_tool_runs import _Dies, called, streamed, until
 from weftline_engine.api import Engine
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullMode
-from weftline_engine.tools.config import ToolsConfig
-from weftline_engine.tools.engine import ToolEngine
-from weftline_engine.tools.tool_calls import BegunCalls
+from weftline_engine.services.tools.config import ToolsConfig
+from weftline_engine.services.tools.engine import ToolEngine
+from weftline_engine.services.tools.tool_calls import BegunCalls
 from weftline_server.journal import journal
 from weftline_server.journal.store import Change, JournalStore
 from weftline_server.journal.writer import Item, Writer

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weftline_engine.api import Hints
-from weftline_engine.retrieval.batching import Share, Slots, Waiting, form
+from weftline_engine.services.retrieval.batching import Share, Slots, Waiting, form
 from weftline_server.schedule.placement.round import place
 from weftline_server.schedule.placement.round_data import EngineLoad, Queued
 

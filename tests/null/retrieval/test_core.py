@@ -10,12 +10,17 @@ import numpy as np
 import pytest
 
 from weftline_engine import api
-from weftline_engine.retrieval import arrays
-from weftline_engine.retrieval.core import InputRefused, Item, ItemsCore
-from weftline_engine.retrieval.local import LocalItems
-from weftline_engine.retrieval.plain_backends import DIMENSIONS, MemoryTable, WordBackend, vector_of
-from weftline_engine.retrieval.result_cache import Results
-from weftline_engine.retrieval.stores import StoreBackend, content_id
+from weftline_engine.services.retrieval import arrays
+from weftline_engine.services.retrieval.core import InputRefused, Item, ItemsCore
+from weftline_engine.services.retrieval.local import LocalItems
+from weftline_engine.services.retrieval.plain_backends import (
+    DIMENSIONS,
+    MemoryTable,
+    WordBackend,
+    vector_of,
+)
+from weftline_engine.services.retrieval.result_cache import Results
+from weftline_engine.services.retrieval.stores import StoreBackend, content_id
 from weftline_server.commands.retrieval_tables import EmbedderSpec, factories
 
 

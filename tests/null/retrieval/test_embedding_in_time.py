@@ -11,9 +11,9 @@ from tests.null.retrieval.timed_embedder import (
     questions_beside_ingest,
 )
 from weftline_engine import api
-from weftline_engine.retrieval import descriptions
-from weftline_engine.retrieval.batching import Share, Slots, Waiting, form
-from weftline_engine.retrieval.items_host import batches
+from weftline_engine.services.retrieval import descriptions
+from weftline_engine.services.retrieval.batching import Share, Slots, Waiting, form
+from weftline_engine.services.retrieval.items_host import batches
 
 
 def test_the_order_of_batches_makes_answers_faster() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from tests.null.asgi import Serve, Server
 from tests.null.retrieval.test_steps import engines
-from weftline_engine.retrieval.local import LocalItems
-from weftline_engine.retrieval.plain_backends import DIMENSIONS, WordBackend, vector_of
+from weftline_engine.services.retrieval.local import LocalItems
+from weftline_engine.services.retrieval.plain_backends import DIMENSIONS, WordBackend, vector_of
 
 
 @pytest.fixture

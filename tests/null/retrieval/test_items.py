@@ -15,9 +15,9 @@ from tests.waits import WAIT_S
 from weftline.contract.transforms.regexes import Regex
 from weftline_engine import api
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullMode
-from weftline_engine.retrieval.local import LocalItems
-from weftline_engine.retrieval.plain_backends import MemoryTable, WordBackend
-from weftline_engine.retrieval.stores import StoreBackend
+from weftline_engine.services.retrieval.local import LocalItems
+from weftline_engine.services.retrieval.plain_backends import MemoryTable, WordBackend
+from weftline_engine.services.retrieval.stores import StoreBackend
 from weftline_server.config import ServerConfig
 
 SLOW = LatencyProfile(step_s=0.002)  # a word; the steps' engines take no time

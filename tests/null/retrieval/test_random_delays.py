@@ -10,9 +10,9 @@ from typing import Any
 from tests.null.asgi import Serve
 from tests.null.retrieval.test_steps import run, step, text
 from weftline_engine import api
-from weftline_engine.retrieval.local import LocalItems
-from weftline_engine.retrieval.plain_backends import MemoryTable, WordBackend
-from weftline_engine.retrieval.stores import StoreBackend
+from weftline_engine.services.retrieval.local import LocalItems
+from weftline_engine.services.retrieval.plain_backends import MemoryTable, WordBackend
+from weftline_engine.services.retrieval.stores import StoreBackend
 
 SUBMITS = 20
 

@@ -11,9 +11,9 @@ import pytest
 
 from tests.null.asgi import Serve, Server, call
 from weftline.contract.vectors import Vectors
-from weftline_engine.retrieval.local import LocalItems
-from weftline_engine.retrieval.plain_backends import MemoryTable, WordBackend
-from weftline_engine.retrieval.stores import StoreBackend
+from weftline_engine.services.retrieval.local import LocalItems
+from weftline_engine.services.retrieval.plain_backends import MemoryTable, WordBackend
+from weftline_engine.services.retrieval.stores import StoreBackend
 from weftline_server.config import ServerConfig
 from weftline_server.runtime.registry import RegistryConfig
 from weftline_server.session.budget import Budget

@@ -17,9 +17,9 @@ from weftline.contract.protocol import Call, InOut, Placeholder, Segment, Submit
 from weftline.contract.steps import Embed, Ingest, Merge, Rerank, Search, Source, Step
 from weftline_engine import api
 from weftline_engine.pretend.null import NullConfig, NullEngine
-from weftline_engine.retrieval.local import LocalItems
-from weftline_engine.retrieval.plain_backends import MemoryTable, WordBackend
-from weftline_engine.retrieval.stores import StoreBackend
+from weftline_engine.services.retrieval.local import LocalItems
+from weftline_engine.services.retrieval.plain_backends import MemoryTable, WordBackend
+from weftline_engine.services.retrieval.stores import StoreBackend
 from weftline_server.passes import PASSES
 from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.registry import Registry, RegistryConfig

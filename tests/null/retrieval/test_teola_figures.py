@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from weftline_engine import api
-from weftline_engine.retrieval.batching import Slots, Waiting, form
-from weftline_engine.retrieval.core import ItemsCore
-from weftline_engine.retrieval.plain_backends import WordBackend
+from weftline_engine.services.retrieval.batching import Slots, Waiting, form
+from weftline_engine.services.retrieval.core import ItemsCore
+from weftline_engine.services.retrieval.plain_backends import WordBackend
 
 REQUESTS = 48
 

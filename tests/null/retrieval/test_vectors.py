@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from weftline.contract.vectors import Vectors
-from weftline_engine.retrieval.embedder import TextBackend
+from weftline_engine.services.retrieval.embedder import TextBackend
 
 ROWS = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
 JSON = {"vectors": "AACAPwAAAEAAAEBAAACAQAAAoEAAAMBA", "dimensions": 2}

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weftline_engine import api
-from weftline_engine.retrieval.core import CHARS_PER_TOKEN, ItemsCore
-from weftline_engine.retrieval.items_host import batches
-from weftline_engine.retrieval.plain_backends import WordBackend
+from weftline_engine.services.retrieval.core import CHARS_PER_TOKEN, ItemsCore
+from weftline_engine.services.retrieval.items_host import batches
+from weftline_engine.services.retrieval.plain_backends import WordBackend
 
 STEP_S, TOKEN_S = 0.005, 0.00034
 # The batch profile that MiniLM's embedder measures when it starts: items, tokens and seconds.

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from weftline.contract.steps import Embed, Ingest, Merge, Rerank, Search, Source, Step
 from weftline_engine import api
-from weftline_engine.retrieval.core import Item
-from weftline_engine.retrieval.local import LocalItems
-from weftline_engine.retrieval.plain_backends import MemoryTable, WordBackend
-from weftline_engine.retrieval.stores import StoreBackend
+from weftline_engine.services.retrieval.core import Item
+from weftline_engine.services.retrieval.local import LocalItems
+from weftline_engine.services.retrieval.plain_backends import MemoryTable, WordBackend
+from weftline_engine.services.retrieval.stores import StoreBackend
 from weftline_server.lowering.kinds import KINDS
 from weftline_server.prompt.render import value_text
 

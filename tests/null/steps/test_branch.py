@@ -18,9 +18,9 @@ from weftline.contract.steps import Body, Branch, Case, Each, Source
 from weftline.errors import InvalidRequest, TransformFailed
 from weftline.predicates import MAX_DEPTH, check, holds
 from weftline_engine.pretend.null import LatencyProfile, NullConfig
-from weftline_engine.retrieval.local import LocalItems
-from weftline_engine.retrieval.plain_backends import MemoryTable, WordBackend
-from weftline_engine.retrieval.stores import StoreBackend
+from weftline_engine.services.retrieval.local import LocalItems
+from weftline_engine.services.retrieval.plain_backends import MemoryTable, WordBackend
+from weftline_engine.services.retrieval.stores import StoreBackend
 from weftline_server.config import ServerConfig
 from weftline_server.lowering.control.sides import gated
 from weftline_server.lowering.kinds import KINDS

@@ -15,8 +15,8 @@ from tests.null.tools.test_tool_engine import gone
 from tests.waits import WAIT_S
 from weftline.errors import InvalidRequest
 from weftline_engine import api
-from weftline_engine.functions.config import FunctionConfig
-from weftline_engine.functions.engine import FunctionEngine
+from weftline_engine.services.functions.config import FunctionConfig
+from weftline_engine.services.functions.engine import FunctionEngine
 from weftline_server.cli import main
 from weftline_server.commands.retrieval_tables import factories, from_tables
 

@@ -15,11 +15,11 @@ from tests.null.tools.test_tool_sandbox import bubblewrap_works
 from weftline import Output, semantic_function
 from weftline.errors import EngineFailed, InvalidRequest
 from weftline_engine import api
-from weftline_engine.functions.config import FunctionConfig
-from weftline_engine.functions.engine import FunctionEngine
+from weftline_engine.services.functions.config import FunctionConfig
+from weftline_engine.services.functions.engine import FunctionEngine
 from weftline_server.commands.retrieval_tables import factories, from_tables
 
-NATIVE = "weftline_engine.functions.native:run"
+NATIVE = "weftline_engine.services.functions.native:run"
 TABLE = {"name": "python", "call": NATIVE, "sandbox": True, "timeout_s": 20.0,
          "limits": {"memory_mb": 1024, "cpu_s": 4, "processes": 8, "file_mb": 16}}  # fmt: skip
 

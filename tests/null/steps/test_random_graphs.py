@@ -31,7 +31,7 @@ from weftline.contract.protocol import SetVariable, SubmitBody
 from weftline.contract.steps import Embed, Ingest, Merge, Rerank, Search, Source
 from weftline.errors import InvalidRequest, WeftlineError
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine
-from weftline_engine.retrieval.core import InputRefused
+from weftline_engine.services.retrieval.core import InputRefused
 from weftline_server.config import OPTIMISATIONS
 from weftline_server.journal.records import Clock, encode, noted
 from weftline_server.journal.replay import Opened, replay, resumed

@@ -9,9 +9,9 @@ import pytest
 from tests.null.asgi import Serve, call
 from tests.null.steps.wire import branch, each, loop, run, states
 from weftline_engine.pretend.null import LatencyProfile, NullConfig
-from weftline_engine.retrieval.local import LocalItems
-from weftline_engine.retrieval.plain_backends import MemoryTable, WordBackend
-from weftline_engine.retrieval.stores import StoreBackend
+from weftline_engine.services.retrieval.local import LocalItems
+from weftline_engine.services.retrieval.plain_backends import MemoryTable, WordBackend
+from weftline_engine.services.retrieval.stores import StoreBackend
 from weftline_server.config import ServerConfig
 
 # A call takes longer than all that could start beside it.

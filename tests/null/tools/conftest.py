@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from weftline_engine import api
-from weftline_engine.tools.config import Limits, ToolsConfig
-from weftline_engine.tools.engine import ToolEngine
-from weftline_engine.tools.tool_calls import BegunCalls
+from weftline_engine.services.tools.config import Limits, ToolsConfig
+from weftline_engine.services.tools.engine import ToolEngine
+from weftline_engine.services.tools.tool_calls import BegunCalls
 
 FOLDER = Path(__file__).parent
 

@@ -20,8 +20,8 @@ from weftline import AsyncClient
 from weftline.errors import InvalidRequest, UnknownModel
 from weftline.toolkit import StreamingTool, tool
 from weftline_engine.pretend.null import NullConfig, NullMode
-from weftline_engine.tools.engine import ToolEngine
-from weftline_engine.tools.tool_calls import BegunCalls
+from weftline_engine.services.tools.engine import ToolEngine
+from weftline_engine.services.tools.tool_calls import BegunCalls
 
 SCRIPT = (
     ("LookupError: no such river", "There is none."),

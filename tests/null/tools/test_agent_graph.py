@@ -16,8 +16,8 @@ from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segmen
 from weftline.contract.tools import ServedTool
 from weftline.errors import EngineFailed
 from weftline_engine.pretend.null import NullConfig, NullMode
-from weftline_engine.tools.engine import ToolEngine
-from weftline_engine.tools.tool_calls import BegunCalls
+from weftline_engine.services.tools.engine import ToolEngine
+from weftline_engine.services.tools.tool_calls import BegunCalls
 from weftline_server.config import ServerConfig
 from weftline_server.lowering.kinds import KINDS
 from weftline_server.lowering.kinds.prompt import lower_call

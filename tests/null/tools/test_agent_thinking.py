@@ -11,9 +11,9 @@ from tests.null.tools.conftest import config
 from tests.null.tools.test_tool_runs import PACE, ask, called, streamed
 from weftline_engine.pretend import null
 from weftline_engine.pretend.null import NullConfig, NullMode
-from weftline_engine.tools.config import ToolsConfig
-from weftline_engine.tools.engine import ToolEngine
-from weftline_engine.tools.tool_calls import BegunCalls
+from weftline_engine.services.tools.config import ToolsConfig
+from weftline_engine.services.tools.engine import ToolEngine
+from weftline_engine.services.tools.tool_calls import BegunCalls
 from weftline_server.config import ServerConfig
 
 THOUGHT = f"I could {called('add', a=1, b=1)}.\n</think>\n\n"
@@ -60,7 +60,7 @@ async def test_an_agent_runs_the_code_of_its_answer(
         ("#code", f"Not so:\n```python\nprint(6 * 9)\n```\n</think>\n\n{block}"),
     )
     (tmp_path / "blocks.py").write_text(
-        "from weftline_engine.tools.interpreter import Python as Base\n\n"
+        "from weftline_engine.services.tools.interpreter import Python as Base\n\n"
         "class Python(Base):\n    'Run code.'\n"
     )
     own = ToolsConfig(name="blocks", module="blocks", path=tmp_path)

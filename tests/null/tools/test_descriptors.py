@@ -16,8 +16,8 @@ import uvloop
 from tests.null.tools.conftest import running
 from tests.null.tools.test_tool_sandbox import bubblewrap_works
 from weftline_engine import api
-from weftline_engine.functions.config import FunctionConfig
-from weftline_engine.functions.engine import FunctionEngine
+from weftline_engine.services.functions.config import FunctionConfig
+from weftline_engine.services.functions.engine import FunctionEngine
 
 # Lists the descriptors of its own process and of the first one that it sees; writes into those that
 # are neither the call's socket nor a pipe of its own; and says what there was.
@@ -60,7 +60,7 @@ def inherited(tmp_path: Path) -> Iterator[int]:
 
 async def of_function(**more: Any) -> api.Event:
     """The end of one run of the attack, as a client's function."""
-    native = "weftline_engine.functions.native:run"
+    native = "weftline_engine.services.functions.native:run"
     engine = FunctionEngine(FunctionConfig(name="python", call=native, sandbox=True, **more))
     return await ended(engine, {"code": ATTACK})
 
@@ -116,7 +116,7 @@ async def test_what_a_clients_function_prints_is_its_own(
     """The end of it is in the error of its own run, and nothing of it in the server's log."""
     if not bubblewrap_works():
         pytest.skip("bubblewrap 0.8 is not here, or may not be used")
-    native = "weftline_engine.functions.native:run"
+    native = "weftline_engine.services.functions.native:run"
     engine = FunctionEngine(FunctionConfig(name="python", call=native, sandbox=True))
     code = "def f():\n    import os\n    print('x' * 9000 + 'the end', flush=True)\n    os._exit(3)"
     event = await ended(engine, {"code": code})

@@ -12,8 +12,8 @@ from tests.null.tools.conftest import config
 from tests.null.tools.test_tool_runs import called
 from weftline_engine import api
 from weftline_engine.pretend.null import CHAT_TEMPLATE
-from weftline_engine.tools.engine import ToolEngine
-from weftline_engine.tools.tool_calls import BegunCalls
+from weftline_engine.services.tools.engine import ToolEngine
+from weftline_engine.services.tools.tool_calls import BegunCalls
 from weftline_server.config import ServerConfig
 from weftline_server.prompt.words import WordTokenizer
 

@@ -17,11 +17,11 @@ from tests.null.tools.test_tool_sandbox import bubblewrap_works
 from weftline.toolkit import Reject
 from weftline_engine import api
 from weftline_engine.pretend.null import NullConfig, NullMode
-from weftline_engine.tools.config import ToolsConfig
-from weftline_engine.tools.engine import ToolEngine
-from weftline_engine.tools.interpreter import Python
-from weftline_engine.tools.statements import Statements
-from weftline_engine.tools.tool_calls import BegunCalls
+from weftline_engine.services.tools.config import ToolsConfig
+from weftline_engine.services.tools.engine import ToolEngine
+from weftline_engine.services.tools.interpreter import Python
+from weftline_engine.services.tools.statements import Statements
+from weftline_engine.services.tools.tool_calls import BegunCalls
 from weftline_server.config import ServerConfig
 
 CODE = '''from __future__ import annotations
@@ -134,13 +134,15 @@ def test_an_error_says_which_statements_ran(code: str, said: str) -> None:
 async def test_the_interpreter_needs_a_sandbox() -> None:
     """Without `sandbox = true` its module does not load."""
     with pytest.raises(api.EngineDied, match="runs code of the model: set sandbox = true"):
-        await running(module="weftline_engine.tools.interpreter", path=None)
+        await running(module="weftline_engine.services.tools.interpreter", path=None)
 
 
 async def sandboxed() -> Calls:
     if not bubblewrap_works():
         pytest.skip("bubblewrap 0.8 is not here, or may not be used")
-    return await running(module="weftline_engine.tools.interpreter", path=None, sandbox=True)
+    return await running(
+        module="weftline_engine.services.tools.interpreter", path=None, sandbox=True
+    )
 
 
 async def test_a_statement_runs_while_the_next_is_written() -> None:
@@ -173,7 +175,7 @@ async def test_fenced_code_runs_while_the_model_writes(serve: Serve, tmp_path: P
         ("#wrong", wrong),
     )
     (tmp_path / "blocks.py").write_text(
-        "from weftline_engine.tools.interpreter import Python as Base\n\n"
+        "from weftline_engine.services.tools.interpreter import Python as Base\n\n"
         "class Python(Base):\n    'Run code.'\n"
     )
     config = ToolsConfig(name="blocks", module="blocks", path=tmp_path)
@@ -210,7 +212,7 @@ async def test_fenced_code_runs_while_the_model_writes(serve: Serve, tmp_path: P
     ("ours", "said"),
     [
         ({"run_tools": True, "code_tool": "add"}, "is no tool of this server that takes one text"),
-        ({"run_tools": True, "code_tool": "gone"}, "weftline_engine.tools.interpreter"),
+        ({"run_tools": True, "code_tool": "gone"}, "weftline_engine.services.tools.interpreter"),
         ({"code_tool": "python"}, "code_tool goes with run_tools"),
     ],
 )

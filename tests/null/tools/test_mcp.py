@@ -21,7 +21,7 @@ from tests.null.tools.test_tool_runs import ask, called, told, until
 from weftline.errors import InvalidRequest
 from weftline_engine import api
 from weftline_engine.pretend.null import NullConfig, NullMode
-from weftline_engine.tools.mcp.config import McpConfig
+from weftline_engine.services.tools.mcp.config import McpConfig
 from weftline_engine.transport.process import ProcessEngine
 from weftline_server.commands.tool_tables import factories, from_tables
 from weftline_server.config import ServerConfig

@@ -17,8 +17,8 @@ import pytest
 from tests.null.tools.conftest import Calls, running
 from weftline.errors import InvalidRequest
 from weftline_engine import api
-from weftline_engine.tools.engine import ToolEngine
-from weftline_engine.tools.tool_calls import BegunCalls
+from weftline_engine.services.tools.engine import ToolEngine
+from weftline_engine.services.tools.tool_calls import BegunCalls
 from weftline_server.commands.tool_tables import from_tables
 
 

@@ -18,8 +18,8 @@ from tests.null.tools.conftest import config
 from tests.null.tools.test_tool_engine import children_of, gone
 from weftline_engine import api
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine, NullMode
-from weftline_engine.tools.engine import ToolEngine
-from weftline_engine.tools.tool_calls import BegunCalls
+from weftline_engine.services.tools.engine import ToolEngine
+from weftline_engine.services.tools.tool_calls import BegunCalls
 from weftline_server.config import ServerConfig
 from weftline_server.observe.cost import Price
 from weftline_server.schedule.engines import fleet

@@ -16,9 +16,9 @@ import pytest
 
 from tests.null.tools.conftest import FOLDER, Calls, running
 from tests.waits import until
-from weftline_engine.tools.config import Limits
-from weftline_engine.tools.engine import SandboxUnavailable
-from weftline_engine.tools.sandbox import (
+from weftline_engine.services.tools.config import Limits
+from weftline_engine.services.tools.engine import SandboxUnavailable
+from weftline_engine.services.tools.sandbox import (
     NOBODY,
     OWN_USERS,
     Sandbox,

@@ -175,7 +175,7 @@ def _text_argument(tools: Tools, name: str) -> str:
     if len(needed) != 1 or schema["properties"][needed[0]].get("type") != "string":
         raise InvalidRequest(
             f"code_tool {name!r} is no tool of this server that takes one text: add a [[tool]] "
-            'with module = "weftline_engine.tools.interpreter"',
+            'with module = "weftline_engine.services.tools.interpreter"',
             param="weftline.code_tool",
         )
     argument: str = needed[0]

@@ -1,0 +1,1 @@
+"""Our own engine: the model, its weights, and how it is loaded."""

@@ -1,0 +1,1 @@
+"""Constraints on outputs, read by llguidance: schemas, patterns, grammars and tags."""

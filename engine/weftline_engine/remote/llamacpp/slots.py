@@ -1,0 +1,267 @@
+"""Decides which slot of llama-server runs each call, and says what is left of every context.
+
+This module is pure. A slot holds the tokens of the last call that it ran, and a call computes only
+what follows the beginning that it shares with them. One slot cannot use another's tokens. So where
+llama-server can write a slot to a file and read it into another, a beginning that several calls
+share is computed once, written, and read into the slots of the other calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from weftline_engine.api import Hints
+from weftline_engine.bookkeeping.schedule.sequence import Rank
+from weftline_engine.bookkeeping.schedule.step_order import rank, urgency
+from weftline_engine.remote.llamacpp.files import SavedFiles, SavedState
+from weftline_engine.remote.llamacpp.slot_contexts import HeldTokens, SlotContexts, common
+
+# A shorter beginning is computed again rather than copied. A copy is a file and two requests, and
+# a call may have to wait for it.
+LEAST_COPY = 128
+# Copying a token costs this share of computing it. On a CPU it was 0.01: writing and reading 1,020
+# tokens of a model of 135M parameters took 55 to 82 ms, and computing them 7 s of one core. A GPU
+# computes faster, and copies as fast.
+COPY_SHARE = 0.05
+
+
+@dataclass(eq=False, slots=True)
+class SlotCall:
+    """A call that waits or runs. Its `tokens` are the whole prompt, as far as it is known.
+
+    `fills` says that it generates nothing. A call without an `op` is the engine's own, and fills a
+    beginning that several others share.
+    """
+
+    op: str
+    tokens: tuple[int, ...]
+    salt: str
+    fills: bool
+    arrival: int = 0
+    born: float = 0.0
+    hints: Hints = field(default_factory=Hints)
+    open: bool = False
+    rank: Rank = (False, 0.0, 0, 0.0, 0)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class LlamaSlot(HeldTokens):
+    """A slot, and the call that it runs. `used` counts up with each call."""
+
+    number: int
+    user: SlotCall | None = None
+    used: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A slot for a call, and what happens before the call runs there.
+
+    First the slot is written to the file `save`, then the file `restore` is read into it. Then it
+    holds the first `found` tokens of the prompt. A `fresh` slot holds another tenant's tokens,
+    which the call must not use.
+    """
+
+    call: SlotCall
+    slot: int
+    found: int
+    save: SavedState | None = None
+    restore: SavedState | None = None
+    fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A way to run a call, and its cost in computed tokens."""
+
+    cost: float
+    used: int
+    slot: LlamaSlot
+    found: int
+    saves: bool
+    restore: SavedState | None
+
+
+class SlotBook:
+    """The slots, the calls that wait for one, and the contexts.
+
+    `most_saved` is the number of tokens that files may hold; 0 where slots cannot be written.
+    """
+
+    def __init__(self, slots: int, *, most_saved: int = 0, known: bool = True) -> None:
+        salt = "" if known else None
+        self._slots = [LlamaSlot(number=number, salt=salt) for number in range(slots)]
+        self._waiting: dict[str, SlotCall] = {}
+        self._files = SavedFiles(most_saved, 2 * slots)
+        self.contexts = SlotContexts(self._slots, self._files)
+        self._arrivals = 0
+        self._clock = 0
+
+    @property
+    def copies(self) -> bool:
+        """Whether slots are written to files."""
+        return self._files.most > 0
+
+    def add(self, call: SlotCall) -> None:
+        self._arrivals += 1
+        call.arrival = self._arrivals
+        self._waiting[call.op] = call
+
+    def drop(self, call: SlotCall) -> None:
+        if self._waiting.get(call.op) is call:
+            del self._waiting[call.op]
+
+    def next(self, least_early: int | None = None) -> Seat | None:
+        """The next call to run and its slot, or None if none can begin now.
+
+        The most urgent call goes first. It waits if the longest part of its prompt is being filled
+        for another call. If no other call waits, an open prompt is filled as far as it is known,
+        from `least_early` new tokens on.
+        """
+        idle = [slot for slot in self._slots if slot.user is None]
+        if not idle or not self._waiting:
+            return None
+        calls = list(self._waiting.values())
+        rank(calls)
+        calls.sort(key=urgency)
+        for call in calls:
+            best = self._best(call)
+            if self._is_coming(call, best):
+                continue
+            if call.open:
+                if least_early is None or len(call.tokens) - 1 - best < least_early:
+                    continue
+                early = SlotCall("", call.tokens[:-1], call.salt, fills=True)
+                return self._sit(early, self._choose(early, idle), ())
+            others = [one for one in calls if one is not call and one.salt == call.salt]
+            shared = max((common(call.tokens, one.tokens) for one in others), default=0)
+            shared = min(shared, len(call.tokens) - (0 if call.fills else 1))
+            if self.copies and best + LEAST_COPY <= shared < len(call.tokens):
+                seed = SlotCall("", call.tokens[:shared], call.salt, fills=True)
+                return self._sit(seed, self._choose(seed, idle), ())
+            del self._waiting[call.op]
+            return self._sit(call, self._choose(call, idle), others)
+        return None
+
+    def end(self, seat: Seat, context: str, tokens: tuple[int, ...], held: int) -> None:
+        """The call of `seat` has ended: its slot holds the first `held` of `tokens`, which are
+        those of `context`."""
+        self.release(seat, tokens[:held])
+        self.contexts.grow(context, tokens, ended=True)
+
+    def release(self, seat: Seat, tokens: tuple[int, ...] | None) -> None:
+        """The slot of `seat` is idle and holds `tokens`. Without them it may still hold another
+        tenant's, so the next call begins afresh. May be called again."""
+        slot = self._slots[seat.slot]
+        if slot.user is seat.call:
+            slot.user = None
+            self._set(slot, tokens or (), None if tokens is None else seat.call.salt)
+
+    def learn(self, seat: Seat, cached: int) -> None:
+        """llama-server found `cached` tokens of the prompt. A model whose states cannot be
+        continued, such as one with sliding windows, finds none: then nothing is copied any more."""
+        if seat.restore is not None and seat.found >= LEAST_COPY and cached < seat.found // 2:
+            self.stop_copying()
+
+    def stop_copying(self) -> None:
+        """Write no more files, and read none."""
+        self._files.close()
+
+    def done(self, saved: SavedState, *, lost: bool = False) -> None:
+        """A request that wrote or read a file has ended. A `lost` file does not hold its state."""
+        saved.users -= 1
+        if lost:
+            self._files.remove(saved)
+
+    def swaps(self) -> list[tuple[int, SavedState]]:
+        """The slots to write to files because the server wants contexts swapped out."""
+        if not self.copies:
+            return []
+        idle = (self._slots[one] for one in self.contexts.swapped(LEAST_COPY))
+        files = ((slot, self._save(slot)) for slot in idle if slot.user is None)
+        return [(slot.number, file) for slot, file in files if file is not None]
+
+    def _sit(self, call: SlotCall, choice: _Choice, others: Sequence[SlotCall]) -> Seat:
+        """Give the slot of `choice` to `call`. It is written first if the `others` can use it."""
+        slot, restore = choice.slot, choice.restore
+        self._clock += 1
+        if restore is not None:
+            restore.used = self._clock
+            restore.users += 1
+        shared = restore is None and self.copies and self._is_shared(slot, others)
+        save = self._save(slot) if choice.saves or shared else None
+        seat = Seat(
+            call,
+            slot.number,
+            choice.found,
+            save,
+            restore,
+            fresh=restore is None and slot.salt != call.salt,
+        )
+        slot.user, slot.used = call, self._clock
+        self._set(slot, call.tokens[: choice.found], call.salt)
+        return seat
+
+    def _choose(self, call: SlotCall, idle: Sequence[LlamaSlot]) -> _Choice:
+        """The idle slot in which the call computes least, and others lose least."""
+        saved = max(
+            self._files.of(call.salt), key=lambda one: common(one.tokens, call.tokens), default=None
+        )
+        found: list[_Choice] = []
+        for slot in idle:
+            own = slot.holds(call.tokens, call.salt)
+            found.append(self._choice(call, slot, own, None))
+            if saved is not None and (there := common(saved.tokens, call.tokens)) > own:
+                found.append(self._choice(call, slot, there, saved))
+        return min(found, key=lambda one: (one.cost, one.used, one.slot.number))
+
+    def _choice(
+        self, call: SlotCall, slot: LlamaSlot, found: int, restore: SavedState | None
+    ) -> _Choice:
+        cost = float(len(call.tokens) - found)
+        if restore is not None:
+            cost += COPY_SHARE * len(restore.tokens)
+        loss = self.contexts.loss(slot.number, found if restore is None else 0)
+        copied = COPY_SHARE * len(slot.tokens)
+        saves = self.copies and loss >= LEAST_COPY and copied < loss
+        cost += copied if saves else loss
+        return _Choice(cost, slot.used, slot, found, saves, restore)
+
+    def _is_shared(self, slot: LlamaSlot, others: Sequence[SlotCall]) -> bool:
+        """Whether a file of this slot would help a call of `others` more than what there is."""
+        return any(
+            slot.holds(one.tokens, one.salt)
+            >= max(LEAST_COPY, self._best(one, without=slot) + LEAST_COPY)
+            for one in others
+        )
+
+    def _best(self, call: SlotCall, without: LlamaSlot | None = None) -> int:
+        """The longest beginning of a prompt that an idle slot or a file holds."""
+        slots = (one for one in self._slots if one.user is None and one is not without)
+        here = max((one.holds(call.tokens, call.salt) for one in slots), default=0)
+        files = (common(one.tokens, call.tokens) for one in self._files.of(call.salt))
+        return max(here, max(files, default=0))
+
+    def _is_coming(self, call: SlotCall, best: int) -> bool:
+        """Whether a longer beginning of the prompt is being filled, which can then be copied."""
+        users = (slot.user for slot in self._slots if slot.user is not None)
+        return self.copies and any(
+            user.fills
+            and user.salt == call.salt
+            and common(user.tokens, call.tokens) >= best + LEAST_COPY
+            for user in users
+        )
+
+    def _save(self, slot: LlamaSlot) -> SavedState | None:
+        if any(one.tokens == slot.tokens for one in self._files.of(slot.salt or "")):
+            return None
+        self._clock += 1
+        saved = self._files.add(slot.tokens, slot.salt or "", self._clock, self.contexts.kept())
+        if saved is not None:
+            saved.users += 1
+        return saved
+
+    def _set(self, slot: LlamaSlot, tokens: tuple[int, ...], salt: str | None) -> None:
+        slot.tokens, slot.salt = tokens, salt
+        self.contexts.moved(slot.number)

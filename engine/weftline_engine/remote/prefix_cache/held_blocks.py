@@ -1,0 +1,212 @@
+"""How many tokens of each context vLLM's KV cache holds, by the blocks that it says it has.
+
+The code is pure. A block is found by the block before it and its own tokens, so no hash of vLLM has
+to be computed here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from weftline_engine.api import Residency
+from weftline_engine.remote.prefix_cache.kv_events import (
+    BlockName,
+    BlocksCleared,
+    BlocksRemoved,
+    KVEvent,
+)
+
+# Contexts that are remembered; the oldest is forgotten.
+MOST_CONTEXTS = 8192
+# The most blocks that are remembered where vLLM does not tell the size of its cache. Blocks whose
+# removal was missed, because a message was lost, make room for newer ones.
+MOST_BLOCKS = 1 << 16
+
+_Key = tuple[BlockName | None, tuple[int, ...], tuple[str, ...]]
+
+
+@dataclass(eq=False, slots=True)
+class _Block:
+    """A block that was stored. It is kept while it is nowhere, because it may be stored again."""
+
+    key: _Key
+    on_device: bool = False
+    on_host: bool = False
+    readers: dict[str, None] = field(default_factory=dict)  # contexts, the oldest first
+
+
+@dataclass(slots=True)
+class _Watched:
+    tokens: tuple[int, ...]
+    salt: str | None
+    path: list[BlockName] = field(default_factory=list)  # its known blocks, from the start
+    told: tuple[Residency, int] | None = None
+
+
+class HeldBlocks:
+    """The blocks of one server, and the contexts that have them.
+
+    Without `salts` its events do not name the tenant's salt. Then equal prompts of two tenants
+    count as one, which places a call worse and changes no text.
+    """
+
+    def __init__(self, most_blocks: int = MOST_BLOCKS, *, salts: bool = True) -> None:
+        self._most = most_blocks
+        self._salts = salts
+        self._blocks: OrderedDict[BlockName, _Block] = OrderedDict()
+        self._by_key: dict[_Key, BlockName] = {}
+        self._watched: OrderedDict[str, _Watched] = OrderedDict()
+        self._waiting: dict[_Key, dict[str, None]] = {}  # contexts by the block that they lack next
+        self._changed: dict[str, None] = {}
+        self._size = 0  # tokens of a block; 0 before the first is stored
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def watch(self, context: str, tokens: tuple[int, ...], salt: str | None) -> None:
+        """Follow the blocks of a context, which now has these tokens."""
+        self._forget(context)
+        self._watched[context] = _Watched(tokens, salt)
+        self._advance(context)
+        while len(self._watched) > MOST_CONTEXTS:
+            self._forget(next(iter(self._watched)))
+
+    def apply(self, events: Iterable[KVEvent]) -> None:
+        """Take in what vLLM has stored and removed."""
+        for event in events:
+            match event:
+                case BlocksCleared():
+                    for block in self._blocks.values():
+                        block.on_device = block.on_host = False
+                        self._changed |= block.readers
+                case BlocksRemoved(names, on_host):
+                    for name in names:
+                        self._remove(name, on_host)
+                case _:
+                    parent = event.parent
+                    for name, tokens, extra in zip(
+                        event.names, event.tokens, event.extras, strict=True
+                    ):
+                        if parent is not None and parent not in self._blocks:
+                            break  # it was stored before we listened
+                        key = (parent, tokens, extra if self._salts else ())
+                        self._store(name, key, event.on_host)
+                        parent = name
+
+    def changes(self, runs: Callable[[str], bool]) -> Iterator[tuple[str, Residency, int]]:
+        """The contexts whose state differs from the one that was told last.
+
+        Nothing is told of a context before the server has a block of it: its events may come later
+        than the answer of an op.
+
+        A context of which `runs` is true is told later.
+        """
+        changed, self._changed = self._changed, {}
+        for context in changed:
+            found = self._watched.get(context)
+            if found is None:
+                continue
+            if runs(context):
+                self._changed[context] = None
+                continue
+            state = self._state(found)
+            if state != found.told and (found.told or state[1]):
+                found.told = state
+                yield context, *state
+
+    def _state(self, watched: _Watched) -> tuple[Residency, int]:
+        tokens, residency = 0, Residency.RESIDENT
+        for name in watched.path:
+            block = self._blocks[name]
+            if not block.on_device and not block.on_host:
+                break
+            if not block.on_device:
+                residency = Residency.HOST
+            tokens += self._size
+        return (residency, tokens) if tokens else (Residency.DROPPED, 0)
+
+    def _store(self, name: BlockName, key: _Key, on_host: bool) -> None:
+        block = self._blocks.get(name)
+        if block is None:
+            block = self._blocks[name] = _Block(key)
+            self._by_key[key] = name
+            if not self._size:
+                self._size = len(key[1])
+                for context in self._watched:
+                    self._advance(context)
+        if on_host:
+            block.on_host = True
+        else:
+            block.on_device = True
+        self._blocks.move_to_end(name)
+        self._changed |= block.readers
+        for context in self._waiting.pop(key, ()):
+            self._advance(context)
+        while len(self._blocks) > self._most:
+            self._drop(next(iter(self._blocks)))
+
+    def _remove(self, name: BlockName, on_host: bool) -> None:
+        block = self._blocks.get(name)
+        if block is None:
+            return
+        if on_host:
+            block.on_host = False
+        else:
+            block.on_device = False
+        self._changed |= block.readers
+        if not block.on_device and not block.on_host:
+            self._blocks.move_to_end(name, last=False)  # it makes room first
+
+    def _drop(self, name: BlockName) -> None:
+        """Forget a block. Its readers wait for it anew."""
+        block = self._blocks.pop(name)
+        if self._by_key.get(block.key) == name:
+            del self._by_key[block.key]
+        for context in list(block.readers):
+            found = self._watched[context]
+            self._leave(context, found)
+            self._advance(context)
+
+    def _advance(self, context: str) -> None:
+        """Add the known blocks behind the last one, and wait for the next."""
+        found = self._watched[context]
+        while True:
+            key = self._next(found)
+            name = self._by_key.get(key) if key is not None else None
+            if name is None:
+                break
+            found.path.append(name)
+            self._blocks[name].readers[context] = None
+        self._changed[context] = None
+        if key is not None:
+            self._waiting.setdefault(key, {})[context] = None
+
+    def _next(self, watched: _Watched) -> _Key | None:
+        if not self._size:
+            return None
+        at = len(watched.path) * self._size
+        tokens = watched.tokens[at : at + self._size]
+        if len(tokens) < self._size:
+            return None
+        if not watched.path:
+            return (None, tokens, (watched.salt,) if watched.salt and self._salts else ())
+        return (watched.path[-1], tokens, ())
+
+    def _forget(self, context: str) -> None:
+        found = self._watched.pop(context, None)
+        if found is not None:
+            self._leave(context, found)
+            self._changed.pop(context, None)
+
+    def _leave(self, context: str, watched: _Watched) -> None:
+        key = self._next(watched)
+        if key is not None and (waiting := self._waiting.get(key)) is not None:
+            waiting.pop(context, None)
+            if not waiting:
+                del self._waiting[key]
+        for name in watched.path:
+            if block := self._blocks.get(name):
+                block.readers.pop(context, None)
+        watched.path.clear()

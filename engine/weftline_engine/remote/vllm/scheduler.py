@@ -1,0 +1,233 @@
+"""weftline's scheduler inside vLLM, for its option `--scheduler-cls`.
+
+The scheduler runs in vLLM's own process and interpreter, on vLLM's scheduler, and changes four
+things:
+
+- the order of the queue is the server's, and follows its hints while requests wait;
+- a request that would slow a reader beyond its bound waits, as in our own engine;
+- contexts that the server keeps, for a next call or behind a tool call, stay in the KV cache;
+- contexts that nobody will read are evicted first.
+
+With vLLM's connector to host memory it changes a fifth: contexts are copied, and copied back, where
+that takes no longer than computing them again (`reloads`).
+
+The server's hints come over a unix socket whose path is in WEFTLINE_NOTES. vLLM does not promise
+its scheduler's interface, so other versions of vLLM than those in `versions` are refused.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from typing import Any, Self
+
+from vllm.config import VllmConfig
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.version import __version__
+
+from weftline_engine.remote.vllm.call_ledger import CallLedger
+from weftline_engine.remote.vllm.pool_contexts import PrefixContexts
+from weftline_engine.remote.vllm.reloads import ReloadCosts
+from weftline_engine.remote.vllm.versions import HOST_CONNECTOR, NOTES, is_known, refusal
+from weftline_engine.transport import wire
+
+if not is_known(__version__):
+    raise ImportError(refusal(__version__))
+
+
+class HintReader:
+    """The server's verbs, which a thread reads. Without a path there are none."""
+
+    def __init__(self, path: str | None) -> None:
+        self._verbs: deque[wire.Message] = deque()
+        if path is not None:
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(path)
+            threading.Thread(target=self._read, args=(connection,), daemon=True).start()
+
+    def heard(self) -> list[wire.Message]:
+        """Return the verbs that have come since the last call."""
+        return [self._verbs.popleft() for _ in range(len(self._verbs))]
+
+    def _read(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as file:
+            while len(header := file.read(wire.HEADER_BYTES)) == wire.HEADER_BYTES:
+                self._verbs.extend(wire.decode(file.read(wire.length(header))))
+
+
+class WeftlineScheduler(Scheduler):
+    """vLLM's scheduler in the server's order, with the server's retention.
+
+    vLLM names one class before it knows whether it schedules asynchronously. On a GPU it does by
+    default, and on a CPU never. So this class creates the kind that the configuration asks for.
+    """
+
+    def __new__(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Self:
+        is_async = vllm_config.scheduler_config.async_scheduling
+        return super().__new__(AsyncWeftlineScheduler if is_async else cls)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._notes = HintReader(os.environ.get(NOTES))
+        self._ledger = CallLedger()
+        copies = self.connector is not None
+        self._contexts = PrefixContexts(self.kv_cache_manager.block_pool, copies=copies)
+        self._reloads: ReloadCosts | None = None
+        transfer = self.vllm_config.kv_transfer_config
+        if transfer is not None and transfer.kv_connector == HOST_CONNECTOR:
+            self._reloads = ReloadCosts()
+            self._loadable = self.connector.get_num_new_matched_tokens
+            # vLLM asks the connector for each request that may start. Here the costs decide, too.
+            self.connector.get_num_new_matched_tokens = self._worth_loading
+
+    def add_request(self, request: Request) -> None:
+        """Add a request to the queue, with its op's hints."""
+        if request.request_id not in self.requests:
+            op = _extra(request, "weftline_op")
+            tokens = request.all_token_ids
+            self._ledger.add(request.request_id, op, tokens, request.priority, time.monotonic())
+            self._limit_copies(request)
+        super().add_request(request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """Plan a step, after applying the verbs that have come since the last one."""
+        self._hear()
+        self._put_in_order()
+        self._make_room()
+        held = self._hold_back()
+        output = super().schedule(*args, **kwargs)
+        for request in held:
+            self.waiting.add_request(request)
+        if self._reloads is not None:
+            tokens, prompts = output.total_num_scheduled_tokens, self._prompt_tokens(output)
+            self._reloads.planned(tokens, prompts, time.monotonic())
+        return output
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> Any:
+        """Take over what a step has computed, and what the connector has loaded meanwhile."""
+        if self._reloads is not None:
+            now, transferred = time.monotonic(), model_runner_output.kv_connector_output
+            self._reloads.computed(now)
+            for request in (transferred and transferred.finished_recving) or ():
+                self._reloads.loaded(request, now)
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """Empty the cache. All contexts are unpinned first, because pinned blocks prevent it."""
+        self._contexts.unpin_all()
+        return super().reset_prefix_cache(*args, **kwargs)
+
+    def _free_blocks(self, request: Request) -> None:
+        """Called by vLLM for a request that has ended."""
+        context = _extra(request, "weftline_context")
+        if context is not None:
+            pool = self.kv_cache_manager.block_pool
+            groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
+            blocks = (one for group in groups for one in group if one.pool is pool)
+            self._contexts.leave(context, _extra(request, "weftline_application") or "", blocks)
+        self._ledger.end(request.request_id)
+        if self._reloads is not None:
+            self._reloads.ended(request.request_id)
+        super()._free_blocks(request)
+
+    def _worth_loading(self, request: Request, computed: int) -> tuple[int | None, bool]:
+        """The tokens to load for a request behind its `computed` ones, and whether it waits for
+        them. The connector answers None if it does not know yet."""
+        assert self._reloads is not None, "without its connector nobody asks"
+        tokens, waits = self._loadable(request, computed)
+        if not tokens:
+            return tokens, waits
+        if not self._reloads.pays(request.request_id, tokens, len(self.running)):
+            return 0, False
+        self._reloads.begun(request.request_id, tokens, time.monotonic())
+        return tokens, waits
+
+    def _limit_copies(self, request: Request) -> None:
+        """Let the connector copy nothing of a request that is too short to be worth a load."""
+        if self._reloads is None:
+            return
+        longest = request.num_prompt_tokens + request.max_tokens
+        if longest < self._reloads.least(len(self.running)):
+            params = {"max_offload_tokens": 0, **(request.kv_transfer_params or {})}
+            request.kv_transfer_params = params
+
+    def _prompt_tokens(self, output: SchedulerOutput) -> int:
+        """The prompt tokens of a planned step, which vLLM counts as computed already."""
+        found = 0
+        for name, tokens in output.num_scheduled_tokens.items():
+            request = self.requests[name]
+            if request.num_computed_tokens - tokens < request.num_prompt_tokens:
+                found += tokens
+        return found
+
+    def _hear(self) -> None:
+        for verb in self._notes.heard():
+            match verb:
+                case wire.Update(op, hints):
+                    self._ledger.hint(op, hints)
+                    self._contexts.advise(op, hints.expected_pause)
+                case wire.Retain(context, retention):
+                    self._contexts.retain(context, retention)
+                case wire.Free(context):
+                    self._contexts.free(context)
+
+    def _put_in_order(self) -> None:
+        """Give each request its place as vLLM's priority, and sort the queues by it anew."""
+        order = self._ledger.order()
+        if order is None:
+            return
+        for place, name in enumerate(order):
+            if request := self.requests.get(name):
+                request.priority = place
+        for queue in (self.waiting, self.kv_holding_waiting):
+            requests = list(queue)
+            queue.remove_requests(requests)
+            for request in requests:
+                queue.add_request(request)
+
+    def _make_room(self) -> None:
+        """Unpin contexts if the next request waits only for their blocks. So it cannot starve.
+
+        A request whose keys and values a connector has loaded comes first, and has blocks.
+        """
+        queue = self.kv_holding_waiting or self.waiting
+        if queue and not self.running:
+            first = queue.peek_request()
+            tokens = first.num_tokens - first.num_computed_tokens
+            self._contexts.give_way(tokens // self.hash_block_size + 2)
+
+    def _hold_back(self) -> list[Request]:
+        """Remove the requests from the queue that may not join the next step."""
+        running = [one.request_id for one in self.running]
+        waiting = {one.request_id: one for one in self.waiting}
+        names = self._ledger.held(running, waiting, time.monotonic())
+        held = [
+            waiting[name] for name in names if waiting[name].status is not RequestStatus.PREEMPTED
+        ]
+        if held:
+            self.waiting.remove_requests(held)
+        return held
+
+
+class AsyncWeftlineScheduler(WeftlineScheduler, AsyncScheduler):
+    """The same on vLLM's asynchronous scheduler, which plans a step while the last one computes.
+
+    The other class would leave each call out of every second step there, because it counts no token
+    that is still being computed.
+    """
+
+
+def _extra(request: Request, name: str) -> str | None:
+    """A field that weftline has sent with the request."""
+    extra = request.sampling_params.extra_args if request.sampling_params else None
+    found = (extra or {}).get(name)
+    return found if isinstance(found, str) else None

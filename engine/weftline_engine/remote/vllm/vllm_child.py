@@ -1,0 +1,97 @@
+"""vLLM as a child process in its own interpreter: its version, its environment, its output."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+import weftline_engine
+from weftline_engine.api import EngineDied
+from weftline_engine.own.free_memory import available_bytes
+from weftline_engine.remote.openai.child import ChildProgram, ChildServer
+from weftline_engine.remote.prefix_cache.event_feed import EventAddresses
+from weftline_engine.remote.vllm.child_output import cause, passed_on
+from weftline_engine.remote.vllm.config import SchedulerChoice, VLLMConfig
+from weftline_engine.remote.vllm.notes import HintSocket
+from weftline_engine.remote.vllm.processor import openmp, settings
+from weftline_engine.remote.vllm.versions import NOTES, is_for_cpus, is_known, package_of, refusal
+
+POLL_S = 0.25
+
+
+class Child(ChildServer):
+    """One vLLM server."""
+
+    def __init__(self, config: VLLMConfig) -> None:
+        super().__init__(ChildProgram("vLLM", "http", POLL_S, config.ready_s))
+        self._config = config
+        self.notes = HintSocket()  # the socket to our scheduler, if the child runs it
+
+    @property
+    def events(self) -> EventAddresses | None:
+        """Where vLLM publishes its KV events, if not where its arguments say."""
+        return self._config.events_in(self._folder)
+
+    async def close(self) -> None:
+        await super().close()
+        await self.notes.close()
+
+    async def _prepared(self) -> tuple[Sequence[str], Mapping[str, str]]:
+        name, version = await self._package()
+        ours, on_cpu = self._runs_our_scheduler(version), is_for_cpus(name, version)
+        if on_cpu and self._config.host_kv_gib:
+            raise EngineDied(
+                "the engine did not start: vLLM for CPUs copies no KV cache to host memory: "
+                "leave --host-kv-gib out"
+            )
+        if ours:
+            await self.notes.listen(self._folder / "notes")
+        command = self._config.command(self._folder, ours=ours, on_cpu=on_cpu)
+        return command, self._environment(ours, on_cpu)
+
+    def _cause(self) -> str:
+        return cause(self._lines)
+
+    def _hear(self, line: str) -> None:
+        """Copy errors to our standard error, and on a terminal also the other lines while it
+        loads."""
+        super()._hear(line)
+        words = passed_on(line, loading=self._loading and sys.stderr.isatty())
+        if words is not None:
+            print(words, file=sys.stderr)
+
+    async def _package(self) -> tuple[str, str]:
+        """The name and the version of vLLM's package. Raises EngineDied."""
+        assert self._config.python is not None
+        try:
+            return await package_of(self._config.python)
+        except OSError as error:
+            raise EngineDied(f"the engine did not start: {error}") from error
+
+    def _runs_our_scheduler(self, version: str) -> bool:
+        """Whether the child will run our scheduler. Raises EngineDied if it must and cannot."""
+        choice = self._config.scheduler
+        if choice is SchedulerChoice.WEFTLINE and not is_known(version):
+            raise EngineDied(f"the engine did not start: {refusal(version)}")
+        return choice is not SchedulerChoice.VLLM and is_known(version)
+
+    def _environment(self, ours: bool, on_cpu: bool) -> dict[str, str]:
+        """Our environment without our key and without paths that lead to our packages.
+
+        With `ours` there is one path, to a folder that has only this package. `on_cpu` adds
+        settings for the machine's cores and memory.
+        """
+        without = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "WEFTLINE_API_KEY")
+        found = {key: value for key, value in os.environ.items() if key not in without}
+        found |= {"PYTHONSAFEPATH": "1", "VLLM_NO_USAGE_STATS": "1"}
+        if on_cpu:
+            cores = len(os.sched_getaffinity(0))
+            found |= settings(cores, available_bytes(), found, self._config.arguments)
+            found |= openmp(self._config.python or "", found)
+        if ours:
+            site = self._folder / "site"
+            site.mkdir()
+            (site / "weftline_engine").symlink_to(weftline_engine.__path__[0])
+            found |= {"PYTHONPATH": str(site), NOTES: str(self._folder / "notes")}
+        return found
