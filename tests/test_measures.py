@@ -36,3 +36,19 @@ def test_a_sampling_parameter_touches_at_most_four_files(name: str) -> None:
     found = files_with(name)
     assert "client/weftline/contract/parameters.py" in found
     assert len(found) <= 4, found
+
+
+@pytest.mark.parametrize("name", ["drafted_tokens", "accepted_tokens"])
+def test_a_count_of_an_engine_touches_at_most_six_files(name: str) -> None:
+    """Counted are the modules that say the name of a count in an engine's `Usage`.
+
+    Three bring it to a client's graph and to the log: the engine that counts, the field of `Usage`,
+    and the sentence of the reference. Three say it in words of their own: OpenAI's usage, a metric
+    of Prometheus and the client's timeline. A new count needs the first three.
+    """
+    found = files_with(name)
+    assert {
+        "engine/weftline_engine/api/engine_events.py",
+        "server/weftline_server/http/reference/meanings.py",
+    } <= set(found)
+    assert len(found) <= 6, found

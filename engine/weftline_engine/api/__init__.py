@@ -28,6 +28,7 @@ from weftline_engine.api.engine import (
     IsShared,
 )
 from weftline_engine.api.engine_events import (
+    COUNTS,
     Accepted,
     Availability,
     ContextMoved,
@@ -64,6 +65,7 @@ from weftline_engine.api.ops import (
 
 __all__ = [
     "AGING_S",
+    "COUNTS",
     "GROUP_WEIGHT",
     "LACKING",
     "LEAST_WORK",

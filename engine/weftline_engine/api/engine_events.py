@@ -46,6 +46,10 @@ class Usage:
     accepted_tokens: int = 0
 
 
+# What the graph of a session, the log and the reference show of each op.
+COUNTS = tuple(name for name in Usage.__annotations__ if name.endswith("_tokens"))
+
+
 @record
 class Event:
     """The fields of every event: the op, its attempt, a number and the time.

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from weftline.contract.errors import WeftlineError
+from weftline_engine import api
 from weftline_server.lowering.kinds.prompt import outputs_of
 from weftline_server.runtime.prompts import body_of, parts_before
 from weftline_server.session.origin import ORIGIN
@@ -115,11 +116,7 @@ def _fields(session: ServerSession, run: TaskRun) -> dict[str, Any]:
             f"{name}_s": round(sum(phase[name] for phase in phases), 6)
             for name in ("queue", "fill", "generate", "transform")
         },
-        "prompt_tokens": sum(usage.prompt_tokens for usage in usages),
-        "cached_tokens": sum(usage.cached_tokens for usage in usages),
-        "output_tokens": sum(usage.output_tokens for usage in usages),
-        "drafted_tokens": sum(usage.drafted_tokens for usage in usages),
-        "accepted_tokens": sum(usage.accepted_tokens for usage in usages),
+        **{name: sum(getattr(usage, name) for usage in usages) for name in api.COUNTS},
         "error": None if run.error is None else run.error.type,
         "failed_first": None if run.error is None else run.error.call,
     }

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from weftline.contract.protocol import Message, Segment
+from weftline_engine import api
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.control.branch import TakeBody
 from weftline_server.lowering.control.each import GatherBody
@@ -208,7 +209,7 @@ def note_readers(session: Seen, readers: dict[str, list[str]]) -> Iterator[None]
 def _call(session: Seen, run: TaskRun) -> dict[str, Any]:
     plan, first, last = session.plan, run.primitives[0].id, run.primitives[-1].id
     steps = [_step(session, step) for step in run.steps]
-    total = {name: sum(step[name] or 0 for step in steps) for name in (*_DURATIONS, *_COUNTS)}
+    total = {name: sum(step[name] or 0 for step in steps) for name in (*_DURATIONS, *api.COUNTS)}
     return {
         "call_id": run.task.id,
         "owner": run.task.owner or None,
@@ -292,7 +293,6 @@ def _shown(segment: Segment) -> str:
 
 
 _DURATIONS = ("queue_s", "fill_s", "generate_s", "transform_s")
-_COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens", "drafted_tokens", "accepted_tokens")
 
 
 def _step(session: Seen, step: PrimitiveTimes) -> dict[str, Any]:
@@ -316,7 +316,7 @@ def _step(session: Seen, step: PrimitiveTimes) -> dict[str, Any]:
         "fill_s": step.fill_s,
         "generate_s": step.generate_s,
         "transform_s": step.transform_s,
-        **{name: getattr(usage, name) if usage else None for name in _COUNTS},
+        **{name: getattr(usage, name) if usage else None for name in api.COUNTS},
         "finish_reason": None if step.reason is None else step.reason.value,
         "engine": step.engine,
         "node": step.node,

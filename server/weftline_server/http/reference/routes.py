@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from weftline_engine import api
+
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 
 # Error types by what a route does. Those of EVERY may come from any route but the open ones.
@@ -46,12 +48,13 @@ _USAGE = {
     "total_tokens": 17,
     "prompt_tokens_details": {"cached_tokens": 8},
 }
+_COUNTED = {
+    **dict.fromkeys(api.COUNTS, 0), "prompt_tokens": 12, "cached_tokens": 8, "output_tokens": 5,
+}  # fmt: skip
 _STEP = {
     "queued_s": 0.001, "sent_s": 0.001, "started_s": 0.002, "filled_s": 0.03, "finished_s": 0.2,
     "filled_early": False, "queue_s": 0.001, "kv_s": 0.0, "fill_s": 0.028, "generate_s": 0.17,
-    "transform_s": 0.0, "prompt_tokens": 12, "cached_tokens": 8, "output_tokens": 5,
-    "drafted_tokens": 0, "accepted_tokens": 0, "finish_reason": "stop", "engine": "torch",
-    "node": "",
+    "transform_s": 0.0, **_COUNTED, "finish_reason": "stop", "engine": "torch", "node": "",
 }  # fmt: skip
 _TASK = {
     "call_id": _CALL_ID, "owner": None, "name": "draft", "model": "default", "state": "done",
@@ -60,8 +63,7 @@ _TASK = {
     "prefix_hashes": ["9f2c"], "engine": "torch", "node": "", "error": None, "submitted_s": 0.001,
     "ended_s": 0.2,
     "queue_s": 0.001, "fill_s": 0.028, "generate_s": 0.17, "transform_s": 0.0,
-    "prompt_tokens": 12, "cached_tokens": 8, "output_tokens": 5, "drafted_tokens": 0,
-    "accepted_tokens": 0, "computed_tokens": 4, "steps": [_STEP],
+    **_COUNTED, "computed_tokens": 4, "steps": [_STEP],
 }  # fmt: skip
 _PLACEMENT = [{"engine": "torch", "room": True, "missing_tokens": 20, "prefix": 80, "group": 0,
                "load": 100, "gather": 0, "score": 180}]  # fmt: skip
