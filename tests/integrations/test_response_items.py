@@ -31,6 +31,9 @@ ANSWER = {
 CALLED = {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": "{}"}
 SHOWN = '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>'
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "sunny"}
+PATCHED = {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": 'a\n"b"'}
+SHOWN_PATCH = '<tool_call>\n{"name": "patch", "arguments": {"input": "a\\n\\"b\\""}}\n</tool_call>'
+DONE = {"type": "custom_tool_call_output", "call_id": "c1", "output": "sunny"}
 IMAGE = {"type": "input_image", "detail": "auto", "image_url": "http://there/1.png"}
 SEEN = "user: <tool_response>\nsunny\n</tool_response>\n"
 BY_NAME = "send a call as function_call, and its result as function_call_output"
@@ -47,6 +50,11 @@ SERVED: dict[str, tuple[list[dict[str, Any]], str]] = {
     "function_call_output": (
         [CALLED, {**RESULT, "output": [{"type": "input_text", "text": "sunny"}]}],
         f"assistant: {SHOWN}\n{SEEN}",
+    ),
+    "custom_tool_call": ([PATCHED, DONE], f"assistant: {SHOWN_PATCH}\n{SEEN}"),
+    "custom_tool_call_output": (
+        [PATCHED, {**DONE, "output": [{"type": "input_text", "text": "sunny"}]}],
+        f"assistant: {SHOWN_PATCH}\n{SEEN}",
     ),
     "additional_tools": ([{"type": "additional_tools", "role": "developer", "tools": []}], ""),
     # Passed over.
@@ -115,8 +123,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "mcp_approval_response": ({"approval_request_id": "1", "approve": True}, BY_NAME),
     "mcp_call": ({"id": "1", "arguments": "{}", "name": "x", "server_label": "docs"}, BY_NAME),
-    "custom_tool_call": ({"call_id": "c", "input": "x", "name": "x"}, BY_NAME),
-    "custom_tool_call_output": ({"call_id": "c", "output": "x"}, BY_NAME),
     "program": ({"id": "1", "call_id": "c", "code": "1", "fingerprint": "x"}, BY_NAME),
     "program_output": (
         {"id": "1", "call_id": "c", "result": "1", "status": "completed"},
@@ -124,7 +130,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "holodeck_call": ({}, BY_NAME),  # of a future version
 }
-# OpenAI runs these. They are left out of what is offered, and refused as the choice.
+# OpenAI runs these, or its models alone write their calls. They are left out of what is offered,
+# and refused as the choice.
 HOSTED_TOOLS: dict[str, dict[str, Any]] = {
     "file_search": {"vector_store_ids": ["x"]},
     "computer": {},
@@ -138,12 +145,11 @@ HOSTED_TOOLS: dict[str, dict[str, Any]] = {
     "programmatic_tool_calling": {},
     "image_generation": {},
     "tool_search": {},
-}
-REFUSED_TOOLS: dict[str, dict[str, Any]] = {
     "local_shell": {},
     "shell": {},
-    "custom": {"name": "x"},
     "apply_patch": {},
+}
+REFUSED_TOOLS: dict[str, dict[str, Any]] = {
     "holodeck": {},  # of a future version
 }
 
@@ -190,7 +196,11 @@ def test_the_tables_have_every_type_of_the_package() -> None:
     """A newer openai package with a new type fails here until somebody decides on the type."""
     assert len(ITEMS) > 20 and len(TOOLS) > 14
     assert ITEMS - SERVED.keys() - REFUSED.keys() == set()
-    assert TOOLS - REFUSED_TOOLS.keys() - HOSTED_TOOLS.keys() == {"function", "namespace"}
+    assert TOOLS - REFUSED_TOOLS.keys() - HOSTED_TOOLS.keys() == {
+        "function",
+        "namespace",
+        "custom",
+    }
 
 
 @pytest.mark.parametrize("name", SERVED)

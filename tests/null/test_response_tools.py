@@ -127,3 +127,81 @@ async def test_another_tool_in_a_group_is_refused(serve: Serve) -> None:
     group = {**GROUP, "tools": [FUNCTION, {"type": "custom", "name": "x"}]}
     answer = await (await serve()).http.post("/v1/responses", json={"input": "x", "tools": [group]})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools.0.tools.1")
+
+
+PATCH = {"type": "custom", "name": "patch", "description": "Edits files."}
+EDIT = 'a\n"b" \U0001f600'
+EDITS = json.dumps({"name": "patch", "arguments": {"input": EDIT}})
+WRITES = NullConfig(
+    mode=NullMode.SCRIPT,
+    script=(("<tool_response>", "Done."), ("", f"<tool_call>\n{EDITS}\n</tool_call>")),
+)
+
+
+@pytest.mark.parametrize("format", [None, {"type": "text"}], ids=["no format", "text"])
+async def test_a_custom_tool_is_a_function_of_a_text(
+    serve: Serve, format: dict[str, Any] | None
+) -> None:
+    """The model calls it with an object. The client gets and sends the text."""
+    server = await serve(WRITES)
+    tools = [FUNCTION, PATCH if format is None else {**PATCH, "format": format}]
+    choice = {"type": "custom", "name": "patch"}
+    for more in ({}, {"tool_choice": choice}):
+        made = await respond(server, tools=tools, **more)
+        [call] = made["output"]
+        assert call.pop("id").startswith("ctc_")
+        assert call == {
+            "type": "custom_tool_call",
+            "call_id": call["call_id"],
+            "name": "patch",
+            "input": EDIT,
+            "status": "completed",
+        }
+        assert made["tools"][1]["type"] == "custom"
+    result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "ok"}
+    history = [{"role": "user", "content": "Edit."}, call, result]
+    again = await respond(server, input=history, tools=tools)
+    assert again["output"][0]["content"][0]["text"] == "Done."
+
+
+async def test_the_model_is_told_of_a_custom_tool(serve: Serve) -> None:
+    """By its description, and by the one text that it takes."""
+    made = await respond(await serve(), tools=[PATCH])
+    text = made["output"][0]["content"][0]["text"]
+    [line] = [one for one in text.splitlines() if one.startswith('{"type": "function"')]
+    assert json.loads(line)["function"] == {
+        "name": "patch",
+        "description": "Edits files.",
+        "parameters": {
+            "type": "object",
+            "properties": {"input": {"type": "string"}},
+            "required": ["input"],
+            "additionalProperties": False,
+        },
+    }
+
+
+async def test_the_input_of_a_custom_tool_is_streamed(serve: Serve) -> None:
+    """In parts, whose escapes are read."""
+    body = {"input": "Edit.", "tools": [PATCH], "stream": True}
+    answer = await (await serve(WRITES)).http.post("/v1/responses", json=body)
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if "data: {" in line]
+    kinds = [one["type"].removeprefix("response.") for one in events]
+    parts = [one["delta"] for one in events if one["type"].endswith("input.delta")]
+    assert "".join(parts) == EDIT and len(parts) > 1
+    whole = ["output_item.added", *["custom_tool_call_input.delta"] * len(parts)]
+    whole += ["custom_tool_call_input.done", "output_item.done", "completed"]
+    assert kinds == ["created", "in_progress", *whole]
+    done = events[-3]
+    assert (done["input"], done["output_index"]) == (EDIT, 0)
+
+
+async def test_a_custom_tool_with_a_grammar_is_refused(serve: Serve) -> None:
+    """Its calls could have another form. The error says what to do."""
+    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
+    body = {"input": "x", "tools": [FUNCTION, {**PATCH, "format": grammar}]}
+    error = (await (await serve()).http.post("/v1/responses", json=body)).json()["error"]
+    assert error["param"] == "tools.1.format"
+    assert error["message"].startswith(
+        "tools.1.format: a format of type 'grammar' is not served: leave it out and describe"
+    )

@@ -8,6 +8,7 @@ names its place and its type.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -20,7 +21,7 @@ from weftline.contract.errors import InvalidRequest
 from weftline.contract.tools import CalledFunction, ToolCall
 from weftline_server.http.openai.content import Content, text_of
 from weftline_server.http.openai.requests import ChatMessage
-from weftline_server.http.openai.tool_types import AnyResponseTool, Offer, grouped, type_of
+from weftline_server.http.openai.tool_types import INPUT, AnyResponseTool, Offer, grouped, type_of
 
 PASSED_OVER = frozenset({"reasoning", "mcp_list_tools"})
 _INSTEAD: Mapping[str, str] = MappingProxyType(
@@ -61,10 +62,27 @@ class InputCall(LooseBody):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InputCustomCall(LooseBody):
+    """A call of a custom tool that the assistant made."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+
+    def called(self) -> ToolCall:
+        """The call of the function of a chat that the tool is."""
+        arguments = json.dumps({INPUT: self.input}, ensure_ascii=False)
+        return ToolCall(
+            id=self.call_id, function=CalledFunction(name=self.name, arguments=arguments)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InputResult(LooseBody):
     """The result of a call."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     output: Content
     call_id: str | None = None
 
@@ -92,7 +110,9 @@ def _item_of(value: Any) -> str:
             return "InputMessage"
         case "function_call":
             return "InputCall"
-        case "function_call_output":
+        case "custom_tool_call":
+            return "InputCustomCall"
+        case "function_call_output" | "custom_tool_call_output":
             return "InputResult"
         case "additional_tools":
             return "AddedTools"
@@ -104,6 +124,7 @@ def _item_of(value: Any) -> str:
 InputItem = Annotated[
     Annotated[InputMessage, Tag("InputMessage")]
     | Annotated[InputCall, Tag("InputCall")]
+    | Annotated[InputCustomCall, Tag("InputCustomCall")]
     | Annotated[InputResult, Tag("InputResult")]
     | Annotated[AddedTools, Tag("AddedTools")]
     | Annotated[OtherItem, Tag("OtherItem")],
@@ -124,7 +145,7 @@ class Conversation:
         for index, item in enumerate(items):
             where = f"input.{index}"
             match item:
-                case InputCall():
+                case InputCall() | InputCustomCall():
                     calls.append(item.called())
                 case InputMessage() | InputResult():
                     self._called(calls)

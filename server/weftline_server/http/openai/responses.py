@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from weftline.contract.arguments import ArgumentReader, MemberText
 from weftline.contract.errors import (
     ContextTooLong,
     InvalidRequest,
@@ -29,7 +30,7 @@ from weftline_server.http.openai.replies import CHAT
 from weftline_server.http.openai.response_requests import ResponsesRequest
 from weftline_server.http.openai.submission import Running, start
 from weftline_server.http.openai.surface import OpenAIRoute, check
-from weftline_server.http.openai.tool_types import Offer, OtherTool
+from weftline_server.http.openai.tool_types import INPUT, Offer, OtherTool
 from weftline_server.http.state import asking, state_of
 from weftline_server.prompt.answer import deltas_of
 from weftline_server.prompt.tool_parser import Arguments, Called, Said, Thought, Unfinished
@@ -144,23 +145,33 @@ class _Form(Enum):
     MESSAGE = ("message", "msg", "response.output_text")
     THOUGHTS = ("reasoning", "rs", "response.reasoning_text")
     CALL = ("function_call", "fc", "response.function_call_arguments")
+    CUSTOM = ("custom_tool_call", "ctc", "response.custom_tool_call_input")
+
+    @property
+    def written(self) -> str | None:
+        """The field of a call that the model writes; None for what is no call."""
+        return {_Form.CALL: "arguments", _Form.CUSTOM: INPUT}.get(self)
 
 
 @dataclass(slots=True)
 class _Item:
-    """One item of the output while it grows. A call in which the answer ended is not complete."""
+    """One item of the output while it grows. A call in which the answer ended is not complete.
+
+    The model writes the call of a custom tool as one of a function. Its text is the input in that.
+    """
 
     form: _Form
     body: dict[str, Any]
     index: int
     text: str = ""
     is_cut: bool = False
+    arguments: ArgumentReader = field(default_factory=ArgumentReader)
 
     @property
     def place(self) -> dict[str, Any]:
         """Where an event of this item belongs."""
         where = {"item_id": self.body["id"], "output_index": self.index}
-        return where if self.form is _Form.CALL else {**where, "content_index": 0}
+        return where if self.form.written else {**where, "content_index": 0}
 
     def part(self) -> dict[str, Any]:
         if self.form is _Form.THOUGHTS:
@@ -175,9 +186,9 @@ class _Item:
         return {"type": f"{self.form.value[2]}.{what}", **self.place, **body}
 
     def whole(self, status: str) -> dict[str, Any]:
-        if self.form is _Form.CALL:
+        if self.form.written:
             status = "incomplete" if self.is_cut else status
-            return {**self.body, "arguments": self.text, "status": status}
+            return {**self.body, self.form.written: self.text, "status": status}
         content = [self.part()] if self.text or status == "completed" else []
         return {**self.body, "content": content, "status": status}
 
@@ -187,7 +198,7 @@ class Made:
     """The response as it grows. The same events build a whole one and a streamed one."""
 
     head: dict[str, Any]
-    groups: Mapping[str, tuple[str, str]]
+    offer: Offer
     items: list[_Item] = field(default_factory=list)
     open: _Item | None = None
 
@@ -208,7 +219,7 @@ class Made:
             "tools": [_plain(one) for one in body.tools or () if not isinstance(one, OtherTool)],
             "metadata": {},
         }
-        return Made(head, offer.groups)
+        return Made(head, offer)
 
     def body(self, status: str = "in_progress") -> dict[str, Any]:
         """The response as it stands."""
@@ -252,11 +263,12 @@ class Made:
                 case Thought(text):
                     yield from self._text(_Form.THOUGHTS, text, summary=[])
                 case Called(_, id, name):
-                    group, name = self.groups.get(name, (None, name))
+                    form = _Form.CUSTOM if name in self.offer.customs else _Form.CALL
+                    group, name = self.offer.groups.get(name, (None, name))
                     space = {} if group is None else {"namespace": group}
-                    yield from self._begin(_Form.CALL, call_id=id, name=name, **space, arguments="")
+                    yield from self._begin(form, call_id=id, name=name, **space)
                 case Arguments(_, text):
-                    yield self._grow(text)
+                    yield from self._argue(text)
                 case Unfinished() if self.open is not None:
                     self.open.is_cut = True
                 case _:
@@ -267,6 +279,16 @@ class Made:
             yield from self._begin(form, **body, content=[])
         if text:
             yield self._grow(text)
+
+    def _argue(self, text: str) -> Iterator[Event]:
+        """More of the arguments of a call."""
+        assert self.open is not None, "arguments have a call"
+        if self.open.form is _Form.CALL:
+            yield self._grow(text)
+            return
+        for part in self.open.arguments.feed(text):
+            if isinstance(part, MemberText) and part.key == INPUT and part.text:
+                yield self._grow(part.text)
 
     def _grow(self, text: str) -> Event:
         item = self.open
@@ -282,7 +304,7 @@ class Made:
         self.items.append(item)
         started = {"output_index": item.index, "item": item.whole("in_progress")}
         yield {"type": "response.output_item.added", **started}
-        if form is not _Form.CALL:
+        if not form.written:
             yield {"type": "response.content_part.added", **item.place, "part": item.part()}
 
     def end(self) -> Iterator[Event]:
@@ -296,10 +318,12 @@ class Made:
         item, self.open = self.open, None
         if item is None:
             return
-        if item.form is _Form.CALL and item.is_cut:
+        if item.form.written and item.is_cut:
             pass  # its arguments are not done
         elif item.form is _Form.CALL:
             yield item.event("done", arguments=item.text, name=item.body["name"])
+        elif item.form is _Form.CUSTOM:
+            yield item.event("done", input=item.text)
         else:
             yield item.event("done", text=item.text, **item.beside())
             yield {"type": "response.content_part.done", **item.place, "part": item.part()}

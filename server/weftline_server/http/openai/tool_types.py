@@ -1,7 +1,8 @@
 """The tools of OpenAI's chats and responses, and the choice among them. Only functions are served.
 
-A tool that OpenAI runs is left out of a response's tools, unless the server refuses such tools. A
-tool of another type is a 400 that names its place and its type.
+A custom tool of a response, whose input is a text, is a function of one text. A tool that OpenAI
+runs, or that only its own models know, is left out of a response's tools, unless the server refuses
+such tools. A tool of another type is a 400 that names its place and its type.
 """
 
 from __future__ import annotations
@@ -42,6 +43,46 @@ class ResponseTool(LooseBody):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CustomFormat(LooseBody):
+    """The form of a custom tool's input."""
+
+    type: str
+
+
+INPUT = "input"  # the parameter of the function that a custom tool becomes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomTool(LooseBody):
+    """A tool of the client's whose input is a text. The model knows it as a function of a text."""
+
+    type: Literal["custom"]
+    name: str
+    description: str | None = None
+    format: CustomFormat | None = None
+
+    def tool(self, where: str) -> Tool:
+        """The function of a chat. Raises InvalidRequest for an input in a form."""
+        if self.format is not None and self.format.type != "text":
+            place = f"{where}.format"
+            raise InvalidRequest(
+                f"{place}: a format of type {self.format.type[:40]!r} is not served: leave it out "
+                "and describe the form in the description, or ask for it as a chat with "
+                "structured_outputs",
+                param=place,
+            )
+        parameters = {
+            "type": "object",
+            "properties": {INPUT: {"type": "string"}},
+            "required": [INPUT],
+            "additionalProperties": False,
+        }
+        return Tool(
+            function=Function(name=self.name, description=self.description, parameters=parameters)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OtherTool(LooseBody):
     """A tool of another type, which is refused."""
 
@@ -50,9 +91,9 @@ class OtherTool(LooseBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenTool(LooseBody):
-    """The function that must be called."""
+    """The function or the custom tool that must be called."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
     namespace: str | None = None
 
@@ -62,14 +103,18 @@ class ChosenTool(LooseBody):
         return grouped(self.namespace, self.name)
 
 
-# Types that OpenAI runs; dated ones begin with them. A client that offers one can do without it.
+# Types that OpenAI runs, or whose calls only its models write; dated ones begin with them. A client
+# that offers one can do without it.
 HOSTED = (
+    "apply_patch",
     "code_interpreter",
     "computer",
     "file_search",
     "image_generation",
+    "local_shell",
     "mcp",
     "programmatic_tool_calling",
+    "shell",
     "tool_search",
     "web_search",
 )
@@ -92,7 +137,12 @@ def _response_tool(value: Any) -> str:
 
 
 def _any_response_tool(value: Any) -> str:
-    return "Namespace" if type_of(value) == "namespace" else _response_tool(value)
+    kinds = {"namespace": "Namespace", "custom": "Custom"}
+    return kinds.get(type_of(value)) or _response_tool(value)
+
+
+def _choosable(value: Any) -> str:
+    return "Function" if type_of(value) in ("function", "custom") else "Other"
 
 
 def _chat_tool(value: Any) -> str:
@@ -117,11 +167,14 @@ class NamespaceTool(LooseBody):
 
 
 AnyResponseTool = Annotated[
-    Annotated[ResponseTool, Tag("Function")] | Annotated[NamespaceTool, Tag("Namespace")] | Other,
+    Annotated[ResponseTool, Tag("Function")]
+    | Annotated[NamespaceTool, Tag("Namespace")]
+    | Annotated[CustomTool, Tag("Custom")]
+    | Other,
     Discriminator(_any_response_tool),
 ]
 AnyChatTool = Annotated[Annotated[Tool, Tag("Function")] | Other, Discriminator(_chat_tool)]
-AnyChosen = Annotated[Annotated[ChosenTool, Tag("Function")] | Other, Discriminator(_response_tool)]
+AnyChosen = Annotated[Annotated[ChosenTool, Tag("Function")] | Other, Discriminator(_choosable)]
 AnyNamed = Annotated[Annotated[NamedTool, Tag("Function")] | Other, Discriminator(_chat_tool)]
 
 
@@ -153,7 +206,7 @@ class AllowedInChat(LooseBody):
 def _response_choice(value: Any) -> str:
     if isinstance(value, str):
         return "Mode"
-    return "Allowed" if type_of(value) == "allowed_tools" else _response_tool(value)
+    return "Allowed" if type_of(value) == "allowed_tools" else _choosable(value)
 
 
 def _chat_choice(value: Any) -> str:
@@ -193,15 +246,19 @@ class Offer:
     """The tools of a response as functions of a chat.
 
     `groups` are the namespace and the own name of each function of a group, by its whole name.
-    `left_out` are the types of hosted tools, unless the server `refuses` them.
+    `customs` are the names of custom tools. `left_out` are the types of hosted tools, unless the
+    server `refuses` them.
     """
 
     refuses: bool = False
     tools: list[Tool] = field(default_factory=list)
     groups: dict[str, tuple[str, str]] = field(default_factory=dict)
+    customs: set[str] = field(default_factory=set)
     left_out: list[str] = field(default_factory=list)
 
-    def read(self, tools: Iterable[ResponseTool | NamespaceTool | OtherTool], where: str) -> None:
+    def read(
+        self, tools: Iterable[ResponseTool | NamespaceTool | CustomTool | OtherTool], where: str
+    ) -> None:
         """Take more tools. Raises InvalidRequest for the first that is not served."""
         for index, tool in enumerate(tools):
             place = f"{where}.{index}"
@@ -210,6 +267,9 @@ class Offer:
                     self.tools.append(tool.tool())
                 case NamespaceTool():
                     self._group(tool, place)
+                case CustomTool():
+                    self.tools.append(tool.tool(place))
+                    self.customs.add(tool.name)
                 case OtherTool() if tool.type.startswith(HOSTED) and not self.refuses:
                     self.left_out.append(tool.type)
                 case OtherTool():
