@@ -83,18 +83,22 @@ async def test_an_effort_is_among_the_tokens_of_a_chat(serve: Serve, tmp_path: P
     assert counts == [24, 24 + len("low"), 24 + len("none" + "False")]
 
 
-async def test_an_endpoint_is_asked_without_the_effort(serve: Serve, tmp_path: Path) -> None:
-    """Its template runs elsewhere, and no other field would mean the same to every endpoint."""
+async def test_an_endpoint_gets_the_effort(serve: Serve, tmp_path: Path) -> None:
+    """Its template runs elsewhere, so it gets the field of OpenAI's API, where a client sent it."""
     endpoint = Endpoint(streams("It is sunny."))
     async with endpoint.on(tmp_path / "e") as socket:
         server = await serve(also={"far": lambda: OpenAIEngine(config(socket))})
         made = await chat(server, USER, model="m", reasoning_effort="none")
         assert made["choices"][0]["message"]["content"] == "It is sunny."
-        response = await responded(server, model="m", reasoning={"effort": "none"})
+        response = await responded(server, model="m", reasoning={"effort": "low"})
         assert response["status"] == "completed"
-    assert len(endpoint.requests) == 2
-    for sent in endpoint.requests:
-        assert not {"reasoning_effort", "chat_template_kwargs"} & set(sent)
+        await chat(server, USER, model="m")
+        words = {"enable_thinking": False}
+        refused = await chat(server, USER, model="m", chat_template_kwargs=words)
+        assert refused["error"]["param"] == "chat_template_kwargs"
+    sent = [request.get("reasoning_effort") for request in endpoint.requests]
+    assert sent == ["none", "low", None]
+    assert not any("chat_template_kwargs" in request for request in endpoint.requests)
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,7 @@ class Placeholder(StrictBody):
 
 # A value for a variable of a chat template.
 TemplateWord = bool | int | float | str
+EFFORT = "reasoning_effort"  # the one word that an endpoint with a template of its own gets
 MAX_TEMPLATE_WORDS, MAX_TEMPLATE_CHARS = 16, 1024
 # What the server itself gives to a template.
 _OWN_WORDS = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})

@@ -80,6 +80,8 @@ class SamplingParams:
 
     `block` are the texts that open and close a block of thoughts at the beginning of the output,
     the first one empty if the prompt has opened it. `stop` strings in the block end nothing.
+
+    `effort` says how much the model is to think, for an engine that renders messages itself.
     """
 
     max_tokens: int
@@ -101,6 +103,7 @@ class SamplingParams:
     pause_on: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     block: tuple[str, ...] = ()
+    effort: str | None = None
 
 
 @record

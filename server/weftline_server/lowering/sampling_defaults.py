@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from weftline.contract.calls import EFFORT
 from weftline.contract.constraints import MAX_CONSTRAINT_CHARS, MAX_SCHEMA_CHARS
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.parameters import COMMON, NUMBERS, CommonSampling
@@ -104,7 +105,8 @@ def sampling_params(body: PromptBody, prompt_tokens: int, prompter: Prompter) ->
     """How to decode an output behind a prompt of `prompt_tokens`, within the model's context."""
     description = prompter.description
     room = description.context_limit - prompt_tokens
-    if body.output.sampling is None and not body.call.tools and room >= DEFAULT_MAX_TOKENS:
+    plain = body.output.sampling is None and not body.call.tools
+    if plain and not body.call.chat_template_kwargs and room >= DEFAULT_MAX_TOKENS:
         return prompter.without_wishes.get(
             DEFAULT_MAX_TOKENS, lambda: _params(body, room, prompter)
         )
@@ -112,7 +114,8 @@ def sampling_params(body: PromptBody, prompt_tokens: int, prompter: Prompter) ->
 
 
 def _params(body: PromptBody, room: int, prompter: Prompter) -> api.SamplingParams:
-    wish, model = body.output.sampling or _NO_WISHES, prompter.description.default_sampling
+    description = prompter.description
+    wish, model = body.output.sampling or _NO_WISHES, description.default_sampling
     return api.SamplingParams(
         max_tokens=min(asked(body.output), room),
         **_numbers(wish, model, room),
@@ -123,7 +126,14 @@ def _params(body: PromptBody, room: int, prompter: Prompter) -> api.SamplingPara
         logit_bias=tuple((int(id), float(x)) for id, x in (wish.logit_bias or {}).items()),
         constraint=constraint_of(body.call, body.output, prompter),
         block=_block(body, prompter) if wish.stop else (),
+        effort=_effort(body, description),
     )
+
+
+def _effort(body: PromptBody, description: api.Description) -> str | None:
+    """How much a model is to think whose template runs elsewhere."""
+    effort = (body.call.chat_template_kwargs or {}).get(EFFORT)
+    return str(effort) if description.takes_messages and effort is not None else None
 
 
 def _block(body: PromptBody, prompter: Prompter) -> tuple[str, ...]:

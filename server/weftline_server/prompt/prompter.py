@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weftline.contract.calls import TemplateWord
+from weftline.contract.calls import EFFORT, TemplateWord
 from weftline.contract.errors import ContextTooLong, InvalidRequest
 from weftline.contract.tools import Function, Tool, ToolCall
 from weftline_engine.api import WORDS, Description, SamplingParams, too_long
@@ -146,7 +146,7 @@ class Prompter:
         """Return `prompt` as tokens, of whatever number. A text has the tokenizer's special tokens
         if `special`. Raises InvalidRequest if the template refuses the messages."""
         if self.description.takes_messages and prompt.messages is not None:
-            if prompt.words:
+            if prompt.words.keys() - {EFFORT}:
                 raise InvalidRequest(
                     f"chat_template_kwargs are not served by model {self.description.model}, whose "
                     "chat template runs elsewhere: leave them out",

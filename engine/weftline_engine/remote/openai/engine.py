@@ -120,6 +120,8 @@ class OpenAIEngine(RemoteEngine):
         if chat:
             messages = op.messages if op.messages is not None else (("user", op.text or ""),)
             body["messages"] = [{"role": role, "content": content} for role, content in messages]
+            if op.sampling.effort is not None:
+                body["reasoning_effort"] = op.sampling.effort
         else:
             body["prompt"] = op.text
         return body | fields(self._config.scheduler, op.hints)

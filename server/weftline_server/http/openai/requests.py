@@ -13,7 +13,7 @@ from typing import Annotated, Any, cast
 from pydantic import Discriminator, Tag
 
 from weftline.contract.bodies import LooseBody
-from weftline.contract.calls import TemplateWord
+from weftline.contract.calls import EFFORT, TemplateWord
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.parameters import common
 from weftline.contract.protocol import (
@@ -202,7 +202,8 @@ class ChatRequest(SharedFields):
     def calls(self, session: ServerSession | None, *, renders: bool) -> tuple[Call, ...]:
         """The request as calls of `session` with one output each, one call for each choice.
 
-        `renders` says that the model's template runs here, so that the effort can reach it.
+        `renders` says that the model's template runs here. A template elsewhere gets the effort
+        alone.
         """
         if not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
@@ -245,9 +246,9 @@ class ChatRequest(SharedFields):
         """The words for the template: the effort in the names that templates have for it, and those
         that the client gives itself, which go first."""
         words: dict[str, TemplateWord] = {}
-        if renders and self.reasoning_effort is not None:
-            words["reasoning_effort"] = self.reasoning_effort
-            if self.reasoning_effort == "none":
+        if self.reasoning_effort is not None:
+            words[EFFORT] = self.reasoning_effort
+            if renders and self.reasoning_effort == "none":
                 words["enable_thinking"] = False
         return {**words, **(self.chat_template_kwargs or {})}
 

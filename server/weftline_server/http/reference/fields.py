@@ -195,7 +195,8 @@ _CALLS = {
 _OPENAI = {
     "continue_final_message": Field("Continue the last message, which is the assistant's.", True),
     "reasoning_effort": Field("How much the model thinks. The chat template gets it under this "
-                              "name, and none as enable_thinking=false, too.", "low"),
+                              "name, and none as enable_thinking=false, too. An endpoint that has "
+                              "its own template gets this field.", "low"),
     "chat_template_kwargs": Field("Further variables of the model's chat template.",
                                   {"enable_thinking": False}),
     "max_completion_tokens": Field("The most tokens of the output; goes before max_tokens.", 64),
