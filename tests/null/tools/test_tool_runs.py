@@ -149,6 +149,24 @@ async def test_a_stream_has_the_same_text(server: Server) -> None:
     assert told(chunks[-1]) == ["location has to be 'city, state'"]
 
 
+@pytest.mark.parametrize("continuous", [True, False])
+async def test_a_stream_counts_all_turns_so_far(server: Server, continuous: bool) -> None:
+    """Each chunk has the usage of the turns before it, where the request asks for that."""
+    options = {"include_usage": True, "continuous_usage_stats": continuous}
+    *chunks, last = await streamed(server, "#add", stream_options=options)
+    assert not last["choices"]
+    if not continuous:
+        assert not any("usage" in chunk for chunk in chunks)
+        return
+    usages = [one["usage"] for one in chunks]
+    made = [one["completion_tokens"] for one in usages]
+    assert made == sorted(made) and len(set(made)) > 2
+    assert made[-1] == last["usage"]["completion_tokens"]
+    assert usages[-1]["prompt_tokens"] == last["usage"]["prompt_tokens"] > 0
+    for usage in usages:
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
 async def test_a_tool_runs_while_the_model_writes(serve: Serve, tmp_path: Path) -> None:
     """The first call's tool has begun and ended before the turn ends. With effects it waits."""
     for without, overlaps in (((), True), (("early_tools",), False)):

@@ -27,12 +27,12 @@ from weftline_server.http.openai.replies import (
     logprobs_body,
 )
 from weftline_server.http.openai.requests import ChatRequest, CompletionRequest, StreamOptions
+from weftline_server.http.openai.running_usage import usage_so_far
 from weftline_server.http.openai.submission import Body, Running, start
 from weftline_server.http.openai.surface import OpenAIRoute, check
 from weftline_server.http.state import asking
 from weftline_server.lowering.kinds.prompt import call_of, outputs_of
 from weftline_server.lowering.result_values import thinking_of
-from weftline_server.lowering.sampling_defaults import asked
 from weftline_server.observe.view import output_step
 from weftline_server.prompt.answer import message_of
 from weftline_server.prompt.answer_parser import AnswerParser
@@ -111,23 +111,7 @@ class ReplyChoice:
         """The same chunks, each with the usage of the choice so far."""
         async for chunk in self.chunks(counted=True):
             assert not isinstance(chunk, str), "a chunk that is counted is data"
-            yield {**chunk, "usage": self._usage()}
-
-    def _usage(self) -> dict[str, int]:
-        """The tokens of the choice so far: those that the engine has told, at its end as it counts
-        them."""
-        step, [output] = self.step, outputs_of(self.task)
-        if step is None:
-            prompt, made = 0, 0
-        elif step.usage is not None:
-            prompt, made = step.usage.prompt_tokens, step.usage.output_tokens
-        else:
-            prompt, made = max(0, step.charged - asked(output)), step.made
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": made,
-            "total_tokens": prompt + made,
-        }
+            yield {**chunk, "usage": usage_so_far(self.running.session, [self.task])}
 
     async def chunks(self, *, counted: bool = False) -> AsyncIterator[str | dict[str, Any]]:
         """The choice in chunks as it is generated, each JSON or data that becomes JSON. Those that
@@ -223,9 +207,8 @@ async def _complete(
 async def _events(running: Running, options: StreamOptions) -> AsyncGenerator[bytes, None]:
     """Chunks as the text is generated. The calls end with the stream, whichever side ends it."""
     try:
-        counted = options.include_usage and options.continuous_usage_stats
         choices = choices_of(running)
-        streams = [choice.counted() if counted else choice.chunks() for choice in choices]
+        streams = [choice.counted() if options.counts else choice.chunks() for choice in choices]
         async with aclosing(_merged(streams)) as chunks:
             async for chunk in chunks:
                 yield sse(None, chunk)

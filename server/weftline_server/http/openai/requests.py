@@ -74,6 +74,11 @@ class StreamOptions(LooseBody):
     continuous_usage_stats: bool = False
     include_usage: bool = False
 
+    @property
+    def counts(self) -> bool:
+        """Whether each chunk has the usage so far."""
+        return self.include_usage and self.continuous_usage_stats
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentHints(LooseBody):

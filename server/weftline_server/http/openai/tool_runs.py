@@ -20,7 +20,8 @@ from weftline_server.http.agent_turns import AgentTurns, ClientCall, Written
 from weftline_server.http.event_stream import EventStream, sse
 from weftline_server.http.json_bodies import or_disconnect
 from weftline_server.http.openai.replies import CHAT
-from weftline_server.http.openai.requests import ChatRequest
+from weftline_server.http.openai.requests import ChatRequest, StreamOptions
+from weftline_server.http.openai.running_usage import usage_so_far
 from weftline_server.http.openai.submission import Running, start
 from weftline_server.prompt.tool_parser import Delta, Said, Thought
 from weftline_server.runtime.service import Service
@@ -45,27 +46,38 @@ class ToolRun:
         body = reply.whole([choice], await self.running.usage(self._turns.answers))
         return {**body, "weftline": self._ours()}
 
-    async def events(self, with_usage: bool) -> AsyncGenerator[bytes, None]:
-        """The chunks of a streamed response: all that the model says, then its own calls if any."""
-        reply = self.running.reply
+    async def events(self, options: StreamOptions) -> AsyncGenerator[bytes, None]:
+        """The chunks of a streamed response: all that the model says, then its own calls if any.
+
+        The usage counts all turns so far.
+        """
+        reply, counts = self.running.reply, options.counts
         try:
-            yield sse(None, reply.chunk(0, {"content": ""}, first=True))
+            yield self._sent(reply.chunk(0, {"content": ""}, first=True), counts)
             async with aclosing(self._turns.read(_is_said)) as parts:
                 async for part in parts:
                     for chunk in self._chunks(part):
-                        yield sse(None, chunk)
+                        yield self._sent(chunk, counts)
             last = reply.choice(0, self._turns.message, self._turns.step, None)
             calls = last["message"].get("tool_calls") or ()
             delta = {"tool_calls": [{**one, "index": at} for at, one in enumerate(calls)]}
             end = reply.chunk(0, delta if calls else {}, finish=last["finish_reason"])
-            yield sse(None, {**end, "weftline": {**self._ours(), "message": self._turns.message}})
-            if with_usage:
+            ours = {**self._ours(), "message": self._turns.message}
+            yield self._sent({**end, "weftline": ours}, counts)
+            if options.include_usage:
                 yield sse(None, reply.usage_chunk(await self.running.usage(self._turns.answers)))
             yield sse(None, "[DONE]")
         except WeftlineError as error:
             yield sse(None, error.to_body())
         finally:
             self.end()
+
+    def _sent(self, chunk: Mapping[str, Any], counts: bool) -> bytes:
+        """A chunk on the wire, with the usage so far if it `counts`."""
+        if not counts:
+            return sse(None, chunk)
+        usage = usage_so_far(self.running.session, self._turns.answers or self.running.tasks)
+        return sse(None, {**chunk, "usage": usage})
 
     def end(self) -> None:
         """End what still runs, and the session if it is the request's own."""
@@ -120,8 +132,7 @@ async def respond(request: Request, service: Service, tenant: str, body: ChatReq
     check(body)
     run = ToolRun(await start(request, service, tenant, body, CHAT))
     if body.stream:
-        usage = body.stream_options is not None and body.stream_options.include_usage
-        return EventStream(run.events(usage))
+        return EventStream(run.events(body.stream_options or StreamOptions()))
     try:
         made = await or_disconnect(request, run.whole())
         run.running.runs.responded(run.running.session)
