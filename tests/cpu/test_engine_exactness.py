@@ -235,8 +235,8 @@ def test_new_hints_change_the_order_and_no_token(
     expected = [make_bench().run(op)[0].tokens for op in ops]
     bench = make_bench(max_running=1)
     bench.submit(ops)
-    bench.core.update("a", Hints(application="a", work_left=900))
-    bench.core.update("b", Hints(application="b", work_left=90))
+    bench.core.update("a", Hints(application="a", turn=9.0))
+    bench.core.update("b", Hints(application="b", turn=3.0))
     bench.core.update("nobody", Hints())
     ended = []
     while bench.core.busy:

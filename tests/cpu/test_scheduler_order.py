@@ -33,7 +33,11 @@ def make_scheduler(
 def add(
     scheduler: Scheduler, name: str, tokens: int, *, open: bool = False, **hints: Any
 ) -> Sequence:
-    """Add a generate whose prompt is one token, its own, `tokens` times."""
+    """Add a generate whose prompt is one token, its own, `tokens` times. The turn of a throughput
+    call is half a minute later than others, as the server says it.
+    """
+    if hints.get("criterion") == "throughput":
+        hints.setdefault("turn", 30.0)
     op = Op(id=name, kind=Kind.GENERATE, context=name, hints=Hints(**hints))
     arrival = len(scheduler.waiting) + len(scheduler.running)
     mark = int.from_bytes(name.encode(), "big")
@@ -57,67 +61,38 @@ def names(plan: StepPlan) -> list[str]:
     return [chunk.sequence.op.id for chunk in plan.chunks]
 
 
-def test_the_least_work_left_goes_first() -> None:
-    """Less work left in the application goes first, then the deeper call, then arrival. Work for
-    throughput counts eight times. Open prompts go last, whatever their hints.
+def test_the_earliest_turn_goes_first() -> None:
+    """The application with the earliest turn goes first, then the deeper call, then arrival. Open
+    prompts go last, whatever their hints.
     """
     scheduler = make_scheduler()
-    add(scheduler, "open", 17, open=True, application="a", work_left=1)
-    add(scheduler, "bulk", 3, application="b", work_left=510, criterion="throughput")
-    add(scheduler, "long", 3, application="c", work_left=4000)
-    add(scheduler, "sink", 3, application="d", work_left=900)
-    add(scheduler, "deep", 3, application="d", work_left=900, depth=2)
-    add(scheduler, "late", 3, application="e", work_left=900)
+    add(scheduler, "open", 17, open=True, application="a", turn=1.0)
+    add(scheduler, "bulk", 3, application="b", turn=4080.0, criterion="throughput")
+    add(scheduler, "long", 3, application="c", turn=4000.0)
+    add(scheduler, "sink", 3, application="d", turn=900.0)
+    add(scheduler, "deep", 3, application="d", turn=900.0, depth=2)
+    add(scheduler, "late", 3, application="e", turn=900.0)
     assert names(run(scheduler)) == ["deep", "sink", "late", "long", "bulk", "open"]
 
 
 def test_an_application_moves_as_one() -> None:
-    """Its newest hints say that little work is left, so its older calls move forward too."""
+    """Its newest hints have an earlier turn, so its older calls move forward too."""
     scheduler = make_scheduler()
-    add(scheduler, "a1", 3, application="a", work_left=3000)
-    add(scheduler, "b1", 3, application="b", work_left=1000)
-    add(scheduler, "a2", 3, application="a", work_left=100)
+    add(scheduler, "a1", 3, application="a", turn=3.0)
+    add(scheduler, "b1", 3, application="b", turn=2.0)
+    add(scheduler, "a2", 3, application="a", turn=1.0)
     assert names(run(scheduler)) == ["a1", "a2", "b1"]
 
 
 def test_new_hints_take_effect_in_the_next_step() -> None:
-    """A prompt is half computed when the other application turns out to have little left: that one
-    goes first."""
+    """A prompt is half computed when the other application gets an earlier turn: that one goes
+    first."""
     scheduler = make_scheduler(step_tokens=10, max_running=2)
-    add(scheduler, "first", 30, application="a", work_left=500)
-    second = add(scheduler, "next", 30, application="b", work_left=500)
+    add(scheduler, "first", 30, application="a", turn=5.0)
+    second = add(scheduler, "next", 30, application="b", turn=5.0)
     assert names(run(scheduler)) == ["first"]
-    second.hints = Hints(application="b", work_left=5)
+    second.hints = Hints(application="b", turn=4.0)
     assert names(run(scheduler)) == ["next"]
-
-
-def test_nothing_starves_behind_shorter_work() -> None:
-    """Every second a call with little work left comes, with a prompt as long as the 20 steps of a
-    second can take. The throughput call and the long application are still served: after 30 and
-    50 s, and the backlog that came before these.
-    """
-    scheduler = make_scheduler(step_tokens=9, max_running=8)
-    add(scheduler, "long", 8, application="long", work_left=8192)
-    add(scheduler, "bulk", 8, application="bulk", work_left=8, criterion="throughput")
-    served: dict[str, float] = {}
-    for step in range(1600):
-        if step % 20 == 0:
-            add(scheduler, f"s{step}", 180, application=f"s{step}", work_left=200)
-        for chunk in scheduler.plan(step / 20).chunks:
-            one = chunk.sequence
-            if chunk.samples:
-                served.setdefault(one.op.id, step / 20)
-                scheduler.drop(one)
-    assert 30.0 <= served["bulk"] < 36.0
-    assert 50.0 <= served["long"] < 60.0
-
-
-def test_the_wait_in_the_server_counts_in_the_engine() -> None:
-    """A call that waited 31 s in the server's queue goes before one that is new and for latency."""
-    scheduler = make_scheduler()
-    add(scheduler, "new", 3, application="a", work_left=300)
-    add(scheduler, "bulk", 3, application="b", work_left=300, criterion="throughput", waited=31.0)
-    assert names(scheduler.plan(100.0)) == ["bulk", "new"]
 
 
 def test_a_group_shares_the_step_with_calls_of_users() -> None:
@@ -191,7 +166,7 @@ def test_a_long_application_gets_short_steps_beside_one_that_decodes() -> None:
     assert sizes(run(scheduler)) == {"a1": 1, "b": 6}
     second = add(scheduler, "a2", 9, application="a", work_left=50)
     assert sizes(run(scheduler)) == {"a1": 1, "a2": 9}
-    add(scheduler, "s", 4, application="s", work_left=20, priority=20)
+    add(scheduler, "s", 4, application="s", work_left=20, turn=1.0)
     assert sizes(run(scheduler)) == {"a1": 1, "a2": 1, "b": 6, "s": 4}
     for one in (first, second, long):
         scheduler.drop(one)
@@ -239,11 +214,11 @@ def test_latency_takes_a_place_and_room_from_throughput() -> None:
 
 
 def test_latency_does_not_take_room_from_latency() -> None:
-    """Work that has begun is not discarded for a call with a little less work left."""
+    """Work that has begun is not discarded for a call whose turn is a little earlier."""
     scheduler = make_scheduler(blocks=8)
-    add(scheduler, "begun", 22, work_left=100)
+    add(scheduler, "begun", 22, turn=1.0)
     run(scheduler)
-    add(scheduler, "less", 10, work_left=10)
+    add(scheduler, "less", 10, turn=0.5)
     assert names(run(scheduler)) == ["begun"]
 
 

@@ -40,8 +40,8 @@ def item(id: str, tenant: str, **hints: Any) -> Queued:
 @pytest.mark.parametrize("policy", ["app", "request"])
 def test_tenants_take_turns_whatever_their_priority(policy: str) -> None:
     """A has a hundred calls of the highest priority and the least work; B has two."""
-    queue = [item(f"a{i}", "a", priority=-100, work_left=1) for i in range(100)]
-    queue += [item(f"b{i}", "b", work_left=1 << 20) for i in range(2)]
+    queue = [item(f"a{i}", "a", priority=-100, turn=-1000.0) for i in range(100)]
+    queue += [item(f"b{i}", "b", turn=80.0) for i in range(2)]
     served = Served()
     order: list[str] = []
     while queue:

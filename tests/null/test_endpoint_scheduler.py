@@ -16,8 +16,7 @@ from weftline_engine.api import Finished, Hints
 from weftline_engine.remote.openai.scheduling import EndpointScheduler, fields
 from weftline_server.commands.engine_spec import EndpointSchedulerName
 
-# 1,024 tokens of work are 10 doublings, each worth 10 s. The client's priority takes 2 of them off.
-HINTS = Hints(application="s-1", work_left=1024, priority=-2, arrival=7.0)
+HINTS = Hints(application="s-1", turn=27.0, arrival=7.0)
 
 
 def test_the_command_line_names_each_scheduler() -> None:
@@ -29,8 +28,8 @@ def test_the_command_line_names_each_scheduler() -> None:
     ("scheduler", "said", "named"),
     [
         ("none", {}, {}),
-        ("vllm", {"priority": 870}, {"x-session-id": "s-1"}),
-        ("sglang", {"priority": -870}, {"x-session-id": "s-1"}),
+        ("vllm", {"priority": 270}, {"x-session-id": "s-1"}),
+        ("sglang", {"priority": -270}, {"x-session-id": "s-1"}),
         (
             "dynamo",
             {"nvext": {"agent_hints": {"priority": 80}}},
@@ -69,17 +68,15 @@ async def test_a_name_that_no_header_can_hold_is_left_out(tmp_path: Path) -> Non
 
 SOME = st.builds(
     Hints,
-    work_left=st.integers(0, 10**6),
-    priority=st.integers(-100, 100),
+    turn=st.floats(-1000.0, 10**7),
     arrival=st.floats(0, 10**7),
-    criterion=st.sampled_from(("latency", "throughput")),
 )
 
 
 @given(SOME, SOME)
 def test_both_numbers_have_the_order_of_the_servers_queue(one: Hints, other: Hints) -> None:
     """Who goes first in the server goes first at vLLM and SGLang; rounding may make a tie."""
-    first, last = sorted((one, other), key=lambda hints: hints.age(hints.arrival))
+    first, last = sorted((one, other), key=lambda hints: hints.turn)
     low, high = (fields(EndpointScheduler.VLLM, hints)["priority"] for hints in (first, last))
     assert low <= high
     low, high = (fields(EndpointScheduler.SGLANG, hints)["priority"] for hints in (last, first))

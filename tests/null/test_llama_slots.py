@@ -118,12 +118,12 @@ def test_an_empty_slot_is_taken_before_a_living_context_is_lost() -> None:
 
 
 def test_the_plan_orders_what_waits() -> None:
-    """Of two calls that wait, the later one goes first. Its application is nearly done."""
+    """Of two calls that wait, the later one goes first. Its application's turn is earlier."""
     desk = bench(1)
     desk.submit((1,), name="running")
     running = desk.seat()
-    desk.submit((2,), name="first", application="a", work_left=60_000)
-    desk.submit((3,), name="second", application="b", work_left=256)
+    desk.submit((2,), name="first", application="a", turn=30.0)
+    desk.submit((3,), name="second", application="b", turn=10.0)
     assert desk.seat() is None
     assert running is not None
     desk.end(running)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from math import inf
 from operator import itemgetter
 from typing import Any
@@ -12,24 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weftline_engine.api import (
-    GROUP_WEIGHT,
-    LEAST_WORK,
-    MOST_OVERTAKEN_S,
-    MOST_WORK,
-    PATIENCE_S,
-    Hints,
-)
+from weftline.contract.protocol import Criterion
+from weftline_engine.api import GROUP_WEIGHT, PATIENCE_S, Hints
 from weftline_server.schedule.engines.capacity import latency_tokens
 from weftline_server.schedule.placement import round as placement_round
 from weftline_server.schedule.placement.round import place
-from weftline_server.schedule.placement.round_data import AGING_S, EngineLoad, Placement, Queued
+from weftline_server.schedule.placement.round_data import EngineLoad, Placement, Queued
+from weftline_server.schedule.turns import MOST_OVERTAKEN_S, turn
 
 
 def queued(id: str, at: float = 0.0, tokens: int = 100, **more: Any) -> Queued:
-    """Build a queued primitive. Options that are no field of Queued are hints."""
+    """Build a queued primitive of an application that comes `at` this time, and whose work takes
+    0.02 s a token. Options that are no field of Queued are hints."""
     own = {k: more.pop(k) for k in ("model", "kind", "prefixes", "open") if k in more}
-    hints = Hints(**more)
+    criterion = Criterion(more.get("criterion", "latency"))
+    hints = Hints(turn=turn(at, 0.02 * more.get("work_left", 0), criterion, 0), **more)
     own = {"model": "m", "kind": "generate", **own}
     return Queued(id=id, queued=at, tokens=tokens, hints=hints, **own)
 
@@ -73,7 +69,7 @@ def test_in_an_application_the_deeper_call_goes_first() -> None:
 def test_nothing_starves() -> None:
     """An old enough call of a large application goes before the small ones that keep coming."""
     old = queued("large", at=0.0, work_left=64_000)
-    for waited, first in ((0.0, "small"), (9 * AGING_S, "large")):
+    for waited, first in ((0.0, "small"), (90.0, "large")):
         queue = [old, queued("small", at=waited, work_left=200)]
         assert list(placed(queue, [engine("e", max_running=1)], now=waited)) == [first]
 
@@ -269,22 +265,6 @@ ITEMS = st.builds(
     st.integers(0, 9999),
     st.sampled_from(["p", "q"]),
 )
-
-
-@given(st.lists(ITEMS, min_size=2, max_size=30), st.floats(60.0, 600.0))
-def test_the_order_stays_valid_while_calls_wait(queue: list[Queued], now: float) -> None:
-    """The work left of every application counts half after ten seconds of waiting, for all alike,
-    and work for throughput counts eight times. So an order that is computed once stays valid.
-    """
-    waiting = sorted(queue, key=lambda item: item.turn)
-    for before, after in pairwise(waiting):
-        left = [
-            min(max(item.hints.work_left, LEAST_WORK), MOST_WORK)
-            * (8 if item.throughput else 1)
-            * 2.0 ** -((now - item.queued) / AGING_S)
-            for item in (before, after)
-        ]
-        assert left[0] <= left[1] * (1 + 1e-9)
 
 
 @given(

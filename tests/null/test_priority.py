@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from tests.null.asgi import Serve, running
-from weftline_engine.api import Hints
+from weftline_engine.api import PRIORITY_S, Hints
 from weftline_engine.pretend.null import LatencyProfile, NullConfig
 from weftline_server.config import ServerConfig
 from weftline_server.http.state import OPEN_TENANT
 from weftline_server.schedule.placement.round import place
-from weftline_server.schedule.placement.round_data import AGING_S, EngineLoad, Queued
+from weftline_server.schedule.placement.round_data import EngineLoad, Queued
 
 ENGINE = EngineLoad(name="e", model="m", max_running=1)
 
@@ -26,7 +26,7 @@ def first(policy: str, now: float, *waiting: tuple[str, float, int]) -> str:
             kind="generate",
             queued=queued,
             tokens=9,
-            hints=Hints(work_left=9, priority=rank),
+            hints=Hints(turn=queued + PRIORITY_S * rank, priority=rank),
         )
         for id, queued, rank in waiting
     ]
@@ -42,8 +42,8 @@ def test_a_lower_priority_number_goes_first_until_waiting_outweighs_it(policy: s
     for low in (-2, 0, 97):
         waiting = ("late", 1.0, low), ("early", 0.0, low + 3)
         assert first(policy, 1.0, *waiting) == "late"
-        old = ("late", 3 * AGING_S + 1.0, low), ("early", 0.0, low + 3)
-        assert first(policy, 3 * AGING_S + 1.0, *old) == "early"
+        old = ("late", 3 * PRIORITY_S + 1.0, low), ("early", 0.0, low + 3)
+        assert first(policy, 3 * PRIORITY_S + 1.0, *old) == "early"
 
 
 async def test_the_priority_of_a_request_reaches_the_queue(serve: Serve) -> None:

@@ -23,7 +23,7 @@ from weftline.contract.protocol import (
     SubmitBody,
 )
 from weftline_engine import api
-from weftline_engine.api import MOST_OVERTAKEN_S, Hints
+from weftline_engine.api import Hints
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
 from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_engine.pretend.virtual_time import VirtualLoop, run
@@ -31,6 +31,7 @@ from weftline_server.prompt.prompter import Prompter
 from weftline_server.runtime.prompt_runner import meanings
 from weftline_server.schedule.placement.round import place
 from weftline_server.schedule.placement.round_data import EngineLoad, Queued
+from weftline_server.schedule.turns import MOST_OVERTAKEN_S
 
 # Eight places, and a chat of 2.4 s of work for each 0.32 s of eight places: more than it can bear.
 BUSY = SimulatedConfig(

@@ -125,8 +125,8 @@ async def test_ids_go_out_and_come_back(tmp_path: Path, increments: bool) -> Non
     The second call of the same prompt finds it in the cache. It ends what it streams."""
     async with connected(tmp_path, WrittenSGLang(increments=increments)) as (engine, server, _):
         engine._facts = replace(engine._facts, increments=increments)
-        first = generate("first", application="session 1", arrival=5.0, work_left=1024)
-        second = generate("second", application="session 1", arrival=6.0, work_left=1024)
+        first = generate("first", application="session 1", turn=5.0)
+        second = generate("second", application="session 1", turn=6.0)
         found = await ended(engine, first, second)
     parts = [one for one in found if isinstance(one, api.Part) and one.op == "first"]
     assert [(one.text, one.tokens) for one in parts] == [(w, (i,)) for i, w in enumerate(WORDS)]
@@ -154,7 +154,7 @@ async def test_the_facts_decide_what_it_can(tmp_path: Path) -> None:
     assert plain == SGLangFacts()
     assert "priority" not in generate_body(generate(), (1,), plain)
     low = SGLangFacts(priorities=True, low_first=True)
-    op = generate(arrival=5.0, work_left=1024)
+    op = generate(turn=5.0)
     high = generate_body(op, (1,), replace(low, low_first=False))
     assert generate_body(op, (1,), low)["priority"] == -high["priority"]
 

@@ -226,7 +226,9 @@ def test_contexts_are_kept_advised_and_freed(said: Said) -> None:
 
 def test_hints_carry_the_findings_of_the_passes(said: Said) -> None:
     """The hints of both calls of a chain, the second filled early: the session and its start, the
-    work left in all, the distance to the sink, and the objective. Each call is a span of one trace.
+    work left in all, the distance to the sink, and the objective. The turn comes after half of the
+    time that 92 tokens of prompts and 210 of outputs take, and after 30 s for throughput. Each call
+    is a span of one trace.
     """
     known: list[tuple[str, float, int]] = []
 
@@ -240,13 +242,14 @@ def test_hints_carry_the_findings_of_the_passes(said: Said) -> None:
 
     played(story)
     [(application, arrival, work_left)] = known
-    assert arrival == 7.0 and work_left > 200 + 10
+    assert arrival == 7.0 and work_left == 302
+    turn = 7.0 + ((92 * 0.0005 + 210 * 0.02) / 2 + 30.0)
     both: dict[str, Any] = {"application": application, "arrival": 7.0, "work_left": work_left}
     both |= {"criterion": Criterion.THROUGHPUT}
     ops: list[Op] = [op for name, (op, *_) in said if name == "submit"]
     assert [replace(op.hints, traceparent="") for op in ops] == [
-        Hints(depth=1, unread=True, **both),  # only the next prompt reads its text
-        Hints(depth=0, priority=3, **both),
+        Hints(depth=1, unread=True, turn=turn, **both),  # only the next prompt reads its text
+        Hints(depth=0, priority=3, turn=turn + 30.0, **both),
     ]
     traces, spans = zip(*(op.hints.traceparent.split("-")[1:3] for op in ops), strict=True)
     assert set(traces) == {f"{trace_of(application):032x}"} and len(set(spans)) == 2

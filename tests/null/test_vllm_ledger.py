@@ -22,12 +22,12 @@ def names(order: list[str] | None) -> list[str] | None:
     return None if order is None else [one.removesuffix("'s request") for one in order]
 
 
-def test_the_application_with_the_least_work_goes_first() -> None:
+def test_the_application_with_the_earliest_turn_goes_first() -> None:
     """All its calls go together, the deepest first. The order is told once."""
     found = ledger(
-        large=Hints(application="a", work_left=30_000),
-        last=Hints(application="b", work_left=900),
-        deep=Hints(application="b", work_left=900, depth=3),
+        large=Hints(application="a", turn=200.0),
+        last=Hints(application="b", turn=101.0),
+        deep=Hints(application="b", turn=101.0, depth=3),
     )
     assert names(found.order()) == ["deep", "last", "large"]
     assert found.order() is None
@@ -35,21 +35,12 @@ def test_the_application_with_the_least_work_goes_first() -> None:
 
 def test_hints_may_come_before_and_after_the_request() -> None:
     """A hint that changes nothing gives no new order."""
-    found = ledger(one=Hints(application="a", work_left=900), two=Hints(application="b"))
+    found = ledger(one=Hints(application="a", turn=101.0), two=Hints(application="b", turn=99.0))
     assert names(found.order()) == ["two", "one"]
-    found.hint("two", Hints(application="b", work_left=30_000))
+    found.hint("two", Hints(application="b", turn=200.0))
     assert names(found.order()) == ["one", "two"]
-    found.hint("two", Hints(application="b", work_left=30_000))
+    found.hint("two", Hints(application="b", turn=200.0))
     assert found.order() is None
-
-
-def test_time_in_the_servers_queue_counts() -> None:
-    """A call that has waited 90 s goes before a smaller one that came now."""
-    found = ledger(
-        small=Hints(application="a", work_left=256),
-        old=Hints(application="b", work_left=65_536, waited=90.0),
-    )
-    assert names(found.order()) == ["old", "small"]
 
 
 def test_requests_of_others_keep_their_priority() -> None:
@@ -63,12 +54,12 @@ def test_requests_of_others_keep_their_priority() -> None:
 
 def test_what_has_ended_is_forgotten() -> None:
     """So are hints whose request never came, the oldest first."""
-    found = ledger(one=Hints(), two=Hints(work_left=900))
+    found = ledger(one=Hints(), two=Hints(turn=101.0))
     found.end("one's request")
     assert names(found.order()) == ["two"] and len(found) == 1
     for i in range(MOST_EARLY + 1):
-        found.hint(f"op{i}", Hints(work_left=65_536))
-    found.add("r", "op0", range(10), 0, now=100.0)  # forgotten: it counts as having little work
+        found.hint(f"op{i}", Hints(turn=200.0))
+    found.add("r", "op0", range(10), 0, now=100.0)  # forgotten: its turn is now
     found.add("s", "op1", range(10), 0, now=100.0)
     assert names(found.order()) == ["r", "two", "s"]
 
@@ -79,7 +70,7 @@ def test_a_call_for_throughput_waits_beside_a_reader() -> None:
     found = ledger(
         reader=Hints(application="a", token_bound=15),
         bulk=Hints(application="b", criterion="throughput"),
-        more=Hints(application="c", criterion="throughput", work_left=900),
+        more=Hints(application="c", criterion="throughput", turn=101.0),
     )
     waiting = ["bulk's request", "more's request"]
     assert found.held(["reader's request"], waiting, now=100.0) == {"more's request"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -40,20 +41,20 @@ async def finish(target: Target, op: api.Op) -> api.Finished:
 
 
 async def test_hints_change_the_order_of_what_waits(scheduled: Target) -> None:
-    """Four calls run. Of two that wait, the later one goes first: its application is nearly done.
+    """Four calls run. Of two that wait, the later one goes first: its turn is earlier.
 
     This becomes known only after both were sent.
     """
     question = scheduled.questions[0]
     long = [scheduled.op(question, name=f"long{i}", max_tokens=96 + i) for i in range(3)]
     ops = [*long, scheduled.op(question, name="short", max_tokens=16)]
-    much = api.Hints(work_left=60_000)
+    much = api.Hints(turn=time.monotonic() + 60.0)
     for one in ("first", "second"):
         hints = replace(much, application=one)
         ops.append(replace(scheduled.op(question, name=one), hints=hints))
     for op in ops:
         scheduled.engine.submit(op)
-    little = api.Hints(application="second", work_left=256)
+    little = api.Hints(application="second", turn=much.turn - 50.0)
     scheduled.engine.update("second", little)
     heard = {op.id: await scheduled.end(op.id) for op in ops}
     first, second = heard["first"].finished, heard["second"].finished

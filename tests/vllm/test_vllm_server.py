@@ -195,9 +195,9 @@ async def test_log_probabilities_and_a_choice(vllm: Target) -> None:
 
 
 async def test_the_plan_decides_there_too(vllm: Target) -> None:
-    """With more calls than vLLM runs at once, one with less work left overtakes earlier calls."""
+    """With more calls than vLLM runs at once, one whose turn is earlier overtakes earlier calls."""
     question = vllm.questions[1]
-    hints = [api.Hints(work_left=10_000)] * 24 + [api.Hints(work_left=1)]
+    hints = [api.Hints(turn=100.0)] * 24 + [api.Hints(turn=1.0)]
     ops = [replace(vllm.op(question, max_tokens=24, ignore_eos=True), hints=one) for one in hints]
     heard = await vllm.run(*ops)
     ends = [one.finished.time for one in heard if one.finished is not None]

@@ -45,14 +45,10 @@ from weftline_engine.api.engine_events import (
     Usage,
 )
 from weftline_engine.api.ops import (
-    AGING_S,
     GROUP_WEIGHT,
-    LEAST_WORK,
-    MOST_OVERTAKEN_S,
     MOST_REFERENCES,
-    MOST_WORK,
     PATIENCE_S,
-    STAND_BACK,
+    PRIORITY_S,
     Claim,
     Fed,
     Footprint,
@@ -64,17 +60,13 @@ from weftline_engine.api.ops import (
 )
 
 __all__ = [
-    "AGING_S",
     "COUNTS",
     "GROUP_WEIGHT",
     "LACKING",
-    "LEAST_WORK",
-    "MOST_OVERTAKEN_S",
     "MOST_REFERENCES",
-    "MOST_WORK",
     "OTHER_WORDS",
     "PATIENCE_S",
-    "STAND_BACK",
+    "PRIORITY_S",
     "WORDS",
     "Accepted",
     "Availability",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 from enum import StrEnum
-from math import log2
 from typing import Any, TypeAlias
 
 from weftline_engine.api.record import record
@@ -30,17 +29,8 @@ class Retention(StrEnum):
 # What `feed` appends to an open op: token ids, text, or items, which are JSON values.
 Fed: TypeAlias = "tuple[int, ...] | str | list[Any]"
 
-# Seconds of waiting after which the work that an application has left counts half. One unit of
-# priority is worth as much as AGING_S of waiting.
-AGING_S = 10.0
-# The work of an application, in tokens, counts as at least LEAST_WORK and at most MOST_WORK. So a
-# call is overtaken because of its application's size for at most 80 s.
-LEAST_WORK, MOST_WORK = 256, 65_536
-# A throughput call counts as if its application's work were doubled this many times. That puts it
-# 30 s of waiting behind a latency call.
-STAND_BACK = 3.0
-# A call is never overtaken by a call of the same priority that was queued more than 110 s later.
-MOST_OVERTAKEN_S = AGING_S * (log2(MOST_WORK / LEAST_WORK) + STAND_BACK)
+# Seconds of waiting that one unit of the client's priority is worth.
+PRIORITY_S = 10.0
 # Seconds after which a throughput call shares the steps of latency calls.
 PATIENCE_S = 60.0
 # The share of task groups in the steps of latency calls. Their members may hold this many tokens
@@ -148,6 +138,10 @@ class Hints:
     compute, as far as its graph is known. `priority` is the client's number: lower goes first, and
     one unit counts as much as ten seconds of waiting.
 
+    `turn` is the order of applications in the server's queue and in every engine: the earliest goes
+    first. It is a time of the monotonic clock, and the same for all calls of an application that
+    have the same criterion and priority.
+
     `token_bound` limits the tokens in flight beside this op, if any op beside it has no bound.
     `expected_pause` is the seconds between the op's end and the next op that continues its context,
     or the first `kept_tokens` of it. `waited` is the seconds that the op was in the server's queue.
@@ -161,6 +155,7 @@ class Hints:
     depth: int = 0
     arrival: float = 0.0
     work_left: int = 0
+    turn: float = 0.0
     criterion: str = "latency"
     priority: int = 0
     token_bound: int | None = None
@@ -170,17 +165,6 @@ class Hints:
     traceparent: str = ""
     unread: bool = False
     footprint: Footprint | None = None
-
-    def age(self, queued: float) -> float:
-        """The order of applications, the smallest first, for an op queued at `queued` seconds.
-
-        The server's queue and the engines use the same order. The weight of the work left halves at
-        the same rate for all ops, so their order does not change while they wait. Both the work and
-        the criterion count for a bounded time, so no op starves.
-        """
-        left = log2(min(max(self.work_left, LEAST_WORK), MOST_WORK))
-        later = STAND_BACK if self.criterion == "throughput" else 0.0
-        return left + later + self.priority + queued / AGING_S
 
 
 @record

@@ -154,7 +154,8 @@ class Primitive:
 
     A primitive is ready when every variable in `reads` has its value and every primitive in `after`
     has ended. `reads` are in the order in which the body uses them, each variable once. `work`
-    estimates its cost in tokens. `id` is unique in its session.
+    estimates its cost in tokens, of which an engine generates `output` one by one. `id` is unique
+    in its session.
     """
 
     id: str
@@ -166,6 +167,7 @@ class Primitive:
     after: tuple[str, ...] = ()
     effects: Effects = Effects.NONE
     work: int = 0
+    output: int = 0
     body: PrimitiveBody | None = None
     items: ItemFlow | None = None
     traits: Traits = PLAIN
@@ -185,6 +187,7 @@ class Primitive:
             after=self.after,
             effects=self.effects,
             work=self.work,
+            output=self.output,
             body=self.body,
             items=replace(self.items, streams=True) if streams and self.items else self.items,
             traits=self.traits,

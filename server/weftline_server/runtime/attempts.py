@@ -12,6 +12,7 @@ from weftline_server.lowering.result_values import Transformed
 from weftline_server.prompt.prompter import Payload
 from weftline_server.runtime.workers import Workers
 from weftline_server.schedule.engines.member import Work
+from weftline_server.schedule.turns import Pace, turn
 from weftline_server.session.origin import handed_on
 from weftline_server.session.session import ServerSession
 
@@ -31,9 +32,10 @@ class Runner(ABC):
     The defaults are those of a kind without a prompt: JSON values go out, and one comes back.
     """
 
-    def __init__(self, salt: Callable[[str], str], workers: Workers) -> None:
+    def __init__(self, salt: Callable[[str], str], workers: Workers, pace: Pace) -> None:
         self._salt = salt
         self._workers = workers
+        self._pace = pace
 
     def prepare(
         self, session: ServerSession, primitive: Primitive
@@ -63,7 +65,7 @@ class Runner(ABC):
             context=str(id),
             inputs=payload.inputs,
             salt=self._salt(session.tenant),
-            hints=hints(session, primitive),
+            hints=hints(session, primitive, self._pace),
         )
         return Work(
             id,
@@ -86,18 +88,22 @@ class Runner(ABC):
         return None
 
 
-def hints(session: ServerSession, primitive: Primitive) -> api.Hints:
+def hints(session: ServerSession, primitive: Primitive, pace: Pace) -> api.Hints:
     """Findings of the passes about a primitive, as advice for the policy and the engine."""
     depth, objective, group = session.plan.advice(primitive.id)
     reads_tokens = map(session.watch.reads_tokens, primitive.writes)
+    burst, priority = session.execution.burst, session.graph.tasks[primitive.task].priority
+    if burst.own_s is None:  # the pace changes, and the turn of an application must not
+        burst.own_s = pace.seconds(primitive.resource, burst.work - burst.output, burst.output)
     return api.Hints(
         application=session.id,
         group=group,
         depth=depth,
         arrival=session.opened,
         work_left=session.execution.work_left,
+        turn=turn(burst.since, burst.own_s, objective, priority),
         criterion=objective,
-        priority=session.graph.tasks[primitive.task].priority,
+        priority=priority,
         traceparent=handed_on(session.tasks[primitive.task].origin, session.id, primitive.task),
         unread=not any(reads_tokens),
     )

@@ -69,7 +69,11 @@ class Driver:
         self.observers: tuple[TaskObserver, ...] = ()
         self._now = clock
         self._runners = Runners(
-            dispatcher.catalogue.prompter, registry.salts.__getitem__, without, dispatcher.lengths
+            dispatcher.catalogue.prompter,
+            registry.salts.__getitem__,
+            without,
+            dispatcher.pace,
+            dispatcher.lengths,
         )
         self._backlog = Backlog(self._perform, Containment(self.close))
         contained = self._backlog.contained
@@ -85,7 +89,7 @@ class Driver:
             self._cut,
             early="early_tools" not in without,
         )
-        self._hint_updates = HintUpdates(contained)
+        self._hint_updates = HintUpdates(contained, dispatcher.pace)
         self.reports = EngineReports(
             registry,
             self._runners,

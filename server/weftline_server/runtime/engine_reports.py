@@ -138,6 +138,7 @@ class EngineReports:
         finished = self._items.finished(session.id, primitive, finished)
         if isinstance(primitive.body, PromptBody):
             self._read_to_end(session, primitive, primitive.body, finished)
+            self._runners.prompts.took(session, primitive, finished.usage, self._now())
         made = self._runners.of(primitive).result(session, primitive, finished)
         takes_items = isinstance(primitive.body, TakesItems) and not primitive.traits.has_prompt
         if isinstance(made, Transformed) and not takes_items:

@@ -8,14 +8,16 @@ from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.runtime.attempts import hints
 from weftline_server.runtime.containment import Containment
+from weftline_server.schedule.turns import Pace
 from weftline_server.session.session import ServerSession
 
 
 class HintUpdates:
     """Collects primitives by session; the dispatcher takes their hints before it places."""
 
-    def __init__(self, contained: Containment) -> None:
+    def __init__(self, contained: Containment, pace: Pace) -> None:
         self._contained = contained
+        self._pace = pace
         self._due: dict[str, tuple[ServerSession, dict[str, None]]] = {}
 
     def note(self, session: ServerSession, primitives: Iterable[str]) -> None:
@@ -33,7 +35,7 @@ class HintUpdates:
         while self._due:
             _, (session, primitives) = self._due.popitem()
             found: list[tuple[PrimitiveId, api.Hints]] = []
-            self._contained.run(session, _collect, session, primitives, waiting, found)
+            self._contained.run(session, _collect, session, primitives, waiting, found, self._pace)
             yield from found
 
 
@@ -42,8 +44,9 @@ def _collect(
     primitives: Iterable[str],
     waiting: Container[str],
     found: list[tuple[PrimitiveId, api.Hints]],
+    pace: Pace,
 ) -> None:
     for id in primitives:
         full = PrimitiveId(session.id, id)
         if str(full) in waiting:
-            found.append((full, hints(session, session.graph.primitives[id])))
+            found.append((full, hints(session, session.graph.primitives[id], pace)))

@@ -24,6 +24,7 @@ from weftline_server.runtime.prompts import body_of, parts_before, tokenised, to
 from weftline_server.runtime.workers import Workers
 from weftline_server.schedule.engines.member import Work
 from weftline_server.schedule.memory.lengths import Lengths
+from weftline_server.schedule.turns import Pace
 from weftline_server.session import events as ev
 from weftline_server.session.session import ServerSession
 
@@ -43,9 +44,10 @@ class PromptRunner(Runner):
         salt: Callable[[str], str],
         without: frozenset[str],
         workers: Workers,
+        pace: Pace,
         lengths: Lengths | None = None,
     ) -> None:
-        super().__init__(salt, workers)
+        super().__init__(salt, workers, pace)
         self.prompter = prompter
         self.answers = Answers(prompter)
         self._lengths = lengths
@@ -93,7 +95,7 @@ class PromptRunner(Runner):
             salt=salt,
             open=attempt.is_open,
             references=references(session, primitive) if prompter.description.drafts else (),
-            hints=hints(session, primitive),
+            hints=hints(session, primitive, self._pace),
         )
         queued = queued_at(session, primitive, attempt, now)
         template, expected = "", None
@@ -116,6 +118,17 @@ class PromptRunner(Runner):
             template=template,
             expected=None if expected is None else expected.most,
         )
+
+    def took(
+        self, session: ServerSession, primitive: Primitive, usage: api.Usage, now: float
+    ) -> None:
+        """The primitive has ended on its engine: its model's pace is learned."""
+        run = session.primitives[primitive.id]
+        if run.step is not None and run.step.sent is not None:
+            sent = run.step.sent
+            filled = min(max(sent, usage.filled), now)
+            prompt = run.work - run.output
+            self._pace.learn(primitive.resource, prompt, filled - sent, run.output, now - filled)
 
     def part(self, primitive: Primitive, part: api.Part, now: float) -> ev.TextGenerated:
         """The event of a generated part of an output."""

@@ -27,6 +27,7 @@ from weftline_server.runtime.prompt_runner import PromptRunner
 from weftline_server.runtime.workers import Workers
 from weftline_server.schedule.engines.member import Work
 from weftline_server.schedule.memory.lengths import Lengths
+from weftline_server.schedule.turns import Pace
 from weftline_server.session.session import ServerSession
 
 
@@ -181,13 +182,14 @@ class Runners:
         prompter: Callable[[str], Prompter],
         salt: Callable[[str], str],
         without: frozenset[str],
+        pace: Pace,
         lengths: Lengths | None = None,
     ) -> None:
         self.workers = Workers()
-        self.prompts = PromptRunner(prompter, salt, without, self.workers, lengths)
-        self.steps = StepRunner(salt, self.workers)
-        self._control = ControlRunner(salt, self.workers)
-        self._tools = ToolRunner(salt, self.workers)
+        self.prompts = PromptRunner(prompter, salt, without, self.workers, pace, lengths)
+        self.steps = StepRunner(salt, self.workers, pace)
+        self._control = ControlRunner(salt, self.workers, pace)
+        self._tools = ToolRunner(salt, self.workers, pace)
 
     def of(self, primitive: Primitive) -> Runner:
         match primitive.body:

@@ -20,6 +20,7 @@ from weftline_server.schedule.placement.shares import Served
 from weftline_server.schedule.queue import UNAVAILABLE_S, Queue
 from weftline_server.schedule.rounds import PlacementRounds
 from weftline_server.schedule.session_protocol import Sent, Sessions
+from weftline_server.schedule.turns import Pace
 
 log = logging.getLogger("weftline.dispatcher")
 
@@ -46,6 +47,7 @@ class Dispatcher:
         self._now = clock
         self._without = without
         self.served = Served()
+        self.pace = Pace()
         self.lengths = None if "length_prediction" in without else Lengths()
         self._queue = Queue()
         self._sessions: Sessions  # this and the next three are set by `start`

@@ -151,7 +151,7 @@ class PlacementRounds:
         member.hold(work)
         sent = member.op(work, self._now())
         if self._policy == "request":
-            sent = replace(sent, hints=_plain(sent.hints))
+            sent = replace(sent, hints=_plain(sent.hints, work.queued))
         sent = self._memory.continuing(member.name, sent)
         perform(self._memory.restoring(member.name, sent), self._fleet.members)
         member.engine.submit(sent)
@@ -161,11 +161,12 @@ class PlacementRounds:
             self._sessions.outcome(work.primitive, news)
 
 
-def _plain(hints: api.Hints) -> api.Hints:
+def _plain(hints: api.Hints, queued: float) -> api.Hints:
     """The hints as an ordinary server gives them, so that the engine's order is that of arrival."""
     return api.Hints(
         priority=hints.priority,
         arrival=hints.arrival,
+        turn=queued + api.PRIORITY_S * hints.priority,
         waited=hints.waited,
         unread=hints.unread,  # an ordinary server knows which of its requests are streams
     )

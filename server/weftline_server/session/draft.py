@@ -38,7 +38,7 @@ class Draft:
         # The primitives, consumers first, each with the number of its edges; empty for a few.
         self.order: list[tuple[str, int]] = []
         self.branches = False  # whether one of them decides which variables are needed
-        self.work = 0
+        self.work = self.output = 0
         self._detached = detached
         self._origin = origin
 
@@ -80,5 +80,6 @@ class Draft:
             self.primitives[made.id] = made
             self.branches |= decides(one)
             self.work += made.work
+            self.output += made.output
         if task.criteria is not None:
             self.criteria += [(var, task.criteria) for var in task.writes]

@@ -15,6 +15,7 @@ from weftline_server.graph.primitive import Flow
 from weftline_server.passes import Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Spent
+from weftline_server.session.burst import Burst
 from weftline_server.session.draft import Draft
 from weftline_server.session.hold_queue import HoldQueue
 from weftline_server.session.need import (
@@ -73,9 +74,11 @@ class Execution:
         self.tasks: dict[str, TaskRun] = {}
         self.primitives: dict[str, PrimitiveRun] = {}
         self.work_left = 0  # estimated tokens of the primitives that have not ended
+        self.output_left = 0  # those of them that will be generated
         # The primitives that an engine got last; a later output may repeat what they have said.
         self.recent: deque[str] = deque(maxlen=_MOST_RECENT)
         self.under_way = 0  # primitives on an engine or on their way to one
+        self.burst = Burst()
         self.now = 0.0  # the time of the event that is handled
         self.held = HoldQueue()
         self._owned: dict[str, list[TaskRun]] = {}  # task → tasks that it has added
@@ -94,6 +97,8 @@ class Execution:
         for owner, owned in draft.owned.items():
             self._owned.setdefault(owner, []).extend(owned)
         self.work_left += draft.work
+        self.output_left += draft.output
+        self.burst.grows(self.work_left, self.output_left)
         self.held.branches |= draft.branches
         are_held = hold and bool(draft.order)
         if are_held:
@@ -308,14 +313,20 @@ class Execution:
 
     def _end(self, run: PrimitiveRun) -> None:
         self.work_left -= run.work
+        self.output_left -= run.output
         run.task.ended = self.now
         self.planning.end(run.id)
 
     def _move(self, run: PrimitiveRun, state: RunState) -> None:
         if state not in ALLOWED[run.state]:
             raise IllegalMove(f"{run.task.task.name} {run.id}: {run.state} to {state}")
+        before = self.under_way
         self.under_way += (state in UNDER_WAY) - (run.state in UNDER_WAY)
         run.state = state
+        if not before and self.under_way:
+            self.burst.goes_on(self.now, self.work_left, self.output_left)
+        elif before and not self.under_way:
+            self.burst.rests(self.now)
 
     def advance(self, run: PrimitiveRun, now: float, actions: list[ev.Action]) -> None:
         """Queue a waiting primitive if its inputs are there; else fill what is new of its prompt.

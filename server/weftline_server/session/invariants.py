@@ -28,6 +28,7 @@ def validate(execution: Execution) -> None:
         assert bool(ended) == (task.error is not None)
     runs = execution.primitives.values()
     assert execution.work_left == sum(run.work for run in runs if run.live)
+    assert execution.output_left == sum(run.output for run in runs if run.live)
     assert execution.under_way == sum(run.state in UNDER_WAY for run in runs)
     for var, variable in execution.variables.items():
         if variable.state is VariableState.STREAMING:

@@ -120,6 +120,7 @@ class PrimitiveRun:
 
     id: str
     work: int
+    output: int  # of the work
     # Weak, since the task has its primitives, and the session has the task. Of a session of five
     # calls 142 objects hung on these circles, which only the garbage collector frees.
     of_task: ref[TaskRun] = field(repr=False)
@@ -156,7 +157,7 @@ class TaskRun:
 
     def __post_init__(self) -> None:
         own = ref(self)
-        runs = [PrimitiveRun(one.id, one.work, own) for one in self.task.primitives]
+        runs = [PrimitiveRun(one.id, one.work, one.output, own) for one in self.task.primitives]
         self.primitives = tuple(runs)
 
     @property

@@ -29,35 +29,31 @@ def test_deeper_steps_of_an_application_come_first() -> None:
 
 
 def test_applications_come_in_the_order_of_the_server_s_queue() -> None:
-    """Less work left goes first; ten seconds of waiting halve it, and so does a priority."""
+    """The earliest turn goes first."""
 
-    def left(app: str, work: int, queued: float = 0.0, priority: int = 0) -> Waiting:
-        hints = Hints(application=app, work_left=work, priority=priority)
-        return Waiting(app, hints, (1,), queued=queued)
+    def waits(app: str, turn: float) -> Waiting:
+        return Waiting(app, Hints(application=app, turn=turn), (1,))
 
-    one = Slots(1, 10)
-    small, large = left("small", 600), left("large", 1000)
-    assert form([large, small], one) == [Share("small", 0, 1)]
-    assert form([large, left("small", 600, queued=10.0)], one) == [Share("large", 0, 1)]
-    assert form([left("large", 1000, priority=-1), small], one) == [Share("large", 0, 1)]
+    late, early = waits("late", 6.0), waits("early", 5.0)
+    assert form([late, early], Slots(1, 10)) == [Share("early", 0, 1)]
 
 
 @given(
     st.lists(
-        st.tuples(st.integers(1, 1 << 20), st.integers(-2, 2), st.integers(0, 99)),
+        st.tuples(st.integers(0, 99), st.integers(0, 99)),
         min_size=2,
         max_size=8,
     )
 )
 def test_the_embedder_and_the_server_agree_on_the_order(
-    applications: list[tuple[int, int, int]],
+    applications: list[tuple[int, int]],
 ) -> None:
     """One op of each application: batches of one come as the placement policy places."""
     hints = [
-        Hints(application=str(at), work_left=work, priority=priority, arrival=float(at))
-        for at, (work, priority, _) in enumerate(applications)
+        Hints(application=str(at), turn=float(turn), arrival=float(at))
+        for at, (turn, _) in enumerate(applications)
     ]
-    waits = [float(one[2]) for one in applications]
+    waits = [float(one[1]) for one in applications]
     queue = [
         Queued(id=h.application, model="m", kind="embed", queued=w, tokens=1, hints=h)
         for h, w in zip(hints, waits, strict=True)

@@ -90,7 +90,7 @@ def turn(name: str, at: float = 0.0, *, aware: bool) -> list[Arrival]:
     """A turn of a chat with uploads: 8 chunks of a new text, which a later turn reads, and a
     question to the texts before. Its calls are 4 steps behind its embedding.
     """
-    hints = api.Hints(application=name, arrival=at, work_left=4096)
+    hints = api.Hints(application=name, arrival=at, turn=at + 0.2)
     deep = replace(hints, depth=5) if aware else hints
     return [
         Arrival(at, f"{name} chunks", 8, CHUNK, replace(hints, depth=1) if aware else hints),
@@ -131,13 +131,12 @@ def questions_beside_ingest(chunks: int = 512, questions: int = 60) -> Beside:
             f"q{number}",
             1,
             QUERY,
-            api.Hints(application=f"q{number}", arrival=0.7 * number + 0.3, depth=5, work_left=512),
+            api.Hints(application=f"q{number}", turn=0.7 * number + 0.3, depth=5),
         )
         for number in range(questions)
     ]
-    size = chunks * CHUNK
     ingest = Arrival(
-        0.0, "ingest", chunks, CHUNK, api.Hints(application="upload", depth=1, work_left=size)
+        0.0, "ingest", chunks, CHUNK, api.Hints(application="upload", depth=1, turn=60.0)
     )
     alone, beside = ended(asked), ended([ingest, *asked])
     names = [one.name for one in asked]

@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterable, Sized
 from typing import Protocol
 
-from weftline_engine.api import AGING_S, GROUP_WEIGHT, PATIENCE_S, Hints
+from weftline_engine.api import GROUP_WEIGHT, PATIENCE_S, Hints
 from weftline_engine.bookkeeping.schedule.sequence import Rank
 
-# The weight of one level of depth in the application's graph, in doublings of work.
-_DEPTH = 0.5
+# The weight of one level of depth in the application's graph, in seconds of waiting.
+_DEPTH_S = 5.0
 
 
 class Ranked(Protocol):
@@ -50,17 +50,15 @@ def rank(sequences: Iterable[Ranked]) -> None:
     """Set the rank of all sequences in the engine.
 
     Open sequences come after complete ones, because their prompts may wait for the others' output.
-    Then the application with the least work left is first, and within it the deepest call. Age
-    counts by the time of arrival, which does not change. So the order of two sequences changes only
-    with their hints, and they cannot preempt each other in turn. No sequence starves, because
-    `Hints.age` limits the weight of work and criterion.
+    Then the application with the earliest turn is first, and within it the deepest call. The order
+    of two sequences changes only with their hints, so they cannot preempt each other in turn.
     """
-    scored = [(one, _group(one), one.hints.age(one.born)) for one in sequences]
+    scored = [(one, _group(one), one.hints.turn) for one in sequences]
     first: dict[tuple[str, bool], tuple[float, int]] = {}
     for one, group, score in scored:
         first[group] = min(first.get(group, (score, one.arrival)), (score, one.arrival))
     for one, group, _ in scored:
-        depth = one.born / AGING_S - _DEPTH * one.hints.depth
+        depth = one.born - _DEPTH_S * one.hints.depth
         one.rank = (one.open, *first[group], depth, one.arrival)
 
 

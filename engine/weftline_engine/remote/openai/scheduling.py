@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from math import log2
 from typing import Any
 
-from weftline_engine.api.ops import AGING_S, MOST_WORK, Hints, Op
+from weftline_engine.api.ops import Hints, Op
+
+# The turn of a latency call comes less than this after its application, and gets a number above 0.
+AHEAD_S = 100.0
 
 
 class EndpointScheduler(StrEnum):
@@ -21,10 +23,10 @@ class EndpointScheduler(StrEnum):
 def fields(scheduler: EndpointScheduler, hints: Hints) -> dict[str, Any]:
     """Return the fields of a request's body that hold the op's place in the queue.
 
-    vLLM and SGLang always start the op with the first number, so the number includes the time of
-    arrival, and an old op is overtaken for a bounded time only. In Dynamo a higher number goes
-    first, and its router ages ops itself. It gets the seconds by which the op goes ahead of an op
-    with the most work.
+    vLLM and SGLang always start the op with the first number, so they get the time of its turn, and
+    an old op is overtaken for a bounded time only. In Dynamo a higher number goes first, and its
+    router ages ops itself. It gets the seconds by which the op goes ahead of one whose turn is
+    AHEAD_S after its application came.
     """
     match scheduler:
         case EndpointScheduler.VLLM:
@@ -32,7 +34,7 @@ def fields(scheduler: EndpointScheduler, hints: Hints) -> dict[str, Any]:
         case EndpointScheduler.SGLANG:  # a higher number goes first
             return {"priority": -_place(hints)}
         case EndpointScheduler.DYNAMO:
-            ahead = round(AGING_S * (log2(MOST_WORK) - hints.age(0.0)))
+            ahead = round(AHEAD_S - (hints.turn - hints.arrival))
             return {"nvext": {"agent_hints": {"priority": ahead}}}
         case EndpointScheduler.NONE:
             return {}
@@ -56,4 +58,4 @@ def headers(scheduler: EndpointScheduler, op: Op) -> dict[str, str]:
 
 def _place(hints: Hints) -> int:
     """Return the op's place in tenths of a second of waiting. Lower goes first."""
-    return round(10 * AGING_S * hints.age(hints.arrival))
+    return round(10 * hints.turn)

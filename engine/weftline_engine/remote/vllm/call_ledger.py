@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from weftline_engine.api import Hints
+from weftline_engine.api import PRIORITY_S, Hints
 from weftline_engine.bookkeeping.schedule.sequence import Rank
 from weftline_engine.bookkeeping.schedule.step_order import TokenBound, rank, urgency
 
@@ -54,9 +54,10 @@ class CallLedger:
     ) -> None:
         """Add a request at `now`. `op` is None if it did not come from weftline."""
         self._arrivals += 1
-        hints = Hints(priority=max(-MOST_PRIORITY, min(MOST_PRIORITY, priority)))
+        bounded = max(-MOST_PRIORITY, min(MOST_PRIORITY, priority))
+        hints = Hints(priority=bounded, turn=now + PRIORITY_S * bounded)
         if op is not None:
-            hints = self._early.pop(op, Hints())
+            hints = self._early.pop(op, Hints(turn=now))
         call = VLLMCall(request, op or "", tokens, self._arrivals, now - hints.waited, hints)
         self._calls[request] = call
         if op is not None:

@@ -37,10 +37,6 @@ from weftline_engine.transport import wire
 
 log = logging.getLogger("weftline.vllm")
 
-# One second of an application's age counts as this many tokens of work less. So no call starves.
-AGE_TOKENS = 256
-# A throughput call is ordered as if it arrived a minute later.
-THROUGHPUT_TOKENS = 60 * AGE_TOKENS
 # vLLM sends the text of an unread op in parts of this many tokens. A chat of 64 tokens took 5.0 to
 # 7.3 ms of the server's CPU time with an event for each token, and 1.9 to 2.2 ms with such parts.
 # A reader that comes later gets the text at most this many tokens late.
@@ -311,13 +307,10 @@ def capabilities(
 def priority(hints: api.Hints) -> int:
     """Return the hints as vLLM's priority number. Lower numbers go first.
 
-    The order is the server policy's: the application with the least work left goes first, and
-    within it the deepest call. Each second of earlier arrival counts as AGE_TOKENS less work.
+    The order is the server policy's: the application with the earliest turn goes first, and within
+    it the deepest call. Turns are told apart by tenths of a second.
     """
-    work = hints.work_left + int(AGE_TOKENS * hints.arrival)
-    if hints.criterion == "throughput":
-        work += THROUGHPUT_TOKENS
-    return work * (DEEPEST + 1) + DEEPEST - min(hints.depth, DEEPEST)
+    return round(10 * hints.turn) * (DEEPEST + 1) + DEEPEST - min(hints.depth, DEEPEST)
 
 
 def _piece(event: dict[str, Any], alternatives: int | None) -> AnswerPiece | None:

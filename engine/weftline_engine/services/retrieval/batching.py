@@ -112,4 +112,4 @@ def _application(one: Waiting) -> str:
 
 def _turn(one: Waiting) -> tuple[float, float]:
     hints = one.hints
-    return hints.age(one.queued), hints.arrival
+    return hints.turn, hints.arrival

@@ -121,7 +121,8 @@ class JoinedEngine:
         return replace(event, time=event.time + ahead)
 
     def _theirs(self, hints: api.Hints) -> api.Hints:
-        return replace(hints, arrival=hints.arrival - (self._ahead or 0.0))
+        ahead = self._ahead or 0.0
+        return replace(hints, arrival=hints.arrival - ahead, turn=hints.turn - ahead)
 
 
 class JoinGate:

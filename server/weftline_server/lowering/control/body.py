@@ -122,12 +122,13 @@ class Tried:
     Once the `watched` variables are settled, all tasks of the instance have ended. These are the
     variables that the step asks for, and those that no task of the instance reads, by their names
     in the body. `sides` are variables around the body that only sides of branches may read. `work`
-    is estimated, in tokens.
+    is estimated, in tokens, of which `output` are generated.
     """
 
     watched: tuple[str, ...]
     sides: frozenset[str]
     work: int
+    output: int
 
 
 def tried(body: Body, made: Instance, kinds: Kinds, asked: Iterable[str]) -> Tried:
@@ -144,7 +145,8 @@ def tried(body: Body, made: Instance, kinds: Kinds, asked: Iterable[str]) -> Tri
     sides = read_by_sides(tasks, [f"{made.id}.{variable}" for variable in watched])
     own = {variable for task in tasks for variable in task.writes}
     work = sum(one.work for task in tasks for one in task.primitives)
-    return Tried(watched, sides - own, work)
+    output = sum(one.output for task in tasks for one in task.primitives)
+    return Tried(watched, sides - own, work, output)
 
 
 def check_writes(

@@ -67,7 +67,9 @@ class EachKind(StepKind[Each]):
         body = EachBody(step, id, made.watched, kinds)
         first = primitive(id, 0, "each", f"{id}.items", body, reads, self.traits)
         items = None if self.changes(step, kinds) else _item_flow(step)
-        primitives = [replace(first, items=items, work=1 + made.work * _expected(step))]
+        count = _expected(step)
+        work, output = 1 + made.work * count, made.output * count
+        primitives = [replace(first, items=items, work=work, output=output)]
         for number, (own, out) in enumerate(step.collect.items(), 1):
             gather = primitive(id, number, "gather", out, GatherBody(step, own, ()), traits=ENDS)
             primitives.append(replace(gather, items=ItemFlow(streams=True, ordered=True)))

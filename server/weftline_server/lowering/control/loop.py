@@ -73,7 +73,7 @@ class LoopKind(StepKind[Loop]):
         reads = reads_of(waits, [one for one in later if one not in sides])
         begin = primitive(id, 0, "loop", f"{id}.rounds", LoopBegin(rounds), reads, self.traits)
         primitives = (
-            replace(begin, work=1 + made.work),  # one round is certain
+            replace(begin, work=1 + made.work, output=made.output),  # one round is certain
             primitive(id, 1, "last", step.out or f"{id}.out", LastBody(), rounds.side_reads),
         )
         return task_of(step, id, primitives, later)

@@ -75,7 +75,7 @@ class AgentKind(StepKind[AgentStep]):
         body = AgentBegin(run, step.call, kinds)
         begin = primitive(id, 0, "agent", f"{id}.turns", body, reads_of(waits, later), self.traits)
         primitives = (
-            replace(begin, work=1 + first.work),  # one turn is certain
+            replace(begin, work=1 + first.work, output=first.output),  # one turn is certain
             primitive(id, 1, "answer", step.out or f"{id}.out", AnswerBody()),
         )
         return task_of(step, id, primitives, later)

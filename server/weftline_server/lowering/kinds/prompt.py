@@ -179,7 +179,7 @@ def _primitive(task: str, body: PromptBody, chars: int, before: list[Primitive])
     """The primitive of an output. The primitive's work is `chars`, the text since the output
     before, and the output."""
     sampling = body.output.sampling
-    asked = sampling.max_tokens if sampling else None
+    asked = (sampling.max_tokens if sampling else None) or GUESSED_OUTPUT
     assert body.output.semantic_var_id is not None, "lowering gives every output a variable"
     variables = [holder.semantic_var_id for holder in body.holders]
     return Primitive(
@@ -190,7 +190,8 @@ def _primitive(task: str, body: PromptBody, chars: int, before: list[Primitive])
         reads=tuple([Read(variable) for variable in dict.fromkeys(variables) if variable]),
         writes=(body.output.semantic_var_id,),
         after=(before[-1].id,) if before else (),
-        work=chars // CHARS_PER_TOKEN + (asked or GUESSED_OUTPUT),
+        work=chars // CHARS_PER_TOKEN + asked,
+        output=asked,
         body=body,
         items=_items(body),
         traits=TRAITS,
@@ -296,11 +297,8 @@ def template_of(body: PromptBody) -> str:
 
 def with_length(primitive: Primitive, tokens: int) -> Primitive:
     """The primitive with the work of an output of `tokens` tokens, in place of the bound."""
-    body = primitive.body
-    assert isinstance(body, PromptBody), "only a prompt has an output whose length is told"
-    sampling = body.output.sampling
-    asked = (sampling.max_tokens if sampling else None) or GUESSED_OUTPUT
-    return replace(primitive, work=primitive.work - asked + tokens)
+    assert isinstance(primitive.body, PromptBody), "only a prompt has an output"
+    return replace(primitive, work=primitive.work - primitive.output + tokens, output=tokens)
 
 
 def call_of(task: Task) -> Call:

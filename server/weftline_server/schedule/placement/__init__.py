@@ -8,9 +8,8 @@ experiment uses this policy as its control.
 
 `app` is Parrot's Algorithm 1 (section 5.4), with one score in place of its cases.
 
-- Order: the application with the least work left goes first, as far as its graph is known. Within
-  an application, the call furthest from the answer goes first. The size of the application counts
-  less the longer a call has waited, so that no call starves.
+- Order: the application with the earliest turn goes first, see `schedule.turns`. Within an
+  application, the call furthest from the answer goes first.
 - Engine: a call goes to the engine where the fewest tokens must be computed before it ends, and
   where it slows others least. Tokens of a prefix that is already there cost nothing. A token of a
   missing prefix costs more than a token of load. This brings calls that share a prefix together,

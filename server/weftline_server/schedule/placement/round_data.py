@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from weftline_engine.api import AGING_S, Hints, Kind
+from weftline_engine.api import Hints, Kind
 from weftline_engine.api.record import record, short_record
 from weftline_server.graph.engine_score import EngineScore
 
 __all__ = [
-    "AGING_S",
     "PROMPT_KINDS",
     "Class",
     "EngineLoad",
@@ -51,16 +50,22 @@ class Queued:
     meanings: tuple[tuple[str, int], ...] = ()
     open: bool = False  # an early fill: the rest of its prompt does not exist yet
     tenant: str = ""  # who shares engines with whom: each tenant gets as much as any other
-    turn: tuple[float, ...] = field(init=False)  # the sort key of `app`: the least goes first
+    turn: tuple[float | str, ...] = field(init=False)  # the sort key of `app`: the least goes first
     of: Class = field(init=False)
     throughput: bool = field(init=False)
     grouped: bool = field(init=False)  # a member of a task group that a reader waits for
 
     def __post_init__(self) -> None:
-        # The work left halves at the same rate for all calls. So their order never changes while
-        # they wait, and the key is computed once instead of in every round.
+        # The key is computed once instead of in every round.
         hints = self.hints
-        turn = (self.open, hints.age(self.queued), hints.arrival, -hints.depth, self.queued)
+        turn = (
+            self.open,
+            hints.turn,
+            hints.arrival,
+            hints.application,
+            -hints.depth,
+            self.queued,
+        )
         throughput = hints.criterion == "throughput"
         bounded = is_bounded(hints)
         strict = bounded and hints.criterion == "tpot"

@@ -8,10 +8,9 @@ from math import inf
 from operator import attrgetter
 from types import MappingProxyType
 
-from weftline_engine.api import GROUP_WEIGHT
+from weftline_engine.api import GROUP_WEIGHT, PRIORITY_S
 from weftline_server.graph.engine_score import EngineScore
 from weftline_server.schedule.placement.round_data import (
-    AGING_S,
     PROMPT_KINDS,
     Class,
     EngineLoad,
@@ -240,7 +239,7 @@ Cost = Callable[[Candidate, Queued, bool], float]
 
 
 def _first_come(item: Queued) -> tuple[float, ...]:
-    return item.open, item.queued + AGING_S * item.hints.priority
+    return item.open, item.queued + PRIORITY_S * item.hints.priority
 
 
 def _least_loaded(engine: Candidate, item: Queued, batches: bool) -> float:

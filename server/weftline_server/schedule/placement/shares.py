@@ -26,14 +26,15 @@ def shared(ordered: Sequence[Queued], served: Mapping[str, float]) -> Iterable[Q
 def _merged(
     queues: Mapping[str, Sequence[Queued]], served: Mapping[str, float]
 ) -> Iterable[Queued]:
-    turns = [(served.get(tenant, 0.0), at, tenant, 0) for at, tenant in enumerate(queues)]
+    # Among equals the name decides, so that no tenant gains by how it orders its own calls.
+    turns = [(served.get(tenant, 0.0), tenant, 0) for tenant in queues]
     heapq.heapify(turns)
     while turns:
-        got, at, tenant, place = turns[0]
+        got, tenant, place = turns[0]
         item = queues[tenant][place]
         yield item
         if place + 1 < len(queues[tenant]):
-            heapq.heapreplace(turns, (got + item.tokens, at, tenant, place + 1))
+            heapq.heapreplace(turns, (got + item.tokens, tenant, place + 1))
         else:
             heapq.heappop(turns)
 
