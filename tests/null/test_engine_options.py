@@ -11,8 +11,12 @@ import pytest
 
 from weftline.errors import InvalidRequest
 from weftline_server.commands import retrieval_tables, serve
-from weftline_server.commands.engine_spec import EngineSpec, from_arguments, from_tables
-from weftline_server.commands.option_takers import ENGINE_TAKERS
+from weftline_server.commands.engine_spec import (
+    ENGINE_TAKERS,
+    EngineSpec,
+    from_arguments,
+    from_tables,
+)
 
 URL = "http://gpu1:8000"
 ADVICE = ": leave it out, or choose an engine that takes it"

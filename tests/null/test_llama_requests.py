@@ -252,7 +252,7 @@ async def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
 def spec(*words: str) -> engine_spec.EngineSpec:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", nargs="?")
-    engines.add_arguments(parser)
+    engine_spec.add_arguments(parser)
     (found,) = engine_spec.from_arguments(parser.parse_args(words))
     return found
 

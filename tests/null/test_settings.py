@@ -11,7 +11,7 @@ import pytest
 
 from weftline.errors import InvalidRequest
 from weftline_engine.own.embedded.config import EmbeddedConfig
-from weftline_server.commands import engine_spec, engines
+from weftline_server.commands import engine_spec
 from weftline_server.commands.engine_spec import from_tables, without
 from weftline_server.commands.settings import Process, key_of, load
 from weftline_server.config import ServerConfig
@@ -180,7 +180,7 @@ def test_words_for_vllm_may_be_one_text(given: list[str], words: tuple[str, ...]
     """As words of their own they would be taken for options of weftline."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
-    engines.add_arguments(parser)
+    engine_spec.add_arguments(parser)
     args = parser.parse_args(["m", "--engine", "vllm", "--engine-python", "p", *given])
     (spec,) = engine_spec.from_arguments(args)
     assert spec.vllm.vllm_arguments == words

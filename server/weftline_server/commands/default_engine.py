@@ -12,7 +12,7 @@ from typing import Any
 
 from weftline_engine.own.models.short_names import short_names
 from weftline_server.commands import machine
-from weftline_server.commands.option_takers import ENGINE_TAKERS
+from weftline_server.commands.engine_spec import ENGINE_TAKERS
 
 _PROGRAM = "vllm"
 _MOST_LINE = 4096  # bytes of a script's first line

@@ -7,11 +7,22 @@ import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from weftline.contract.errors import InvalidRequest
 from weftline_engine.pretend.null import NullMode
-from weftline_server.commands.option_takers import CONNECTS, ENGINE_TAKERS, refuse_others
+from weftline_server.commands.engine_options import EngineOption, option_of, setting
+from weftline_server.commands.option_takers import (
+    ALL,
+    CONNECTS,
+    LLAMA,
+    NULL,
+    OPENAI,
+    RUNNING,
+    TORCH,
+    VLLM,
+    refuse_others,
+)
 from weftline_server.commands.settings import make
 
 EngineName = Literal["torch", "vllm", "sglang", "llamacpp", "openai", "null"]
@@ -20,7 +31,7 @@ EndpointSchedulerName = Literal["none", "vllm", "sglang", "dynamo"]
 VLLMSchedulerName = Literal["auto", "weftline", "vllm"]
 
 
-def check_dtype(dtype: str) -> None:
+def _check_dtype(dtype: str) -> None:
     """Raise InvalidRequest for a type that releases before had."""
     if dtype == "int8":
         raise InvalidRequest(
@@ -30,18 +41,60 @@ def check_dtype(dtype: str) -> None:
         )
 
 
+def _dtype(text: str) -> str:
+    """A type on the command line. Raises ArgumentTypeError for one that is gone."""
+    try:
+        _check_dtype(text)
+    except InvalidRequest as error:
+        raise argparse.ArgumentTypeError(error.message) from None
+    return text
+
+
+WORDS_MODE = "words"  # of the null engine
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedSpec:
     """What only the embedded engine has. `cores` are its CPU cores; empty means all."""
 
-    device: str = "auto"
-    load_format: str = "auto"
-    quantize: str = "none"
-    kv_fraction: float | None = None
-    host_kv_tokens: int = 0
-    cores: tuple[int, ...] = ()
-    tree_attention: bool = True
-    drafting: bool = True
+    device: str = setting(
+        "auto",
+        TORCH,
+        "where the model runs; auto takes a GPU if there is one (default: auto)",
+        choices=("auto", "cpu", "cuda"),
+    )
+    load_format: str = setting(
+        "auto",
+        (*TORCH, *VLLM),
+        "dummy makes random weights from MODEL/config.json, for benchmarks (default: auto)",
+        choices=("auto", "dummy"),
+    )
+    quantize: str = setting(
+        "none",
+        TORCH,
+        "quantise weights of 16 bits and more when they are loaded, for the C kernels (default: "
+        "none); a quantised GGUF file keeps its types",
+        choices=("none", "q8_0", "q4_0"),
+    )
+    kv_fraction: float | None = setting(
+        None,
+        TORCH,
+        "share of the memory, free after the model is loaded, that the KV cache takes (default: "
+        "0.85 on a GPU; a third on the CPU, at most 65,536 tokens)",
+        metavar="SHARE",
+        type=float,
+    )
+    host_kv_tokens: int = setting(
+        0,
+        TORCH,
+        "tokens of contexts that are copied to host memory while a tool runs and others wait for "
+        "room (default: 0)",
+        metavar="TOKENS",
+        type=int,
+    )
+    cores: tuple[int, ...] = setting((), TORCH)
+    tree_attention: bool = setting(True, TORCH)
+    drafting: bool = setting(True, TORCH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,44 +108,140 @@ class EndpointSpec:
     `data_parallel_rank`.
     """
 
-    connect: str | None = None
-    connect_key_env: str = "WEFTLINE_CONNECT_KEY"
-    served: str | None = None
-    kv_events: str | None = None
-    data_parallel_rank: int | None = None
-    dialect: Dialect = "both"
-    extras: bool = False
-    endpoint_scheduler: EndpointSchedulerName = "none"
-    context_limit: int | None = None
+    connect: str | None = setting(None, RUNNING, "address of a running endpoint", metavar="URL")
+    connect_key_env: str = setting("WEFTLINE_CONNECT_KEY", RUNNING)
+    served: str | None = setting(
+        None,
+        RUNNING,
+        "the endpoint's name of the model (default: the first that it lists)",
+        metavar="NAME",
+    )
+    kv_events: str | None = setting(
+        None,
+        (f"vllm{CONNECTS}", "sglang"),
+        "where the vLLM or SGLang of --connect publishes its KV events, as tcp://HOST:5557; with a "
+        "comma and where it sends missed ones again (default: nowhere)",
+        metavar="ADDRESS",
+    )
+    data_parallel_rank: int | None = setting(
+        None,
+        (f"vllm{CONNECTS}",),
+        "of the ranks of the vLLM of --connect, send all calls to this one (default: vLLM chooses)",
+        metavar="N",
+        type=int,
+    )
+    dialect: Dialect = setting(
+        "both",
+        OPENAI,
+        "which OpenAI API to call: chat/completions, completions, or the one that fits the call "
+        "(default: both)",
+        choices=get_args(Dialect),
+    )
+    extras: bool = setting(
+        False,
+        OPENAI,
+        "send sampling parameters that OpenAI lacks (default: leave them out)",
+        is_flag=True,
+    )
+    endpoint_scheduler: EndpointSchedulerName = setting(
+        "none",
+        OPENAI,
+        "tell the endpoint's scheduler, in its own fields, the place of each call in the plan and "
+        "the session (default: none)",
+        choices=get_args(EndpointSchedulerName),
+    )
+    context_limit: int | None = setting(
+        None,
+        ("vllm", "llamacpp", *(one for one in RUNNING if one != "sglang")),
+        "longest prompt plus output in tokens (default: what the endpoint states, else 8192)",
+        metavar="TOKENS",
+        type=int,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VLLMSpec:
     """A vLLM that is started."""
 
-    engine_python: str | None = None
-    tensor_parallel: int = 1
-    host_kv_gib: float | None = None
-    vllm_scheduler: VLLMSchedulerName = "auto"
-    vllm_arguments: tuple[str, ...] = ()
+    engine_python: str | None = setting(
+        None, VLLM, "interpreter that has vLLM, to start vLLM with", metavar="PATH"
+    )
+    tensor_parallel: int = setting(
+        1, VLLM, "number of GPUs that one vLLM uses (default: 1)", metavar="GPUS", type=int
+    )
+    host_kv_gib: float | None = setting(
+        None,
+        VLLM,
+        "host memory into which a vLLM on GPUs copies contexts, and reads them back (default: "
+        "none)",
+        metavar="GIB",
+        type=float,
+    )
+    vllm_scheduler: VLLMSchedulerName = setting(
+        "auto",
+        VLLM,
+        "whose scheduler a vLLM that is started runs; auto is weftline's where it knows the "
+        "version of vLLM (default: auto)",
+        choices=get_args(VLLMSchedulerName),
+    )
+    vllm_arguments: tuple[str, ...] = setting(
+        (),
+        VLLM,
+        'words to add to vLLM\'s command line, as --vllm-arguments="--block-size 32" (default: '
+        "none)",
+        metavar="WORD",
+        nargs="*",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaSpec:
     """A llama-server that is started. None looks for it on PATH."""
 
-    llama_server: str | None = None
-    llama_arguments: tuple[str, ...] = ()
+    llama_server: str | None = setting(
+        None,
+        LLAMA,
+        "the llama-server that the llamacpp engine starts (default: the one on PATH)",
+        metavar="PATH",
+    )
+    llama_arguments: tuple[str, ...] = setting(
+        (),
+        LLAMA,
+        'words to add to llama-server\'s command line, as --llama-arguments="--threads 4" '
+        "(default: none)",
+        metavar="WORD",
+        nargs="*",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NullSpec:
     """What only the null engine has."""
 
-    null_mode: str = NullMode.ECHO.value
-    null_script: str | None = None
-    null_fill_s: float = 0.0
-    null_step_s: float = 0.0
+    null_mode: str = setting(
+        NullMode.ECHO.value,
+        NULL,
+        "echo the prompt, follow --null-script, or emit max_tokens words; words has steps and a KV "
+        "cache of --kv-tokens, in which each word is a token (default: echo)",
+        choices=(*NullMode, WORDS_MODE),
+    )
+    null_script: str | None = setting(
+        None, NULL, 'JSON file of replies: [{"when": text, "reply": text}, …]', metavar="FILE"
+    )
+    null_fill_s: float = setting(
+        0.0,
+        NULL,
+        "seconds that each prompt token takes (default: 0.0)",
+        metavar="SECONDS",
+        type=float,
+    )
+    null_step_s: float = setting(
+        0.0,
+        NULL,
+        "seconds that each output token takes (default: 0.0)",
+        metavar="SECONDS",
+        type=float,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +253,40 @@ class EngineSpec:
     `[[engine]]` table is flat: the settings of the parts stand beside these.
     """
 
-    engine: EngineName = "torch"
-    name: str | None = None
-    model: str | None = None
-    call_it: str | None = None
-    dtype: str = "bfloat16"
-    kv_tokens: int | None = None
-    max_running: int | None = None
+    engine: EngineName = setting(
+        "torch",
+        ALL,
+        "kind of engine; torch is the embedded one (default: torch; vllm on a machine with a GPU "
+        "that has vLLM, unless the model is a GGUF file or an option is torch's)",
+        choices=get_args(EngineName),
+    )
+    name: str | None = setting(None, ALL)
+    model: str | None = setting(None, tuple(one for one in ALL if one != "null"))
+    call_it: str | None = setting(
+        None, ALL, "the model's name for clients (default: its own name)", metavar="NAME"
+    )
+    dtype: str = setting(
+        "bfloat16",
+        (*TORCH, *VLLM),
+        "type of weights, activations and KV cache (default: bfloat16)",
+        choices=("bfloat16", "float32"),
+        type=_dtype,
+    )
+    kv_tokens: int | None = setting(
+        None,
+        (*TORCH, *LLAMA, *NULL),
+        "size of the KV cache in tokens (default: see --kv-fraction)",
+        metavar="TOKENS",
+        type=int,
+    )
+    max_running: int | None = setting(
+        None,
+        tuple(one for one in ALL if one != f"llamacpp{CONNECTS}"),
+        "most calls that the engine runs at once (default: 64; null engine: 1024; llamacpp: 8, one "
+        "in each slot)",
+        metavar="CALLS",
+        type=int,
+    )
     embedded: EmbeddedSpec = field(default_factory=EmbeddedSpec)
     endpoint: EndpointSpec = field(default_factory=EndpointSpec)
     vllm: VLLMSpec = field(default_factory=VLLMSpec)
@@ -118,7 +294,7 @@ class EngineSpec:
     null: NullSpec = field(default_factory=NullSpec)
 
     def __post_init__(self) -> None:
-        check_dtype(self.dtype)
+        _check_dtype(self.dtype)
         connect = self.endpoint.connect
         if self.engine == "openai" and connect is None:
             raise InvalidRequest(
@@ -204,8 +380,35 @@ _PARTS: Mapping[str, type] = {
     "null": NullSpec,
 }
 _PART_OF = {one.name: part for part, cls in _PARTS.items() for one in dataclasses.fields(cls)}
+_OPTIONS: Mapping[str, EngineOption] = {
+    one.name: option_of(one)
+    for cls in (EngineSpec, *_PARTS.values())
+    for one in dataclasses.fields(cls)
+    if one.name not in _PARTS
+}
+# By the setting of an `[[engine]]` table.
+ENGINE_TAKERS = {name: option.takers for name, option in _OPTIONS.items()}
 _NAMES = {one.name for one in dataclasses.fields(EngineSpec)} - _PARTS.keys() | _PART_OF.keys()
 _FLAGS = {name: "MODEL" if name == "model" else f"--{name.replace('_', '-')}" for name in _NAMES}
+
+
+_GROUPS = {
+    "embedded": "the embedded engine",
+    "endpoint": "engines behind HTTP: vllm, sglang, llamacpp and openai",
+    "vllm": "engines behind HTTP: vllm, sglang, llamacpp and openai",
+    "llama": "engines behind HTTP: vllm, sglang, llamacpp and openai",
+    "null": "the null engine, which has no model",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments that describe one engine. A setting without help is for files alone."""
+    titles = dict.fromkeys(_GROUPS.values())
+    groups = {title: parser.add_argument_group(title) for title in titles}
+    for name, option in _OPTIONS.items():
+        if option.help:
+            part = _PART_OF.get(name)
+            option.declare(_FLAGS[name], parser if part is None else groups[_GROUPS[part]])
 
 
 def from_tables(tables: Sequence[Mapping[str, Any]]) -> tuple[EngineSpec, ...]:

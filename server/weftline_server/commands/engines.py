@@ -1,14 +1,13 @@
-"""Makes the engines that an operator describes, and declares the arguments that describe one."""
+"""Makes the engines that an operator describes."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Engine
@@ -25,17 +24,8 @@ from weftline_engine.own.models import (
 from weftline_engine.own.models.short_names import short_names
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine, NullMode
 from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine, StepCost
-from weftline_server.commands.engine_spec import (
-    Dialect,
-    EndpointSchedulerName,
-    EngineName,
-    EngineSpec,
-    VLLMSchedulerName,
-    check_dtype,
-)
+from weftline_server.commands.engine_spec import WORDS_MODE, EngineSpec
 from weftline_server.prompt.tokenizer_files import read_ahead
-
-WORDS_MODE = "words"  # of the null engine
 
 
 def factories(specs: Sequence[EngineSpec]) -> dict[str, Callable[[], Engine]]:
@@ -294,203 +284,3 @@ def _endpoint(spec: EngineSpec, base: str = "/v1") -> Any:
         return EndpointConfig(url=url, key=os.environ.get(spec.endpoint.connect_key_env))
     except ValueError as error:
         raise InvalidRequest(str(error), param="connect") from None
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments that describe one engine."""
-    parser.add_argument(
-        "--engine",
-        choices=get_args(EngineName),
-        help="kind of engine; torch is the embedded one (default: torch; vllm on a machine with "
-        "a GPU that has vLLM, unless the model is a GGUF file or an option is torch's)",
-    )
-    parser.add_argument(
-        "--dtype",
-        type=_dtype,
-        choices=("bfloat16", "float32"),
-        help="type of weights, activations and KV cache (default: bfloat16)",
-    )
-    _add_embedded_arguments(parser.add_argument_group("the embedded engine"))
-    parser.add_argument(
-        "--call-it", metavar="NAME", help="the model's name for clients (default: its own name)"
-    )
-    parser.add_argument(
-        "--max-running",
-        type=int,
-        metavar="CALLS",
-        help="most calls that the engine runs at once (default: 64; null engine: 1024; "
-        "llamacpp: 8, one in each slot)",
-    )
-    _add_http_arguments(
-        parser.add_argument_group("engines behind HTTP: vllm, sglang, llamacpp and openai")
-    )
-    _add_null_arguments(parser.add_argument_group("the null engine, which has no model"))
-
-
-def _dtype(text: str) -> str:
-    """A type as it is written. Raises ArgumentTypeError for one that is gone."""
-    try:
-        check_dtype(text)
-    except InvalidRequest as error:
-        raise argparse.ArgumentTypeError(error.message) from None
-    return text
-
-
-def _add_embedded_arguments(torch: argparse._ArgumentGroup) -> None:
-    torch.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        help="where the model runs; auto takes a GPU if there is one (default: auto)",
-    )
-    torch.add_argument(
-        "--load-format",
-        choices=("auto", "dummy"),
-        help="dummy makes random weights from MODEL/config.json, for benchmarks (default: auto)",
-    )
-    torch.add_argument(
-        "--quantize",
-        choices=("none", "q8_0", "q4_0"),
-        help="quantise weights of 16 bits and more when they are loaded, for the C kernels "
-        "(default: none); a quantised GGUF file keeps its types",
-    )
-    torch.add_argument(
-        "--kv-tokens",
-        type=int,
-        metavar="TOKENS",
-        help="size of the KV cache in tokens (default: see --kv-fraction)",
-    )
-    torch.add_argument(
-        "--kv-fraction",
-        type=float,
-        metavar="SHARE",
-        help="share of the memory, free after the model is loaded, that the KV cache takes "
-        "(default: 0.85 on a GPU; a third on the CPU, at most 65,536 tokens)",
-    )
-    torch.add_argument(
-        "--host-kv-tokens",
-        type=int,
-        metavar="TOKENS",
-        help="tokens of contexts that are copied to host memory while a tool runs and others wait "
-        "for room (default: 0)",
-    )
-
-
-def _add_http_arguments(other: argparse._ArgumentGroup) -> None:
-    other.add_argument("--connect", metavar="URL", help="address of a running endpoint")
-    other.add_argument(
-        "--engine-python", metavar="PATH", help="interpreter that has vLLM, to start vLLM with"
-    )
-    other.add_argument(
-        "--served",
-        metavar="NAME",
-        help="the endpoint's name of the model (default: the first that it lists)",
-    )
-    other.add_argument(
-        "--kv-events",
-        metavar="ADDRESS",
-        help="where the vLLM or SGLang of --connect publishes its KV events, as tcp://HOST:5557; "
-        "with a comma and where it sends missed ones again (default: nowhere)",
-    )
-    other.add_argument(
-        "--data-parallel-rank",
-        type=int,
-        metavar="N",
-        help="of the ranks of the vLLM of --connect, send all calls to this one (default: vLLM "
-        "chooses)",
-    )
-    other.add_argument(
-        "--dialect",
-        choices=get_args(Dialect),
-        help="which OpenAI API to call: chat/completions, completions, or the one that fits the "
-        "call (default: both)",
-    )
-    other.add_argument(
-        "--extras",
-        action="store_true",
-        default=None,
-        help="send sampling parameters that OpenAI lacks (default: leave them out)",
-    )
-    other.add_argument(
-        "--endpoint-scheduler",
-        choices=get_args(EndpointSchedulerName),
-        help="tell the endpoint's scheduler, in its own fields, the place of each call in the plan "
-        "and the session (default: none)",
-    )
-    other.add_argument(
-        "--context-limit",
-        type=int,
-        metavar="TOKENS",
-        help="longest prompt plus output in tokens (default: what the endpoint states, else 8192)",
-    )
-    _add_vllm_arguments(other)
-    _add_llama_arguments(other)
-
-
-def _add_vllm_arguments(other: argparse._ArgumentGroup) -> None:
-    other.add_argument(
-        "--tensor-parallel",
-        type=int,
-        metavar="GPUS",
-        help="number of GPUs that one vLLM uses (default: 1)",
-    )
-    other.add_argument(
-        "--host-kv-gib",
-        type=float,
-        metavar="GIB",
-        help="host memory into which a vLLM on GPUs copies contexts, and reads them back (default: "
-        "none)",
-    )
-    other.add_argument(
-        "--vllm-scheduler",
-        choices=get_args(VLLMSchedulerName),
-        help="whose scheduler a vLLM that is started runs; auto is weftline's where it knows the "
-        "version of vLLM (default: auto)",
-    )
-    other.add_argument(
-        "--vllm-arguments",
-        nargs="*",
-        metavar="WORD",
-        help='words to add to vLLM\'s command line, as --vllm-arguments="--block-size 32" '
-        "(default: none)",
-    )
-
-
-def _add_llama_arguments(other: argparse._ArgumentGroup) -> None:
-    other.add_argument(
-        "--llama-server",
-        metavar="PATH",
-        help="the llama-server that the llamacpp engine starts (default: the one on PATH)",
-    )
-    other.add_argument(
-        "--llama-arguments",
-        nargs="*",
-        metavar="WORD",
-        help='words to add to llama-server\'s command line, as --llama-arguments="--threads 4" '
-        "(default: none)",
-    )
-
-
-def _add_null_arguments(null: argparse._ArgumentGroup) -> None:
-    null.add_argument(
-        "--null-mode",
-        choices=(*NullMode, WORDS_MODE),
-        help="echo the prompt, follow --null-script, or emit max_tokens words; words has steps and "
-        "a KV cache of --kv-tokens, in which each word is a token (default: echo)",
-    )
-    null.add_argument(
-        "--null-script",
-        metavar="FILE",
-        help='JSON file of replies: [{"when": text, "reply": text}, …]',
-    )
-    null.add_argument(
-        "--null-fill-s",
-        type=float,
-        metavar="SECONDS",
-        help="seconds that each prompt token takes (default: 0.0)",
-    )
-    null.add_argument(
-        "--null-step-s",
-        type=float,
-        metavar="SECONDS",
-        help="seconds that each output token takes (default: 0.0)",
-    )

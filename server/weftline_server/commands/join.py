@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="leave when standard input closes, as it does when the program that started this ends",
     )
-    engines.add_arguments(parser)
+    engine_spec.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,38 +8,13 @@ from weftline.contract.errors import InvalidRequest
 
 CONNECTS = " --connect"  # after the name of an engine that may also be started here
 
-_TORCH = ("torch",)
-_VLLM = ("vllm",)
-_LLAMA = ("llamacpp",)
-_NULL = ("null",)
-_OPENAI = ("openai",)
-_RUNNING = (f"vllm{CONNECTS}", "sglang", f"llamacpp{CONNECTS}", "openai")
-_ALL = ("torch", "vllm", "llamacpp", "null", *_RUNNING)
-
-# By the setting of an `[[engine]]` table. A setting that is not here is taken by none.
-ENGINE_TAKERS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("engine", "name", "call_it"), _ALL),
-    "model": tuple(one for one in _ALL if one != "null"),
-    "max_running": tuple(one for one in _ALL if one != f"llamacpp{CONNECTS}"),
-    "dtype": ("torch", "vllm"),
-    "load_format": ("torch", "vllm"),
-    "kv_tokens": ("torch", "llamacpp", "null"),
-    **dict.fromkeys(("device", "quantize", "kv_fraction", "host_kv_tokens", "cores"), _TORCH),
-    **dict.fromkeys(("tree_attention", "drafting"), _TORCH),
-    **dict.fromkeys(("connect", "connect_key_env", "served"), _RUNNING),
-    "kv_events": (f"vllm{CONNECTS}", "sglang"),
-    "data_parallel_rank": (f"vllm{CONNECTS}",),
-    **dict.fromkeys(("dialect", "extras", "endpoint_scheduler"), _OPENAI),
-    "context_limit": (
-        "vllm",
-        "llamacpp",
-        *(one for one in _RUNNING if one != "sglang"),
-    ),
-    **dict.fromkeys(("engine_python", "tensor_parallel", "host_kv_gib"), _VLLM),
-    **dict.fromkeys(("vllm_scheduler", "vllm_arguments"), _VLLM),
-    **dict.fromkeys(("llama_server", "llama_arguments"), _LLAMA),
-    **dict.fromkeys(("null_mode", "null_script", "null_fill_s", "null_step_s"), _NULL),
-}
+TORCH = ("torch",)
+VLLM = ("vllm",)
+LLAMA = ("llamacpp",)
+NULL = ("null",)
+OPENAI = ("openai",)
+RUNNING = (f"vllm{CONNECTS}", "sglang", f"llamacpp{CONNECTS}", "openai")
+ALL = ("torch", "vllm", "llamacpp", "null", *RUNNING)
 _HINTS = {
     "served": "; the model's name for clients is {call_it}",
     "tensor_parallel": ": weftline serve MODEL --engine vllm --engine-python PYTHON "

@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="address on which engines of other machines join with the key in "
         "WEFTLINE_ENGINE_KEY; without MODEL and --engine only those serve (default: none join)",
     )
-    engines.add_arguments(parser)
+    engine_spec.add_arguments(parser)
     retrieval_tables.add_arguments(parser)
     ray_replicas.add_arguments(parser)
 
