@@ -10,10 +10,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-import weftline.adapters
+import weftline.kit
 from tests.integrations.conftest import served
 from tests.waits import wait_until
-from weftline.adapters import (
+from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment
+from weftline.errors import Cancelled, ConnectionFailed, WeftlineError
+from weftline.kit import (
     BACKGROUND,
     Chain,
     Claims,
@@ -31,11 +33,9 @@ from weftline.adapters import (
     RunSessions,
     Server,
 )
-from weftline.adapters.clients import MAX_CLIENTS
-from weftline.adapters.openai import finish_reason, message, whole_delta
-from weftline.adapters.pieces import as_name, by_search, to_wire
-from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment
-from weftline.errors import Cancelled, ConnectionFailed, WeftlineError
+from weftline.kit.clients import MAX_CLIENTS
+from weftline.kit.openai import finish_reason, message, whole_delta
+from weftline.kit.pieces import as_name, by_search, to_wire
 from weftline.watching import Value
 
 FRAMEWORKS = (
@@ -49,7 +49,7 @@ FRAMEWORKS = (
 
 
 def kit() -> list[Path]:
-    return sorted(Path(weftline.adapters.__file__).parent.glob("*.py"))
+    return sorted(Path(weftline.kit.__file__).parent.glob("*.py"))
 
 
 @pytest.mark.parametrize("path", kit(), ids=lambda path: path.name)

@@ -28,7 +28,7 @@ from langgraph.types import interrupt
 from langchain_weftline import ChatWeftline, EarlyTools
 from tests.integrations.conftest import served
 from tests.integrations.recording import recorded
-from weftline.adapters.early_tools import EarlyTurn, StartedTools
+from weftline.kit.early_tools import EarlyTurn, StartedTools
 
 
 def called(name: str, **arguments: Any) -> str:
@@ -293,7 +293,7 @@ def test_functions_beyond_the_limit_wait_for_their_turn(monkeypatch: pytest.Monk
     """A tool that hangs keeps one of the threads, and no others are started in its place."""
     from threading import BoundedSemaphore
 
-    from weftline.adapters import early_tools as early
+    from weftline.kit import early_tools as early
 
     monkeypatch.setattr(early, "_running", BoundedSemaphore(1))
     release = Event()

@@ -14,9 +14,9 @@ import pytest
 from langchain_weftline.model.transport import httpx as chat_openai_http
 from tests.integrations.tiers import AGAIN, ASK, GIVEN, TEXT, TIERS, Chain, chat_weftline
 from weftline import AsyncClient
-from weftline.adapters import BACKGROUND, RunFeed, Server
 from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment
 from weftline.errors import ClientFailed
+from weftline.kit import BACKGROUND, RunFeed, Server
 
 pytest.importorskip("llama_index.llms.weftline")
 TEXT_OF_CAUSE = "send() got an unexpected keyword argument 'trace'"

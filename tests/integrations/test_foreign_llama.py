@@ -25,9 +25,9 @@ from tests.integrations.test_foreign_exceptions import (
 )
 from tests.integrations.test_llama_ahead import bounded, nodes, synthesizer
 from tests.waits import wait_until
-from weftline.adapters import Result, Server
-from weftline.adapters.results import item_of, rows_of
 from weftline.errors import ClientFailed, EngineFailed
+from weftline.kit import Result, Server
+from weftline.kit.results import item_of, rows_of
 from weftline.watching import Failed
 
 

@@ -152,7 +152,7 @@ def test_many_texts_are_added_in_portions(
     store: WeftlineVectorStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts that exceed one request's size are several requests; the ids stay in order."""
-    monkeypatch.setattr("weftline.adapters.retrieval_requests.MAX_CHARS", 25)
+    monkeypatch.setattr("weftline.kit.retrieval_requests.MAX_CHARS", 25)
     with recorded(url) as proxy:
         there = WeftlineVectorStore(base_url=proxy.url)
         ids = there.add_texts(TEXTS, ids=["a", "b", "c"])

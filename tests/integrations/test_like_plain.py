@@ -33,7 +33,7 @@ from pydantic import BaseModel
 
 from langchain_weftline import accelerate
 from tests.waits import until
-from weftline.adapters import RunFeed
+from weftline.kit import RunFeed
 
 from .conftest import StartServer, served
 from .recording import recorded

@@ -18,8 +18,8 @@ from llama_index.vector_stores.weftline import WeftlineVectorStore
 
 from tests.integrations.conftest import recorded_by_default
 from tests.integrations.recording import Recording
-from weftline.adapters import RunFeed
 from weftline.errors import WeftlineError
+from weftline.kit import RunFeed
 
 SUBMIT = "/v1/submit"
 

@@ -29,8 +29,8 @@ from pydantic import BaseModel, Field
 from tests.integrations.conftest import StartServer
 from tests.integrations.recording import Recording, recorded
 from tests.integrations.test_llama_ahead import CHAT, SUBMIT, counts, nodes, synthesizer
-from weftline.adapters.parsers import NoTransform
 from weftline.errors import WeftlineError
+from weftline.kit.parsers import NoTransform
 
 
 class River(BaseModel):

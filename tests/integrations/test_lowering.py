@@ -22,8 +22,8 @@ from langchain_weftline import ChatWeftline, accelerate
 from langchain_weftline.lower.drafts import raw_calls
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.symbols import UNKNOWN, AnswerMessage, Ref
-from weftline.adapters import Server
 from weftline.contract.protocol import Call, Message, Placeholder, Sampling, to_wire
+from weftline.kit import Server
 
 LLM = ChatWeftline(base_url="http://there:1", temperature=0)
 ASK = ChatPromptTemplate.from_messages([("system", "Be brief."), ("human", "What of {topic}?")])

@@ -20,7 +20,7 @@ from langchain_core.runnables import Runnable
 from langchain_weftline import ChatWeftline, accelerate
 from langchain_weftline.trace.prompt_origins import LISTENER
 from tests.integrations.conftest import served
-from weftline.adapters import BACKGROUND, RunFeed
+from weftline.kit import BACKGROUND, RunFeed
 
 Chain = Runnable[Any, Any]
 

@@ -12,8 +12,8 @@ from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_weftline.trace.session_trace import TracedSession
 from langchain_weftline.trace.template_pieces import MIN_SEARCHED, by_template, strings_in
 from langchain_weftline.trace.templates import Templates
-from weftline.adapters import Closer, Piece
-from weftline.adapters.pieces import by_search, text_of
+from weftline.kit import Closer, Piece
+from weftline.kit.pieces import by_search, text_of
 
 # Few letters, so that values occur inside one another and inside the text.
 WORDS = st.text("ab {}<&", max_size=12)

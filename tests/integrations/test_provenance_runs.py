@@ -28,7 +28,7 @@ from tests.integrations.conftest import served
 from tests.integrations.provenance import CHAT, line, plain
 from tests.integrations.recording import Recording, recorded
 from tests.waits import WAIT_S, until, wait_until
-from weftline.adapters import run_sessions as sessions
+from weftline.kit import run_sessions as sessions
 
 P = ChatPromptTemplate.from_messages([("system", "You are {role}."), ("human", "Tell of {topic}.")])
 X = {"role": "a chef", "topic": "soup"}

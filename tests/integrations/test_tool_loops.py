@@ -16,7 +16,7 @@ from llama_index.llms.weftline import Weftline
 from langchain_weftline import ChatWeftline, accelerate
 from tests.integrations.conftest import StartServer
 from tests.integrations.recording import recorded
-from weftline.adapters import Piece, RunSession
+from weftline.kit import Piece, RunSession
 
 
 def called(*queries: str) -> str:

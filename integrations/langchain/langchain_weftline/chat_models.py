@@ -45,9 +45,9 @@ from langchain_weftline.model.model_profile import DescribedChat
 from langchain_weftline.model.patience import Patience
 from langchain_weftline.model.transport import Proxies, SharedClient, async_client, client
 from langchain_weftline.trace.prompt_origins import listen
-from weftline.adapters.early_tools import EarlyTurn, early_turn
-from weftline.adapters.run_sessions import OURS
-from weftline.adapters.server import NO_KEY, Server, default_api_key, default_base_url, is_on
+from weftline.kit.early_tools import EarlyTurn, early_turn
+from weftline.kit.run_sessions import OURS
+from weftline.kit.server import NO_KEY, Server, default_api_key, default_base_url, is_on
 
 # If the user sets one of these, the model uses the user's connections.
 _SYNC = frozenset({"http_socket_options", "http_client", "client", "root_client"})

@@ -9,7 +9,7 @@ from typing import Any
 from langchain_weftline.lower.chain_steps import ChainStep
 from langchain_weftline.lower.segments import TemplateSegment, segments_of
 from langchain_weftline.lower.symbols import name_of
-from weftline.adapters import BACKGROUND, CLIENTS, Server
+from weftline.kit import BACKGROUND, CLIENTS, Server
 
 # A variable is told if this much constant text stands behind it: 64 tokens, from which on the
 # server tells a difference, too.

@@ -23,10 +23,10 @@ from langchain_weftline.lower.drafts import (
     TextDraft,
 )
 from langchain_weftline.lower.symbols import Hole, Prompt, PromptMessage, Ref
-from weftline.adapters import Claims, Later, Planned, ReadValue, Result, Server
-from weftline.adapters.results import item_of, settled
 from weftline.contract import transforms
 from weftline.errors import TransformFailed, WeftlineError
+from weftline.kit import Claims, Later, Planned, ReadValue, Result, Server
+from weftline.kit.results import item_of, settled
 from weftline.predicates import holds
 from weftline.watching import Value
 

@@ -16,9 +16,9 @@ from langchain_core.runnables.config import var_child_runnable_config
 
 from langchain_weftline.trace.handlers import OwnHandler
 from langchain_weftline.trace.prompt_origins import running
-from weftline.adapters import Server, awaited
-from weftline.adapters.retrieval_requests import Embedder
 from weftline.errors import WeftlineError
+from weftline.kit import Server, awaited
+from weftline.kit.retrieval_requests import Embedder
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,10 @@ from langchain_weftline.model.answers import completion_of
 from langchain_weftline.model.call_sampling import call_options
 from langchain_weftline.model.failures import as_model
 from langchain_weftline.model.forms import Form
-from weftline.adapters import Piece, Result, RunFeed, RunSession, Server, awaited
-from weftline.adapters.openai import Chunks
 from weftline.contract.protocol import Call
 from weftline.errors import ClientFailed, Timeout, WeftlineError
+from weftline.kit import Piece, Result, RunFeed, RunSession, Server, awaited
+from weftline.kit.openai import Chunks
 from weftline.sdk.http import OnGraph
 from weftline.watching import Failed, Value
 

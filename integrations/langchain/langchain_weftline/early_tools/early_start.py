@@ -18,7 +18,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import BaseTool, StructuredTool, Tool
 
-from weftline.adapters.early_tools import EarlyTurn, StartedTools, as_early_turn, in_thread
+from weftline.kit.early_tools import EarlyTurn, StartedTools, as_early_turn, in_thread
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import AgentMiddleware

@@ -13,8 +13,8 @@ from openai import APIConnectionError
 from openai.types.chat import ChatCompletion
 
 from langchain_weftline.model.transport import httpx
-from weftline.adapters.early_tools import EarlyTurn
-from weftline.adapters.run_sessions import OURS
+from weftline.kit.early_tools import EarlyTurn
+from weftline.kit.run_sessions import OURS
 
 
 class StreamedAnswer:

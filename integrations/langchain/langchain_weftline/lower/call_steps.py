@@ -30,7 +30,7 @@ from langchain_weftline.lower.symbols import (
     string_pieces,
 )
 from langchain_weftline.model.call_sampling import call_options
-from weftline.adapters import Server
+from weftline.kit import Server
 
 _NO_TOOLS = "it reads tool calls, and its model has no tools"
 

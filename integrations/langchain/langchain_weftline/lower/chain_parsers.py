@@ -1,6 +1,6 @@
 """The transform that replaces a LangChain parser, and what LangChain makes of its value.
 
-This module adds two kinds of parsers to the table of `weftline.adapters.parsers`. The value of some
+This module adds two kinds of parsers to the table of `weftline.kit.parsers`. The value of some
 parsers is not JSON (an object, a member of an enum, a date, a tuple). The other parsers read a
 message's tool calls. Only exact classes count, because a subclass may override anything.
 """
@@ -23,9 +23,9 @@ from langchain_core.output_parsers.openai_tools import (
 
 from langchain_weftline.lower.shapes import ObjectShape, shape_of
 from langchain_weftline.lower.symbols import AnswerMessage, CannotCompile, Ref, Spec, ValueKind
-from weftline.adapters import parsers
 from weftline.contract import transforms
 from weftline.errors import InvalidRequest
+from weftline.kit import parsers
 
 Parser = BaseOutputParser[Any]
 

@@ -12,8 +12,6 @@ from langchain_weftline.lower.symbols import Hole, Prompt, PromptMessage, Ref, S
 from langchain_weftline.model.call_tools import Toolbox
 from langchain_weftline.model.forms import Form
 from langchain_weftline.retrieval.vectorstore import StoreInServer
-from weftline.adapters import OUTPUT, Inputs, Server
-from weftline.adapters.results import LOST
 from weftline.contract import steps
 from weftline.contract.protocol import (
     Call,
@@ -24,6 +22,8 @@ from weftline.contract.protocol import (
     Sampling,
     Segment,
 )
+from weftline.kit import OUTPUT, Inputs, Server
+from weftline.kit.results import LOST
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 

@@ -14,8 +14,8 @@ from langchain_weftline.lower.texts import can_be_sent
 from langchain_weftline.model.answers import new_variable
 from langchain_weftline.retrieval.rerank import WeftlineRerank
 from langchain_weftline.retrieval.vectorstore import WeftlineRetriever, WeftlineVectorStore
-from weftline.adapters import Server
 from weftline.contract import steps
+from weftline.kit import Server
 
 _DEFAULT_K = 4  # of LangChain's vector stores
 

@@ -7,7 +7,7 @@ import uuid
 
 from openai.types.chat import ChatCompletion
 
-from weftline.adapters.openai import finish_reason, message, usage
+from weftline.kit.openai import finish_reason, message, usage
 from weftline.watching import Value
 
 

@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from langchain_weftline.model.patience import connect_seconds
 from langchain_weftline.model.transport import SharedAsyncClient, SharedClient
-from weftline.adapters import Server
+from weftline.kit import Server
 
 
 class Connected(Protocol):

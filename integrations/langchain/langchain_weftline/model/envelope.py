@@ -17,9 +17,9 @@ from langchain_weftline.model.transport import httpx
 from langchain_weftline.trace.prompt_origins import LISTENER, OpenRun, printable, running
 from langchain_weftline.trace.session_trace import TracedSession
 from langchain_weftline.trace.template_pieces import strings_in
-from weftline.adapters import Closers, Pieces, Request
-from weftline.adapters.pieces import names_any, to_wire
-from weftline.adapters.run_sessions import OURS, said_of
+from weftline.kit import Closers, Pieces, Request
+from weftline.kit.pieces import names_any, to_wire
+from weftline.kit.run_sessions import OURS, said_of
 
 # The most bytes of pieces in a request. They repeat the messages, and the server accepts 8 MiB.
 MAX_TOLD = 1 << 20

@@ -6,7 +6,7 @@ from langchain_core.embeddings import Embeddings
 from pydantic import Field
 
 from langchain_weftline.retrieval.place import ServerAddress
-from weftline.adapters import retrieval_requests
+from weftline.kit import retrieval_requests
 
 
 class WeftlineEmbeddings(ServerAddress, Embeddings):

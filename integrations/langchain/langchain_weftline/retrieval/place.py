@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import ConfigDict
 
-from weftline.adapters.server_fields import ServerFields
+from weftline.kit.server_fields import ServerFields
 
 
 class ServerAddress(ServerFields):

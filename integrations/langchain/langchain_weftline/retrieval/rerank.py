@@ -11,7 +11,7 @@ from pydantic import Field
 
 from langchain_weftline.ahead.handler_lookup import RerankKey, aranked_of, ranked_of
 from langchain_weftline.retrieval.place import ServerAddress
-from weftline.adapters import retrieval_requests
+from weftline.kit import retrieval_requests
 
 SCORE = "relevance_score"  # the metadata that holds a document's score, as Cohere's class has it
 

@@ -17,8 +17,8 @@ from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from langchain_weftline.ahead.handler_lookup import SearchKey, ahits_of, hits_of, retrieving
 from langchain_weftline.retrieval.embeddings import WeftlineEmbeddings
-from weftline.adapters import Server, retrieval_requests
-from weftline.adapters.retrieval_requests import AnswerSteps, Item
+from weftline.kit import Server, retrieval_requests
+from weftline.kit.retrieval_requests import AnswerSteps, Item
 
 Filter = Mapping[str, Any]
 

@@ -26,9 +26,9 @@ from langchain_weftline.trace.handlers import OwnHandler
 from langchain_weftline.trace.session_trace import TracedSession
 from langchain_weftline.trace.template_pieces import by_input, by_template
 from langchain_weftline.trace.templates import Templates
-from weftline.adapters import Piece, Pieces, RunSessions
-from weftline.adapters.pieces import text_of
-from weftline.adapters.run_sessions import MAX_NAME, Nested
+from weftline.kit import Piece, Pieces, RunSessions
+from weftline.kit.pieces import text_of
+from weftline.kit.run_sessions import MAX_NAME, Nested
 
 # The most runs that are kept. LangChain never ends some, such as streams of a closed event loop.
 MAX_RUNS = 50_000

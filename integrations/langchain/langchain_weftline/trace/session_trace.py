@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from weftline.adapters import Piece, Pieces, RunSession
-from weftline.adapters.pieces import MAX_SEARCHES, MIN_DISTINCT
+from weftline.kit import Piece, Pieces, RunSession
+from weftline.kit.pieces import MAX_SEARCHES, MIN_DISTINCT
 
 # A text without a name (of a template or an f-string) is taken for an answer only from this many
 # characters on. Shorter ones may be labels, which stand in templates and are answers of models.

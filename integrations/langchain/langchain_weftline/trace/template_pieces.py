@@ -16,8 +16,8 @@ from pydantic import BaseModel
 
 from langchain_weftline.lower.prompt_templates import is_plain, render
 from langchain_weftline.lower.symbols import CannotCompile, Prompt, Slot
-from weftline.adapters import Piece, Pieces
-from weftline.adapters.pieces import as_name, by_search, text_of
+from weftline.kit import Piece, Pieces
+from weftline.kit.pieces import as_name, by_search, text_of
 
 # Shorter values are not searched for, because they also occur in texts by chance.
 MIN_SEARCHED = 3

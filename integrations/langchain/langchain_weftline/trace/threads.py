@@ -12,7 +12,7 @@ from uuid import UUID
 from langchain_weftline.trace.handlers import OwnHandler
 from langchain_weftline.trace.prompt_origins import LISTENER
 from langchain_weftline.trace.session_trace import TracedSession
-from weftline.adapters import RunSessions
+from weftline.kit import RunSessions
 
 # The most threads that are kept. Each has up to 1,024 answers. One that is dropped gets a new
 # session at its next run.

@@ -12,8 +12,8 @@ from llama_index.llms.weftline.ahead.retrieval_answers import aask, ask
 from llama_index.llms.weftline.trace.span_handler import listen
 from llama_index_instrumentation import get_dispatcher
 
-from weftline.adapters import retrieval_requests
-from weftline.adapters.server_fields import ServerFields
+from weftline.kit import retrieval_requests
+from weftline.kit.server_fields import ServerFields
 
 _dispatcher = get_dispatcher(__name__)
 

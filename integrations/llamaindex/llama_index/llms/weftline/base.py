@@ -39,9 +39,9 @@ from llama_index.llms.weftline.model.openai_messages import (
 from llama_index.llms.weftline.model.structure import StructuredLLM
 from llama_index.llms.weftline.trace.span_handler import listen
 
-from weftline.adapters.server import Server, default_base_url, is_on, without_v1
-from weftline.adapters.server_fields import api_key_of_environment
 from weftline.contract.protocol import Criterion
+from weftline.kit.server import Server, default_base_url, is_on, without_v1
+from weftline.kit.server_fields import api_key_of_environment
 from weftline.sdk.http import MAX_RETRIES, OnGraph
 
 

@@ -17,7 +17,7 @@ from llama_index.core.output_parsers import PydanticOutputParser, SelectionOutpu
 from llama_index.core.question_gen.output_parser import SubQuestionOutputParser
 from llama_index.llms.weftline.plan.answer_symbols import Spec
 
-from weftline.adapters.parsers import NoTransform, parser_spec
+from weftline.kit.parsers import NoTransform, parser_spec
 
 _OF_OBJECTS: Mapping[type[Any], Spec] = MappingProxyType(
     {
@@ -34,7 +34,7 @@ _LANGCHAIN = "llama_index.output_parsers.langchain.base.LangchainOutputParser"
 def transforms_of(parser: object) -> tuple[Spec, ...]:
     """The transforms that do the work of `parser` up to the building of objects.
 
-    Raises weftline.adapters.parsers.NoTransform for a class or settings that no transform covers.
+    Raises weftline.kit.parsers.NoTransform for a class or settings that no transform covers.
     """
     spec = _OF_OBJECTS.get(type(parser))
     if spec is not None:

@@ -9,8 +9,8 @@ from llama_index.core.bridge.pydantic import Field
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 
-from weftline.adapters import retrieval_requests
-from weftline.adapters.server_fields import ServerFields
+from weftline.kit import retrieval_requests
+from weftline.kit.server_fields import ServerFields
 
 
 class WeftlineRerank(BaseNodePostprocessor, ServerFields):

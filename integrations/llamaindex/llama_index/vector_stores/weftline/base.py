@@ -18,8 +18,8 @@ from llama_index.core.vector_stores.types import (
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 from llama_index.llms.weftline.ahead.retrieval_answers import aask, ask, astored, stored
 
-from weftline.adapters import Retrieval, retrieval_requests
-from weftline.adapters.server_fields import ServerFields
+from weftline.kit import Retrieval, retrieval_requests
+from weftline.kit.server_fields import ServerFields
 
 
 class WeftlineVectorStore(BasePydanticVectorStore, ServerFields):

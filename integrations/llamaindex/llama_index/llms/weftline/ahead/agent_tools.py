@@ -11,7 +11,7 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatResponse, ChatResponseAsyncGen
 from llama_index.core.tools import FunctionTool
 
-from weftline.adapters.early_tools import EarlyTurn, StartedTools
+from weftline.kit.early_tools import EarlyTurn, StartedTools
 
 log = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from llama_index.llms.weftline.plan.options import Option
 from llama_index.llms.weftline.plan.selector import SelectorCall
 from llama_index.llms.weftline.trace.run_provenance import SessionRun
 
-from weftline.adapters import Claims, Planned, Result, RunFeed, Server
-from weftline.adapters.results import settled
-from weftline.adapters.retrieval_requests import AnswerSteps
 from weftline.contract import transforms
 from weftline.contract.protocol import Call
 from weftline.contract.steps import Step
 from weftline.errors import WeftlineError
+from weftline.kit import Claims, Planned, Result, RunFeed, Server
+from weftline.kit.results import settled
+from weftline.kit.retrieval_requests import AnswerSteps
 from weftline.watching import Failed, Value
 
 

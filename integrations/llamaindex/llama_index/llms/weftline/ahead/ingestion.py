@@ -18,10 +18,10 @@ from llama_index.core.schema import BaseNode, MetadataMode
 from llama_index.llms.weftline.plan.node_search import is_served
 from llama_index.llms.weftline.trace.run_provenance import SessionRun
 
-from weftline.adapters import Result, RunFeed, Server
-from weftline.adapters.results import rows_of
-from weftline.adapters.retrieval_requests import MAX_CHARS, AnswerSteps, portions, vectors_of
 from weftline.contract.steps import Branch, Case, Embed, Ingest, Source, Step
+from weftline.kit import Result, RunFeed, Server
+from weftline.kit.results import rows_of
+from weftline.kit.retrieval_requests import MAX_CHARS, AnswerSteps, portions, vectors_of
 
 MAX_NODES = 2048  # of one submit, whose response has all their vectors
 MAX_PORTIONS = 8  # a session's budget bounds the values that it holds

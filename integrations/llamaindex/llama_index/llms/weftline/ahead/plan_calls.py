@@ -11,7 +11,6 @@ from llama_index.llms.weftline.plan.call_plan import CallPlan, PlannedCall, Unpl
 from llama_index.llms.weftline.plan.node_search import found_in
 from llama_index.llms.weftline.trace.run_provenance import SessionRun
 
-from weftline.adapters import OUTPUT, Inputs, Piece
 from weftline.contract.parameters import COMMON
 from weftline.contract.protocol import (
     Call,
@@ -24,6 +23,7 @@ from weftline.contract.protocol import (
 )
 from weftline.contract.sampling import stop_strings
 from weftline.contract.tools import Function, Tool
+from weftline.kit import OUTPUT, Inputs, Piece
 
 _SAMPLED = {"max_tokens", "constraint", *COMMON}
 _TOOLS = ("tools", "tool_choice", "parallel_tool_calls")

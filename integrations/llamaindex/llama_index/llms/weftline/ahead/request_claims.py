@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from llama_index.llms.weftline.plan.answer_symbols import Index, filled, reads
 from llama_index.llms.weftline.plan.call_plan import CallPlan
 
-from weftline.adapters import Planned, Result
 from weftline.errors import TransformFailed
+from weftline.kit import Planned, Result
 
 
 def request_key(messages: Iterable[tuple[str, str]], fields: Mapping[str, Any]) -> str:

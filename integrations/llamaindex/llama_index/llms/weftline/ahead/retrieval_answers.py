@@ -7,10 +7,10 @@ from typing import Any
 
 from llama_index.llms.weftline.trace.span_handler import SPANS
 
-from weftline.adapters import BACKGROUND, Result, Retrieval, awaited
-from weftline.adapters.faults import traceback_of
-from weftline.adapters.retrieval_requests import AnswerSteps
 from weftline.errors import Timeout, WeftlineError
+from weftline.kit import BACKGROUND, Result, Retrieval, awaited
+from weftline.kit.faults import traceback_of
+from weftline.kit.retrieval_requests import AnswerSteps
 
 Items = list[dict[str, Any]]
 Vectors = list[list[float]]

@@ -12,7 +12,7 @@ from llama_index.llms.weftline.plan.call_plan import CallPlan
 from llama_index.llms.weftline.plan.node_search import NodeHits, NodeSearch, embedded_in, found_in
 from llama_index.llms.weftline.trace.run_provenance import SessionRun
 
-from weftline.adapters import Claims, Result, RunFeed
+from weftline.kit import Claims, Result, RunFeed
 from weftline.sdk.http import OnGraph
 from weftline.watching import Failed
 from weftline.watching import Value as ValueEvent

@@ -14,11 +14,11 @@ from llama_index.llms.weftline.ahead.request_claims import SentCalls, request_ke
 from llama_index.llms.weftline.model.openai_messages import CHAT, strip_to_text
 from llama_index.llms.weftline.trace.span_handler import SPANS
 
-from weftline.adapters import BACKGROUND, CLIENTS, Relay, Request, Result, Server, awaited
-from weftline.adapters.faults import raising_ours, traceback_of
-from weftline.adapters.openai import Chunks, finish_reason, message, usage
-from weftline.adapters.run_sessions import OURS
 from weftline.errors import EngineFailed, Timeout, UnknownModel, WeftlineError
+from weftline.kit import BACKGROUND, CLIENTS, Relay, Request, Result, Server, awaited
+from weftline.kit.faults import raising_ours, traceback_of
+from weftline.kit.openai import Chunks, finish_reason, message, usage
+from weftline.kit.run_sessions import OURS
 from weftline.watching import Value
 
 log = logging.getLogger(__name__)

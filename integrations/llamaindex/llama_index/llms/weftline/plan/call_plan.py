@@ -34,8 +34,8 @@ from llama_index.llms.weftline.output_parsers import text_of, transforms_of
 from llama_index.llms.weftline.plan.answer_symbols import Given, PlannedAnswer, Spec, Symbols
 from llama_index.llms.weftline.trace.run_provenance import by_template, runs_code
 
-from weftline.adapters import Pieces
-from weftline.adapters.parsers import NoTransform
+from weftline.kit import Pieces
+from weftline.kit.parsers import NoTransform
 
 # LlamaIndex counts tokens with another tokenizer than the model's, so it may count more than
 # max_tokens tokens in an answer: a tenth more for English, a fifth more for code.

@@ -21,11 +21,11 @@ from llama_index.llms.weftline.plan.options import Option
 from llama_index.llms.weftline.plan.selector import SelectorCall, text_plan
 from llama_index.llms.weftline.trace.run_provenance import MIN_SEARCHED, SessionRun
 
-from weftline.adapters import Server
-from weftline.adapters.pieces import by_search
-from weftline.adapters.results import item_of, rows_of
 from weftline.contract import transforms
 from weftline.contract.steps import Source, Step
+from weftline.kit import Server
+from weftline.kit.pieces import by_search
+from weftline.kit.results import item_of, rows_of
 
 LINES: Spec = {"op": "line_list"}
 

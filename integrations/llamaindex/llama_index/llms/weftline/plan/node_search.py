@@ -17,11 +17,11 @@ from llama_index.core.schema import QueryBundle
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
 from llama_index.llms.weftline.trace.run_provenance import SessionRun
 
-from weftline.adapters import Result, RunFeed, Server
-from weftline.adapters.retrieval_requests import AnswerSteps, vectors_of
-from weftline.adapters.server_fields import ServerFields
 from weftline.contract.steps import Embed, Mean, Search, Source, Step
 from weftline.errors import InvalidRequest
+from weftline.kit import Result, RunFeed, Server
+from weftline.kit.retrieval_requests import AnswerSteps, vectors_of
+from weftline.kit.server_fields import ServerFields
 
 DEFAULT_NODE_TOKENS = 1024  # LlamaIndex's, for a splitter that does not say it
 MAX_TEXTS = 16  # that are embedded for one query

@@ -19,9 +19,9 @@ from llama_index.llms.weftline.plan.call_plan import CallPlan, Unplannable, can_
 from llama_index.llms.weftline.plan.node_search import NodeSearch, finding_of
 from llama_index.llms.weftline.trace.run_provenance import SessionRun
 
-from weftline.adapters import Server
 from weftline.contract.protocol import Call
 from weftline.contract.steps import Branch, Case, Source, Step
+from weftline.kit import Server
 
 
 @dataclass(frozen=True, slots=True)

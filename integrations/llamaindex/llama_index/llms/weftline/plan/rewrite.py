@@ -36,10 +36,10 @@ from llama_index.llms.weftline.plan.options import Option, is_sent_ahead, option
 from llama_index.llms.weftline.plan.selector import SelectorCall, text_plan
 from llama_index.llms.weftline.trace.run_provenance import SessionRun
 
-from weftline.adapters import Result, Server
 from weftline.contract import transforms
 from weftline.contract.protocol import Call
 from weftline.contract.steps import Branch, Case, Source, Step
+from weftline.kit import Result, Server
 
 LOWER: Spec = {"op": "text", "method": "lower"}
 # The query in the first tag of a text, such as "[Search(Who?)]" (QueryTaskOutputParser).

@@ -33,10 +33,10 @@ from llama_index.llms.weftline.plan.options import (
 from llama_index.llms.weftline.plan.selector import division_of, selection_of
 from llama_index.llms.weftline.trace.run_provenance import SessionRun
 
-from weftline.adapters import Result, Server
-from weftline.adapters.results import LOST, item_of
 from weftline.contract.protocol import Call
 from weftline.contract.steps import Body, Each, Source, Text
+from weftline.kit import Result, Server
+from weftline.kit.results import LOST, item_of
 
 ITEM = "part"  # the variable of a part in the body that runs for it
 QUESTION: Spec = {"op": "path", "keys": ["sub_question"]}

@@ -22,7 +22,7 @@ from llama_index.core.prompts.base import (
     SelectorPromptTemplate,
 )
 
-from weftline.adapters import (
+from weftline.kit import (
     BACKGROUND,
     CLIENTS,
     Closer,
@@ -32,7 +32,7 @@ from weftline.adapters import (
     RunSession,
     Server,
 )
-from weftline.adapters.pieces import as_name, text_of
+from weftline.kit.pieces import as_name, text_of
 from weftline.sdk.aclient import AsyncSession
 from weftline.sdk.http import OnGraph
 

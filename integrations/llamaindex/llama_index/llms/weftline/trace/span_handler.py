@@ -55,10 +55,10 @@ from llama_index.llms.weftline.trace.run_provenance import (
 )
 from llama_index_instrumentation import get_dispatcher
 
-from weftline.adapters import Pieces, Request, Result, RunSessions, Server
-from weftline.adapters.pieces import by_search
-from weftline.adapters.retrieval_requests import AnswerSteps
-from weftline.adapters.run_sessions import MAX_NAME, Nested, said_of
+from weftline.kit import Pieces, Request, Result, RunSessions, Server
+from weftline.kit.pieces import by_search
+from weftline.kit.retrieval_requests import AnswerSteps
+from weftline.kit.run_sessions import MAX_NAME, Nested, said_of
 
 log = logging.getLogger(__name__)
 

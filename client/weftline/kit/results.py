@@ -6,9 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from weftline.adapters.faults import error_of
 from weftline.contract.errors import Cancelled, WeftlineError
 from weftline.contract.vectors import Vectors
+from weftline.kit.faults import error_of
 from weftline.sdk.background import Chain
 from weftline.sdk.watch_events import Value, VariableFailed
 

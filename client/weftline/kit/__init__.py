@@ -17,15 +17,15 @@ parsers     the transforms that replace LangChain's parsers
 
 from __future__ import annotations
 
-from weftline.adapters.claims import Claims, Later, Planned, ReadValue
-from weftline.adapters.clients import CLIENTS, Clients
-from weftline.adapters.feed import RunFeed
-from weftline.adapters.pieces import Piece, Pieces
-from weftline.adapters.placeholders import OUTPUT, Inputs
-from weftline.adapters.results import Result
-from weftline.adapters.retrieval_requests import Retrieval
-from weftline.adapters.run_sessions import Closer, Closers, Request, RunSession, RunSessions
-from weftline.adapters.server import Server
+from weftline.kit.claims import Claims, Later, Planned, ReadValue
+from weftline.kit.clients import CLIENTS, Clients
+from weftline.kit.feed import RunFeed
+from weftline.kit.pieces import Piece, Pieces
+from weftline.kit.placeholders import OUTPUT, Inputs
+from weftline.kit.results import Result
+from weftline.kit.retrieval_requests import Retrieval
+from weftline.kit.run_sessions import Closer, Closers, Request, RunSession, RunSessions
+from weftline.kit.server import Server
 from weftline.sdk.background import BACKGROUND, Background, Chain, Relay, awaited
 
 __all__ = [

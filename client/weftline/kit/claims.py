@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import Any, Generic, Protocol, TypeVar
 
-from weftline.adapters.results import Result
 from weftline.contract.errors import WeftlineError
+from weftline.kit.results import Result
 from weftline.sdk.watch_events import Value
 
 K = TypeVar("K", bound=Hashable)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from weftline.adapters.server import Server
+from weftline.kit.server import Server
 from weftline.sdk.aclient import AsyncClient
 
 MAX_CLIENTS = 64

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field, SecretStr, field_validator
 
-from weftline.adapters import Retrieval
-from weftline.adapters.server import Server, default_api_key, default_base_url, without_v1
+from weftline.kit import Retrieval
+from weftline.kit.server import Server, default_api_key, default_base_url, without_v1
 
 
 def api_key_of_environment() -> SecretStr | None:

@@ -17,8 +17,8 @@ from threading import RLock, Thread
 from time import sleep
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from weftline.adapters.feed import RunFeed
-from weftline.adapters.pieces import Piece, Pieces, to_wire
+from weftline.kit.feed import RunFeed
+from weftline.kit.pieces import Piece, Pieces, to_wire
 
 log = logging.getLogger(__name__)
 

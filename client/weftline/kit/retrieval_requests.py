@@ -9,12 +9,12 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from weftline.adapters.clients import CLIENTS
-from weftline.adapters.faults import raising_ours
-from weftline.adapters.server import Server
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.steps import Delete, Embed, Fetch, Ingest, Rerank, Search, Source, Step
 from weftline.contract.vectors import Vectors
+from weftline.kit.clients import CLIENTS
+from weftline.kit.faults import raising_ours
+from weftline.kit.server import Server
 from weftline.sdk.background import BACKGROUND, awaited
 
 T = TypeVar("T")

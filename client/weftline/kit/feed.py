@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from weftline.adapters.clients import CLIENTS
-from weftline.adapters.faults import FOREIGN, as_ours
-from weftline.adapters.results import Result
-from weftline.adapters.server import Server
 from weftline.contract.errors import Cancelled, WeftlineError
 from weftline.contract.protocol import Call, SubmitBody
 from weftline.contract.steps import Step
+from weftline.kit.clients import CLIENTS
+from weftline.kit.faults import FOREIGN, as_ours
+from weftline.kit.results import Result
+from weftline.kit.server import Server
 from weftline.sdk.aclient import AsyncSession
 from weftline.sdk.background import BACKGROUND, awaited
 from weftline.sdk.http import MAX_RETRIES, OnGraph
