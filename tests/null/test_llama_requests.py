@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from weftline_engine.remote.llamacpp.llama_program import (
     too_old,
 )
 from weftline_engine.remote.llamacpp.slots import Seat, SlotCall
+from weftline_engine.remote.llamacpp.state_cut import StateCut
 from weftline_engine.remote.openai.endpoint import EndpointError
 from weftline_engine.remote.openai.remote import AnswerTimes
 from weftline_server.commands import engine_spec, engines
@@ -41,15 +43,20 @@ def body(
 
 def test_a_stop_token_ends_an_answer_and_so_does_a_stop_string_beside_it() -> None:
     """llama-server gets no stop strings then, because it would hold back text before a token that
-    ends the answer. The last event says what the slot holds."""
+    ends the answer. The last event says what the slot holds, and what llama-server has cached."""
     sent, _, _ = body(stop=("<b>",), stop_token_ids=(7,))
-    assert sent["stop"] == []
+    assert sent["stop"] == [] and sent["timings_per_token"] is True
+
+    def event(text: str, token: int, made: int) -> dict[str, Any]:
+        timings = {"cache_n": 4}
+        return {"content": text, "tokens": [token], "tokens_predicted": made, "timings": timings}
 
     def told(*events: tuple[str, int]) -> list[slot_requests.SlotEvent]:
         sampling = api.SamplingParams(max_tokens=9, stop=("<b>",), stop_token_ids=(7,))
-        ending = slot_requests.AnswerEnd(sampling, prompt=10, cached=4)
+        ending = slot_requests.AnswerEnd(sampling, prompt=10)
         made = enumerate(events, 1)
-        found = [ending.cut(slot_requests.SlotEvent(text, (one,), at)) for at, (text, one) in made]
+        read = (slot_requests.read(event(text, one, at)) for at, (text, one) in made)
+        found = [ending.cut(one) for one in read]
         assert all(one.reason is None for one in found[:-1])
         return found
 
@@ -213,9 +220,11 @@ def test_the_command_line(tmp_path: Path) -> None:
     )
     text = (
         f"llama-server --model m.gguf --host {tmp_path}/http.sock --parallel 2 --ctx-size 200 "
-        f"--cache-ram 0 --slot-save-path {tmp_path}/ --metrics -ngl 9"
+        f"--slot-save-path {tmp_path}/ --cache-ram 0 --metrics -ngl 9"
     )
     assert config.command(tmp_path) == text.split(" ")
+    windows = replace(config, cut=StateCut.WINDOWS).command(tmp_path)
+    assert "--cache-ram" not in windows and "--slot-prompt-similarity" in windows
     with pytest.raises(ValueError, match="either a llama-server to start or --connect URL"):
         LlamaServerConfig()
 

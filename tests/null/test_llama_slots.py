@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weftline_engine import api
-from weftline_engine.remote.llamacpp.files import SavedFiles
-from weftline_engine.remote.llamacpp.slot_contexts import common
+from weftline_engine.remote.llamacpp.files import SavedFiles, common
 from weftline_engine.remote.llamacpp.slots import LEAST_COPY, Seat, SlotBook, SlotCall
+from weftline_engine.remote.llamacpp.state_cut import StateCut, after_prompt, cut_of
 
 SHARED = tuple(range(1000, 1000 + 3 * LEAST_COPY))  # a beginning that is worth a copy
 
@@ -49,7 +50,7 @@ class Bench:
         seat = self.book.next(least_early)
         if seat is not None:
             self.seats.append(seat)
-            for file in (seat.save, seat.restore):
+            for file in (seat.save, seat.border, seat.restore):
                 if file is not None:
                     self.book.done(file)
         return seat
@@ -79,8 +80,8 @@ class Bench:
         return {one.context: (one.residency, one.tokens) for one in self.book.contexts.reports()}
 
 
-def bench(slots: int, copies: bool = True) -> Bench:
-    return Bench(SlotBook(slots, most_saved=10_000 if copies else 0))
+def bench(slots: int, copies: bool = True, cut: StateCut = StateCut.ANYWHERE) -> Bench:
+    return Bench(SlotBook(slots, most_saved=10_000 if copies else 0, cut=cut))
 
 
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
@@ -254,17 +255,128 @@ def test_a_kept_context_is_written_rather_than_lost() -> None:
     assert desk.told()["kept"] == (api.Residency.HOST, len(SHARED) + 1)
 
 
-def test_a_model_whose_states_cannot_be_continued_is_not_copied() -> None:
-    """llama-server found nothing in a slot that was read: no file is written any more."""
+def test_a_freed_context_is_written_while_such_contexts_return() -> None:
+    """Conversations without a session take turns on one slot, and one of them goes on. Later none
+    does, and nothing is written any more: a copy costs a twentieth of computing."""
     desk = bench(1)
+
+    def speak(tokens: tuple[int, ...], name: str) -> Seat:
+        seat = desk.run(tokens, name=name)
+        desk.book.contexts.free(name)
+        desk.told()
+        return seat
+
+    speak(SHARED, "a1")
+    seat = speak((9, *SHARED), "b1")
+    assert seat.save is not None and seat.save.tokens == (*SHARED, 7)
+    seat = speak((*SHARED, 7, 8, 5), "a2")
+    assert (seat.restore is not None, seat.found) == (True, len(SHARED) + 1)
+    writes = [speak((100 + at, *SHARED), f"c{at}").save is not None for at in range(80)]
+    assert all(writes[1:30]) and not any(writes[40:])
+
+
+def test_a_recurrent_state_is_continued_at_its_end_or_at_a_checkpoint() -> None:
+    """A prompt that parts from a slot's tokens elsewhere is computed from the checkpoint before,
+    which llama-server keeps four tokens before the end of a prompt."""
+    desk = bench(1, cut=StateCut.KEPT)
+    desk.run(SHARED)
+    assert desk.run((*SHARED, 7, 9)).found == len(SHARED) + 1  # the last of (7, 8) is not there
+    desk = bench(1, cut=StateCut.KEPT)
+    desk.run(SHARED)
+    assert desk.run((*SHARED, 5)).found == len(SHARED) - 4
+    desk = bench(1, cut=StateCut.KEPT)
+    desk.run(SHARED)
+    assert desk.run((*SHARED[:-10], 5)).found == 0
+
+
+def test_a_recurrent_slot_is_written_at_its_end_and_at_its_checkpoint() -> None:
+    """The next turn begins with the answer or not, and finds a file either way."""
+    for more, found in (((7, 9), len(SHARED) + 1), ((5, 6), len(SHARED) - 3)):
+        desk = bench(1, cut=StateCut.KEPT)
+        desk.run(SHARED)
+        seat = desk.run((9, *SHARED))
+        assert seat.save is not None and seat.save.tokens == (*SHARED, 7)
+        assert seat.border is not None and seat.border.tokens == SHARED[:-3]
+        seat = desk.run((*SHARED, *more))
+        assert seat.restore is not None and seat.found == found
+
+
+def test_siblings_of_a_recurrent_model_read_a_file_that_ends_where_they_part() -> None:
+    """The beginning is filled first, so a slot ends exactly there when it is written."""
+    desk = bench(2, cut=StateCut.KEPT)
+    for at in range(3):
+        desk.submit((*SHARED, at, at))
+    fill = desk.seat()
+    assert fill is not None and fill.call.tokens == SHARED
+    desk.book.release(fill, SHARED, computed=True)
+    one, two = desk.all()
+    assert one.save is not None and one.save.tokens == SHARED and one.found == len(SHARED)
+    assert two.restore is one.save and two.found == len(SHARED)
+
+
+def test_a_book_learns_where_a_models_states_can_be_cut() -> None:
+    """llama-server computed again what a slot held: only ends and checkpoints count from then on.
+    It computed again what was read from a file that ended there: no file is written any more."""
+    desk = bench(1)
+    desk.run(SHARED)
+    seat = desk.run((*SHARED[:-10], 5))
+    assert seat.found == len(SHARED) - 10
+    assert desk.book.learn(seat, seat.found) is None
+    assert desk.book.learn(seat, 0) is StateCut.KEPT
+    assert desk.run((*SHARED[:-20], 5)).found == 0
+    assert desk.book.copies
     desk.run(SHARED, name="kept")
     desk.book.contexts.retain("kept", api.Retention.KEEP)
     desk.run((5, 6))
     seat = desk.run((*SHARED, 7, 9))
     assert seat.restore is not None
-    desk.book.learn(seat, 0)
+    assert desk.book.learn(seat, 0) is StateCut.WINDOWS
     assert not desk.book.copies
     assert desk.run((5, 6, 8)).save is None
+
+
+def test_llama_servers_cache_in_memory_gives_no_tenant_what_another_has() -> None:
+    """It keeps what slots with windows lose, and does not know tenants. It is asked where less than
+    half of a slot stays: such a call begins afresh once there are two tenants."""
+    desk = bench(1, cut=StateCut.WINDOWS)
+    desk.run(SHARED, salt="a")
+    assert [desk.run((at, *SHARED), salt="a").fresh for at in (1, 2)] == [False, False]
+    assert desk.run((1, *SHARED), salt="b").fresh
+    assert desk.run((1, *SHARED), salt="a").fresh
+    assert not desk.run((1, *SHARED, 5), salt="a").fresh
+    assert desk.run((2, *SHARED), salt="a").fresh
+
+
+@pytest.mark.parametrize(
+    ("metadata", "cut"),
+    [
+        ({"llama.block_count": 2}, StateCut.ANYWHERE),
+        ({"lfm2.shortconv.l_cache": 3}, StateCut.KEPT),
+        ({"qwen35.ssm.state_size": 128, "x.attention.sliding_window": 0}, StateCut.KEPT),
+        ({"gemma3.attention.sliding_window": 1024}, StateCut.WINDOWS),
+        ({"phi3.attention.sliding_window": 0}, StateCut.ANYWHERE),
+    ],
+)
+def test_a_files_settings_say_where_states_can_be_cut(
+    metadata: dict[str, Any], cut: StateCut
+) -> None:
+    assert cut_of(metadata) is cut
+
+
+@pytest.mark.parametrize(
+    ("before", "found", "prompt", "after"),
+    [
+        ((), 0, 1000, (996,)),
+        ((996,), 996, 1200, (996, 1196)),
+        ((100, 996), 500, 2000, (100, 1996)),
+        ((), 1000, 1002, (1000,)),
+        (tuple(range(0, 320, 10)), 400, 800, (*range(20, 320, 10), 400, 796)),
+    ],
+)
+def test_the_checkpoints_after_a_prompt(
+    before: tuple[int, ...], found: int, prompt: int, after: tuple[int, ...]
+) -> None:
+    assert after_prompt(before, found, prompt) == after
 
 
 def test_an_open_prompt_is_filled_when_nobody_waits() -> None:
@@ -284,7 +396,7 @@ def test_an_open_prompt_is_filled_when_nobody_waits() -> None:
 
 def test_files_give_way() -> None:
     """The state used longest ago gives way, one that is read never, one of a kept context last."""
-    files = SavedFiles(10, 2)
+    files = SavedFiles(10, 2, StateCut.ANYWHERE)
     first = files.add((1, 2, 3), "", 1)
     second = files.add((4, 5, 6), "", 2)
     assert first is not None and second is not None
@@ -296,21 +408,12 @@ def test_files_give_way() -> None:
     assert files.add((9,), "", 4) is None
 
 
-MOVES = st.lists(
-    st.tuples(
-        st.sampled_from(["submit", "end", "fail", "retain", "free", "swap"]),
-        st.integers(0, 7),
-        st.integers(0, 3),
-    ),
-    max_size=60,
-)
-
-
 @dataclass
 class Machine:
     """A llama-server that holds what it was told to, and checks what the book says of it."""
 
     desk: Bench
+    cut: StateCut
     held: dict[int, tuple[tuple[int, ...], str]] = field(default_factory=dict)  # by slot
     files: dict[str, tuple[int, ...]] = field(default_factory=dict)
     running: dict[int, Seat] = field(default_factory=dict)
@@ -325,8 +428,13 @@ class Machine:
             assert seat.fresh or seat.restore or salt == seat.call.salt or not tokens
             if seat.save is not None:
                 self.files[seat.save.name] = tokens
+            if seat.border is not None:
+                assert self.cut is StateCut.KEPT
+                assert tokens[: len(seat.border.tokens)] == seat.border.tokens
+                self.files[seat.border.name] = seat.border.tokens
             if seat.restore is not None:
                 tokens, salt = self.files[seat.restore.name], seat.call.salt
+                assert self.cut is StateCut.ANYWHERE or seat.found == len(tokens)
             assert not seat.found or salt == seat.call.salt
             assert tokens[: seat.found] == seat.call.tokens[: seat.found]
 
@@ -379,12 +487,12 @@ MOVES = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(MOVES, st.integers(1, 3), st.booleans())
+@given(MOVES, st.integers(1, 3), st.booleans(), st.sampled_from(StateCut))
 def test_every_call_gets_a_slot(
-    moves: list[tuple[str, int, int]], slots: int, copies: bool
+    moves: list[tuple[str, int, int]], slots: int, copies: bool, cut: StateCut
 ) -> None:
     """A slot runs one call at a time, holds what is said of it, and no call waits for ever."""
-    machine = Machine(bench(slots, copies))
+    machine = Machine(bench(slots, copies, cut), cut)
     for move, which, tail in moves:
         getattr(machine, move)(which, tail)
         machine.take()

@@ -104,7 +104,7 @@ def test_our_own_engine_looks_behind_the_thoughts() -> None:
 
 def test_llama_server_is_not_told_of_the_stop_strings() -> None:
     """The end of the answer is found here, as that at a token is."""
-    end = AnswerEnd(PARAMS, prompt=10, cached=4)
+    end = AnswerEnd(PARAMS, prompt=10)
     found = [end.cut(SlotEvent(text, (at,), at + 1)) for at, text in enumerate(TOKENS[:5])]
     assert "".join(one.text for one in found) == "<think>a x</think> c "
     assert [one.reason for one in found] == [None] * 4 + [api.FinishReason.STOP]

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Engine
@@ -26,6 +26,9 @@ from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine,
 from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_server.commands.engine_spec import WORDS_MODE, EngineSpec
 from weftline_server.prompt.tokenizer_files import read_ahead
+
+if TYPE_CHECKING:
+    from weftline_engine.remote.llamacpp.state_cut import StateCut
 
 
 def factories(specs: Sequence[EngineSpec]) -> dict[str, Callable[[], Engine]]:
@@ -219,6 +222,7 @@ def _llamacpp(spec: EngineSpec) -> Callable[[], Engine]:
     from weftline_engine.remote.llamacpp.config import LlamaServerConfig
     from weftline_engine.remote.llamacpp.engine import LlamaEngine
     from weftline_engine.remote.llamacpp.llama_program import ServerMissing, find_server
+    from weftline_engine.remote.llamacpp.state_cut import StateCut
 
     connects = spec.endpoint.connect is not None
     try:
@@ -239,8 +243,21 @@ def _llamacpp(spec: EngineSpec) -> Callable[[], Engine]:
         context=spec.endpoint.context_limit,
         kv_tokens=spec.kv_tokens,
         arguments=spec.llama.llama_arguments,
+        cut=StateCut.ANYWHERE if model is None else _cut_of(model, spec.llama.llama_arguments),
     )
     return lambda: LlamaEngine(config)
+
+
+def _cut_of(file: Path, arguments: Sequence[str]) -> StateCut:
+    """Where the states of a GGUF file's model can be cut. With --swa-full windows are whole."""
+    from weftline_engine.own.models.gguf_header import GgufHeader
+    from weftline_engine.remote.llamacpp.state_cut import StateCut, cut_of
+
+    try:
+        cut = cut_of(GgufHeader(file).values)
+    except ModelUnavailable:  # llama-server may read it all the same, and the engine then learns it
+        return StateCut.ANYWHERE
+    return StateCut.ANYWHERE if cut is StateCut.WINDOWS and "--swa-full" in arguments else cut
 
 
 def _words_of(file: Path) -> Path | None:

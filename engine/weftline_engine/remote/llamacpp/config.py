@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from weftline_engine.remote.llamacpp.state_cut import StateCut
 from weftline_engine.remote.openai.breaker import BreakerConfig
 from weftline_engine.remote.openai.endpoint import EndpointConfig
 
@@ -22,7 +23,7 @@ class LlamaServerConfig:
     read: then llama-server tokenises. `server` is the program that is started, and `connect` the
     address of one that already runs. It must list the model as `served`, unless that is None.
     `slots` is how many calls run at once, and `context` the tokens that each may have. `arguments`
-    are added to the command line.
+    are added to the command line. `cut` says where the states of the file's model can be cut.
     """
 
     server: str | None = None
@@ -35,6 +36,7 @@ class LlamaServerConfig:
     context: int | None = None
     kv_tokens: int | None = None
     arguments: tuple[str, ...] = ()
+    cut: StateCut = StateCut.ANYWHERE
     ready_s: float = 900.0  # seconds for reading the weights
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
 
@@ -53,8 +55,9 @@ class LlamaServerConfig:
         """The child's command line. It listens on a unix socket in `folder`, and writes slots
         there. `arguments` come last, so they count.
 
-        Each slot has a KV cache of its own. A cache of prompts in memory (--cache-ram) would clear
-        slots that we count on.
+        Each slot has a KV cache of its own. Prompts that a slot loses go to files of ours. Where
+        files cannot be continued, they go to llama-server's cache in memory (--cache-ram, 8 GiB by
+        default), from the least similarity of a slot and a prompt on.
         """
         assert self.server is not None
         total = self.kv_tokens or self.own_slots * (self.context or USUAL_CONTEXT)
@@ -63,8 +66,8 @@ class LlamaServerConfig:
             "--host": str(folder / SOCKET),
             "--parallel": str(self.own_slots),
             "--ctx-size": str(total),
-            "--cache-ram": "0",
             "--slot-save-path": f"{folder}/",
+            **({"--cache-ram": "0"} if self.cut.copies else {"--slot-prompt-similarity": "0.0001"}),
         }
         words = (word for option in options.items() for word in option)
         return [self.server, *words, "--metrics", *self.arguments]

@@ -84,8 +84,17 @@ class LlamaEngine(RemoteEngine):
         self._limit = min(found.context, self._config.context or found.context)
         total = found.slots * found.context
         self._book = SlotBook(
-            found.slots, most_saved=total if saves else 0, known=self._child is not None
+            found.slots,
+            most_saved=total if saves else 0,
+            known=self._child is not None,
+            cut=self._config.cut,
         )
+        if not self._config.cut.copies:
+            log.warning(
+                "this model has sliding windows, which llama-server does not continue from a file: "
+                "every slot computes a common beginning for itself. With "
+                "--llama-arguments=--swa-full it is computed once, for more memory"
+            )
         if self._child is not None:
             self._watch = asyncio.create_task(self._watch_child(self._child))
         return self._description(found, words)
@@ -253,8 +262,8 @@ class LlamaEngine(RemoteEngine):
     def _assign(self) -> None:
         self._looks = False
         while (seat := self._book.next(self._least_early)) is not None:
-            if seat.save is not None:
-                self._write(seat.slot, seat.save)
+            if seat.save is not None or seat.border is not None:
+                self._write(seat.slot, seat.save, seat.border)
             wait = self._waits.get(seat.call.op)
             if not seat.call.op:
                 task = asyncio.create_task(self._fill(seat))
@@ -278,10 +287,18 @@ class LlamaEngine(RemoteEngine):
                     )
                 )
 
-    def _leave(self, seat: Seat, tokens: tuple[int, ...] | None) -> None:
+    def _leave(self, seat: Seat, tokens: tuple[int, ...] | None, *, computed: bool = False) -> None:
         """The call leaves its slot, which holds these tokens."""
-        self._book.release(seat, tokens)
+        self._book.release(seat, tokens, computed=computed)
         self._look()
+
+    def _learn(self, seat: Seat, cached: int) -> None:
+        if (cut := self._book.learn(seat, cached)) is not None:
+            log.warning(
+                "llama-server computed a prompt again that its slot held: this model's states can "
+                "be cut %s. Prompts that part elsewhere are computed whole",
+                cut.value,
+            )
 
     def _abandon(self, seat: Seat) -> None:
         """The call was cancelled before it began."""
@@ -302,6 +319,7 @@ class LlamaEngine(RemoteEngine):
             left = left_in(ready)
             if call.fills:
                 event = await self._filled(ready)
+                self._learn(seat if ready.found else ready, event.cached)
                 self._book.end(seat, op.context, call.tokens, event.held)
                 counts = TokenCounts(len(call.tokens), event.cached, 0)
                 self._report()
@@ -311,7 +329,7 @@ class LlamaEngine(RemoteEngine):
             async for piece, event in self._generated(op, ready, made):
                 left = (*call.tokens, *made[:-1]) if made else left
                 if event.reason is not None:
-                    self._book.learn(seat, event.cached)
+                    self._learn(seat if ready.found else ready, event.cached)
                     self._book.end(seat, op.context, (*call.tokens, *made), event.held)
                     self._report()
                 yield piece
@@ -357,9 +375,12 @@ class LlamaEngine(RemoteEngine):
             return replace(seat, restore=None)
         return replace(seat, found=0, restore=None, fresh=True)
 
-    def _write(self, slot: int, saved: SavedState) -> None:
-        task = asyncio.create_task(self._written(slot, saved))
-        for key in (slot, saved.name):
+    def _write(self, slot: int, saved: SavedState | None, border: SavedState | None = None) -> None:
+        """Write a slot to `saved`, then as far as `border` goes to that file."""
+        task = asyncio.create_task(self._written(slot, saved, border))
+        keys: list[int | str] = [slot]
+        keys += (one.name for one in (saved, border) if one is not None)
+        for key in keys:
             self._writes[key] = task
             task.add_done_callback(partial(self._forget_write, key))
 
@@ -367,25 +388,36 @@ class LlamaEngine(RemoteEngine):
         if self._writes.get(key) is task:
             del self._writes[key]
 
-    async def _written(self, slot: int, saved: SavedState) -> None:
-        is_written = False
+    async def _written(
+        self, slot: int, saved: SavedState | None, border: SavedState | None
+    ) -> None:
+        lost = [one for one in (saved, border) if one is not None]
         try:
-            await self.endpoint.post(f"/slots/{slot}?action=save", {"filename": saved.name})
-            is_written = True
+            if saved is not None:
+                await self._save(slot, saved)
+                self._book.done(lost.pop(0))
+            if border is not None:
+                await self.endpoint.post("/completion", slot_requests.fill(border.tokens, slot))
+                await self._save(slot, border)
+                self._book.done(lost.pop(0))
         except EndpointError as error:
             log.warning("a slot was not written to a file: %s", error)
             self._book.stop_copying()
         finally:
-            self._book.done(saved, lost=not is_written)
+            for one in lost:
+                self._book.done(one, lost=True)
+
+    async def _save(self, slot: int, saved: SavedState) -> None:
+        await self.endpoint.post(f"/slots/{slot}?action=save", {"filename": saved.name})
 
     async def _fill(self, seat: Seat) -> None:
         """Fill a beginning for several calls, or for one whose prompt is not complete."""
-        held = left_in(seat)
+        held, computed = left_in(seat), False
         try:
             seat = await self._prepare(seat)
             held = left_in(seat)
             event = await self._filled(seat)
-            held = seat.call.tokens[: event.held]
+            held, computed = seat.call.tokens[: event.held], True
         except EndpointError as error:
             # The calls themselves get the same error. Without these they do not wait for another.
             self._book.stop_copying()
@@ -393,11 +425,13 @@ class LlamaEngine(RemoteEngine):
             if error.broken:
                 self._count_failure(str(error))
         finally:
-            self._leave(seat, held)
+            self._leave(seat, held, computed=computed)
 
     async def _filled(self, seat: Seat) -> slot_requests.SlotEvent:
         return slot_requests.read(
-            await self.endpoint.post("/completion", slot_requests.fill(seat.call.tokens, seat))
+            await self.endpoint.post(
+                "/completion", slot_requests.fill(seat.call.tokens, seat.slot, fresh=seat.fresh)
+            )
         )
 
     async def _generated(
@@ -407,7 +441,7 @@ class LlamaEngine(RemoteEngine):
         body, begin, end = slot_requests.generate(op, seat.call.tokens, seat, self._limit)
         names = headers(EndpointScheduler.NONE, op)
         assert op.sampling is not None, "a generate has sampling parameters"
-        ending = slot_requests.AnswerEnd(op.sampling, len(seat.call.tokens), seat.found)
+        ending = slot_requests.AnswerEnd(op.sampling, len(seat.call.tokens))
         stream = self.endpoint.stream("/completion", body, names, slot_requests.is_last)
         async with aclosing(stream) as events:  # llama-server stops when the stream is closed
             async for one in events:

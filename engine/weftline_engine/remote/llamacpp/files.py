@@ -6,8 +6,24 @@ cannot be cleaned from here, never holds more than these files.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+
+from weftline_engine.remote.llamacpp.state_cut import StateCut
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens the beginnings of both have in common. It compares slices, in C."""
+    least, most = 0, min(len(one), len(other))
+    if one[:most] == other[:most]:
+        return most
+    while most - least > 1:
+        middle = (least + most) // 2
+        if one[least:middle] == other[least:middle]:
+            least = middle
+        else:
+            most = middle
+    return least
 
 
 @dataclass(eq=False, slots=True)
@@ -22,15 +38,29 @@ class SavedState:
 
 
 class SavedFiles:
-    """At most `count` files with `most` tokens in all."""
+    """At most `count` files with `most` tokens in all, of a model whose states have this `cut`."""
 
-    def __init__(self, most: int, count: int) -> None:
+    def __init__(self, most: int, count: int, cut: StateCut) -> None:
         self.most = most
+        self.cut = cut
         self._names = [f"weftline-{number}.bin" for number in reversed(range(count))]
         self._states: list[SavedState] = []
 
     def of(self, salt: str) -> Iterator[SavedState]:
         return (one for one in self._states if one.salt == salt)
+
+    def longest(
+        self, tokens: Sequence[int], salt: str, *, grows: bool = False
+    ) -> tuple[SavedState | None, int]:
+        """The file that saves a prompt most, and how many of its tokens need not be computed. A
+        prompt that `grows` will have more than these tokens."""
+        best, most = None, 0
+        for one in self.of(salt):
+            shared = common(one.tokens, tokens)
+            usable = self.cut.usable(shared, len(one.tokens), len(tokens) + grows)
+            if usable > most:
+                best, most = one, usable
+        return best, most
 
     def add(
         self,

@@ -6,41 +6,39 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from weftline_engine.api import Op, Residency, Retention
-from weftline_engine.remote.llamacpp.files import SavedFiles
+from weftline_engine.remote.llamacpp.files import SavedFiles, common
+from weftline_engine.remote.llamacpp.state_cut import StateCut
 
-# A context that may be evicted counts as this share of one that the server keeps.
+# A context that may be evicted counts as this share of one that the server keeps. A freed one
+# counts as the share of freed contexts that return, and never more than a living one.
 LIVE_SHARE = 0.25
+# The share before anything is known, 0.2, is worth so many observations: a map-reduce of 20 calls
+# does not end copies.
+FREED_PRIOR = 5
 # Freed contexts that are remembered for each slot. The oldest are reported as dropped.
 FREED_PER_SLOT = 8
-
-
-def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens the beginnings of both have in common. It compares slices, in C."""
-    least, most = 0, min(len(one), len(other))
-    if one[:most] == other[:most]:
-        return most
-    while most - least > 1:
-        middle = (least + most) // 2
-        if one[least:middle] == other[least:middle]:
-            least = middle
-        else:
-            most = middle
-    return least
 
 
 @dataclass(eq=False, slots=True)
 class HeldTokens:
     """The tokens that a slot holds, and the tenant whose they are.
 
-    `salt` is None where somebody else may have used the slot.
+    `salt` is None where somebody else may have used the slot. The state is kept at `checkpoints`,
+    numbers of tokens.
     """
 
+    cut: StateCut = StateCut.ANYWHERE
     tokens: tuple[int, ...] = ()
     salt: str | None = None
+    checkpoints: tuple[int, ...] = ()
 
-    def holds(self, tokens: Sequence[int], salt: str) -> int:
-        """How many tokens of a prompt are there."""
-        return common(self.tokens, tokens) if self.salt == salt else 0
+    def holds(self, tokens: Sequence[int], salt: str, *, grows: bool = False) -> int:
+        """How many tokens of a prompt need not be computed. A prompt that `grows` will have more
+        than these tokens."""
+        if self.salt != salt:
+            return 0
+        shared = common(self.tokens, tokens)
+        return self.cut.usable(shared, len(self.tokens), len(tokens) + grows, self.checkpoints)
 
 
 @dataclass(eq=False, slots=True)
@@ -48,7 +46,8 @@ class SlotContext:
     """A context's tokens, and how many of them each slot holds.
 
     `op` and `attempt` are those that make it. `told` is what the server knows: None while its op
-    runs.
+    runs. A freed context has `returned` if a later prompt begins with it, as the next turn of a
+    conversation does whose client names no session.
     """
 
     op: str
@@ -58,6 +57,7 @@ class SlotContext:
     held: list[int]
     retention: Retention = Retention.EVICTABLE
     freed: bool = False
+    returned: bool = False
     ended: bool = False
     told: tuple[Residency, int] | None = None
 
@@ -85,17 +85,19 @@ class SlotContexts:
         self._slots = slots
         self._files = files
         self._contexts: dict[str, SlotContext] = {}
+        self._returned = self._gone = 0  # freed contexts
 
     def begin(self, op: Op, tokens: tuple[int, ...]) -> None:
         """Add the context that an op will make of these tokens."""
-        held = [slot.holds(tokens, op.salt) for slot in self._slots]
+        held = [slot.holds(tokens, op.salt, grows=True) for slot in self._slots]
+        self._note_return(tokens, op.salt)
         self._contexts[op.context] = SlotContext(op.id, op.attempt, tokens, op.salt, held)
 
     def grow(self, context: str, tokens: tuple[int, ...], *, ended: bool) -> None:
         """Note the tokens of a context now, perhaps because its op has ended."""
         if found := self._contexts.get(context):
             found.tokens, found.ended = tokens, ended
-            found.held = [slot.holds(tokens, found.salt) for slot in self._slots]
+            found.held = [slot.holds(tokens, found.salt, grows=True) for slot in self._slots]
 
     def fail(self, context: str) -> None:
         """The op of a context has failed: there is no such context."""
@@ -133,23 +135,24 @@ class SlotContexts:
                 one.told = left
                 yield Left(name, one.op, one.attempt, *left)
             if one.freed and not left[1]:
+                self._gone += not one.returned
                 del self._contexts[name]
 
     def moved(self, number: int) -> None:
         """A slot holds other tokens."""
         for one in self._contexts.values():
-            one.held[number] = self._slots[number].holds(one.tokens, one.salt)
+            one.held[number] = self._slots[number].holds(one.tokens, one.salt, grows=True)
 
     def loss(self, number: int, left: int) -> float:
         """What contexts lose if only the first `left` tokens of a slot stay, in kept tokens."""
         most = 0.0
         for one in self._contexts.values():
             here = one.held[number]
-            if here <= left or one.freed or one.retention is Retention.DROP:
+            if here <= left or one.retention is Retention.DROP:
                 continue
             others = (held for other, held in enumerate(one.held) if other != number)
             elsewhere = max(left, self._filed(one), *others, 0)
-            share = 1.0 if one.is_kept else LIVE_SHARE
+            share = self._freed_share if one.freed else 1.0 if one.is_kept else LIVE_SHARE
             most = max(most, share * (here - elsewhere))
         return most
 
@@ -169,6 +172,20 @@ class SlotContexts:
                 if one.held[number] >= self._filed(one) + least:
                     yield number
 
+    @property
+    def _freed_share(self) -> float:
+        """The share of freed contexts that return."""
+        share = (self._returned + 1) / (self._returned + self._gone + FREED_PRIOR)
+        return min(share, LIVE_SHARE)
+
+    def _note_return(self, tokens: tuple[int, ...], salt: str) -> None:
+        """A prompt may begin with a freed context. The last token of an answer is not computed."""
+        for one in self._contexts.values():
+            if one.freed and not one.returned and one.salt == salt:
+                held = one.tokens[:-1]
+                if len(held) < len(tokens) and tokens[: len(held)] == held:
+                    one.returned = True
+                    self._returned += 1
+
     def _filed(self, context: SlotContext) -> int:
-        files = (common(one.tokens, context.tokens) for one in self._files.of(context.salt))
-        return max(files, default=0)
+        return self._files.longest(context.tokens, context.salt, grows=True)[1]

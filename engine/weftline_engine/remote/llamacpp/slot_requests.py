@@ -73,9 +73,10 @@ def _build(text: str) -> int | None:
     return int(digits) or None if digits.isascii() and digits.isdigit() else None
 
 
-def fill(tokens: Sequence[int], seat: Seat) -> dict[str, Any]:
-    """The request that computes the tokens and generates nothing."""
-    return {"prompt": list(tokens), "n_predict": 0, **_place(seat)}
+def fill(tokens: Sequence[int], slot: int, *, fresh: bool = False) -> dict[str, Any]:
+    """The request that computes the tokens and generates nothing. A `fresh` one uses nothing of
+    what the slot holds."""
+    return {"prompt": list(tokens), "n_predict": 0, **_place(slot, fresh)}
 
 
 def generate(
@@ -93,13 +94,13 @@ def generate(
         "n_predict": min(op.sampling.max_tokens, limit - len(tokens)),
         **_sampling(op.sampling, limit),
         **held,
-        **_place(seat),
+        **_place(seat.slot, seat.fresh),
     }
     return body, begin, end
 
 
-def _place(seat: Seat) -> dict[str, Any]:
-    return {"id_slot": seat.slot, "cache_prompt": not seat.fresh, "return_tokens": True}
+def _place(slot: int, fresh: bool) -> dict[str, Any]:
+    return {"id_slot": slot, "cache_prompt": not fresh, "return_tokens": True}
 
 
 def _sampling(sampling: api.SamplingParams, limit: int) -> dict[str, Any]:
@@ -114,6 +115,8 @@ def _sampling(sampling: api.SamplingParams, limit: int) -> dict[str, Any]:
         # Text that may be the beginning of a stop string is held back. `AnswerEnd` needs it.
         "stop": [] if _ends_here(sampling) else [stop for stop in sampling.stop if stop],
     }
+    if _ends_here(sampling):  # then there is no last event, which tells what was cached
+        body["timings_per_token"] = True
     if sampling.marks:
         body["preserved_tokens"] = list(sampling.marks)
     if sampling.seed is not None:
@@ -151,7 +154,7 @@ class SlotEvent:
 
     `likeliest` has pairs of a token and its log probability, the best first. The last event has a
     `reason`. It tells how many tokens of the prompt were `cached`, how many the slot holds, and
-    the `times` of the call's phases.
+    the `times` of the call's phases. Where we end the answer, every event tells what was cached.
     """
 
     text: str
@@ -183,13 +186,15 @@ def read(event: Mapping[str, Any]) -> SlotEvent:
         raise EndpointError(
             "EngineFailed", "llama-server returned no tokens: use a newer one", broken=True
         )
-    if event.get("stop") is not True:
-        probability, likeliest = _probabilities(event.get("completion_probabilities"))
-        return SlotEvent(text, tuple(tokens), made, probability, likeliest)
-    reason = _REASONS.get(str(event.get("stop_type")))
     timings = event.get("timings")
     timings = timings if isinstance(timings, dict) else {}
-    cached, held = timings.get("cache_n"), event.get("tokens_cached")
+    found = timings.get("cache_n")
+    cached = found if isinstance(found, int) else 0
+    if event.get("stop") is not True:
+        probability, likeliest = _probabilities(event.get("completion_probabilities"))
+        return SlotEvent(text, tuple(tokens), made, probability, likeliest, cached=cached)
+    reason = _REASONS.get(str(event.get("stop_type")))
+    held = event.get("tokens_cached")
     phases = [timings.get(name) for name in ("prompt_ms", "predicted_ms")]
     seconds = [one / 1000 for one in phases if isinstance(one, int | float) and one >= 0]
     return SlotEvent(
@@ -197,7 +202,7 @@ def read(event: Mapping[str, Any]) -> SlotEvent:
         tuple(tokens),
         made,
         reason=reason or api.FinishReason.LENGTH,
-        cached=cached if isinstance(cached, int) else 0,
+        cached=cached,
         held=held if isinstance(held, int) else 0,
         times=AnswerTimes(*seconds) if len(seconds) == len(phases) else None,
     )
@@ -212,11 +217,11 @@ class AnswerEnd:
     """Ends an answer at a token of `stop_token_ids`, which llama-server does not know, and then
     also at its stop strings. So it does where stop strings in a block of thoughts end nothing."""
 
-    def __init__(self, sampling: api.SamplingParams, prompt: int, cached: int) -> None:
+    def __init__(self, sampling: api.SamplingParams, prompt: int) -> None:
         self._ids = frozenset(sampling.stop_token_ids)
         self._ends = _ends_here(sampling)
         self._scanner = StopScanner(sampling.stop, sampling.block)
-        self._prompt, self._cached = prompt, cached
+        self._prompt = prompt
 
     def cut(self, event: SlotEvent) -> SlotEvent:
         """The event, as the last one if the answer ends in it. Its token has no text then."""
@@ -230,7 +235,7 @@ class AnswerEnd:
             return replace(event, text=text)
         held = self._prompt + event.made - 1
         stop = api.FinishReason.STOP
-        return replace(event, text=text, reason=stop, cached=self._cached, held=held)
+        return replace(event, text=text, reason=stop, held=held)
 
 
 def _probabilities(found: Any) -> tuple[float | None, tuple[tuple[int, float], ...]]:

@@ -1,9 +1,11 @@
 """Decides which slot of llama-server runs each call, and says what is left of every context.
 
 This module is pure. A slot holds the tokens of the last call that it ran, and a call computes only
-what follows the beginning that it shares with them. One slot cannot use another's tokens. So where
-llama-server can write a slot to a file and read it into another, a beginning that several calls
-share is computed once, written, and read into the slots of the other calls.
+what follows the beginning that it shares with them, as far as the model's state can be cut there.
+One slot cannot use another's tokens. So where llama-server can write a slot to a file and read it
+into another, a beginning that several calls share is computed once, written, and read into the
+slots of the other calls. A slot that a call takes over is written before, if its tokens are likely
+to be wanted again.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from dataclasses import dataclass, field
 from weftline_engine.api import Hints
 from weftline_engine.bookkeeping.schedule.sequence import Rank
 from weftline_engine.bookkeeping.schedule.step_order import rank, urgency
-from weftline_engine.remote.llamacpp.files import SavedFiles, SavedState
-from weftline_engine.remote.llamacpp.slot_contexts import HeldTokens, SlotContexts, common
+from weftline_engine.remote.llamacpp.files import SavedFiles, SavedState, common
+from weftline_engine.remote.llamacpp.slot_contexts import HeldTokens, SlotContexts
+from weftline_engine.remote.llamacpp.state_cut import StateCut, after_prompt
 
 # A shorter beginning is computed again rather than copied. A copy is a file and two requests, and
 # a call may have to wait for it.
@@ -24,6 +27,8 @@ LEAST_COPY = 128
 # tokens of a model of 135M parameters took 55 to 82 ms, and computing them 7 s of one core. A GPU
 # computes faster, and copies as fast.
 COPY_SHARE = 0.05
+# Conversations whose contexts are in files, for each slot. Their tokens are bounded besides.
+FILES_PER_SLOT = 4
 
 
 @dataclass(eq=False, slots=True)
@@ -58,15 +63,17 @@ class LlamaSlot(HeldTokens):
 class Seat:
     """A slot for a call, and what happens before the call runs there.
 
-    First the slot is written to the file `save`, then the file `restore` is read into it. Then it
-    holds the first `found` tokens of the prompt. A `fresh` slot holds another tenant's tokens,
-    which the call must not use.
+    First the slot is written to the file `save`. Then the slot goes back to a checkpoint and is
+    written to the file `border`. Then the file `restore` is read into it. Then it holds the first
+    `found` tokens of the prompt. A `fresh` slot holds another tenant's tokens, which the call must
+    not use.
     """
 
     call: SlotCall
     slot: int
     found: int
     save: SavedState | None = None
+    border: SavedState | None = None
     restore: SavedState | None = None
     fresh: bool = False
 
@@ -86,17 +93,27 @@ class _Choice:
 class SlotBook:
     """The slots, the calls that wait for one, and the contexts.
 
-    `most_saved` is the number of tokens that files may hold; 0 where slots cannot be written.
+    `most_saved` is the number of tokens that files may hold; 0 where slots cannot be written. `cut`
+    says where the model's states can be cut.
     """
 
-    def __init__(self, slots: int, *, most_saved: int = 0, known: bool = True) -> None:
+    def __init__(
+        self,
+        slots: int,
+        *,
+        most_saved: int = 0,
+        known: bool = True,
+        cut: StateCut = StateCut.ANYWHERE,
+    ) -> None:
         salt = "" if known else None
-        self._slots = [LlamaSlot(number=number, salt=salt) for number in range(slots)]
+        self._slots = [LlamaSlot(number=number, salt=salt, cut=cut) for number in range(slots)]
         self._waiting: dict[str, SlotCall] = {}
-        self._files = SavedFiles(most_saved, 2 * slots)
+        self._files = SavedFiles(most_saved if cut.copies else 0, FILES_PER_SLOT * slots, cut)
         self.contexts = SlotContexts(self._slots, self._files)
         self._arrivals = 0
         self._clock = 0
+        self._salt: str | None = None  # of the first call
+        self._has_tenants = False
 
     @property
     def copies(self) -> bool:
@@ -104,6 +121,8 @@ class SlotBook:
         return self._files.most > 0
 
     def add(self, call: SlotCall) -> None:
+        self._salt = call.salt if self._salt is None else self._salt
+        self._has_tenants |= call.salt != self._salt
         self._arrivals += 1
         call.arrival = self._arrivals
         self._waiting[call.op] = call
@@ -147,22 +166,41 @@ class SlotBook:
     def end(self, seat: Seat, context: str, tokens: tuple[int, ...], held: int) -> None:
         """The call of `seat` has ended: its slot holds the first `held` of `tokens`, which are
         those of `context`."""
-        self.release(seat, tokens[:held])
+        self.release(seat, tokens[:held], computed=True)
         self.contexts.grow(context, tokens, ended=True)
 
-    def release(self, seat: Seat, tokens: tuple[int, ...] | None) -> None:
+    def release(
+        self, seat: Seat, tokens: tuple[int, ...] | None, *, computed: bool = False
+    ) -> None:
         """The slot of `seat` is idle and holds `tokens`. Without them it may still hold another
-        tenant's, so the next call begins afresh. May be called again."""
+        tenant's, so the next call begins afresh. The prompt may be `computed`, which leaves
+        checkpoints. May be called again."""
         slot = self._slots[seat.slot]
         if slot.user is seat.call:
             slot.user = None
-            self._set(slot, tokens or (), None if tokens is None else seat.call.salt)
+            kept = slot.checkpoints
+            if computed:
+                kept = after_prompt(kept, seat.found, len(seat.call.tokens))
+            self._set(slot, tokens or (), None if tokens is None else seat.call.salt, kept)
 
-    def learn(self, seat: Seat, cached: int) -> None:
-        """llama-server found `cached` tokens of the prompt. A model whose states cannot be
-        continued, such as one with sliding windows, finds none: then nothing is copied any more."""
-        if seat.restore is not None and seat.found >= LEAST_COPY and cached < seat.found // 2:
+    def learn(self, seat: Seat, cached: int) -> StateCut | None:
+        """llama-server found `cached` tokens of the prompt. The cut of the model's states, if they
+        cannot be cut where the book believed; else None."""
+        if seat.found < LEAST_COPY or cached >= seat.found // 2:
+            return None
+        if seat.restore is not None and self._files.cut is StateCut.KEPT:
+            return self._believe(StateCut.WINDOWS)
+        if self._files.cut is StateCut.ANYWHERE:
+            return self._believe(StateCut.KEPT)
+        return None
+
+    def _believe(self, cut: StateCut) -> StateCut:
+        self._files.cut = cut
+        for slot in self._slots:
+            slot.cut = cut
+        if not cut.copies:
             self.stop_copying()
+        return cut
 
     def stop_copying(self) -> None:
         """Write no more files, and read none."""
@@ -179,7 +217,7 @@ class SlotBook:
         if not self.copies:
             return []
         idle = (self._slots[one] for one in self.contexts.swapped(LEAST_COPY))
-        files = ((slot, self._save(slot)) for slot in idle if slot.user is None)
+        files = ((slot, self._save(slot, slot.tokens)) for slot in idle if slot.user is None)
         return [(slot.number, file) for slot, file in files if file is not None]
 
     def _sit(self, call: SlotCall, choice: _Choice, others: Sequence[SlotCall]) -> Seat:
@@ -190,29 +228,38 @@ class SlotBook:
             restore.used = self._clock
             restore.users += 1
         shared = restore is None and self.copies and self._is_shared(slot, others)
-        save = self._save(slot) if choice.saves or shared else None
+        save = self._save(slot, slot.tokens) if choice.saves or shared else None
+        border = self._save(slot, _border(slot)) if choice.saves else None
         seat = Seat(
             call,
             slot.number,
             choice.found,
             save,
+            border,
             restore,
-            fresh=restore is None and slot.salt != call.salt,
+            fresh=restore is None and (slot.salt != call.salt or self._may_swap(slot, call)),
         )
         slot.user, slot.used = call, self._clock
-        self._set(slot, call.tokens[: choice.found], call.salt)
+        kept = () if restore is not None else slot.checkpoints
+        kept = tuple(one for one in kept if one <= choice.found)
+        self._set(slot, call.tokens[: choice.found], call.salt, kept)
         return seat
+
+    def _may_swap(self, slot: LlamaSlot, call: SlotCall) -> bool:
+        """Whether llama-server may take another tenant's tokens from its cache in memory for this
+        call. It looks there if less than half of the slot stays."""
+        if self._files.cut.copies or not self._has_tenants:
+            return False
+        return 2 * common(slot.tokens, call.tokens) < len(slot.tokens)
 
     def _choose(self, call: SlotCall, idle: Sequence[LlamaSlot]) -> _Choice:
         """The idle slot in which the call computes least, and others lose least."""
-        saved = max(
-            self._files.of(call.salt), key=lambda one: common(one.tokens, call.tokens), default=None
-        )
+        saved, there = self._files.longest(call.tokens, call.salt)
         found: list[_Choice] = []
         for slot in idle:
             own = slot.holds(call.tokens, call.salt)
             found.append(self._choice(call, slot, own, None))
-            if saved is not None and (there := common(saved.tokens, call.tokens)) > own:
+            if saved is not None and there > own:
                 found.append(self._choice(call, slot, there, saved))
         return min(found, key=lambda one: (one.cost, one.used, one.slot.number))
 
@@ -224,7 +271,7 @@ class SlotBook:
             cost += COPY_SHARE * len(restore.tokens)
         loss = self.contexts.loss(slot.number, found if restore is None else 0)
         copied = COPY_SHARE * len(slot.tokens)
-        saves = self.copies and loss >= LEAST_COPY and copied < loss
+        saves = self.copies and len(slot.tokens) >= LEAST_COPY and copied < loss
         cost += copied if saves else loss
         return _Choice(cost, slot.used, slot, found, saves, restore)
 
@@ -240,8 +287,7 @@ class SlotBook:
         """The longest beginning of a prompt that an idle slot or a file holds."""
         slots = (one for one in self._slots if one.user is None and one is not without)
         here = max((one.holds(call.tokens, call.salt) for one in slots), default=0)
-        files = (common(one.tokens, call.tokens) for one in self._files.of(call.salt))
-        return max(here, max(files, default=0))
+        return max(here, self._files.longest(call.tokens, call.salt)[1])
 
     def _is_coming(self, call: SlotCall, best: int) -> bool:
         """Whether a longer beginning of the prompt is being filled, which can then be copied."""
@@ -253,15 +299,35 @@ class SlotBook:
             for user in users
         )
 
-    def _save(self, slot: LlamaSlot) -> SavedState | None:
-        if any(one.tokens == slot.tokens for one in self._files.of(slot.salt or "")):
+    def _save(self, slot: LlamaSlot, tokens: tuple[int, ...]) -> SavedState | None:
+        """A file for these first tokens of a slot, unless there is one or no room."""
+        if any(one.tokens == tokens for one in self._files.of(slot.salt or "")):
             return None
         self._clock += 1
-        saved = self._files.add(slot.tokens, slot.salt or "", self._clock, self.contexts.kept())
+        saved = self._files.add(tokens, slot.salt or "", self._clock, self.contexts.kept())
         if saved is not None:
             saved.users += 1
         return saved
 
-    def _set(self, slot: LlamaSlot, tokens: tuple[int, ...], salt: str | None) -> None:
-        slot.tokens, slot.salt = tokens, salt
+    def _set(
+        self,
+        slot: LlamaSlot,
+        tokens: tuple[int, ...],
+        salt: str | None,
+        checkpoints: tuple[int, ...],
+    ) -> None:
+        slot.tokens, slot.salt, slot.checkpoints = tokens, salt, checkpoints
         self.contexts.moved(slot.number)
+
+
+def _border(slot: LlamaSlot) -> tuple[int, ...]:
+    """The tokens of a slot up to its last checkpoint, where its last prompt ended, and one more: a
+    request computes at least one. Empty if the state can be cut anywhere.
+
+    The next turn of a conversation seldom begins with all that the slot holds: a template leaves
+    out thoughts, and the answer's text may give other tokens.
+    """
+    if slot.cut is not StateCut.KEPT or not slot.checkpoints:
+        return ()
+    end = slot.checkpoints[-1] + 1
+    return slot.tokens[:end] if LEAST_COPY <= end < len(slot.tokens) else ()

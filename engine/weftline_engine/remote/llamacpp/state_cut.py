@@ -1,0 +1,66 @@
+"""Where a model's state can be cut: which beginnings of the tokens of a slot can be continued.
+
+Attention keeps a key and a value for each token, so a state can be cut anywhere. A recurrent
+state, or one of a short convolution, has only its end. llama-server keeps copies of it
+(checkpoints) in the slot, near the end of each prompt. A file of a slot holds no checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+# llama-server makes its last checkpoint so many tokens before a prompt's end.
+CHECKPOINT_BACK = 4
+# llama-server makes one where a prompt goes on in a slot, if at most a batch of it is left.
+BATCH = 512
+# A slot keeps so many. The oldest are dropped.
+MOST_CHECKPOINTS = 32
+
+# Settings in a GGUF file that only models with a recurrent state, or with windows, have.
+_RECURRENT = (".ssm.state_size", ".shortconv.l_cache", ".wkv.head_size")
+_WINDOW = ".attention.sliding_window"
+
+
+class StateCut(Enum):
+    """Where a state can be cut."""
+
+    ANYWHERE = "anywhere"
+    KEPT = "at its end and at checkpoints"
+    # A file of a slot cannot be continued: llama-server wants one token more than the window, and
+    # writes the window.
+    WINDOWS = "at checkpoints, and files cannot be continued"
+
+    @property
+    def copies(self) -> bool:
+        """Whether a slot that was read from a file can be continued."""
+        return self is not StateCut.WINDOWS
+
+    def usable(self, shared: int, held: int, wanted: int, checkpoints: Sequence[int] = ()) -> int:
+        """How many tokens of a prompt of `wanted` tokens need not be computed.
+
+        The prompt and the `held` tokens of a state have the first `shared` in common.
+        """
+        if self is StateCut.ANYWHERE or (shared == held and shared < wanted):
+            return shared
+        return max((one for one in checkpoints if one <= shared), default=0)
+
+
+def cut_of(metadata: Mapping[str, Any]) -> StateCut:
+    """Where the states of a model can be cut, by its settings in the GGUF file."""
+    if any(key.endswith(_RECURRENT) for key in metadata):
+        return StateCut.KEPT
+    windows = (value for key, value in metadata.items() if key.endswith(_WINDOW))
+    return StateCut.WINDOWS if any(windows) else StateCut.ANYWHERE
+
+
+def after_prompt(checkpoints: Sequence[int], found: int, prompt: int) -> tuple[int, ...]:
+    """The checkpoints of a slot that has computed a prompt of so many tokens, of which it `found`
+    the first ones."""
+    made = {one for one in checkpoints if one <= found}
+    if found > 0 and prompt - found < BATCH:
+        made.add(found)
+    if prompt - CHECKPOINT_BACK > found:
+        made.add(prompt - CHECKPOINT_BACK)
+    return tuple(sorted(made))[-MOST_CHECKPOINTS:]

@@ -1,0 +1,158 @@
+"""Models whose state cannot be cut anywhere, on a real llama-server: what it computes again.
+
+The models have random weights: a short convolution beside attention (LFM2), and attention in
+windows (Gemma 3). What their llama-server computes is read from its own metrics.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from shutil import copy
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, Lfm2Config, PretrainedConfig
+
+from tests.contract.target import Target
+from tests.llamacpp.conftest import ROOT
+from weftline_engine import api
+from weftline_engine.own.models.gguf_header import GgufHeader
+from weftline_engine.remote.llamacpp.config import LlamaServerConfig
+from weftline_engine.remote.llamacpp.engine import LlamaEngine
+from weftline_engine.remote.llamacpp.state_cut import StateCut, cut_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SHARED = tuple(range(1000, 1400))  # tokens that calls have in common
+SIZES = {
+    "vocab_size": 49_152,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+
+
+def gguf_of(config: PretrainedConfig, words: Path, folder: Path) -> Path:
+    """A GGUF file with random weights and the tokenizer of `words`, by llama.cpp's converter."""
+    AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        copy(words / name, folder)
+    path = folder / "model.gguf"
+    script = ROOT / ".venv-llama/source/convert_hf_to_gguf.py"
+    command = [sys.executable, str(script), str(folder), "--outfile", str(path)]
+    subprocess.run([*command, "--outtype", "f16"], check=True, capture_output=True, timeout=200)
+    return path
+
+
+@pytest.fixture(scope="module")
+def convolutions(smollm2_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = Lfm2Config(**SIZES, num_hidden_layers=2, layer_types=["conv", "full_attention"])
+    return gguf_of(config, smollm2_directory, tmp_path_factory.mktemp("lfm2"))
+
+
+@pytest.fixture(scope="module")
+def windows(smollm2_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = Gemma3TextConfig(**SIZES, num_hidden_layers=6, head_dim=16, sliding_window=128)
+    return gguf_of(config, smollm2_directory, tmp_path_factory.mktemp("gemma3"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hybrid(llama_config: LlamaServerConfig, convolutions: Path) -> AsyncIterator[Target]:
+    """Two slots of a model with convolutions."""
+    cut = cut_of(GgufHeader(convolutions).values)
+    assert cut is StateCut.KEPT
+    config = replace(llama_config, model=convolutions, slots=2, cut=cut)
+    target = Target(LlamaEngine(config), {})
+    await target.start()
+    yield target
+    await target.close()
+
+
+def op(name: str, tokens: tuple[int, ...], **sampling: Any) -> api.Op:
+    params = api.SamplingParams(**{"max_tokens": 4, "temperature": 0.0, **sampling})
+    generate = api.Kind.GENERATE
+    return api.Op(id=name, kind=generate, context=name, tokens=tokens, sampling=params)
+
+
+async def computed(target: Target) -> int:
+    """The prompt tokens that llama-server has computed so far."""
+    assert isinstance(target.engine, LlamaEngine)
+    text = (await target.engine.metrics()).decode()
+    found = re.search(r"^llamacpp:prompt_tokens_total (\S+)$", text, re.MULTILINE)
+    assert found is not None, text
+    return int(float(found[1]))
+
+
+async def computed_by_second_turns(target: Target) -> int:
+    """The prompt tokens that three conversations compute in their second turns, on two slots. No
+    second turn begins with the answer of the first, as where a template leaves thoughts out."""
+    first = {name: (begin, *range(500, 700)) for begin, name in enumerate("abc", 100)}
+    for name, tokens in first.items():
+        await target.run(op(name, tokens))
+    before = await computed(target)
+    for name, tokens in first.items():
+        [heard] = await target.run(op(f"{name}2", (*tokens, *range(50, 80))))
+        assert heard.finished is not None
+        assert heard.finished.usage.cached_tokens >= len(tokens) - 5
+    return await computed(target) - before
+
+
+async def test_conversations_beyond_the_slots_keep_their_prompts(hybrid: Target) -> None:
+    """A second turn computes its new tokens, and the few that follow llama-server's checkpoint."""
+    assert await computed_by_second_turns(hybrid) <= 3 * (5 + 30) + 3
+
+
+async def test_siblings_compute_their_common_beginning_once(hybrid: Target) -> None:
+    """Their slots continue a file that ends exactly there."""
+    before = await computed(hybrid)
+    siblings = [op(f"s{at}", (*SHARED, *range(at, at + 40))) for at in range(100, 104)]
+    heard = await hybrid.run(*siblings)
+    cached = [one.finished.usage.cached_tokens for one in heard if one.finished is not None]
+    assert cached == [len(SHARED)] * 4
+    # And one token for each slot that was written before.
+    assert await computed(hybrid) - before <= len(SHARED) + 4 * 40 + 2
+
+
+@pytest.mark.parametrize("stops", [(), (49_000,)])
+async def test_what_is_reported_as_cached_was_not_computed(
+    hybrid: Target, stops: tuple[int, ...]
+) -> None:
+    """Also where the answer is ended by us, at a token that llama-server does not know."""
+    begin = tuple(range(3000 + len(stops), 3300))
+    await hybrid.run(op(f"one{len(stops)}", (*begin, 7, 8, 9)))
+    before = await computed(hybrid)
+    [heard] = await hybrid.run(
+        op(f"two{len(stops)}", (*begin[:250], 5), stop_token_ids=stops, block=("<t>", "</t>"))
+    )
+    assert heard.finished is not None
+    # The state is kept nowhere before token 250. A slot that is written first computes a token.
+    assert heard.finished.usage.cached_tokens == 0
+    assert await computed(hybrid) - before in (251, 252)
+
+
+async def test_conversations_with_windows_keep_their_prompts_without_files(
+    llama_config: LlamaServerConfig, windows: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says so, and what would help. What slots lose goes to llama-server's own cache."""
+    cut = cut_of(GgufHeader(windows).values)
+    assert cut is StateCut.WINDOWS
+    config = replace(llama_config, model=windows, slots=2, cut=cut)
+    target = Target(LlamaEngine(config), {})
+    with caplog.at_level("INFO", "weftline.llamacpp"):
+        await target.start()
+    try:
+        assert "--swa-full" in caplog.text
+        assert await computed_by_second_turns(target) <= 3 * (5 + 30)
+    finally:
+        await target.close()
