@@ -1,7 +1,8 @@
 """Tries both adapters with the oldest and the newest LangChain and openai that our ranges admit.
 
 In an interpreter of its own: the unit tests run there with sockets disabled, then tests and the
-README's programs against null servers of this interpreter.
+README's programs against null servers of this interpreter. Tests of accelerated graphs run there
+with several versions of LangGraph, whose graphs are run and copied in ways of their own.
 """
 
 from __future__ import annotations
@@ -50,6 +51,17 @@ TESTS = tuple(
         "llms_weftline",
     )
 )
+GRAPHS = tuple(
+    ROOT / "tests" / "integrations" / f"test_{name}.py"
+    for name in ("accelerate_graph", "graph_copies", "graph_nodes")
+)
+# The LangGraphs to try with the oldest and with the newest LangChain, each with agents of its time.
+# A later langgraph-prebuilt, which LangGraph 1.0.0 admits, too, needs a later LangGraph.
+OLD_GRAPHS = (
+    ("langgraph==1.0.0", "langgraph-prebuilt==1.0.0", "langchain==1.0.0"),
+    ("langgraph==1.1.0", "langgraph-prebuilt==1.0.8", "langchain==1.2.11"),
+)
+NEW_GRAPHS = (("langgraph<2", "langchain<2"),)
 WORKERS = "2"
 TOOLS = (
     "langchain-tests>=1.1,<2",
@@ -72,11 +84,18 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="weftline-langchain-") as folder:
         venv.create(Path(folder) / "venv", with_pip=False)
         python = Path(folder) / "venv" / "bin" / "python"
-        for name, wanted in (("oldest", [*ranges, *oldest]), ("newest", ranges)):
+        for name, wanted, graphs in (
+            ("oldest", [*ranges, *oldest], OLD_GRAPHS),
+            ("newest", ranges, NEW_GRAPHS),
+        ):
             began = time.monotonic()
             pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-compile")
             _run(*pip, "--upgrade", *wanted, *TOOLS)
             _check(python, Path(folder))
+            for packages in graphs:
+                _run(*pip, "--upgrade", *wanted, *packages)
+                _show(python, "langgraph", "langchain", "langchain-core")
+                _test(python, *GRAPHS)
             print(f"PASS {name} ({time.monotonic() - began:.0f} s)", flush=True)
     return 0
 
@@ -92,21 +111,35 @@ def _dependencies(adapter: Path) -> list[str]:
 
 
 def _check(python: Path, folder: Path) -> None:
-    names = ("openai", "langchain-core", "langchain-openai", "langchain-tests", "llama-index-core")
-    show = f"import importlib.metadata as m; print(*(f'{{n}} {{m.version(n)}}' for n in {names}))"
-    _run(python, "-c", show)
-    # Other versions of LangChain have other deprecations, which are not what is tried here.
-    test = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--benchmark-disable")
-    test = (*test, "-W", "default", *os.environ.get("RERUNS", "").split())
-    _run(*test, UNIT)
-    by_file = ("-n", WORKERS, "--dist", "loadfile")
-    _run(*test, *by_file, *TESTS, env={"WEFTLINE_SERVER_PYTHON": sys.executable})
+    _show(python, "openai", "langchain-core", "langchain-openai", "langchain-tests")
+    _show(python, "llama-index-core")
+    _pytest(python, UNIT)
+    _test(python, *TESTS)
     programs = re.findall(r"```python\n(.*?)```", (ADAPTER / "README.md").read_text(), re.DOTALL)
     program = folder / "program.py"
     # Programs of LangGraph need a package that the adapter does not.
     program.write_text("\n".join(one for one in programs if "langgraph" not in one))
     with local_server("--engine", "null") as url:
         _run(python, program, env={"WEFTLINE_BASE_URL": url})
+
+
+def _show(python: Path, *names: str) -> None:
+    """Print the versions of packages."""
+    show = f"import importlib.metadata as m; print(*(f'{{n}} {{m.version(n)}}' for n in {names}))"
+    _run(python, "-c", show)
+
+
+def _test(python: Path, *tests: Path) -> None:
+    """Run test files beside one another, against servers of this interpreter."""
+    by_file = ("-n", WORKERS, "--dist", "loadfile")
+    _pytest(python, *by_file, *tests, env={"WEFTLINE_SERVER_PYTHON": sys.executable})
+
+
+def _pytest(python: Path, *arguments: str | Path, env: dict[str, str] | None = None) -> None:
+    # Other versions of LangChain have other deprecations, which are not what is tried here.
+    test = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--benchmark-disable")
+    again = os.environ.get("RERUNS", "").split()
+    _run(*test, "-W", "default", *again, *arguments, env=env)
 
 
 def _run(*command: str | Path, env: dict[str, str] | None = None) -> None:

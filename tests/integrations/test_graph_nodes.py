@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from threading import Barrier
 from typing import Any
 
-import httpx2
 import pytest
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.runnables import RunnableLambda, RunnableParallel, RunnablePassthrough
@@ -16,6 +15,7 @@ from langgraph.graph import START, StateGraph
 
 from langchain_weftline import ChatWeftline, accelerate
 from langchain_weftline.ahead.nodes import Nodes
+from langchain_weftline.model.transport import httpx
 from tests.integrations.conftest import StartServer
 from tests.integrations.graph_table import RULES, State, ask, chapters
 from tests.integrations.recording import Recording, recorded
@@ -120,7 +120,7 @@ def test_a_failing_node_leaves_nothing(recording: Recording) -> None:
 def test_nodes_that_start_together_call_together(url: str) -> None:
     """Two nodes without an edge between them have their requests under way at the same time."""
     both = Barrier(2)
-    http = httpx2.Client(event_hooks={"request": [lambda _: both.wait(WAIT_S)]})
+    http = httpx.Client(event_hooks={"request": [lambda _: both.wait(WAIT_S)]})
     llm = ChatWeftline(base_url=url, temperature=0, max_retries=0, http_client=http)
     made = StateGraph(State)
     for name, field in (("one", "draft"), ("two", "flaw")):
@@ -137,7 +137,7 @@ def test_functions_that_call_chains(recording: Recording) -> None:
     The chain of a function is not seen before the function calls it: its calls are not sent ahead.
     """
     both = Barrier(2)
-    http = httpx2.Client(event_hooks={"request": [lambda _: both.wait(WAIT_S)]})
+    http = httpx.Client(event_hooks={"request": [lambda _: both.wait(WAIT_S)]})
     together, llm = model(recording, http_client=http), model(recording)
     made = StateGraph(State)
 
