@@ -99,6 +99,7 @@ async def test_a_wait_for_kv_cache_is_told(serve: Serve, monkeypatch: pytest.Mon
     server = await serve()
     gate = server.driver.dispatcher.memory.gate
     monkeypatch.setattr(gate, "may_start", lambda application: False)
+    monkeypatch.setattr(type(gate), "counts", (0, 1))
     session = await server.session()
     await server.submit(session, call("draft", "one two {{output:x}}", x="x"))
     async with asyncio.timeout(30):

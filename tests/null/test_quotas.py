@@ -13,7 +13,8 @@ LIMITS = RegistryConfig(max_sessions=3, max_queued=100, max_queued_of_tenant=10,
 
 
 def test_what_a_tenant_has_elsewhere_counts() -> None:
-    """Its sessions, its calls that wait and its bytes. Another tenant is not touched."""
+    """Its sessions, its calls that wait, with those of a submit, and its bytes. Another tenant is
+    not touched."""
     registry = Registry(LIMITS)
     quotas = registry.quotas
     registry.open("a", 0.0)
@@ -25,6 +26,9 @@ def test_what_a_tenant_has_elsewhere_counts() -> None:
     with pytest.raises(Overloaded, match="10 calls of yours wait"):
         quotas.admit("a", 9, 9)
     quotas.admit("a", 8, 8)
+    quotas.admit("a", 5, 5, more=4)  # one waits elsewhere
+    with pytest.raises(Overloaded, match="6 calls of yours wait"):
+        quotas.admit("a", 5, 5, more=5)
     quotas.elsewhere = {"a": TenantTally(value_bytes=1000)}
     with pytest.raises(Overloaded, match="1,000 bytes of values"):
         quotas.admit("a", 0, 0)

@@ -174,7 +174,7 @@ class Driver:
         """
         if not submit.calls and not submit.steps:
             return ()  # it only reads
-        self._admit(session)
+        self._admit(session, len(submit.calls) + len(submit.steps))
         specs = costly_specs(submit, KINDS)
         await self._runners.workers.check(session.tenant, specs)
         tasks: list[Task] = []
@@ -309,12 +309,12 @@ class Driver:
             except Exception:  # the session is closed, even if its trace cannot be written
                 log.exception("an observer of session %s failed", session.id)
 
-    def _admit(self, session: ServerSession) -> None:
-        """Raise Overloaded where the session's tenant, or the server, has no room for more."""
+    def _admit(self, session: ServerSession, more: int = 0) -> None:
+        """Raise Overloaded where the session's tenant, or the server, has no room for `more`."""
         quotas, tenant = self.registry.quotas, session.tenant
         quotas.charge(session)
         of_tenant = self.dispatcher.queued_of(self.registry.salts[tenant])
-        quotas.admit(tenant, self.dispatcher.queued, of_tenant)
+        quotas.admit(tenant, self.dispatcher.queued, of_tenant, more)
 
     def _ended(self, session: ServerSession, task: TaskRun) -> None:
         for run in task.primitives:

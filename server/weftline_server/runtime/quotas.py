@@ -32,18 +32,18 @@ class Quotas:
         self._bytes: dict[str, int] = {}  # of the values of a tenant's sessions, as last charged
         self._charged: dict[str, int] = {}  # of each session
 
-    def admit(self, tenant: str, queued: int, of_tenant: int) -> None:
-        """Raise Overloaded when this many primitives wait, or the tenant's values have reached
-        their limit.
+    def admit(self, tenant: str, queued: int, of_tenant: int, more: int = 0) -> None:
+        """Raise Overloaded when this many primitives wait, or would with the `more` of a submit, or
+        the tenant's values have reached their limit.
         """
         elsewhere = self.elsewhere.get(tenant, NO_TALLY)
         of_tenant += elsewhere.queued
-        if of_tenant >= self._max_queued_of_tenant:
+        if _is_full(of_tenant, more, self._max_queued_of_tenant):
             raise Overloaded(
                 f"{of_tenant} calls of yours wait for an engine already: try again later",
                 retry_after_s=1.0,
             )
-        if queued >= self._max_queued:
+        if _is_full(queued, more, self._max_queued):
             raise Overloaded(
                 "too many calls wait for an engine already: try again later", retry_after_s=1.0
             )
@@ -78,3 +78,10 @@ class Quotas:
         self._bytes[session.tenant] = self._bytes.get(session.tenant, 0) - self._charged.pop(
             session.id, 0
         )
+
+
+def _is_full(waiting: int, more: int, most: int) -> bool:
+    """Whether there is no room for `more` calls. A submit that is larger than the limit is taken
+    where nothing waits: not all of its calls need wait at the same time.
+    """
+    return waiting >= most or (waiting > 0 and waiting + more > most)

@@ -49,7 +49,7 @@ class Dispatcher:
         self.served = Served()
         self.pace = Pace()
         self.lengths = None if "length_prediction" in without else Lengths()
-        self._queue = Queue()
+        self._queue = Queue(policy)
         self._sessions: Sessions  # this and the next three are set by `start`
         self.memory: Memory
         self.occupancy: Callable[[], Occupancy] = Occupancy  # a cluster asks before the start

@@ -15,12 +15,13 @@ from weftline_server.schedule.engines.member import EngineState, Member, Work
 from weftline_server.schedule.memory.admission import needs
 from weftline_server.schedule.memory.keeper import Memory
 from weftline_server.schedule.memory.verbs import perform
-from weftline_server.schedule.placement.round import place
+from weftline_server.schedule.placement.round import place_lines
 from weftline_server.schedule.placement.round_data import Placement
 from weftline_server.schedule.placement.shares import Served
+from weftline_server.schedule.placement.waiting_lines import WaitingLines
 from weftline_server.schedule.queue import Queue
 from weftline_server.schedule.session_protocol import Sent, Sessions
-from weftline_server.schedule.suspects import alone, is_suspect
+from weftline_server.schedule.suspects import alone
 
 TURN_SENDS = 128  # calls that are sent in one turn of the loop, in about 10 ms
 
@@ -73,15 +74,16 @@ class PlacementRounds:
         models = _by_model(ready)
         self._admit(models)
         gate = self._memory.gate
-        suspects, closed = alone(self._queue, ready)
+        suspects, closed = alone(self._queue.suspects(), ready)
         for op, member in suspects:
             self._send(op, member)
         ready = [member for member in ready if member.name not in closed]
-        queue = [work.item for work in self._admitted() if not is_suspect(work)]
+        lines = self._admitted()
+        tenants = lines.tenants()
         # Summing up the loads of 256 engines takes milliseconds, so it is left out without need.
-        loads = [member.load() for member in ready] if queue else []
-        served = self._served.begin(item.tenant for item in queue)
-        self._placed.extend(place(queue, loads, self._policy, self._now(), served))
+        loads = [member.load() for member in ready] if tenants else []
+        served = self._served.begin(tenants)
+        self._placed.extend(place_lines(lines, loads, self._policy, self._now(), served))
         self._send_some()
         if self._placed:
             self.soon()
@@ -101,21 +103,21 @@ class PlacementRounds:
             if member is not None and is_ready and placement.id in self._queue:
                 self._send(placement.id, member, placement.why)
 
-    def _admitted(self) -> list[Work]:
+    def _admitted(self) -> WaitingLines:
         """The waiting work whose application may use a KV cache, or that needs none."""
-        gate, before, now = self._memory.gate, self._held, self._now()
-        found: list[Work] = []
-        held: dict[str, float | None] = {}
-        for work in self._queue:
-            id = work.op.id
+        gate, now = self._memory.gate, self._now()
+        self._held = {id: at or now for id, at in self._held.items() if id in self._queue}
+        _, outside = gate.counts
+        if not outside:
+            return self._queue.lines(None)
+
+        def may_start(work: Work) -> bool:
             if gate.may_start(work.op.hints.application) or not work.item.has_prompt:
-                found.append(work)
-                if id in before:
-                    held[id] = before[id] or now
-            else:
-                held[id] = None
-        self._held = held
-        return found
+                return True
+            self._held[work.op.id] = None
+            return False
+
+        return self._queue.lines(may_start)
 
     def _admit(self, models: Mapping[str, Sequence[Member]]) -> None:
         """Admit waiting applications to the KV caches, for each model on its own."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from types import MappingProxyType
 
@@ -24,8 +25,11 @@ from weftline_server.schedule.placement.scores import (
     Cost,
     KeptFree,
 )
-from weftline_server.schedule.placement.shares import shared
+from weftline_server.schedule.placement.waiting_lines import WaitingLines
 
+# Calls of one class that found no room, after which a round looks at no more of that class. Behind
+# them may be a smaller call, or one whose prefix is there, which then waits for another round.
+MOST_MISSED = 256
 _NO_ROOMS: Mapping[int, float] = {}
 MOST_SHOWN = 4  # engines whose terms are kept with a call: about 150 bytes each
 
@@ -184,33 +188,57 @@ def place(
     `policy` is one of POLICIES; `now` is in seconds of the monotonic clock. Tenants take turns by
     what they were `served` so far.
     """
-    cost = COST[policy]
+    lines = WaitingLines(ORDER[policy])
+    for item in queue:
+        lines.add(item)
+    return place_lines(lines, engines, policy, now, served)
+
+
+def place_lines(
+    lines: WaitingLines,
+    engines: Sequence[EngineLoad],
+    policy: str,
+    now: float,
+    served: Mapping[str, float],
+) -> list[Placement]:
+    """The same for calls that are in order already. It costs what can be placed, and not what
+    waits."""
     by_model: dict[str, _Replicas] = {}
     for load in sorted(engines, key=lambda load: load.name):
         if load.model not in by_model:
             by_model[load.model] = _Replicas()
         by_model[load.model].add(Candidate(load))
-    ordered = sorted(queue, key=ORDER[policy])
-    if policy == "app":
-        bounded = {item.model for item in ordered if item.of[2]}
-        for model, served_by in by_model.items():
-            served_by.meets = any(one.load.servers > 1 for one in served_by.engines)
-            served_by.mixes = model in bounded or any(one.bounded for one in served_by.engines)
-            if served_by.mixes:
-                served_by.keep_free()
-    placements = []
-    for item in shared(ordered, served):
-        replicas = by_model.get(item.model)
-        if replicas is None or replicas.free <= 0:
-            if not any(one.free > 0 for one in by_model.values()):
-                break  # Every engine is full, so the rest of a long queue is skipped.
-            continue
+    placements: list[Placement] = []
+    for model, replicas in by_model.items():
+        if policy == "app":
+            replicas.meets = any(one.load.servers > 1 for one in replicas.engines)
+            bounded = any(one.bounded for one in replicas.engines)
+            replicas.mixes = bounded or lines.has_bounded(model)
+            if replicas.mixes:
+                replicas.keep_free()
+        full: set[Class] = set()
+        waiting = lines.in_turn(model, served, full)
+        placements += _placed(waiting, replicas, policy, now, full)
+    return placements
+
+
+def _placed(
+    waiting: Iterable[Queued], replicas: _Replicas, policy: str, now: float, full: set[Class]
+) -> Iterator[Placement]:
+    """Place the calls for one model, and note the classes that found no room."""
+    cost, missed = COST[policy], Counter[Class]()
+    for item in waiting if replicas.free > 0 else ():
         late = now - item.queued > PATIENCE_S
         best = replicas.best(item, cost, late, waits=policy == "app" and not late)
         if best is not None:
             why = replicas.why(item) if policy == "app" else ()
             replicas.place(best, item)
-            placements.append(Placement(item.id, replicas.engines[best].load.name, why))
-        elif late and not replicas.reserved and not item.open:
+            yield Placement(item.id, replicas.engines[best].load.name, why)
+            if replicas.free <= 0:
+                return
+            continue
+        if late and not replicas.reserved and not item.open:
             replicas.reserve(item)
-    return placements
+        missed[item.of] += 1
+        if missed[item.of] >= MOST_MISSED:
+            full.add(item.of)

@@ -1,42 +1,14 @@
 """Fair shares between tenants: each has got the same work when all of them wait.
 
 An order that knows only calls serves the tenant with the shortest ones, or with the lowest numbers
-of priority, and the others wait. So the calls of each tenant keep their own order, and the next
-call is one of the tenant that has got least (Sheng et al., "Fairness in serving LLMs", 2024).
+of priority, and the others wait. So the calls of each tenant keep their own order (see
+`waiting_lines`), and the next call is one of the tenant that has got least (Sheng et al., "Fairness
+in serving LLMs", 2024).
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Mapping, Sequence
-
-from weftline_server.schedule.placement.round_data import Queued
-
-
-def shared(ordered: Sequence[Queued], served: Mapping[str, float]) -> Iterable[Queued]:
-    """`ordered`, with the tenants in turn; `served` is the work that each has got so far."""
-    if len({item.tenant for item in ordered}) < 2:
-        return ordered
-    queues: dict[str, list[Queued]] = {}
-    for item in ordered:
-        queues.setdefault(item.tenant, []).append(item)
-    return _merged(queues, served)
-
-
-def _merged(
-    queues: Mapping[str, Sequence[Queued]], served: Mapping[str, float]
-) -> Iterable[Queued]:
-    # Among equals the name decides, so that no tenant gains by how it orders its own calls.
-    turns = [(served.get(tenant, 0.0), tenant, 0) for tenant in queues]
-    heapq.heapify(turns)
-    while turns:
-        got, tenant, place = turns[0]
-        item = queues[tenant][place]
-        yield item
-        if place + 1 < len(queues[tenant]):
-            heapq.heapreplace(turns, (got + item.tokens, tenant, place + 1))
-        else:
-            heapq.heappop(turns)
+from collections.abc import Iterable, Mapping
 
 
 class Served:
