@@ -182,6 +182,17 @@ async def test_an_ordinary_large_application_fits(serve: Serve) -> None:
     assert (await server.get(session, "x1999")).json()["value"] == "start"
 
 
+async def test_an_idle_session_is_closed_a_tenth_of_its_time_late(serve: Serve) -> None:
+    """Sessions may be idle for 2 s. The server looks each 0.2 s, and not each 30 s."""
+    server = await serve(NullConfig(), ServerConfig(registry=RegistryConfig(idle_s=2.0)))
+    await server.session()
+    await asyncio.sleep(1.5)
+    assert server.service.engines.status().sessions == 1
+    async with asyncio.timeout(10):
+        while server.service.engines.status().sessions:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)
+
+
 async def test_a_server_closes_idle_and_old_sessions(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

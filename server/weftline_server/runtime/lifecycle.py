@@ -16,7 +16,9 @@ from weftline_server.session.task import UNDER_WAY
 
 log = logging.getLogger("weftline.service")
 
-SWEEP_S = 30.0  # seconds between two searches for expired sessions
+# Seconds between two searches for expired sessions, at most and at least: a session is closed at
+# most a tenth of its idle time late. A search looks at each of some ten thousand sessions.
+SWEEP_S, LEAST_SWEEP_S = 30.0, 0.2
 POLL_S = 0.02  # between two checks during a drain whether calls still run
 # For how long a session whose calls run stays, so that short calls end where they began.
 STAY_S = 0.5
@@ -163,7 +165,8 @@ class Lifecycle:
 
     async def _sweep_forever(self) -> None:
         while True:
-            await asyncio.sleep(SWEEP_S)
+            idle_s = self._driver.registry.idle_s
+            await asyncio.sleep(min(SWEEP_S, max(LEAST_SWEEP_S, idle_s / 10)))
             try:
                 self._driver.sweep()
             except Exception:  # without this task no session would ever expire again

@@ -206,6 +206,11 @@ class Registry:
         """Drop the closed sessions that were kept long enough."""
         self._closed.expire(now)
 
+    @property
+    def idle_s(self) -> float:
+        """The seconds after which a session that no client names is closed."""
+        return self._config.idle_s
+
     def idle(self, now: float) -> list[ServerSession]:
         """Sessions that no client has named for the idle time and that no reader waits in."""
         return [
