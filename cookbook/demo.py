@@ -38,7 +38,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnablePassthrough
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from langchain_weftline import ChatWeftline, accelerate
@@ -267,7 +267,11 @@ def main() -> int:
     model = str(resolve(DEFAULT_MODEL, progress=for_stream()))
     with ExitStack() as stack:
         serve = partial(local_server, model, "--dtype", args.dtype, "--kv-tokens", str(KV_TOKENS))
-        console.print("starting a server for each way …")
+        console.print(
+            "Two LangChain programs run as they are, and inside `accelerate(...)`, on equal "
+            "servers. The servers start …",
+            soft_wrap=True,
+        )
         urls = {way: stack.enter_context(serve()) for way in WAYS}
         speed = measure(urls)
         size, turns = plan(speed, args.seconds)
@@ -329,17 +333,20 @@ def run_in_turns(
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("calls"),
-        TimeElapsedColumn(),
+        TextColumn("in {task.fields[seconds]:.1f} s"),
         console=console,
     ) as progress:
         total = sum(program.calls for some in todo for program in some)
-        tasks = {way: progress.add_task(way, total=total) for way in WAYS}
+        tasks = {way: progress.add_task(way, total=total, seconds=0.0) for way in WAYS}
         for turn, some in enumerate(todo):
             for program in some:
                 for way in ways(turn):
                     speed.probes.append(probe(urls[way])[0])
                     advance = partial(progress.advance, tasks[way])
-                    found[program.title, way].append(WAYS[way](urls[way], program, advance))
+                    run = WAYS[way](urls[way], program, advance)
+                    seconds = progress.tasks[tasks[way]].fields["seconds"] + run.seconds
+                    progress.update(tasks[way], seconds=seconds)
+                    found[program.title, way].append(run)
     return found
 
 
@@ -403,6 +410,15 @@ def draw(console: Console, found: Found, folder: Path) -> None:
         console.print(f"timeline: {file}", soft_wrap=True)
 
 
+def gains(found: Found) -> str:
+    """One sentence a program: its requests and its times in both ways."""
+    return "\n".join(
+        f"{title}: {median(found[title, ACCELERATED]).requests} request instead of "
+        f"{median(found[title, PLAIN]).requests}, {ratio(found, title):.2f} times as fast"
+        for title in TITLES.values()
+    )
+
+
 def verdict(console: Console, found: Found, exact: bool) -> int:
     """The exit code: 1, with the reason, if two float32 texts differ; else 0."""
     titles = {title for title, _ in found}
@@ -414,6 +430,7 @@ def verdict(console: Console, found: Found, exact: bool) -> int:
     console.print(
         "texts:", "equal" if same else "not equal (in bfloat16, batches round differently)"
     )
+    console.print(gains(found), soft_wrap=True)
     if exact and not same:
         console.print("[red]in float32 both ways must give the same text[/red]")
         return 1

@@ -29,6 +29,10 @@ def test_the_demo_in_float32(smollm2_directory: Path, tmp_path: Path) -> None:
     assert done.stdout.count("requests:  1\n") == 2
     assert "requests:  8\n" in done.stdout
     assert "requests:  5\n" in done.stdout
+    *_, far, near = done.stdout.splitlines()
+    assert far.startswith("refine, 250 ms away: 1 request instead of 8, ")
+    assert near.startswith("map-reduce, same machine: 1 request instead of 5, ")
+    assert far.endswith(" times as fast") and near.endswith(" times as fast")
     assert done.stdout.count("━ 13/13 calls") == 2
     for name, title in (
         ("refine", "refine, 250 ms away"),
