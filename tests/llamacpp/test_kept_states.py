@@ -119,7 +119,7 @@ async def test_siblings_compute_their_common_beginning_once(hybrid: Target) -> N
     siblings = [op(f"s{at}", (*SHARED, *range(at, at + 40))) for at in range(100, 104)]
     heard = await hybrid.run(*siblings)
     cached = [one.finished.usage.cached_tokens for one in heard if one.finished is not None]
-    assert cached == [len(SHARED)] * 4
+    assert sorted(cached) == [0] + [len(SHARED)] * 3  # one of them computed it
     # And one token for each slot that was written before.
     assert await computed(hybrid) - before <= len(SHARED) + 4 * 40 + 2
 
@@ -136,9 +136,11 @@ async def test_what_is_reported_as_cached_was_not_computed(
         op(f"two{len(stops)}", (*begin[:250], 5), stop_token_ids=stops, block=("<t>", "</t>"))
     )
     assert heard.finished is not None
-    # The state is kept nowhere before token 250. A slot that is written first computes a token.
+    # The state is kept nowhere before token 250. It is filled up to there, for the next call.
     assert heard.finished.usage.cached_tokens == 0
-    assert await computed(hybrid) - before in (251, 252)
+    assert await computed(hybrid) - before in (251, 252)  # a slot that is written computes a token
+    [heard] = await hybrid.run(op(f"three{len(stops)}", (*begin[:250], 6)))
+    assert heard.finished is not None and heard.finished.usage.cached_tokens == 250
 
 
 async def test_conversations_with_windows_keep_their_prompts_without_files(

@@ -33,14 +33,15 @@ def cached(heard: Heard) -> int:
 
 
 async def test_what_calls_share_is_computed_once(llama: Target) -> None:
-    """One call for each slot: the beginning that all share is found by every one of them."""
+    """One call for each slot: the beginning that all share is found by all but the one for which it
+    was computed."""
     questions = [llama.questions[which % 4] for which in range(SLOTS)]
     ops = [llama.op(one, system=SYSTEM, max_tokens=2) for one in questions]
     tokens = [op.tokens or () for op in ops]
     shared = next(at for at, ids in enumerate(zip(*tokens, strict=False)) if len({*ids}) > 1)
     assert shared > 300
     heard = await llama.run(*ops)
-    assert [cached(one) >= shared for one in heard] == [True] * SLOTS
+    assert sorted(cached(one) >= shared for one in heard) == [False] + [True] * (SLOTS - 1)
 
 
 async def test_a_paused_context_comes_back(llama: Target) -> None:

@@ -73,6 +73,10 @@ class Bench:
         self.submit(tokens, **options)
         seat = self.seat()
         assert seat is not None
+        if not seat.call.op:  # a beginning is filled first
+            self.book.release(seat, seat.call.tokens, computed=True)
+            seat = self.seat()
+            assert seat is not None
         self.end(seat, output)
         return seat
 
@@ -286,7 +290,9 @@ def test_a_recurrent_state_is_continued_at_its_end_or_at_a_checkpoint() -> None:
     assert desk.run((*SHARED, 5)).found == len(SHARED) - 4
     desk = bench(1, cut=StateCut.KEPT)
     desk.run(SHARED)
-    assert desk.run((*SHARED[:-10], 5)).found == 0
+    desk.run((*SHARED[:-10], 5))
+    fill = desk.seats[1]  # up to where they part, from nothing
+    assert (fill.call.tokens, fill.found) == (SHARED[:-10], 0)
 
 
 def test_a_recurrent_slot_is_written_at_its_end_and_at_its_checkpoint() -> None:
@@ -314,6 +320,22 @@ def test_siblings_of_a_recurrent_model_read_a_file_that_ends_where_they_part() -
     assert two.restore is one.save and two.found == len(SHARED)
 
 
+def test_where_prompts_of_a_recurrent_model_have_parted_once_they_part_again() -> None:
+    """The second call shows the border. Its prompt is filled up to there and written, so the third
+    finds it. A state that can be cut anywhere needs no file for that."""
+    calls = [(*SHARED, *range(at, at + 20)) for at in (100, 200, 300)]
+    desk = bench(1, cut=StateCut.KEPT)
+    first, second, third = (desk.run(tokens) for tokens in calls)
+    fill = desk.seats[1]
+    assert (fill.call.op, fill.call.tokens, fill.found) == ("", SHARED, 0)
+    assert second.save is not None and second.save.tokens == SHARED
+    assert (first.found, second.found, third.found) == (0, len(SHARED), len(SHARED))
+    assert len(desk.seats) == 4
+    desk = bench(1)
+    assert [desk.run(tokens).found for tokens in calls] == [0, len(SHARED), len(SHARED)]
+    assert len(desk.seats) == 3
+
+
 def test_a_book_learns_where_a_models_states_can_be_cut() -> None:
     """llama-server computed again what a slot held: only ends and checkpoints count from then on.
     It computed again what was read from a file that ended there: no file is written any more."""
@@ -323,7 +345,8 @@ def test_a_book_learns_where_a_models_states_can_be_cut() -> None:
     assert seat.found == len(SHARED) - 10
     assert desk.book.learn(seat, seat.found) is None
     assert desk.book.learn(seat, 0) is StateCut.KEPT
-    assert desk.run((*SHARED[:-20], 5)).found == 0
+    desk.run((*SHARED[:-20], 5))
+    assert (desk.seats[2].call.op, desk.seats[2].found) == ("", 0)
     assert desk.book.copies
     desk.run(SHARED, name="kept")
     desk.book.contexts.retain("kept", api.Retention.KEEP)

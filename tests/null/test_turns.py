@@ -24,7 +24,6 @@ from weftline_server.schedule.turns import (
     MOST_LATER_S,
     SHARE,
     STAND_BACK_S,
-    UNKNOWN_S,
     Pace,
     turn,
 )
@@ -118,15 +117,15 @@ def test_the_turn_of_an_application() -> None:
 
 
 def test_the_pace_is_learned_for_prompts_and_outputs() -> None:
-    """The last calls count most. A model that has run nothing has a pace that is guessed."""
+    """The last calls count most. A model that has run nothing takes no time."""
     pace = Pace()
-    assert pace.seconds("m", 100, 10) == pytest.approx(100 * UNKNOWN_S[0] + 10 * UNKNOWN_S[1])
+    assert pace.seconds("m", 100, 10) == 0.0
     pace.learn("m", 100, 1.0, 0, 0.0)
-    assert pace.seconds("m", 100, 10) == pytest.approx(1.0 + 10 * UNKNOWN_S[1])
+    assert pace.seconds("m", 100, 10) == pytest.approx(1.0)
     for _ in range(200):
         pace.learn("m", 100, 2.0, 10, 5.0)
     assert pace.seconds("m", 100, 10) == pytest.approx(7.0, rel=1e-3)
-    assert pace.seconds("other", 100, 10) == pytest.approx(100 * UNKNOWN_S[0] + 10 * UNKNOWN_S[1])
+    assert pace.seconds("other", 100, 10) == 0.0
 
 
 def test_a_burst_ends_when_nothing_is_under_way() -> None:

@@ -25,8 +25,6 @@ MOST_LATER_S = 80.0
 STAND_BACK_S = 30.0
 # A call is never overtaken by one of the same priority whose application came this much later.
 MOST_OVERTAKEN_S = MOST_LATER_S + STAND_BACK_S
-# The seconds that a token of a prompt and of an output takes, until calls have shown it.
-UNKNOWN_S = 0.0005, 0.02
 # Each call counts this much less than the next one: the last twenty count for two thirds.
 FADES = 0.95
 
@@ -51,11 +49,15 @@ class Pace:
         self._generate.setdefault(model, _Mean()).add(output, generate_s)
 
     def seconds(self, model: str, prompt: int, output: int) -> float:
-        """The time of calls on `model`, one after the other."""
+        """The time of calls on `model`, one after the other.
+
+        Until a call has ended there it is 0: a guess would put the first applications of a server
+        behind all that come in the next minute, if the engine is fast.
+        """
         fill, generate = self._fill.get(model), self._generate.get(model)
-        fill_s = fill.each_s if fill and fill.tokens else UNKNOWN_S[0]
-        generate_s = generate.each_s if generate and generate.tokens else UNKNOWN_S[1]
-        return prompt * fill_s + output * generate_s
+        if fill is None or generate is None:
+            return 0.0
+        return prompt * fill.each_s + output * generate.each_s
 
 
 @dataclass(slots=True)
@@ -65,7 +67,7 @@ class _Mean:
 
     @property
     def each_s(self) -> float:
-        return self.seconds / self.tokens
+        return self.seconds / self.tokens if self.tokens else 0.0
 
     def add(self, tokens: int, seconds: float) -> None:
         self.tokens = FADES * self.tokens + tokens

@@ -349,7 +349,7 @@ class Execution:
             if run.ready > was_ready or not run.filling:
                 run.filling = True
                 actions.append(ev.Fill(run.id))
-        elif (error := failed_input(run.task.task, self.variables)) is not None:
+        elif (error := failed_input(run.task.task, primitive, self.variables)) is not None:
             actions += self.fail(run.task, error)
         elif self._is_certain(run, actions):
             run.filling = False
@@ -379,7 +379,8 @@ def start(execution: Execution, runs: Iterable[PrimitiveRun]) -> list[ev.Action]
     """Queue the new primitives whose inputs are ready. Fail those whose inputs have failed."""
     actions: list[ev.Action] = []
     for run in runs:
-        if (error := failed_input(run.task.task, execution.variables)) is not None:
+        primitive = execution.graph.primitives[run.id]
+        if (error := failed_input(run.task.task, primitive, execution.variables)) is not None:
             actions += execution.fail(run.task, error)
         else:
             execution.advance(run, execution.now, actions)

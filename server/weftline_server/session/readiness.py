@@ -39,11 +39,21 @@ def continues(primitive: Primitive, runs: Mapping[str, PrimitiveRun]) -> bool:
     return any(run.task is task and run.state is not RunState.DONE for run in before)
 
 
-def failed_input(task: Task, variables: Mapping[str, SessionVariable]) -> WeftlineError | None:
-    """The error of the first failed variable among those that the task needs."""
-    for read in task.reads:
-        if (error := variables[read].error) is not None and read not in task.tolerates:
-            return error
+def failed_input(
+    task: Task, primitive: Primitive, variables: Mapping[str, SessionVariable]
+) -> WeftlineError | None:
+    """The error of the first failed variable among those that the task needs.
+
+    A variable that no branch took has no failure. A step that came after it for order alone begins
+    all the same, if the pass `order` has found that this order changes nothing.
+    """
+    for name in task.reads:
+        variable = variables[name]
+        if variable.error is None or name in task.tolerates:
+            continue
+        is_read = any(read.variable == name for read in primitive.reads)
+        if is_read or variable.state is not VariableState.SKIPPED:
+            return variable.error
     return None
 
 

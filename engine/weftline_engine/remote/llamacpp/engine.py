@@ -321,7 +321,7 @@ class LlamaEngine(RemoteEngine):
                 event = await self._filled(ready)
                 self._learn(seat if ready.found else ready, event.cached)
                 self._book.end(seat, op.context, call.tokens, event.held)
-                counts = TokenCounts(len(call.tokens), event.cached, 0)
+                counts = TokenCounts(len(call.tokens), found_by(call, event.cached), 0)
                 self._report()
                 yield AnswerPiece(reason=api.FinishReason.FILLED, counts=counts, times=event.times)
                 return
@@ -457,7 +457,8 @@ class LlamaEngine(RemoteEngine):
                     text += end
                 counts = None
                 if event.reason is not None:
-                    counts = TokenCounts(len(seat.call.tokens), event.cached, event.made)
+                    found = found_by(seat.call, event.cached)
+                    counts = TokenCounts(len(seat.call.tokens), found, event.made)
                 yield slot_requests.piece(op, event, text, counts), event
                 if event.reason is not None:
                     return
@@ -483,6 +484,11 @@ def left_in(seat: Seat) -> tuple[int, ...] | None:
     if seat.fresh or seat.restore is not None:
         return None
     return seat.call.tokens[: seat.found]
+
+
+def found_by(call: SlotCall, cached: int) -> int:
+    """The tokens that llama-server found, less those that we have filled for this call."""
+    return max(0, cached - call.filled)
 
 
 def capabilities(*, child: bool, tokens: bool) -> tuple[api.Capability, ...]:

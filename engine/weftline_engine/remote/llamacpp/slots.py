@@ -27,16 +27,18 @@ LEAST_COPY = 128
 # tokens of a model of 135M parameters took 55 to 82 ms, and computing them 7 s of one core. A GPU
 # computes faster, and copies as fast.
 COPY_SHARE = 0.05
-# Conversations whose contexts are in files, for each slot. Their tokens are bounded besides.
-FILES_PER_SLOT = 4
+# Files for each slot: of contexts that have lost theirs, and of borders. The sum of their tokens is
+# bounded, too.
+FILES_PER_SLOT = 8
 
 
 @dataclass(eq=False, slots=True)
 class SlotCall:
     """A call that waits or runs. Its `tokens` are the whole prompt, as far as it is known.
 
-    `fills` says that it generates nothing. A call without an `op` is the engine's own, and fills a
-    beginning that several others share.
+    `fills` says that it generates nothing. A call without an `op` is the engine's own: it fills a
+    beginning up to the border where prompts part, or a prompt that is not complete. `filled` counts
+    the tokens that such a fill has computed for this call.
     """
 
     op: str
@@ -47,16 +49,20 @@ class SlotCall:
     born: float = 0.0
     hints: Hints = field(default_factory=Hints)
     open: bool = False
+    at_border: bool = False
+    filled: int = 0
     rank: Rank = (False, 0.0, 0, 0.0, 0)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class LlamaSlot(HeldTokens):
-    """A slot, and the call that it runs. `used` counts up with each call."""
+    """A slot, and the call that it runs. `used` counts up with each call. A slot that ends at a
+    border of prompts is written before a call goes on there."""
 
     number: int
     user: SlotCall | None = None
     used: int = 0
+    is_border: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +160,12 @@ class SlotBook:
                 early = SlotCall("", call.tokens[:-1], call.salt, fills=True)
                 return self._sit(early, self._choose(early, idle), ())
             others = [one for one in calls if one is not call and one.salt == call.salt]
-            shared = max((common(call.tokens, one.tokens) for one in others), default=0)
-            shared = min(shared, len(call.tokens) - (0 if call.fills else 1))
+            shared = self._shared(call, others)
             if self.copies and best + LEAST_COPY <= shared < len(call.tokens):
-                seed = SlotCall("", call.tokens[:shared], call.salt, fills=True)
-                return self._sit(seed, self._choose(seed, idle), ())
+                seed = SlotCall("", call.tokens[:shared], call.salt, fills=True, at_border=True)
+                choice = self._choose(seed, idle)
+                call.filled += shared - choice.found
+                return self._sit(seed, choice, ())
             del self._waiting[call.op]
             return self._sit(call, self._choose(call, idle), others)
         return None
@@ -182,6 +189,7 @@ class SlotBook:
             if computed:
                 kept = after_prompt(kept, seat.found, len(seat.call.tokens))
             self._set(slot, tokens or (), None if tokens is None else seat.call.salt, kept)
+            slot.is_border = computed and seat.call.at_border and slot.cut is StateCut.KEPT
 
     def learn(self, seat: Seat, cached: int) -> StateCut | None:
         """llama-server found `cached` tokens of the prompt. The cut of the model's states, if they
@@ -227,7 +235,8 @@ class SlotBook:
         if restore is not None:
             restore.used = self._clock
             restore.users += 1
-        shared = restore is None and self.copies and self._is_shared(slot, others)
+        shared = slot.is_border or (restore is None and self._is_shared(slot, others))
+        shared = shared and self.copies
         save = self._save(slot, slot.tokens) if choice.saves or shared else None
         border = self._save(slot, _border(slot)) if choice.saves else None
         seat = Seat(
@@ -243,6 +252,7 @@ class SlotBook:
         kept = () if restore is not None else slot.checkpoints
         kept = tuple(one for one in kept if one <= choice.found)
         self._set(slot, call.tokens[: choice.found], call.salt, kept)
+        slot.is_border = False
         return seat
 
     def _may_swap(self, slot: LlamaSlot, call: SlotCall) -> bool:
@@ -274,6 +284,21 @@ class SlotBook:
         saves = self.copies and len(slot.tokens) >= LEAST_COPY and copied < loss
         cost += copied if saves else loss
         return _Choice(cost, slot.used, slot, found, saves, restore)
+
+    def _shared(self, call: SlotCall, others: Sequence[SlotCall]) -> int:
+        """How many first tokens of a prompt the `others`, which wait, have too.
+
+        A state that is kept at few places is of no use to a prompt that parts from its tokens
+        between them. What has parted there is likely to part there again, so such states count too.
+        """
+        known = [one.tokens for one in others]
+        if self._files.cut is StateCut.KEPT:
+            slots = [slot for slot in self._slots if slot.salt == call.salt]
+            known += (slot.tokens for slot in slots)
+            known += (slot.user.tokens for slot in slots if slot.user is not None)
+            known += (one.tokens for one in self._files.of(call.salt))
+        shared = max((common(call.tokens, tokens) for tokens in known), default=0)
+        return min(shared, len(call.tokens) - (0 if call.fills else 1))
 
     def _is_shared(self, slot: LlamaSlot, others: Sequence[SlotCall]) -> bool:
         """Whether a file of this slot would help a call of `others` more than what there is."""
