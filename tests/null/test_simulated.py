@@ -179,7 +179,8 @@ def test_what_replaces_agents_without_a_name_does_not_crowd_the_cache() -> None:
     agents = Agents(agents=16, applications=32, named=False)
     config = replace(TWO_CORES, kv_tokens=agents.pool)
     ours = simulate(agents, config, frozenset())
-    assert ours.computed < 1.1 * ours.needed
+    # 25 runs, which differ by the ids of sessions, gave 1.03 to 1.19; without admission it is 5.2.
+    assert ours.computed < 1.3 * ours.needed
     plain = replace(config, predicts=False)
     lru = simulate(agents, plain, frozenset({"retention", "admission"}))
     assert max(ours.ended) < 0.4 * max(lru.ended)
