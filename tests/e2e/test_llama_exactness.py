@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from llama_index.core import Document, DocumentSummaryIndex, MockEmbedding
@@ -29,7 +29,8 @@ QUESTION = "Which rivers are these?"
 class Rivers(BaseModel):
     """The rivers that a text names."""
 
-    names: list[str] = Field(max_length=3)
+    # A model of this size would repeat itself in a longer name, up to its last token.
+    names: list[Annotated[str, Field(max_length=12)]] = Field(max_length=3)
     longest: str = Field(max_length=20)
 
 
