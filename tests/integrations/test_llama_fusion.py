@@ -54,8 +54,10 @@ def fusion(index: VectorStoreIndex, model: Any, **how: Any) -> QueryFusionRetrie
 
 
 def run(retriever: QueryFusionRetriever, is_async: bool) -> list[tuple[str, float | None]]:
-    made = retriever.aretrieve("red whale") if is_async else None
-    found = retriever.retrieve("red whale") if made is None else asyncio.run(made)  # type: ignore
+    if is_async:
+        found = asyncio.run(retriever.aretrieve("red whale"))
+    else:
+        found = retriever.retrieve("red whale")
     return [(one.node.get_content(), one.score) for one in found]
 
 

@@ -62,7 +62,7 @@ def vectors(url: str, model: str, texts: list[str] = TEXTS) -> np.ndarray:
 
 def vectors_one_by_one(url: str, model: str) -> np.ndarray:
     """llama-server computes the texts of a request side by side or not, as they happen to arrive.
-    On a CPU with AVX2 that changed numbers of a vector by up to 0.13."""
+    That changed numbers of a vector by up to 0.13."""
     return np.concatenate([vectors(url, model, [text]) for text in TEXTS])
 
 

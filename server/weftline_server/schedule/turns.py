@@ -51,8 +51,8 @@ class Pace:
     def seconds(self, model: str, prompt: int, output: int) -> float:
         """The time of calls on `model`, one after the other.
 
-        Until a call has ended there it is 0: a guess would put the first applications of a server
-        behind all that come in the next minute, if the engine is fast.
+        Until a call has ended there it is 0. A guess puts the first applications of a server
+        behind later ones, if the engine is faster than the guess.
         """
         fill, generate = self._fill.get(model), self._generate.get(model)
         if fill is None or generate is None:
