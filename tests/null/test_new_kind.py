@@ -11,7 +11,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
@@ -23,9 +23,9 @@ from weftline.contract.steps import Body, Each, Reading, Source, Step
 from weftline.errors import EngineFailed, InvalidRequest, WeftlineError
 from weftline_engine import api
 from weftline_engine.pretend.null import NullConfig, NullEngine
-from weftline_server.graph.primitive import Effects, Task, Traits
+from weftline_server.graph.primitive import Effects, Task, Traits, Where
 from weftline_server.lowering.kinds import KINDS
-from weftline_server.lowering.step import StepKind, named
+from weftline_server.lowering.step import Field, Says, StepKind, named
 from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.registry import Registry, RegistryConfig
 from weftline_server.schedule.dispatcher import Dispatcher
@@ -50,6 +50,7 @@ class SleepKind(StepKind[Sleep]):
 
     traits = Traits(operation="rest")
     engine = "bed"
+    says: ClassVar[Says] = {"seconds": Field("How long it sleeps.", 2.0)}
 
     def effects(self, step: Sleep) -> Effects:
         return Effects(step.effects)
@@ -61,6 +62,18 @@ class SleepKind(StepKind[Sleep]):
 
     def result(self, step: Sleep, given: Mapping[str, Any], result: Any) -> object:
         return {**result, "dreamt": given["in"].upper()}
+
+
+class NapKind(StepKind[Sleep]):
+    """The same step without an engine: the server lets the time pass, and computes the value."""
+
+    traits = Traits(where=Where.SERVER)
+
+    def wait_s(self, step: Sleep) -> float:
+        return step.seconds
+
+    def result(self, step: Sleep, given: Mapping[str, Any], result: Any) -> object:
+        return given["in"].upper()
 
 
 @pytest.fixture
@@ -171,6 +184,33 @@ async def test_a_sleep_runs_between_two_calls(with_sleep: None) -> None:
         await dispatcher.close()
 
 
+async def test_a_nap_needs_no_engine(with_sleep: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's timer is between two calls. A session that is closed stops its timer."""
+    monkeypatch.setitem(KINDS.by_name, "sleep", NapKind())
+    dispatcher = Dispatcher({"null": lambda: NullEngine(NullConfig())}, "app")
+    driver = Driver(Registry(RegistryConfig()), dispatcher)
+    await dispatcher.start(driver.reports)
+    try:
+        session = driver.open("t")
+        short = read(**{"in": {"var": "draft"}}, out="nap", seconds=0.05)
+        long = read(**{"in": {"value": "hello"}}, out="night", seconds=3600)
+        made = [asked("draft", "hello"), asked("final", "so: ", "nap")]
+        await driver.submit(session, SubmitBody(calls=tuple(made), steps=(short, long)))
+        assert (await driver.readers.get(session, "final")).value == "so: HELLO"
+        nap = session.primitives[session.graph.producer["nap"]]
+        assert nap.step is not None and nap.task.ended is not None
+        assert nap.task.ended - nap.step.queued >= 0.05
+        assert session.tasks[session.graph.producer["night"].partition("/")[0]].state is (
+            RunState.RUNNING
+        )
+        session.validate()
+        driver.close(session)
+        assert not driver._engineless._timers
+    finally:
+        await driver.shut_down()
+        await dispatcher.close()
+
+
 async def test_a_sleep_runs_for_each_item(with_sleep: None) -> None:
     """In a body its variables get names of their own for each item, and its engine is named."""
     sleeper = Sleeper()
@@ -254,7 +294,8 @@ def test_the_guide_names_files_that_exist() -> None:
 def test_the_guide_names_what_a_kind_has() -> None:
     """Each method and field of the kind `sleep` stands in the section."""
     own = {name for name in vars(SleepKind) if not name.startswith("_")}
-    assert own == {"traits", "engine", "effects", "inputs", "result"}
+    own |= {name for name in vars(NapKind) if not name.startswith("_")}
+    assert own == {"traits", "engine", "effects", "inputs", "result", "says", "wait_s"}
     assert own <= set(re.findall(r"`(\w+)`", GUIDE))
 
 
@@ -267,4 +308,4 @@ def test_a_kind_of_this_tree_stands_where_the_guide_says() -> None:
     found = {path.relative_to(ROOT).as_posix() for path in files if uses.search(path.read_text())}
     assert OWN_FILE.format("mean") in found
     assert found - {OWN_FILE.format("mean")} <= NAMED
-    assert len(found) == 4
+    assert len(found) == 3

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 
 from weftline_engine.api.record import record
 
@@ -32,9 +34,7 @@ class Usage:
     """The tokens of an op, and its times in seconds of the monotonic clock.
 
     `started` is the time of the op's first step, and `filled` the time when its prompt was
-    computed. `cached_tokens` counts the prompt tokens that were found in the KV cache; the others
-    were computed. `drafted_tokens` counts the guesses that were verified, and `accepted_tokens`
-    those of them that are in the output.
+    computed. `COUNTS` says what the tokens are.
     """
 
     prompt_tokens: int
@@ -46,8 +46,16 @@ class Usage:
     accepted_tokens: int = 0
 
 
-# What the graph of a session, the log and the reference show of each op.
-COUNTS = tuple(name for name in Usage.__annotations__ if name.endswith("_tokens"))
+# What the graph of a session, the log and the reference show of each op, and what it means.
+COUNTS: Mapping[str, str] = MappingProxyType(
+    {
+        "prompt_tokens": "Tokens of the prompt.",
+        "cached_tokens": "Prompt tokens that were read from the KV cache.",
+        "output_tokens": "Tokens that were generated.",
+        "drafted_tokens": "Tokens that were guessed and verified.",
+        "accepted_tokens": "Drafted tokens that were right.",
+    }
+)
 
 
 @record

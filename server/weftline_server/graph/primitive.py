@@ -73,11 +73,12 @@ class Traits:
     """What is true of all primitives of a kind. All of them share one Traits object, which lowering
     gives them.
 
-    A kind that acts `anywhere` may change any place outside the graph: either nobody knows which
-    place, or the tasks that the kind adds make the change. A kind that `chooses` decides which of
-    several variables is needed. A kind `of_request` serves one request of a client, and ends when
-    the server does, as tool calls in the records of earlier versions do. `operation` is
-    OpenTelemetry's name of what the kind does; "" is the kind's own name.
+    A kind that acts `anywhere` may change any place outside the graph: either nobody knows
+    which place, or the tasks that the kind adds make the change. A kind that `chooses` decides
+    which of several variables is needed. In a step of a kind that `generates` a model writes. A
+    kind `of_request` serves one request of a client, and ends when the server does, as tool
+    calls in the records of earlier versions do. `operation` is OpenTelemetry's name of what the
+    kind does; "" is the kind's own name.
     """
 
     where: Where = Where.ENGINE
@@ -86,6 +87,7 @@ class Traits:
     has_order: bool = True  # whether a primitive may have edges that only order
     chooses: bool = False
     of_request: bool = False
+    generates: bool = False
     operation: str = ""
 
 

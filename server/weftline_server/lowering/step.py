@@ -9,7 +9,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Generic, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from weftline.contract import transforms
 from weftline.contract.errors import InvalidRequest
@@ -82,15 +83,27 @@ class Kinds:
         return not any(self.of(step).changes(step, self) for step in body.steps)
 
 
+class Field(NamedTuple):
+    """One sentence about a field, and a value that it may have."""
+
+    says: str
+    example: Any
+
+
+Says = Mapping[str, Field]
+
+
 class StepKind(Generic[S]):
     """A kind of steps. The defaults are true of most kinds: an engine computes the step's value
     from the values that the step reads, and changes nothing.
 
-    `engine` is the table of the server's configuration that names such an engine.
+    `engine` is the table of the server's configuration that names such an engine. `says` describes
+    the fields that only steps of this kind have.
     """
 
     traits: ClassVar[Traits] = PLAIN
     engine: ClassVar[str] = "store"
+    says: ClassVar[Says] = MappingProxyType({})
 
     def effects(self, step: S) -> Effects:
         """The effects that running the step again would have."""
@@ -100,10 +113,6 @@ class StepKind(Generic[S]):
         """Whether it, or the body that it repeats, changes something outside the graph."""
         body = repeated_body(step)
         return self.effects(step) is not Effects.NONE or not (body is None or kinds.is_free(body))
-
-    def generates(self, step: S) -> bool:
-        """Whether a model generates text in the step itself."""
-        return False
 
     def resolved(self, step: S, resolver: Resolver) -> S:
         """The step with what its names mean; see also `control.body.resolved`."""
@@ -130,6 +139,10 @@ class StepKind(Generic[S]):
     def result(self, step: S, given: Mapping[str, Any], result: Any) -> object:
         """The value of the step, from what it read and what the engine said."""
         return result
+
+    def wait_s(self, step: S) -> float:
+        """The seconds that the server lets pass before it computes a step that needs no engine."""
+        return 0
 
     def item_flow(self, step: S, batch: int | None) -> ItemFlow | None:
         """How items pass through the step; see `Kinds.lower_step` for the `batch`."""

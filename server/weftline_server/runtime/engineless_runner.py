@@ -1,6 +1,7 @@
-"""Primitives that no engine computes: the server does at once, or a client within its lease.
+"""Primitives that no engine computes: the server does, or a client within its lease.
 
-A step whose client has left fails after a while.
+The server computes a step at once, or after the time that its kind waits. A step whose client has
+left fails after a while.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from weftline.contract.errors import ClientGone
 from weftline_engine import api
 from weftline_server.graph.primitive import Primitive, PrimitiveId, Where
+from weftline_server.lowering.kinds import wait_of
 from weftline_server.lowering.kinds.client import lease_of
 from weftline_server.schedule.session_protocol import Outcome, Sent
 from weftline_server.session import events as ev
@@ -33,12 +35,13 @@ class EnginelessRunner:
         self._apply = apply
         self._wake = wake
         self._now = clock
-        self._timers: dict[PrimitiveId, asyncio.TimerHandle] = {}  # of clients' steps
+        self._timers: dict[PrimitiveId, asyncio.TimerHandle] = {}  # of steps that wait
 
     def start(self, session: ServerSession, primitive: Primitive) -> None:
-        """Compute the primitive, or wait for its client.
+        """Compute the primitive, now or after its wait, or wait for its client.
 
-        A client's step fails once none of its requests has been open for the step's lease.
+        A wait begins anew on a server that resumes the session. A client's step fails once none of
+        its requests has been open for the step's lease.
         """
         now, where = self._now(), primitive.traits.where
         self._hear(session, primitive, Sent(where.value, now, ""))
@@ -47,12 +50,19 @@ class EnginelessRunner:
             self._wait(session, primitive.id, lease_s, lease_s)
             for variable in primitive.writes:
                 self._wake(session, variable)
+        elif wait_s := wait_of(primitive):
+            timer = asyncio.get_running_loop().call_later(wait_s, self._finish, session, primitive)
+            self._timers[PrimitiveId(session.id, primitive.id)] = timer
         else:
-            self._hear(session, primitive, _done(f"{session.id}/{primitive.id}", now))
+            self._finish(session, primitive)
 
     def end(self, id: PrimitiveId) -> None:
         if (timer := self._timers.pop(id, None)) is not None:
             timer.cancel()
+
+    def _finish(self, session: ServerSession, primitive: Primitive) -> None:
+        self._timers.pop(PrimitiveId(session.id, primitive.id), None)
+        self._hear(session, primitive, _done(f"{session.id}/{primitive.id}", self._now()))
 
     def _wait(self, session: ServerSession, primitive: str, lease_s: float, left_s: float) -> None:
         loop = asyncio.get_running_loop()

@@ -2,7 +2,7 @@
 
 A name is `Type.field`, or `field` where all types mean the same by it. A test holds that every
 field of a request has an entry here, and that every entry is used. Those of sampling parameters
-come from their table.
+come from their table, and those of a kind of steps from the kind's own file.
 
 The sentences stand here by hand and not at the 298 fields. The client's types cannot use pydantic,
 and one sentence serves several types: with each at its fields the tree was 160 lines longer.
@@ -12,17 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
 
 from weftline.contract.sampling import PARAMETERS
-
-
-class Field(NamedTuple):
-    """One sentence about a field, and a value that it may have."""
-
-    says: str
-    example: Any
-
+from weftline.contract.steps import STEPS
+from weftline_server.lowering.kinds import KINDS
+from weftline_server.lowering.step import Field
 
 _SOURCE = {"var": "question"}
 _MESSAGE = {"role": "user", "content": "Name a river."}
@@ -78,60 +72,12 @@ _OF_ALL = {
                   {"op": "contains", "value": "yes"}),
 }  # fmt: skip
 
-_ASKS = {
-    "name": "ask",
-    "prompt": [
-        {"role": "user", "content": [{"text": "What does the kettle cost?"}]},
-        {"role": "assistant", "content": [{"output": "answer"}]},
-    ],
-    "placeholders": [{"name": "answer", "in_out": "out"}],
-}
 _STEPS = {
-    "AgentStep.call": Field("The first turn: a prompt of messages, the last of which is the "
-                            "output.", _ASKS),
-    "AgentStep.client_tools": Field("Tools of the call that the client computes.", []),
-    "AgentStep.most": Field("The most turns.", 16),
-    "AgentStep.served": Field("Who runs the tools. The server fills it in.", []),
     "Body.calls": Field("Calls of the body, as in a submit.", _BODY["calls"]),
     "Body.steps": Field("Steps of the body, as in a submit.", []),
-    "Branch.cases": Field("The sides, of which the first whose condition holds is taken.",
-                          [{"when": {"op": "contains", "value": "yes"}, "take": "long"}]),
-    "Branch.default": Field("The side that is taken if no condition holds.", "short"),
-    "Branch.on": Field("The value that the conditions look at.", _SOURCE),
     "Case.take": Field("The variable whose side is taken.", "long"),
-    "ClientStep.lease_s": Field("Seconds that the client may take before the step fails.", 60.0),
-    "ClientStep.reads": Field("Variables that the client needs.", ["draft"]),
-    "Each.body": Field("What is done with each item.", _BODY),
-    "Each.collect": Field("Variables of the body, and the lists that collect them.",
-                          {"line": "lines"}),
-    "Each.item": Field("The name by which the body reads the item.", "item"),
-    "Each.max_items": Field("The most items; a longer list fails.", 32),
-    "Each.on_error": Field("What an item that fails does: fail, skip, or value.", "fail"),
-    "Each.otherwise": Field("The value of an item that fails, with on_error value.", ""),
-    "Each.over": Field("The list.", _SOURCE),
-    "FunctionStep.args": Field("The arguments by name.", {"text": _SOURCE}),
-    "FunctionStep.function": Field("The name of a function of this server.", "clean"),
-    "Ingest.items": Field("The items that are stored, one for each vector.",
-                          {"value": [{"text": "The Rhine rises in the Alps."}]}),
-    "Loop.body": Field("What a turn does.", _BODY),
-    "Loop.carry": Field("The values of the first turn, by name.", {"draft": _SOURCE}),
-    "Loop.most": Field("The most turns.", 3),
-    "Loop.next": Field("The values of the next turn: names of carry, and variables of the body.",
-                       {"draft": "better"}),
-    "Loop.result": Field("The variable of the last turn that becomes the loop's value.", "better"),
-    "Loop.until": Field("The condition that ends the loop.",
-                        {"on": "verdict", "when": {"op": "contains", "value": "good"}}),
-    "Mean.parts": Field("The embedded texts.", [_SOURCE, {"var": "passage"}]),
-    "Merge.by": Field("What makes two items the same: id or text.", "id"),
-    "Merge.limit": Field("The most items that are kept.", 8),
-    "Merge.rank": Field("What comes first: the best score, the first in order, or the best sum of "
-                        "reciprocal ranks.", "reciprocal"),
-    "Rerank.k": Field("The most items that are kept.", 4),
-    "Rerank.query": Field("What the items are compared with.", _SOURCE),
-    "Search.k": Field("The most items that are found.", 4),
     "Source.value": Field("A value of the client.", "Where does the Rhine rise?"),
     "Source.var": Field("A variable of the session.", "question"),
-    "Text.parts": Field("What the text is made of, in order.", [{"value": "Answer: "}, _SOURCE]),
     "Until.on": Field("The variable of the body that the condition looks at.", "verdict"),
     "name": Field("A name for people. The graph and the log show it.", "draft"),
 }  # fmt: skip
@@ -371,10 +317,15 @@ _OPENAI = {
     "TextPart.type": Field("text in chats; input_text or output_text in responses.", "text"),
 }  # fmt: skip
 
+_KINDS = {
+    f"{STEPS[name].__name__}.{field}": said
+    for name, kind in KINDS.by_name.items()
+    for field, said in kind.says.items()
+}
 _SAMPLING = {name: Field(one.says, one.example) for name, one in PARAMETERS.items()}
 
 FIELDS: Mapping[str, Field] = MappingProxyType(
-    {**_SAMPLING, **_OF_ALL, **_STEPS, **_CALLS, **_OPENAI}
+    {**_SAMPLING, **_OF_ALL, **_KINDS, **_STEPS, **_CALLS, **_OPENAI}
 )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from weftline_engine.api import COUNTS
+
 MEANINGS: Mapping[str, str] = MappingProxyType({
+    **COUNTS,
     "about": "The call or the variable that the event is about.",
-    "accepted_tokens": "Drafted tokens that were right.",
     "advice": "A row for each finding, the one that has cost most tokens first.",
     "after": "The later of the two texts at their first difference, or null where the server "
     "does not log prompts.",
@@ -22,7 +24,6 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "billed_units": "Units that Cohere's clients read; always one search.",
     "cached": "Tokens of prompts that were read from the KV cache.",
     "cache_write_tokens": "Prompt tokens that were computed, and are in the KV cache since.",
-    "cached_tokens": "Prompt tokens that were read from the KV cache.",
     "call": "The call that failed first.",
     "call_id": "The id of the call in its session.",
     "calls": "Calls: their number, or what is known of each.",
@@ -47,7 +48,6 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "displayTimeUnit": "Always ms.",
     "done": "How many are in this state.",
     "draft": "The value of the variable of this name.",
-    "drafted_tokens": "Tokens that were guessed and verified.",
     "edges": "An edge for each value that one call takes from another.",
     "embedding": "The vector, as numbers or as base64 of 32-bit floats.",
     "ended_s": "When it was done, failed, cancelled or skipped, or null.",
@@ -103,7 +103,6 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "offset": "The first character that differs in its text.",
     "opened": "When the session was opened, in seconds since 1970.",
     "output": "The message, and the calls of tools.",
-    "output_tokens": "Tokens that were generated.",
     "output_tokens_details": "How many tokens of the output are thoughts.",
     "outputs": "The variables that the call writes.",
     "owned_by": "Always weftline.",
@@ -117,7 +116,6 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "prefix_hashes": "Hashes of the prompt's beginnings, which calls may share.",
     "producer": "The call that writes the variable.",
     "prompt": "The text of the tokens.",
-    "prompt_tokens": "Tokens of the prompt.",
     "prompt_tokens_details": "How many of the prompt's tokens were cached.",
     "protocol": "The version of the protocol.",
     "queue_s": "Seconds in the queue.",

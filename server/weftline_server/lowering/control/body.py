@@ -41,7 +41,7 @@ def inside(body: Body) -> Iterator[Body]:
 
 def generates(body: Body, kinds: Kinds) -> bool:
     """Whether a model generates text in it."""
-    if body.calls or any(kinds.of(step).generates(step) for step in body.steps):
+    if body.calls or any(kinds.of(step).traits.generates for step in body.steps):
         return True
     return any(generates(one, kinds) for one in inside(body))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from weftline.contract.steps import Branch
 from weftline_server.graph.graph import Graph
@@ -21,13 +21,21 @@ from weftline_server.lowering.control.base import (
     task_of,
     waits_for,
 )
-from weftline_server.lowering.step import Kinds, Rename, StepKind
+from weftline_server.lowering.step import Field, Kinds, Rename, Says, StepKind
 
 
 class BranchKind(StepKind[Branch]):
     """Kind `branch` decides, and the value of the side stands behind kind `take`."""
 
     traits = Traits(where=Where.SERVER, chooses=True)
+    says: ClassVar[Says] = {
+        "cases": Field(
+            "The sides, of which the first whose condition holds is taken.",
+            [{"when": {"op": "contains", "value": "yes"}, "take": "long"}],
+        ),
+        "default": Field("The side that is taken if no condition holds.", "short"),
+        "on": Field("The value that the conditions look at.", {"var": "question"}),
+    }
 
     def later(self, step: Branch, kinds: Kinds) -> tuple[str, ...]:
         return step.sides

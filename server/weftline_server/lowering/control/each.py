@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, ClassVar
 
 from weftline.contract.errors import InvalidRequest, TransformFailed
 from weftline.contract.steps import Each
@@ -35,7 +35,7 @@ from weftline_server.lowering.control.body import (
     size_of,
     tried,
 )
-from weftline_server.lowering.step import Kinds, Rename, StepKind
+from weftline_server.lowering.step import Field, Kinds, Rename, Says, StepKind
 from weftline_server.session.variable import VariableState
 
 # Items of a list that does not exist yet, for the work that an application has left. An application
@@ -48,6 +48,20 @@ class EachKind(StepKind[Each]):
     """Kind `each` has the list; behind it a kind `gather` has each of the collected lists."""
 
     traits = GROWS
+    says: ClassVar[Says] = {
+        "body": Field(
+            "What is done with each item.",
+            {"calls": [{"name": "short", "prompt": "Shorten {{input:item}}: {{output:line}}"}]},
+        ),
+        "collect": Field(
+            "Variables of the body, and the lists that collect them.", {"line": "lines"}
+        ),
+        "item": Field("The name by which the body reads the item.", "item"),
+        "max_items": Field("The most items; a longer list fails.", 32),
+        "on_error": Field("What an item that fails does: fail, skip, or value.", "fail"),
+        "otherwise": Field("The value of an item that fails, with on_error value.", ""),
+        "over": Field("The list.", {"var": "question"}),
+    }
 
     def later(self, step: Each, kinds: Kinds) -> tuple[str, ...]:
         return read_outside(step.body, frozenset({step.item}), kinds)

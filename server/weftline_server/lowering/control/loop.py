@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from weftline.contract import transforms
 from weftline.contract.steps import Loop
@@ -33,7 +33,7 @@ from weftline_server.lowering.control.body import (
     renamed_body,
     tried,
 )
-from weftline_server.lowering.step import Kinds, Rename, StepKind
+from weftline_server.lowering.step import Field, Kinds, Rename, Says, StepKind
 
 
 class LoopKind(StepKind[Loop]):
@@ -43,6 +43,23 @@ class LoopKind(StepKind[Loop]):
     """
 
     traits = GROWS
+    says: ClassVar[Says] = {
+        "body": Field(
+            "What a turn does.",
+            {"calls": [{"name": "short", "prompt": "Shorten {{input:item}}: {{output:line}}"}]},
+        ),
+        "carry": Field("The values of the first turn, by name.", {"draft": {"var": "question"}}),
+        "most": Field("The most turns.", 3),
+        "next": Field(
+            "The values of the next turn: names of carry, and variables of the body.",
+            {"draft": "better"},
+        ),
+        "result": Field("The variable of the last turn that becomes the loop's value.", "better"),
+        "until": Field(
+            "The condition that ends the loop.",
+            {"on": "verdict", "when": {"op": "contains", "value": "good"}},
+        ),
+    }
 
     def later(self, step: Loop, kinds: Kinds) -> tuple[str, ...]:
         inside = read_outside(step.body, frozenset(step.carry), kinds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weftline.contract.steps import StepBase
+from weftline_server.graph.primitive import Primitive
 from weftline_server.lowering.control.branch import BranchKind
 from weftline_server.lowering.control.each import EachKind
 from weftline_server.lowering.control.loop import LoopKind
@@ -20,7 +21,7 @@ from weftline_server.lowering.kinds.rerank import RerankKind
 from weftline_server.lowering.kinds.search import SearchKind
 from weftline_server.lowering.kinds.store import DeleteKind, FetchKind, IngestKind
 from weftline_server.lowering.kinds.text import TextKind
-from weftline_server.lowering.step import Kinds, kind_name
+from weftline_server.lowering.step import Kinds, StepBody, kind_name
 
 KINDS = Kinds(
     {
@@ -42,6 +43,12 @@ KINDS = Kinds(
     },
     lower_call,
 )
+
+
+def wait_of(primitive: Primitive) -> float:
+    """The seconds that the server lets pass before it computes a primitive without an engine."""
+    body = primitive.body
+    return KINDS.of(body.step).wait_s(body.step) if isinstance(body, StepBody) else 0
 
 
 def item_kind(step: StepBase) -> ItemKind[Any]:

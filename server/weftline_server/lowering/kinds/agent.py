@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.protocol import Call
@@ -29,7 +29,16 @@ from weftline_server.lowering.control.base import (
 from weftline_server.lowering.control.body import renamed_call
 from weftline_server.lowering.kinds.tool import RunTool, served_tool, starts_early, tool_of
 from weftline_server.lowering.kinds.turn import AgentSetup, AnswerBody, as_turn, turn_of
-from weftline_server.lowering.step import Kinds, Rename, Resolver, StepKind, Tools
+from weftline_server.lowering.step import Field, Kinds, Rename, Resolver, Says, StepKind, Tools
+
+_FIRST_TURN = {
+    "name": "ask",
+    "prompt": [
+        {"role": "user", "content": [{"text": "What does the kettle cost?"}]},
+        {"role": "assistant", "content": [{"output": "answer"}]},
+    ],
+    "placeholders": [{"name": "answer", "in_out": "out"}],
+}
 
 
 class AgentKind(StepKind[AgentStep]):
@@ -38,14 +47,20 @@ class AgentKind(StepKind[AgentStep]):
     Each turn grows the next one; see `weftline_server.lowering.kinds.turn`.
     """
 
-    traits = GROWS
+    traits = replace(GROWS, generates=True)
+    says: ClassVar[Says] = {
+        "call": Field(
+            "The first turn: a prompt of messages, the last of which is the output.",
+            _FIRST_TURN,
+        ),
+        "client_tools": Field("Tools of the call that the client computes.", []),
+        "most": Field("The most turns.", 16),
+        "served": Field("Who runs the tools. The server fills it in.", []),
+    }
 
     def changes(self, step: AgentStep, kinds: Kinds) -> bool:
         tools: tuple[RunTool, ...] = (*step.served, *step.client_tools)
         return not all(map(starts_early, tools))
-
-    def generates(self, step: AgentStep) -> bool:
-        return True
 
     def later(self, step: AgentStep, kinds: Kinds) -> tuple[str, ...]:
         read = (one.semantic_var_id for one in step.call.placeholders)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from weftline.contract.steps import FunctionStep
 from weftline_server.graph.primitive import Effects, Traits
-from weftline_server.lowering.step import StepKind
+from weftline_server.lowering.step import Field, Says, StepKind
 
 
 class FunctionKind(StepKind[FunctionStep]):
@@ -15,6 +15,10 @@ class FunctionKind(StepKind[FunctionStep]):
 
     traits = Traits(anywhere=True, operation="execute_tool")
     engine = "function"
+    says: ClassVar[Says] = {
+        "args": Field("The arguments by name.", {"text": {"var": "question"}}),
+        "function": Field("The name of a function of this server.", "clean"),
+    }
 
     def effects(self, step: FunctionStep) -> Effects:
         return Effects(step.effects)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.steps import Mean
 from weftline.contract.vectors import Vectors
 from weftline_server.graph.primitive import Traits, Where
 from weftline_server.lowering.item_kinds import embedded_of
-from weftline_server.lowering.step import StepKind, named
+from weftline_server.lowering.step import Field, Says, StepKind, named
 
 MAX_MEAN = 256  # vectors of one mean
 
@@ -20,6 +20,9 @@ class MeanKind(StepKind[Mean]):
     """The value is the mean of all vectors of the parts, with the first item."""
 
     traits = Traits(where=Where.SERVER)
+    says: ClassVar[Says] = {
+        "parts": Field("The embedded texts.", [{"var": "question"}, {"var": "passage"}]),
+    }
 
     def inputs(self, step: Mean, given: Mapping[str, Any]) -> dict[str, Any]:
         _rows(step, given)

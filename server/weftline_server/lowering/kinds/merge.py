@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from weftline.contract.errors import WeftlineError
 from weftline.contract.steps import Merge
 from weftline_server.graph.primitive import Traits, Where
 from weftline_server.lowering.item_kinds import ItemKind, hit_lists_of, hits_of, key_of
+from weftline_server.lowering.step import Field, Says
 
 FIRST_PLACE = 60  # what reciprocal ranks begin at, as in LlamaIndex's fusion
 
@@ -18,6 +19,15 @@ class MergeKind(ItemKind[Merge]):
     """The value has each document once, with its best score or the sum of its reciprocal ranks."""
 
     traits = Traits(where=Where.SERVER)
+    says: ClassVar[Says] = {
+        "by": Field("What makes two items the same: id or text.", "id"),
+        "limit": Field("The most items that are kept.", 8),
+        "rank": Field(
+            "What comes first: the best score, the first in order, or the best sum of "
+            "reciprocal ranks.",
+            "reciprocal",
+        ),
+    }
 
     def gives(self, step: Merge) -> bool:
         return step.limit is None  # what a limit leaves out is known at the end only

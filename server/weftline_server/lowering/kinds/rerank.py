@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.steps import Rerank
 from weftline_server.graph.primitive import Traits
 from weftline_server.lowering.item_kinds import ItemKind, cutting, items_of, texts_of
-from weftline_server.lowering.step import named
+from weftline_server.lowering.step import Field, Says, named
 
 
 class RerankKind(ItemKind[Rerank]):
@@ -17,6 +17,10 @@ class RerankKind(ItemKind[Rerank]):
 
     traits = Traits(operation="retrieval")
     engine = "reranker"
+    says: ClassVar[Says] = {
+        "k": Field("The most items that are kept.", 4),
+        "query": Field("What the items are compared with.", {"var": "question"}),
+    }
 
     def gives(self, step: Rerank) -> bool:
         return False  # the order of the items is known at the end only

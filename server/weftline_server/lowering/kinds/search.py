@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.steps import Search
 from weftline.contract.vectors import Vectors
 from weftline_server.graph.primitive import Traits
 from weftline_server.lowering.item_kinds import ItemKind, embedded_of
+from weftline_server.lowering.step import Field, Says
 
 
 class SearchKind(ItemKind[Search]):
     """The value is a list of hits, or one list for each of several texts."""
 
     traits = Traits(operation="retrieval")
+    says: ClassVar[Says] = {
+        "k": Field("The most items that are found.", 4),
+    }
+
     ordered = True
     whole_inputs = frozenset({"vectors", "dimensions"})
 

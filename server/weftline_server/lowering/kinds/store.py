@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.steps import Delete, Fetch, Ingest
 from weftline_server.graph.primitive import Effects, Traits
 from weftline_server.lowering.item_kinds import embedded_of, items_of
-from weftline_server.lowering.step import StepKind, named
+from weftline_server.lowering.step import Field, Says, StepKind, named
 
 
 class IngestKind(StepKind[Ingest]):
     """A repetition has no further effect, because items have ids."""
+
+    says: ClassVar[Says] = {
+        "items": Field(
+            "The items that are stored, one for each vector.",
+            {"value": [{"text": "The Rhine rises in the Alps."}]},
+        ),
+    }
 
     def effects(self, step: Ingest) -> Effects:
         return Effects.IDEMPOTENT

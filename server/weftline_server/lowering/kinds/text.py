@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.steps import Text
 from weftline_server.graph.primitive import Traits, Where
-from weftline_server.lowering.step import StepKind, named
+from weftline_server.lowering.step import Field, Says, StepKind, named
 
 
 class TextKind(StepKind[Text]):
     """The value is the parts, one after the other."""
 
     traits = Traits(where=Where.SERVER)
+    says: ClassVar[Says] = {
+        "parts": Field(
+            "What the text is made of, in order.", [{"value": "Answer: "}, {"var": "question"}]
+        ),
+    }
 
     def inputs(self, step: Text, given: Mapping[str, Any]) -> dict[str, Any]:
         self.result(step, given, None)
