@@ -15,7 +15,8 @@ from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullMode
 from weftline_server.config import ServerConfig
 from weftline_server.runtime.registry import RegistryConfig
 from weftline_server.schedule.memory.admission import ModelPool, admit
-from weftline_server.schedule.memory.applications import Application, Habits
+from weftline_server.schedule.memory.applications import Application
+from weftline_server.schedule.memory.habits import Habits
 from weftline_server.schedule.placement.round import place
 from weftline_server.schedule.placement.round_data import EngineLoad, Queued
 from weftline_server.schedule.placement.shares import Served

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weftline_engine.api import Usage
-from weftline_server.schedule.memory.admission import FORCED_EVERY_S, PATIENCE_S
-from weftline_server.schedule.memory.applications import Application, Habits
+from weftline_server.schedule.memory.applications import Application
+from weftline_server.schedule.memory.constants import FORCED_EVERY_S, PATIENCE_S
 from weftline_server.schedule.memory.gate import Gate
+from weftline_server.schedule.memory.habits import Habits
 
 POOL = 1000
 HORIZON = 1e6

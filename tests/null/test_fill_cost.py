@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.null.test_memory import make_usage
 from weftline_engine.api import Usage
-from weftline_server.schedule.memory.fill_cost import FEWEST_TIMED, MOST_ENGINES, NEWEST, FillCost
+from weftline_server.schedule.memory.constants import FEWEST_TIMED, MOST_ENGINES, PROMPTS_KEPT
+from weftline_server.schedule.memory.fill_cost import FillCost
 
 
 def prompt(started: float, filled: float, tokens: int = 100, cached: int = 0) -> Usage:
@@ -56,12 +57,14 @@ def test_old_prompts_are_forgotten() -> None:
     """The newest ones tell how the engine fares now."""
     cost = FillCost()
     cost.add("e", prompt(0.0, 100.0))
-    for at in range(NEWEST):
+    for at in range(PROMPTS_KEPT):
         cost.add("e", prompt(200.0 + at, 201.0 + at))
     assert cost.seconds == 0.01
 
 
-TIMES = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=NEWEST)
+TIMES = st.lists(
+    st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=PROMPTS_KEPT
+)
 
 
 @settings(max_examples=80, derandomize=True, deadline=None)

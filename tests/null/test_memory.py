@@ -12,14 +12,10 @@ from hypothesis import strategies as st
 
 from weftline_engine.api import Hints, Kind, KvCosts, Op, Retention, SamplingParams, Usage
 from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.schedule.memory.admission import FILLED, PATIENCE_S, ModelPool, admit, peak
-from weftline_server.schedule.memory.applications import (
-    GROWTH,
-    MOST_KINDS,
-    Application,
-    Applications,
-    Habits,
-)
+from weftline_server.schedule.memory.admission import ModelPool, admit, peak
+from weftline_server.schedule.memory.applications import Application, Applications
+from weftline_server.schedule.memory.constants import FILLED, GROWTH, MOST_KINDS, PATIENCE_S
+from weftline_server.schedule.memory.habits import Habits
 from weftline_server.schedule.memory.keeper import Memory, Want
 from weftline_server.schedule.memory.pauses import UNKNOWN_PAUSE_S
 from weftline_server.schedule.memory.verbs import AdviseContext, FreeContext, RetainContext, Verb

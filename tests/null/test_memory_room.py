@@ -13,15 +13,12 @@ from tests.null.test_memory import World, app, make_op, make_usage, names
 from weftline_engine.api import KvCosts, Retention
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.memory.admission import ModelPool, admit, peak
-from weftline_server.schedule.memory.applications import (
-    OTHERS,
-    Application,
-    Filling,
-    Growths,
-    Habits,
-)
+from weftline_server.schedule.memory.applications import Application
+from weftline_server.schedule.memory.constants import OTHERS
+from weftline_server.schedule.memory.habits import Growths, Habits
 from weftline_server.schedule.memory.keeper import Want
 from weftline_server.schedule.memory.paused_contexts import LONG_S
+from weftline_server.schedule.memory.pool_use import Filling
 from weftline_server.schedule.memory.verbs import AdviseContext, RetainContext
 
 

@@ -15,56 +15,24 @@ from dataclasses import dataclass
 from math import ceil, log2
 
 from weftline_server.schedule.memory.applications import Application
-
-# No application is admitted beyond the room once this share of the prefill is recomputed.
-MOST_RECOMPUTED = 0.1
-# The predicted size of applications that grow fills at most this share of the cache. An application
-# that will hold no more than its present call has a size that is known, and needs no margin.
-FILLED = 0.9
-# Beyond the room, no application is admitted while the engines are busy for more than SATURATED of
-# the time: another application would only slow the others down. While the engines are busy for less
-# than IDLE of the time, recomputing delays no call.
-SATURATED = 0.95
-IDLE = 0.8
-# Where prompts are cheap, as on a GPU, engines are busy with steps that have room for more
-# sequences. There an application is admitted beyond the room while the engines compute prompts for
-# less than FILLS of the time. Cheap is a context that takes less than PROBATION_S / APART to
-# compute. Two such admissions are apart by APART times the seconds that the context of the second
-# takes. On a simulated H200 32 agents of 2,720 tokens on a third of their cache ended 134
-# applications a minute, 129 with half of the time, 124 without the server, and 140 behind the best
-# semaphore.
-FILLS = 0.8
-APART = 3.0
-# Of two applications that wait, the one with half the tokens goes first if it came at most
-# SMALLER_S later: the smaller one holds its room for fewer token-seconds. Sizes count within
-# bounds, so that no application is overtaken by one that comes 20 s later. LAMPS's mix at 3
-# requests a second took an engine 14.9 s each instead of 15.9 s in the order of arrival, and the
-# first token came after 3.9 s instead of 8.2 s. With 10 s it was 13.4 s, but large applications
-# waited as long as behind a gate that admits what fits.
-SMALLER_S = 2.0
-LEAST_OWN, MOST_OWN = 64.0, 65_536.0
-# Where engines have measured their costs, the token-seconds of the next call take the place of the
-# size: an application with half the token-seconds goes first if it came at most SOONER_S later. On
-# that mix a request took 11.3 s. With 5 s it was 10.9 s, but large applications waited as long as
-# behind a gate that admits what fits. Token-seconds count within bounds, so that no application is
-# overtaken by one that comes 30 s later.
-SOONER_S = 3.0
-LEAST_NEED, MOST_NEED = 32.0, 32_768.0
-# Seconds between two admissions beyond the room, and after an eviction. Applications are admitted
-# one at a time. With 4 s, 16 drawn sessions on a quarter of the cache ended 8.0 a minute instead of
-# 8.7, because less was admitted after an eviction.
-PROBATION_S = 1.0
-# Seconds after which a waiting application is admitted whatever it costs, one after the other.
-PATIENCE_S = 120.0
-FORCED_EVERY_S = 30.0
-# What an application waits for is in proportion to what its admission costs. Its context takes
-# seconds to compute. Its turn comes RELOADS times these seconds later than that of an application
-# without a context. An application that is admitted for its age also takes the room of others, that
-# compute their contexts again: it waits for RELOADS times the seconds of both, and such admissions
-# are as far apart, so that at most a tenth of the time is lost. Without this, a session with 13,221
-# tokens, which fills the cache, was computed in 88 s, and evicted for one with 496 tokens that had
-# waited for 120 s: 16 coding sessions on half of their cache ended 2.4 a minute instead of 3.9.
-RELOADS = 10.0
+from weftline_server.schedule.memory.constants import (
+    APART,
+    FILLED,
+    FILLS,
+    FORCED_EVERY_S,
+    IDLE,
+    LEAST_NEED,
+    LEAST_OWN,
+    MOST_NEED,
+    MOST_OWN,
+    MOST_RECOMPUTED,
+    PATIENCE_S,
+    PROBATION_S,
+    RELOADS,
+    SATURATED,
+    SMALLER_S,
+    SOONER_S,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,48 +75,85 @@ class Admission:
 def admit(
     waiting: Iterable[Application], inside: Iterable[Application], pool: ModelPool, now: float
 ) -> Admission:
-    """Decide which applications may start now.
+    """Decide which applications may start now, by these rules.
 
-    Applications are admitted in the order of their turn, the tenants in turn: an application that
-    does not fit holds up all later ones.
+    1. Turns: what waits longer and needs less room for less time goes first, the tenants in turn.
+    2. Room: applications enter in their order while the predicted peak of all fits into the cache.
+       One that does not fit holds up all later ones. Into an empty cache one enters in any case.
+    3. Age: one that has waited long enough takes the place of the youngest.
+    4. Beyond the room: one enters whose present size fits, where the engines have time to spare.
+    5. Crowd: where the admitted ones have outgrown the cache, and have lost as much by it as they
+       would by leaving, the youngest leave.
     """
     inside = tuple(inside)
     queue = _in_turn(sorted(waiting, key=lambda one: _turn(one, pool.fill_s)), inside)
     inside = sorted(inside, key=_arrival)
     room = pool.tokens - max((one.habits.shared for one in (*inside, *queue)), default=0.0)
-    cheap = pool.recomputed is not None and pool.recomputed < MOST_RECOMPUTED
+    count = _fitting(queue, inside, room)
+    enter, queue = queue[:count], queue[count:]
     decodes = _decodes(pool, inside)
     excess = sum(one.own for one in inside) - room
-    # The peak never falls when an application is added, so a binary search finds the count.
-    count = bisect_right(range(len(queue)), room, key=lambda n: peak((*inside, *queue[: n + 1])))
-    enter = queue[: count or (0 if inside else 1)]
-    queue = queue[len(enter) :]
-    # Not the first in turn: where a tenant's short sessions keep coming, their turn may always be
-    # before that of another tenant, which has more sessions inside.
-    late = [one for one in queue if _is_late(one, inside, room, pool, now)]
-    oldest = min(late, key=lambda one: one.since, default=None)
-    # Beyond the predicted peak, the first that fits beside what the others hold now.
-    spare = pool.busy < IDLE or (cheap and pool.busy < SATURATED) or decodes
-    held = 0.0 if decodes else sum(one.own for one in (*inside, *enter))
-    fits = next((one for one in queue if held + one.own <= room), None)
-    beyond = fits is not None and spare and pool.changed > _probation_s(fits, pool, decodes)
-    # Where some applications leave, their contexts lose about the excess, once. Where all
-    # applications stay, their contexts lose the excess in each of their turns. So all applications
-    # stay until these losses have cost as much.
+    # Where some leave, their contexts lose about the excess, once. Where all stay, their contexts
+    # lose it in each of their turns. So all stay until these losses have cost as much.
     out = _excess(inside, room) if 0.0 < excess < pool.again and not decodes else []
-    if oldest is not None:
-        enter.append(oldest)
+    late = _late(queue, inside, room, pool, now)
+    more = _beyond(queue, (*inside, *enter), room, pool, decodes)
+    if late is not None:
+        enter.append(late)
         if pool.recomputed is not None:  # it takes the place of others, or all would slow down
-            out = _excess(inside, room - oldest.own)
-    elif beyond and fits is not None:
-        enter.append(fits)
+            out = _excess(inside, room - late.own)
+    elif more is not None:
+        enter.append(more)
     return Admission(
         tuple(enter),
         tuple(out),
-        beyond=beyond,
-        forced=oldest is not None,
+        beyond=more is not None,
+        forced=late is not None,
         crowded=excess > 0.0 and not out,
     )
+
+
+def _fitting(queue: list[Application], inside: Sequence[Application], room: float) -> int:
+    """How many of the queue fit beside those inside, at the peak of all."""
+    # The peak never falls when an application is added, so a binary search finds the count.
+    count = bisect_right(range(len(queue)), room, key=lambda n: peak((*inside, *queue[: n + 1])))
+    return count or (0 if inside else min(1, len(queue)))
+
+
+def _late(
+    queue: list[Application],
+    inside: Sequence[Application],
+    room: float,
+    pool: ModelPool,
+    now: float,
+) -> Application | None:
+    """The application that has waited longest, if any has waited long enough.
+
+    The longest wait counts, and not the first turn: where a tenant's short sessions keep coming, their turn may always
+    be before that of another tenant, which has more sessions inside.
+    """
+    late = (one for one in queue if _is_late(one, inside, room, pool, now))
+    return min(late, key=lambda one: one.since, default=None)
+
+
+def _beyond(
+    queue: list[Application],
+    inside: Sequence[Application],
+    room: float,
+    pool: ModelPool,
+    decodes: bool,
+) -> Application | None:
+    """The first application that fits beside what the others hold now, if the engines have time.
+
+    Engines that mostly decode (`decodes`) have room for any application.
+    """
+    held = 0.0 if decodes else sum(one.own for one in inside)
+    fits = next((one for one in queue if held + one.own <= room), None)
+    cheap = pool.recomputed is not None and pool.recomputed < MOST_RECOMPUTED
+    spare = pool.busy < IDLE or (cheap and pool.busy < SATURATED) or decodes
+    if fits is None or not spare or pool.changed <= _probation_s(fits, pool, decodes):
+        return None
+    return fits
 
 
 def _decodes(pool: ModelPool, inside: Sequence[Application]) -> bool:

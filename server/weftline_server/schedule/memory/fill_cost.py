@@ -7,20 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from weftline_engine.api import Usage
-
-# A prompt with fewer computed tokens tells more about the step than about a token.
-FEWEST_TIMED = 64
-# Prompts of each engine that are remembered.
-NEWEST = 16
-# Engines that are remembered: those that computed a prompt last.
-MOST_ENGINES = 256
+from weftline_server.schedule.memory.constants import FEWEST_TIMED, MOST_ENGINES, PROMPTS_KEPT
 
 
 @dataclass(slots=True)
 class _Engine:
     """The newest prompts of an engine, each with its start, its end and its computed tokens."""
 
-    prompts: deque[tuple[float, float, int]] = field(default_factory=lambda: deque(maxlen=NEWEST))
+    prompts: deque[tuple[float, float, int]] = field(
+        default_factory=lambda: deque(maxlen=PROMPTS_KEPT)
+    )
     seconds: float = 0.0  # in which any of them was computed
     tokens: int = 0
 

@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 from weftline_engine.api import Usage
 from weftline_server.schedule.memory.admission import Admission, ModelPool, admit
-from weftline_server.schedule.memory.applications import (
-    Application,
-    Busy,
-    Filling,
-    Recomputed,
-    mean,
-)
-from weftline_server.schedule.memory.fill_cost import FEWEST_TIMED, FillCost
-
-
-@dataclass(slots=True)
-class _Use:
-    """Recent use of a model's KV cache.
-
-    `again` counts the tokens that were computed again since the applications inside outgrew it.
-    `fill_s` is a running mean of the seconds that a call waits for a token of its prompt, and
-    `fill_cost` has those that the token costs its engine. `changed` is when an application was last
-    admitted beyond the room, or evicted. `forced` is when one was last admitted for its age.
-    """
-
-    recomputed: Recomputed = field(default_factory=Recomputed)
-    busy: Busy = field(default_factory=Busy)
-    filling: Filling = field(default_factory=Filling)
-    engines: int = 1
-    again: int = 0
-    fill_s: float | None = None
-    fill_cost: FillCost = field(default_factory=FillCost)
-    changed: float = -1e9
-    forced: float = -1e9
+from weftline_server.schedule.memory.applications import Application
+from weftline_server.schedule.memory.constants import FEWEST_TIMED
+from weftline_server.schedule.memory.habits import mean
+from weftline_server.schedule.memory.pool_use import PoolUse
 
 
 class Gate:
@@ -47,7 +21,7 @@ class Gate:
         self._evicted: set[str] = set()  # those that have not come back
         self._entered: set[str] = set()  # those that have not ended a call since
         self._rested: dict[str, Application] = {}  # dormant, and nobody will tell their end
-        self._uses: dict[str, _Use] = {}
+        self._uses: dict[str, PoolUse] = {}
 
     def may_start(self, application: str) -> bool:
         """Return whether the calls of an application may go to an engine."""
@@ -85,9 +59,9 @@ class Gate:
         self._evicted.discard(application)
         self._entered.discard(application)
 
-    def use(self, model: str) -> _Use:
+    def use(self, model: str) -> PoolUse:
         """Return the record of a model's KV cache."""
-        return self._uses.setdefault(model, _Use())
+        return self._uses.setdefault(model, PoolUse())
 
     def computed(
         self,
