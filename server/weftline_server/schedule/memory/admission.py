@@ -129,8 +129,8 @@ def _late(
 ) -> Application | None:
     """The application that has waited longest, if any has waited long enough.
 
-    The longest wait counts, and not the first turn: where a tenant's short sessions keep coming, their turn may always
-    be before that of another tenant, which has more sessions inside.
+    The longest wait counts, and not the first turn: where a tenant's short sessions keep coming,
+    their turn may always be before that of another tenant, which has more sessions inside.
     """
     late = (one for one in queue if _is_late(one, inside, room, pool, now))
     return min(late, key=lambda one: one.since, default=None)
