@@ -17,6 +17,7 @@ from weftline.contract.sampling import PARAMETERS, Sampling
 from weftline.sdk.client import Session
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
+from weftline_server.http.openai.message_fields import IGNORED, SERVED
 from weftline_server.http.openai.surface import OpenAIRoute, rows
 
 HERE = Path(__file__).parent
@@ -102,6 +103,14 @@ What becomes of each field of a request. A field that changes what may be answer
 refused with a 400 that names it; null and its default pass. A field that only advises may be
 ignored. A cell is empty where no API has the field on that route.
 """
+_MESSAGES = """
+# Fields of a message
+
+What becomes of each field of a message in a chat, or in the input of a response. Any other one that
+is not null, false or empty is a 400 that names it.
+
+| field | | why |
+|---|---|---|"""
 
 
 def _page(document: dict[str, Any]) -> str:
@@ -124,6 +133,10 @@ def _surface() -> Iterator[str]:
     for name, found, says in rows():
         cells = " | ".join("" if one is None else one.value for one in found.values())
         yield f"| `{name}` | {cells} | {says} |"
+    yield _MESSAGES
+    for name in sorted(SERVED | IGNORED.keys()):
+        cell = "served" if name in SERVED else "ignored"
+        yield f"| `{name}` | {cell} | {IGNORED.get(name, '')} |"
     yield ""
 
 

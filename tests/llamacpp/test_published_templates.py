@@ -194,6 +194,70 @@ def test_the_text_of_a_call_is_the_publishers_own(name: str) -> None:
     assert (call["function"]["name"], arguments) == ("weather", {"city": "Rome"})
 
 
+# How a template writes the thoughts before a call. The other templates write none.
+THOUGHTS = {
+    "Qwen-Qwen3-0.6B": "<think>\nPLAN-7.\n</think>\n\n",
+    "GLM-4.6": "<think>PLAN-7.</think>\n",
+    "GLM-4.7-Flash": "<think>PLAN-7.</think>",
+    "ibm-granite-granite-3.3-2B-Instruct": "<think>\nPLAN-7.\n</think>\n\n",
+    "HuggingFaceTB-SmolLM3-3B": "<think>\nPLAN-7.\n</think>\n\n",
+    "Qwen3.5-4B": "<think>\nPLAN-7.\n</think>\n\n",
+    "mistralai-Ministral-3-14B-Reasoning-2512": "[THINK]PLAN-7.[/THINK]",
+    "openai-gpt-oss-120b": "<|channel|>analysis<|message|>PLAN-7.<|end|>",
+    "google-gemma-4-31B-it": "<|channel>thought\nPLAN-7.\n<channel|>",
+    "deepseek-ai-DeepSeek-V3.2": "<think>PLAN-7.</think>\n\n",
+    "deepseek-ai-DeepSeek-V4": "<think>PLAN-7.</think>\n\n",
+    "MiniMax-M2": "<think>\nPLAN-7.\n</think>\n\n",
+    "ByteDance-Seed-OSS": "<seed:think>PLAN-7.</seed:think>\n",
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "<|START_THINKING|>PLAN-7.<|END_THINKING|>",
+    "LFM2.5-Instruct": "<think>\nPLAN-7.\n</think>\n\n",
+    "LFM2.5-8B-A1B": "<think>PLAN-7.</think>",
+    "unsloth-Apriel-1.5": "<thinking>PLAN-7.</thinking>\n",
+    "Apertus-8B-Instruct": "<|inner_prefix|>PLAN-7.<|inner_suffix|>",
+    "openbmb-MiniCPM5-1B": "<think>\nPLAN-7.\n</think>\n\n",
+}
+# Those that keep the thoughts before the user's last message, where the request asks for it, and
+# those that keep them always.
+KEEP = frozenset(
+    {
+        "GLM-4.7-Flash",
+        "ibm-granite-granite-3.3-2B-Instruct",
+        "HuggingFaceTB-SmolLM3-3B",
+        "LFM2.5-Instruct",
+        "LFM2.5-8B-A1B",
+        "Apertus-8B-Instruct",
+    }
+)
+ALWAYS = frozenset(
+    {
+        "mistralai-Ministral-3-14B-Reasoning-2512",
+        "deepseek-ai-DeepSeek-V4",  # with tools
+        "ByteDance-Seed-OSS",
+        "unsloth-Apriel-1.5",
+    }
+)
+PLANNED = RenderedMessage("assistant", "", tool_calls=(CALL,), thoughts="PLAN-7.")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_thoughts_before_a_call_are_the_publishers_own(name: str) -> None:
+    """While tools run, nearly all templates of models that think write them, each in its form, and
+    only there. The templates of DeepSeek R1, V3.1 and Nemotron Nano 2 leave them out."""
+    prompter = prompter_of((TEMPLATES / f"{name}.jinja").read_text())
+    answer = RenderedMessage("tool", "18 degrees", tool_call_id=CALL.id)
+    talk = (USER, replace(SAID, thoughts="OLD-6."), AGAIN, PLANNED, answer)
+    words = {"enable_thinking": True, "thinking": True, "add_thoughts": True}
+    text = prompter.text(PromptBefore("", talk, (TOOL,), words))
+    kept = prompter.text(PromptBefore("", talk, (TOOL,), {**words, "preserve_thinking": True}))
+    dropped = prompter.text(PromptBefore("", talk, (TOOL,), {**words, "preserve_thinking": False}))
+    assert (THOUGHTS.get(name, "PLAN-7.") in text) == (name in THOUGHTS)
+    assert text.count("PLAN-7.") == kept.count("PLAN-7.") == (name in THOUGHTS)
+    assert kept.count("OLD-6.") == (name in KEEP | ALWAYS)
+    assert dropped.count("OLD-6.") == (name in ALWAYS)
+    plain = prompter.text(PromptBefore("", (USER, SAID, AGAIN), (TOOL,), words))
+    assert "PLAN" not in plain and "18 degrees" in text
+
+
 def test_gemma_2_gets_tools_and_system_messages_in_the_users() -> None:
     """Its template refuses a system message."""
     prompter = prompter_of((TEMPLATES / "google-gemma-2-2b-it.jinja").read_text())

@@ -149,7 +149,7 @@ async def test_what_cannot_be_continued_is_refused(
 
 async def test_a_response_has_its_thoughts_as_an_item(serve: Serve, monkeypatch: Any) -> None:
     """An item of type reasoning stands before the message or the call, whole and as events, and is
-    passed over where it comes back as input."""
+    not in the prompt where it comes back before a later message of the user."""
     monkeypatch.setattr(null, "CHAT_TEMPLATE", SWITCHED)
     server = await serve(SAYS)
     made = (await server.http.post("/v1/responses", json={"input": "Rome?"})).json()

@@ -75,7 +75,8 @@ class Message(StrictBody):
     what stands before the output is the beginning of the message, which the model continues.
 
     `tool_calls` are the calls of tools in an assistant's message. `tool_call_id` is the id of the
-    call whose result a tool's message has.
+    call whose result a tool's message has. `reasoning_content` are the thoughts before an earlier
+    answer. They enter the prompt where the model's template writes them.
     """
 
     role: str
@@ -83,6 +84,7 @@ class Message(StrictBody):
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
     def __post_init__(self) -> None:
         if self.role not in ("system", "user", "assistant", "tool", "developer"):
@@ -106,6 +108,11 @@ class Message(StrictBody):
         if self.tool_call_id is not None and self.role != "tool":
             raise InvalidRequest(
                 "only a tool message may have a tool_call_id", param="tool_call_id"
+            )
+        if self.reasoning_content and (self.role != "assistant" or outputs):
+            raise InvalidRequest(
+                "only an assistant message without outputs may have reasoning_content",
+                param="reasoning_content",
             )
 
 

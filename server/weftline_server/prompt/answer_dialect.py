@@ -26,7 +26,8 @@ from weftline_server.prompt.dialect_tags import (
     SEED,
     TagRewriter,
 )
-from weftline_server.prompt.rewriter import Rewriter
+from weftline_server.prompt.rewriter import THINK, THOUGHT, Rewriter
+from weftline_server.prompt.template_thoughts import Marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class AnswerDialect:
 
     `sign` is in the family's chat templates. `marks` are the special tokens that an answer needs.
     `thinks` says that an answer may begin with thoughts, where no `<think>` in the template does.
-    `write` writes the calls of earlier messages if the template does not.
+    `write` writes the calls of earlier messages if the template does not. `block` are the marks of
+    thoughts in a text, where they are not `<think>` and `</think>`.
     """
 
     sign: str
@@ -43,13 +45,14 @@ class AnswerDialect:
     rewriter: Callable[[], Rewriter]
     thinks: bool = False
     write: WriteCalls | None = None
+    block: Marks | None = None
 
 
-def _list_dialect(
-    sign: str, style: ListStyle, thinks: bool = False, write: WriteCalls | None = None
-) -> AnswerDialect:
+def _list_dialect(sign: str, style: ListStyle, write: WriteCalls | None = None) -> AnswerDialect:
     marks = (style.opens, style.closes, *style.becomes)
-    return AnswerDialect(sign, marks, lambda: ListRewriter(style), thinks, write)
+    named = {text: mark for mark, text in style.becomes.items()}
+    block = (named[THINK], named[THOUGHT]) if THINK in named else None
+    return AnswerDialect(sign, marks, lambda: ListRewriter(style), block is not None, write, block)
 
 
 # Where two signs are in a template, the first one counts.
@@ -108,13 +111,13 @@ ANSWER_DIALECTS: Mapping[str, AnswerDialect] = {
         lambda: TagRewriter(SEED),
         thinks=True,
     ),
-    "Command R7B": _list_dialect("<|START_ACTION|>", COMMAND, thinks=True),
+    "Command R7B": _list_dialect("<|START_ACTION|>", COMMAND),
     "MiniCPM5": AnswerDialect(
         '<param name="',
         ("<function", "</function>", "<param", "</param>", "<![CDATA[", "]]>"),
         lambda: TagRewriter(MINICPM),
     ),
-    "Apertus": _list_dialect("<|tools_prefix|>", APERTUS, thinks=True),
+    "Apertus": _list_dialect("<|tools_prefix|>", APERTUS),
     "LFM2": _list_dialect("List of tools: ", LFM2, write=write_lfm2),
     "Nemotron Nano 2": _list_dialect("<TOOLCALL>", NEMOTRON),
     "Apriel": _list_dialect("<tool_calls>", JSON_IN_TAGS),

@@ -10,6 +10,7 @@ from typing import Any
 from weftline.contract.tools import Tool, ToolCall
 from weftline_server.prompt.render import RenderedMessage
 from weftline_server.prompt.template_roles import GUIDES
+from weftline_server.prompt.template_thoughts import Marks, ThoughtForm, write_thoughts
 from weftline_server.prompt.tool_format import MISTRALS, ToolFormat
 
 WriteCalls = Callable[[Sequence[ToolCall]], str]
@@ -25,9 +26,27 @@ To call a function, answer with its name and its arguments as JSON inside these 
 </tool_call>"""
 
 
-def for_template(turns: Iterable[RenderedMessage], format: ToolFormat) -> list[dict[str, Any]]:
-    """Return messages as a template takes them: arguments are JSON objects."""
-    return [_message(turn, format) for turn in turns]
+def for_template(
+    turns: Sequence[RenderedMessage],
+    format: ToolFormat,
+    form: ThoughtForm,
+    marks: Marks | None,
+    keeps: bool,
+) -> list[dict[str, Any]]:
+    """Return messages as a template takes them: arguments are JSON objects, and thoughts have the
+    form that it reads. A template that has no form for them writes them as text of an answer: those
+    of earlier answers than the user's last message only if the request `keeps` them, as most
+    templates do by themselves.
+    """
+    messages = [_message(turn, format) for turn in turns]
+    first = 0
+    if form is ThoughtForm.TEXT and not keeps:
+        asked = (at for at, one in enumerate(turns) if one.role == "user" and not _answers(one))
+        first = max(asked, default=0)
+    for turn, message in zip(turns[first:], messages[first:], strict=True):
+        if turn.thoughts:
+            write_thoughts(message, turn.thoughts, form, marks)
+    return messages
 
 
 def with_calls_in_text(
@@ -82,7 +101,7 @@ def _in_words(turn: RenderedMessage) -> RenderedMessage:
     if turn.tool_calls:
         calls = write_calls(ToolFormat.HERMES, turn.tool_calls)
         content = f"{turn.content}\n{calls}" if turn.content else calls
-        return RenderedMessage(turn.role, content, turn.name)
+        return replace(turn, content=content, tool_calls=())
     return turn
 
 

@@ -31,6 +31,13 @@ from weftline_server.prompt.chat import (
 from weftline_server.prompt.memo import Memo
 from weftline_server.prompt.render import PromptBefore, RenderedMessage
 from weftline_server.prompt.template_roles import DEVELOPER, EVERYTHING, SYSTEM, probed
+from weftline_server.prompt.template_thoughts import (
+    PRESERVE,
+    PROBE_WORDS,
+    Marks,
+    ThoughtForm,
+    probed_form,
+)
 from weftline_server.prompt.thinking_block import CLOSE_BLOCK, OPEN_BLOCK, Thinking
 from weftline_server.prompt.tokenizer_files import tokenizer_of
 from weftline_server.prompt.tool_format import format_of
@@ -113,6 +120,12 @@ class Prompter:
         # An endpoint may.
         self._thinks = begins or self.has_blocks or description.takes_messages
         self._thinking: Memo[Thinking] = Memo(MOST_SWITCHES)
+        self._block: Marks | None = (f"{OPEN_BLOCK}\n", f"\n{CLOSE_BLOCK}\n\n")
+        if self.dialect is not None and self.dialect.block is not None:
+            self._block = self.dialect.block
+        elif not self.has_blocks:
+            self._block = None
+        self.thought_form = ThoughtForm.NONE
         self._stable: Memo[tuple[int, ...]] = Memo(MOST_STABLE)
         # How to decode an output without tools whose client wishes nothing: most are such.
         self.without_wishes: Memo[SamplingParams] = Memo(1)
@@ -120,6 +133,7 @@ class Prompter:
             offers = ((), _PROBE_TOOLS) if self._knows_tools else ((),)
             ways = [partial(self._shows, tools) for tools in offers]
             self._roles = probed(ways, template is not None and "developer" in template)
+            self.thought_form = probed_form(self._with_thoughts, self._block)
         self.begins = self._beginning()  # characters before the first message, all of the template
 
     def _special_marks(self) -> dict[int, str]:
@@ -291,6 +305,14 @@ class Prompter:
             return False
         return all(turn.content in text for turn in turns)
 
+    def _with_thoughts(self, form: ThoughtForm, turns: tuple[RenderedMessage, ...]) -> str:
+        """A probe with its thoughts in this form; "" if the template refuses it."""
+        self.thought_form = form
+        try:
+            return self.text(PromptBefore("", turns, _PROBE_TOOLS, PROBE_WORDS))
+        except InvalidRequest:
+            return ""
+
     def _write_calls(self, calls: Sequence[ToolCall]) -> str:
         """Calls of an earlier message as text, for a template that writes none."""
         if self.dialect is not None and self.dialect.write is not None:
@@ -318,10 +340,12 @@ class Prompter:
             tools = [tool.to_template() for tool in prompt.tools] or None
         else:
             turns = in_words(turns, prompt.tools)
-        messages = for_template(self._roles.place(turns), self.tool_format)
+        placed = self._roles.place(turns)
+        keeps = prompt.words.get(PRESERVE) is True
+        messages = for_template(placed, self.tool_format, self.thought_form, self._block, keeps)
         try:
             text = self._template.render(
-                dict(prompt.words),
+                _words(prompt.words),
                 messages=messages,
                 tools=tools,
                 add_generation_prompt=not prompt.begun,
@@ -334,6 +358,17 @@ class Prompter:
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
         return _cut(text, prompt.begun) if prompt.begun else text
+
+
+def _words(words: Mapping[str, TemplateWord]) -> dict[str, TemplateWord]:
+    """The words for the template. PRESERVE gets the names that families give it."""
+    if (keeps := words.get(PRESERVE)) is None:
+        return dict(words)
+    kept = dict.fromkeys(("preserved_thinking", "keep_past_thinking"), keeps)
+    dropped = dict.fromkeys(
+        ("clear_thinking", "drop_thinking", "truncate_history_thinking"), not keeps
+    )
+    return {**kept, **dropped, **words}
 
 
 def _known(role: str) -> str:

@@ -16,13 +16,14 @@ from weftline_engine.api.record import short_record
 
 @short_record
 class RenderedMessage:
-    """A chat message whose content is rendered text."""
+    """A chat message whose content is rendered text. `thoughts` are those of the assistant."""
 
     role: str
     content: str
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    thoughts: str = ""
 
 
 @short_record
@@ -54,7 +55,7 @@ _TOOL_CHARS = 500
 
 def _turn_chars(turn: RenderedMessage) -> int:
     calls = sum(len(c.function.name) + len(c.function.arguments) for c in turn.tool_calls)
-    return _TURN_CHARS + len(turn.content or "") + calls
+    return _TURN_CHARS + len(turn.content or "") + len(turn.thoughts) + calls
 
 
 def _tool_chars(tool: Tool) -> int:
@@ -90,7 +91,14 @@ def render(call: Call, output: Placeholder, texts: Mapping[str, str]) -> PromptB
                 break
             content = "".join(map(text_of, item.content))
             turns.append(
-                RenderedMessage(item.role, content, item.name, item.tool_calls, item.tool_call_id)
+                RenderedMessage(
+                    item.role,
+                    content,
+                    item.name,
+                    item.tool_calls,
+                    item.tool_call_id,
+                    item.reasoning_content or "",
+                )
             )
         elif item.output == output.name:
             break
@@ -136,6 +144,17 @@ def _turn(value: Any, param: str) -> RenderedMessage:
         name if isinstance(name, str) else None,
         tuple(_tool_call(one, param) for one in _calls_of(value, param)),
         answers if isinstance(answers, str) else None,
+        _thoughts_of(value, role, param),
+    )
+
+
+def _thoughts_of(message: dict[str, Any], role: str, param: str) -> str:
+    thoughts = message.get("reasoning_content")
+    if thoughts is None or (isinstance(thoughts, str) and role == "assistant"):
+        return thoughts or ""
+    raise InvalidRequest(
+        f"a message of input {param!r} has reasoning_content that is no text of the assistant",
+        param=param,
     )
 
 

@@ -1,4 +1,4 @@
-"""Agents whose model thinks: neither their tools nor their next turns see the thoughts."""
+"""Agents whose model thinks: their tools do not see the thoughts, and their next turns do."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from weftline_engine.services.tools.tool_calls import BegunCalls
 from weftline_server.config import ServerConfig
 
 THOUGHT = f"I could {called('add', a=1, b=1)}.\n</think>\n\n"
-# The second turn reads the tool's result. Rule "I could" would match a prompt with the thoughts.
+# The second turn reads the thoughts of the first one and the tool's result.
 SCRIPT = (
-    ("I could", "The thoughts came back."),
-    ("<tool_response>", "It was a sum.\n</think>\n\nThree."),
+    (f"<think>\n{THOUGHT}<tool_call>", "It was a sum.\n</think>\n\nThree."),
+    ("<tool_response>", "The thoughts are missing."),
     ("#add", THOUGHT + called("add", a=1, b=2)),
 )
 
 
 async def test_an_agent_calls_what_its_answer_calls(serve: Serve, monkeypatch: Any) -> None:
-    """A call in the thoughts is not made. The next prompt has the answer without them, and a
+    """A call in the thoughts is not made. The next prompt has them before the answer, and a
     stream tells both turns' thoughts apart from what it says."""
     monkeypatch.setattr(null, "CHAT_TEMPLATE", OPENED)
     engine = NullConfig(mode=NullMode.SCRIPT, script=SCRIPT, latency=PACE)

@@ -1,7 +1,8 @@
-"""The content of messages in chats and responses: a text, or parts of which text is served."""
+"""The content of messages in chats and responses: a text, or parts of text and of thoughts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -34,6 +35,25 @@ class RefusalPart(LooseBody):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ThoughtPart(LooseBody):
+    """Thoughts before an answer, as Anthropic, Mistral, LangChain and OpenRouter write them. One
+    that is encrypted has nothing that a model of this server would read."""
+
+    type: str = ""
+    thinking: str | tuple[TextPart, ...] | None = None
+    reasoning: str | None = None
+    text: str | None = None
+    summary: str | None = None
+
+    @property
+    def thoughts(self) -> str:
+        """The text, under whichever name it came."""
+        if isinstance(self.thinking, tuple):
+            return "".join(part.text for part in self.thinking)
+        return self.thinking or self.reasoning or self.text or self.summary or ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OtherPart(LooseBody):
     """A part of another type, such as an image. It is refused."""
 
@@ -48,12 +68,15 @@ def _part_of(value: Any) -> str:
             return "TextPart"
         case "refusal":
             return "RefusalPart"
+        case "thinking" | "reasoning" | "redacted_thinking":
+            return "ThoughtPart"
     return "OtherPart"
 
 
 AnyPart = Annotated[
     Annotated[TextPart, Tag("TextPart")]
     | Annotated[RefusalPart, Tag("RefusalPart")]
+    | Annotated[ThoughtPart, Tag("ThoughtPart")]
     | Annotated[OtherPart, Tag("OtherPart")],
     Discriminator(_part_of),
 ]
@@ -71,5 +94,15 @@ def text_of(content: Content | None, where: str = "content") -> str:
             raise InvalidRequest(
                 f"{where}: a part of type {part.type[:40]!r} is not served: send text", param=where
             )
-        texts.append(part.text)
+        if not isinstance(part, ThoughtPart):
+            texts.append(part.text)
     return "".join(texts)
+
+
+def thoughts_of(parts: Content | Iterable[ThoughtPart] | None) -> str:
+    """The thoughts among the parts of a content, or in a list of nothing else."""
+    if parts is None or isinstance(parts, str):
+        return ""
+    return "\n\n".join(
+        part.thoughts for part in parts if isinstance(part, ThoughtPart) and part.thoughts
+    )

@@ -29,7 +29,7 @@ from weftline.contract.protocol import (
 )
 from weftline.contract.tools import ToolCall
 from weftline_server.http.openai.constraint_fields import ConstraintFields
-from weftline_server.http.openai.content import Content, text_of
+from weftline_server.http.openai.content import Content, ThoughtPart, text_of, thoughts_of
 from weftline_server.http.openai.provenance import PieceInputs, Provenance
 from weftline_server.http.openai.tool_types import AnyChatTool, ChatChoice, chosen, offered
 from weftline_server.session.session import ServerSession
@@ -40,13 +40,18 @@ MAX_CHOICES = 128  # of one request: `n` times the number of its prompts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage(LooseBody):
-    """One message of a chat."""
+    """One message of a chat. Thoughts are taken under the names that services give them."""
 
     role: str
     content: Content | None = None
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    reasoning_details: tuple[ThoughtPart, ...] | None = None
+    thinking_blocks: tuple[ThoughtPart, ...] | None = None
+    refusal: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.content, tuple) and len(self.content) > MAX_ITEMS:
@@ -57,7 +62,13 @@ class ChatMessage(LooseBody):
     @property
     def text(self) -> str:
         """The content as one text, "" where there is none."""
-        return text_of(self.content)
+        return text_of(self.content) or self.refusal or ""
+
+    @property
+    def thoughts(self) -> str | None:
+        """The thoughts before the answer; None if the message has none."""
+        said = self.reasoning_content or self.reasoning or thoughts_of(self.reasoning_details)
+        return said or thoughts_of(self.thinking_blocks) or thoughts_of(self.content) or None
 
 
 def check_parts(messages: Iterable[ChatMessage]) -> None:
@@ -196,10 +207,11 @@ class ChatRequest(SharedFields):
 
     def _begun(self, last: Message) -> tuple[Segment, ...]:
         """The text of the last message, which the answer continues. Raises InvalidRequest."""
-        if last.role != "assistant" or last.tool_calls or not self.messages[-1].text.strip():
+        is_text = not last.tool_calls and not last.reasoning_content
+        if last.role != "assistant" or not is_text or not self.messages[-1].text.strip():
             raise InvalidRequest(
-                "continue_final_message needs a last message of the assistant that has text and no "
-                "tool calls",
+                "continue_final_message needs a last message of the assistant that has text, no "
+                "tool calls and no thoughts",
                 param="continue_final_message",
             )
         return last.content
@@ -225,6 +237,7 @@ class ChatRequest(SharedFields):
                 name=message.name,
                 tool_calls=message.tool_calls or (),
                 tool_call_id=message.tool_call_id,
+                reasoning_content=message.thoughts,
             )
             for index, message in enumerate(self.messages)
         ]

@@ -1,9 +1,9 @@
 """The items of the input of POST /v1/responses, and the messages of a chat that they become.
 
-An item is passed over if it has nothing that a model of this server would read: the thoughts of an
-earlier answer, which chat templates leave out, and the tools that another service listed, since a
-request's tools are those of `tools`. An item of any other type that is not served is a 400 that
-names its place and its type.
+Thoughts are those of the answer that follows them. An item is passed over if it has nothing that a
+model of this server would read: thoughts that are encrypted, and the tools that another service
+listed, since a request's tools are those of `tools`. An item of any other type that is not served
+is a 400 that names its place and its type.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pydantic import Discriminator, Tag
 from weftline.contract.bodies import LooseBody
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.tools import CalledFunction, ToolCall
-from weftline_server.http.openai.content import Content, text_of
+from weftline_server.http.openai.content import Content, ThoughtPart, text_of, thoughts_of
 from weftline_server.http.openai.requests import ChatMessage
 from weftline_server.http.openai.tool_types import INPUT, AnyResponseTool, Offer, grouped, type_of
 
-PASSED_OVER = frozenset({"reasoning", "mcp_list_tools"})
+PASSED_OVER = frozenset({"mcp_list_tools"})
 _INSTEAD: Mapping[str, str] = MappingProxyType(
     {
         "item_reference": "no item is kept: send the item itself",
@@ -79,6 +79,20 @@ class InputCustomCall(LooseBody):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InputThoughts(LooseBody):
+    """The thoughts of an earlier answer. The summary counts where the thoughts are not there."""
+
+    type: Literal["reasoning"]
+    content: tuple[ThoughtPart, ...] | None = None
+    summary: tuple[ThoughtPart, ...] | None = None
+
+    @property
+    def thoughts(self) -> str:
+        """The text of the thoughts, "" where it is encrypted."""
+        return "\n\n".join(one.thoughts for one in self.content or self.summary or ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InputResult(LooseBody):
     """The result of a call."""
 
@@ -116,6 +130,8 @@ def _item_of(value: Any) -> str:
             return "InputResult"
         case "additional_tools":
             return "AddedTools"
+        case "reasoning":
+            return "InputThoughts"
         case None if isinstance(value, dict) and "role" in value:
             return "InputMessage"
     return "OtherItem"
@@ -127,6 +143,7 @@ InputItem = Annotated[
     | Annotated[InputCustomCall, Tag("InputCustomCall")]
     | Annotated[InputResult, Tag("InputResult")]
     | Annotated[AddedTools, Tag("AddedTools")]
+    | Annotated[InputThoughts, Tag("InputThoughts")]
     | Annotated[OtherItem, Tag("OtherItem")],
     Discriminator(_item_of),
 ]
@@ -138,6 +155,7 @@ class Conversation:
 
     offer: Offer
     messages: list[ChatMessage] = field(default_factory=list)
+    _thoughts: list[str] = field(default_factory=list)  # of the answer that follows
 
     def read(self, items: Iterable[InputItem]) -> None:
         """Take all items. Raises InvalidRequest, naming the item, for one that is not served."""
@@ -150,7 +168,9 @@ class Conversation:
                 case InputMessage() | InputResult():
                     self._called(calls)
                     calls = []
-                    self.messages.append(_message(item, where))
+                    self.messages.append(self._with_thoughts(_message(item, where)))
+                case InputThoughts():
+                    self._thoughts.append(item.thoughts)
                 case AddedTools():
                     self.offer.read(item.tools, f"{where}.tools")
                 case OtherItem() if item.type not in PASSED_OVER:
@@ -164,12 +184,22 @@ class Conversation:
         answer = ChatMessage(role="assistant")
         if self.messages and self.messages[-1].role == "assistant":
             answer = self.messages.pop()
+        answer = self._with_thoughts(answer)
         self.messages.append(replace(answer, tool_calls=tuple(calls)))
+
+    def _with_thoughts(self, answer: ChatMessage) -> ChatMessage:
+        """The message with the thoughts that stand before it, if it is the assistant's."""
+        if answer.role != "assistant" or not any(self._thoughts):
+            return answer
+        thoughts = "\n\n".join(filter(None, (answer.reasoning_content, *self._thoughts)))
+        self._thoughts.clear()
+        return replace(answer, reasoning_content=thoughts)
 
 
 def _message(item: InputMessage | InputResult, where: str) -> ChatMessage:
     if isinstance(item, InputMessage):
-        return ChatMessage(role=item.role, content=text_of(item.content, f"{where}.content"))
+        text, thoughts = text_of(item.content, f"{where}.content"), thoughts_of(item.content)
+        return ChatMessage(role=item.role, content=text, reasoning_content=thoughts or None)
     text = text_of(item.output, f"{where}.output")
     return ChatMessage(role="tool", content=text, tool_call_id=item.call_id)
 

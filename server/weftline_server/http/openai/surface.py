@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from weftline.contract.errors import InvalidRequest
+from weftline_server.http.openai.message_fields import check_messages
 from weftline_server.http.openai.requests import ChatRequest, CompletionRequest
 from weftline_server.http.openai.response_requests import ResponsesRequest
 
@@ -248,10 +249,20 @@ _REFUSED = {
 }
 
 
+_MESSAGES = {
+    OpenAIRoute.CHAT: ("messages",),
+    OpenAIRoute.TEXT: (),
+    OpenAIRoute.RESPONSES: ("input",),
+}
+
+
 def check(endpoint: OpenAIRoute, body: Mapping[str, Any]) -> None:
-    """Raise InvalidRequest for the first field that would change the answer and is not served."""
+    """Raise InvalidRequest for the first field that would change the answer and is not served, also
+    of a message."""
     table = _REFUSED[endpoint]
     for name, value in body.items():
         found = table.get(name)
         if found is not None and not found.passes(value, body):
             raise InvalidRequest(f"{name} {found.says}", param=name)
+    for name in _MESSAGES[endpoint]:
+        check_messages(body.get(name), name)

@@ -189,7 +189,7 @@ class TurnBody(PromptBody, TakesItems):
         grown.released += unused
         body = replace(self, taken=taken, spare=())
         id = f"{self.run.id}.{self.number + 1}"
-        call = body._next_call(said(value))
+        call = body._next_call(said(value), thoughts(value))
         turn = turn_of(self.run, self.kinds, call, id, number=self.number + 1, again=self.again)
         return body._followed(graph, turn, grown)
 
@@ -300,7 +300,7 @@ class TurnBody(PromptBody, TakesItems):
             body = AnswerBody(variable, limit)
             grown.rewritten[last.id] = rewired(last, (Read(variable),), body)
 
-    def _next_call(self, text: str) -> Call:
+    def _next_call(self, text: str, thoughts: str | None) -> Call:
         """The call of the next turn, whose prompt reads the results of the tools."""
         call = _unbound(self.call)
         assert not isinstance(call.prompt, str), "the prompt of a chat is messages"
@@ -309,7 +309,9 @@ class TurnBody(PromptBody, TakesItems):
         in_text = self.run.code is not None
         made = tuple(_tool_call(one.call) for one in self.taken if not in_text)
         content = (Segment(text=text),) if text else ()
-        messages = [Message(role="assistant", content=content, tool_calls=made)]
+        messages = [
+            Message(role="assistant", content=content, tool_calls=made, reasoning_content=thoughts)
+        ]
         names = {one.name for one in call.placeholders}
         holders: list[Placeholder] = []
         for one in self.taken:
@@ -377,6 +379,11 @@ def turns(graph: Graph, first: str) -> Iterator[Task]:
 def said(value: Any) -> str:
     """The text of an answer, which is a message or a text."""
     return value if isinstance(value, str) else value["content"] or ""
+
+
+def thoughts(value: Any) -> str | None:
+    """The thoughts before an answer that is a message."""
+    return None if isinstance(value, str) else value.get("reasoning_content")
 
 
 def _ordered(*taken: TakenCall) -> tuple[TakenCall, ...]:
