@@ -226,8 +226,9 @@ class EngineContract:
         limit = target.description.context_limit
         if op.tokens is not None:
             op = replace(op, tokens=op.tokens * (limit // len(op.tokens) + 1))
-        elif op.messages is not None:
-            op = replace(op, messages=(("user", "word " * (limit + 1)),))
+        elif op.chat is not None:
+            message = {"role": "user", "content": "word " * (limit + 1)}
+            op = replace(op, chat=api.Chat(messages=(message,)))
         else:
             op = replace(op, text="word " * (limit + 1))
         (heard,) = await target.run(op)

@@ -90,7 +90,7 @@ class Target:
             context=f"{name}.context",
             tokens=payload.tokens,
             text=payload.text,
-            messages=payload.messages,
+            chat=payload.chat,
             sampling=api.SamplingParams(**{"max_tokens": 12, "temperature": 0.0, **options}),
             **own,
         )

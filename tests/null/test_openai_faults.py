@@ -40,7 +40,7 @@ def chat(name: str = "op", attempt: int = 0, **sampling: Any) -> api.Op:
         attempt=attempt,
         kind=api.Kind.GENERATE,
         context=name,
-        messages=(("user", "hi"),),
+        chat=api.Chat(messages=({"role": "user", "content": "hi"},)),
         sampling=api.SamplingParams(**{"max_tokens": 9, "temperature": 0.0, **sampling}),
     )
 
@@ -293,7 +293,7 @@ async def test_one_bad_prompt_leaves_the_engine_to_others(tmp_path: Path) -> Non
     """
 
     def about(text: str, name: str) -> api.Op:
-        return replace(chat(name), messages=(("user", text),))
+        return replace(chat(name), chat=api.Chat(messages=({"role": "user", "content": text},)))
 
     async with started(tmp_path, refuses(500, "boom"), pause_s=1.0) as (engine, endpoint):
         for number in range(4):
@@ -328,7 +328,9 @@ async def test_a_large_prompt_arrives_whole(tmp_path: Path) -> None:
     """It has two million characters. aiohttp warns of bodies that it must send at once."""
     long = "word " * 400_000
     async with started(tmp_path, streams("a")) as (engine, endpoint):
-        text, end = await ending(engine, replace(chat(), messages=(("user", long),)))
+        text, end = await ending(
+            engine, replace(chat(), chat=api.Chat(messages=({"role": "user", "content": long},)))
+        )
         assert text == "a" and isinstance(end, api.Finished)
         assert endpoint.requests[0]["messages"] == [{"role": "user", "content": long}]
 
@@ -362,7 +364,9 @@ async def test_one_tenants_refusals_leave_the_engine_to_others(tmp_path: Path) -
 
     def of(salt: str, number: int) -> api.Op:
         text = f"{salt} {number}"
-        return replace(chat(text), messages=(("user", text),), salt=salt)
+        return replace(
+            chat(text), chat=api.Chat(messages=({"role": "user", "content": text},)), salt=salt
+        )
 
     behaviours = [streams("fine"), *(refuses(500, "boom") for _ in range(5)), streams("fine")]
     async with started(tmp_path, *behaviours, pause_s=1.0) as (engine, _):

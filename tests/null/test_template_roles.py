@@ -165,4 +165,7 @@ def test_an_endpoint_gets_a_developers_message_as_a_systems() -> None:
     """What its chat template knows cannot be tried from here."""
     elsewhere = Description(model="m", tokenizer=None, chat_template=None, takes_messages=True)
     payload = Prompter(elsewhere).payload(PromptBefore("", (D, U)))
-    assert payload.messages == (("system", "Say degrees."), ("user", "Is it warm?"))
+    assert payload.chat is not None and payload.chat.messages == (
+        {"role": "system", "content": "Say degrees."},
+        {"role": "user", "content": "Is it warm?"},
+    )

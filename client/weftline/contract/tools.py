@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from weftline.contract.bodies import LooseBody, StrictBody
@@ -58,6 +58,12 @@ class Tool(LooseBody):
         if self.function.description is not None:
             function["description"] = self.function.description
         return {"type": "function", "function": {**function, "parameters": self.function.schema}}
+
+    def to_request(self) -> dict[str, Any]:
+        """The tool as in a request of OpenAI's API: what the client has not set is not in it."""
+        function = {one.name: getattr(self.function, one.name) for one in fields(self.function)}
+        set_ = {name: value for name, value in function.items() if value is not None}
+        return {"type": "function", "function": set_}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,15 +168,40 @@ class Hints:
 
 
 @record
+class Chat:
+    """A chat for an engine that renders chats itself, in the JSON of OpenAI's API.
+
+    `tools`, `choice` and `parallel` are the fields tools, tool_choice and parallel_tool_calls of a
+    request. None is a field that the client has not set.
+
+    `words` are the messages for an engine without tools, in which tools, calls and results are
+    text. Then `constraint` is in place of that of the op's sampling. None is a chat without any.
+    """
+
+    messages: tuple[Mapping[str, object], ...]
+    tools: tuple[Mapping[str, object], ...] = ()
+    choice: str | Mapping[str, object] | None = None
+    parallel: bool | None = None
+    words: tuple[Mapping[str, object], ...] | None = None
+    constraint: str | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that it says, as texts."""
+        shown = self.messages if self.words is None else self.words
+        return tuple([str(message["content"]) for message in shown])
+
+
+@record
 class Op:
     """One attempt of a primitive. It makes `context` from `parent` (None: the empty context) and
     the payload. The server chooses the ids of contexts, which are valid for one incarnation of the
     engine.
 
     The payload is one of three. `tokens` are the ids that follow the parent's. Engines that
-    announce no tokenizer take `text`, or `messages` (pairs of role and content) if they render
-    chats. An `open` op waits for more payload by feed. Ops of other kinds get JSON values as
-    `inputs`. Ops with different `salt` share no cache.
+    announce no tokenizer take `text`, or a `chat` if they render chats. An `open` op waits for more
+    payload by feed. Ops of other kinds get JSON values as `inputs`. Ops with different `salt` share
+    no cache.
 
     The inputs of an op that `streams` contain its first `items`, and more may be fed. The engine
     reports the results of items as soon as they are computed, and Finished has no value. The
@@ -195,7 +220,7 @@ class Op:
     parent: str | None = None
     tokens: tuple[int, ...] | None = None
     text: str | None = None
-    messages: tuple[tuple[str, str], ...] | None = None
+    chat: Chat | None = None
     sampling: SamplingParams | None = None
     inputs: Mapping[str, object] = field(default_factory=dict, hash=False)
     salt: str = ""

@@ -27,6 +27,7 @@ from weftline_server.commands.settings import make
 
 EngineName = Literal["torch", "vllm", "sglang", "llamacpp", "openai", "null"]
 Dialect = Literal["chat", "completions", "both"]
+EndpointToolsName = Literal["auto", "native", "text"]
 EndpointSchedulerName = Literal["none", "vllm", "sglang", "dynamo"]
 VLLMSchedulerName = Literal["auto", "weftline", "vllm"]
 
@@ -142,6 +143,13 @@ class EndpointSpec:
         OPENAI,
         "send sampling parameters that OpenAI lacks (default: leave them out)",
         is_flag=True,
+    )
+    endpoint_tools: EndpointToolsName = setting(
+        "auto",
+        OPENAI,
+        "send tools in the fields of OpenAI's API (native), or describe them in the prompt (text); "
+        "auto sends fields until the endpoint refuses them (default: auto)",
+        choices=get_args(EndpointToolsName),
     )
     endpoint_scheduler: EndpointSchedulerName = setting(
         "none",

@@ -277,6 +277,7 @@ def _gguf_name(model: str) -> str:
 def _openai(spec: EngineSpec) -> Callable[[], Engine]:
     from weftline_engine.remote.openai.engine import Dialect, OpenAIConfig, OpenAIEngine
     from weftline_engine.remote.openai.scheduling import EndpointScheduler
+    from weftline_engine.remote.openai.tool_support import ToolSupport
 
     config = OpenAIConfig(
         endpoint=_endpoint(spec),
@@ -284,6 +285,7 @@ def _openai(spec: EngineSpec) -> Callable[[], Engine]:
         name=spec.call_it,
         dialect=Dialect(spec.endpoint.dialect),
         extras=spec.endpoint.extras,
+        tools=ToolSupport(spec.endpoint.endpoint_tools),
         scheduler=EndpointScheduler(spec.endpoint.endpoint_scheduler),
         context_limit=spec.endpoint.context_limit,
         max_running=spec.max_running or 64,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 from weftline.contract import transforms
@@ -17,6 +18,7 @@ from weftline_server.prompt.tool_blocks import BlockParser
 from weftline_server.prompt.tool_format import (
     behind_thoughts,
     constraint,
+    for_engine,
     holds_beginning,
     thinks_first,
 )
@@ -60,7 +62,9 @@ def reader_of(body: PromptBody, key: str, prompter: Prompter) -> AnswerParser:
     thinking = thinking_of(body.call, body.output, prompter)
     if body.blocks is not None:
         return AnswerParser(thinking, BlockParser(body.blocks, key))
-    return parser_of(body.call, key, prompter.tool_format, thinking)
+    # An endpoint's own calls are as many as it has made, unless the client wants one.
+    limited = not prompter.description.takes_messages or body.call.parallel_tool_calls is False
+    return parser_of(body.call, key, prompter.tool_format, thinking, limited=limited)
 
 
 def thinking_of(call: Call, output: Placeholder, prompter: Prompter) -> Thinking:
@@ -95,6 +99,12 @@ def constraint_of(call: Call, output: Placeholder, prompter: Prompter) -> str | 
         return made
     begin = OPEN_BLOCK if thinking is Thinking.MARKED else ""
     return behind_thoughts(made, begin, CLOSE_BLOCK)
+
+
+def constraint_on_text(output: Placeholder) -> str | None:
+    """The client's own constraint on an output, as JSON text, for an engine that takes tools."""
+    wish = None if output.sampling is None else output.sampling.constraint
+    return None if wish is None else json.dumps(for_engine(wish))
 
 
 def thinks_before(call: Call, prompter: Prompter) -> bool:

@@ -39,9 +39,12 @@ class AnswerParser:
         return [*found, Said(text)] if text else found
 
 
-def parser_of(call: Call, key: str, format: ToolFormat, thinking: Thinking) -> AnswerParser:
-    """Return the parser for an output of `call`. `key` identifies the output."""
+def parser_of(
+    call: Call, key: str, format: ToolFormat, thinking: Thinking, *, limited: bool = True
+) -> AnswerParser:
+    """Return the parser for an output of `call`. `key` identifies the output. A `limited` output
+    makes one call where the call wants no more."""
     schemas = {tool.function.name: tool.function.schema for tool in call.offered_tools}
-    single = not call.may_call_several
+    single = limited and not call.may_call_several
     tools = ToolParser(format, schemas, key, single=single) if schemas else None
     return AnswerParser(thinking, tools)

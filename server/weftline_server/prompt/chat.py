@@ -1,4 +1,5 @@
-"""Turns chat messages into what a chat template takes; describes tools in text if it has none."""
+"""Turns chat messages into what a chat template or an endpoint takes; describes tools in text where
+neither has any."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from weftline.contract.tools import Tool, ToolCall
-from weftline_server.prompt.render import RenderedMessage
-from weftline_server.prompt.template_roles import GUIDES
+from weftline.contract.tools import NamedTool, Tool, ToolCall
+from weftline_engine.api import Chat
+from weftline_server.prompt.render import RenderedMessage, ToolOffer
+from weftline_server.prompt.template_roles import DEVELOPER, GUIDES, SYSTEM
 from weftline_server.prompt.template_thoughts import Marks, ThoughtForm, write_thoughts
 from weftline_server.prompt.tool_format import MISTRALS, ToolFormat
 
@@ -47,6 +49,24 @@ def for_template(
         if turn.thoughts:
             write_thoughts(message, turn.thoughts, form, marks)
     return messages
+
+
+def for_endpoint(turns: Sequence[RenderedMessage], offer: ToolOffer) -> Chat:
+    """Return a chat for an engine that renders chats itself."""
+    messages = tuple(map(_requested, turns))
+    if not offer.tools and not any(turn.tool_calls or turn.role == "tool" for turn in turns):
+        return Chat(messages=messages)
+    choice: Any = offer.choice
+    if isinstance(choice, NamedTool):
+        choice = {"type": "function", "function": {"name": choice.function.name}}
+    shown = () if choice == "none" else offer.tools
+    return Chat(
+        messages=messages,
+        tools=tuple(tool.to_request() for tool in offer.tools),
+        choice=choice,
+        parallel=offer.parallel,
+        words=tuple(map(_requested, in_words(turns, shown))),
+    )
 
 
 def with_calls_in_text(
@@ -132,6 +152,30 @@ def _call(call: ToolCall, format: ToolFormat) -> dict[str, Any]:
         arguments = call.function.arguments  # a model wrote invalid JSON: it stays text
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": _id(call.id, format), "type": "function", "function": function}
+
+
+def _requested(turn: RenderedMessage) -> dict[str, Any]:
+    # Calls and results without ids, such as those of a model that writes code, are no calls there.
+    if turn.tool_call_id is None and (
+        turn.role == "tool" or not all(one.id for one in turn.tool_calls)
+    ):
+        turn = _in_words(turn)
+    # What the endpoint's template knows cannot be tried from here.
+    role = SYSTEM if turn.role == DEVELOPER else turn.role
+    message: dict[str, Any] = {"role": role, "content": turn.content}
+    if turn.name is not None:
+        message["name"] = turn.name
+    if turn.tool_calls:
+        message["content"] = turn.content or None
+        message["tool_calls"] = [_requested_call(one) for one in turn.tool_calls]
+    if turn.tool_call_id is not None:
+        message["tool_call_id"] = turn.tool_call_id
+    return message
+
+
+def _requested_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _id(id: str, format: ToolFormat) -> str:

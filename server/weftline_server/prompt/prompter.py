@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from weftline.contract.calls import EFFORT, TemplateWord
 from weftline.contract.errors import ContextTooLong, InvalidRequest
 from weftline.contract.tools import Function, Tool, ToolCall
-from weftline_engine.api import WORDS, Description, SamplingParams, too_long
+from weftline_engine.api import WORDS, Chat, Description, SamplingParams, too_long
 from weftline_engine.api.record import short_record
 from weftline_server.prompt.answer_dialect import dialect_of
 from weftline_server.prompt.chat import (
+    for_endpoint,
     for_template,
     in_words,
     with_calls_in_text,
@@ -30,7 +31,7 @@ from weftline_server.prompt.chat import (
 )
 from weftline_server.prompt.memo import Memo
 from weftline_server.prompt.render import PromptBefore, RenderedMessage
-from weftline_server.prompt.template_roles import DEVELOPER, EVERYTHING, SYSTEM, probed
+from weftline_server.prompt.template_roles import EVERYTHING, probed
 from weftline_server.prompt.template_thoughts import (
     PRESERVE,
     PROBE_WORDS,
@@ -71,14 +72,14 @@ _PROBE_TOOLS = (Tool(function=_PROBE),)
 
 @short_record
 class Payload:
-    """The content of an op: token ids, or text or messages for an engine without a tokenizer.
+    """The content of an op: token ids, or text or a chat for an engine without a tokenizer.
 
     An op without a prompt carries JSON values as `inputs`.
     """
 
     tokens: tuple[int, ...] | None
     text: str | None
-    messages: tuple[tuple[str, str], ...] | None = None
+    chat: Chat | None = field(default=None, hash=False)
     inputs: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     @property
@@ -86,10 +87,8 @@ class Payload:
         """The length in tokens; for text it is estimated at four characters a token."""
         if self.tokens is not None:
             return len(self.tokens)
-        chars = len(self.text or "")
-        if self.messages is not None:
-            chars += sum([len(content) for _, content in self.messages])
-        return chars // 4 + 1
+        texts = (self.text or "",) if self.chat is None else self.chat.texts
+        return sum(map(len, texts)) // 4 + 1
 
 
 class Prompter:
@@ -172,8 +171,7 @@ class Prompter:
                     "template runs elsewhere: end the messages with the user's",
                     param="continue_final_message",
                 )
-            turns = in_words(prompt.messages, prompt.tools)
-            return Payload(None, None, tuple((_known(turn.role), turn.content) for turn in turns))
+            return Payload(None, None, for_endpoint(prompt.messages, prompt.offer))
         if self.tokenizer is None:
             return Payload(None, self.text(prompt))
         if prompt.tokens:
@@ -369,11 +367,6 @@ def _words(words: Mapping[str, TemplateWord]) -> dict[str, TemplateWord]:
         ("clear_thinking", "drop_thinking", "truncate_history_thinking"), not keeps
     )
     return {**kept, **dropped, **words}
-
-
-def _known(role: str) -> str:
-    """The role for a template that runs elsewhere, which may not know developers."""
-    return SYSTEM if role == DEVELOPER else role
 
 
 def _cut(text: str, begun: str) -> str:

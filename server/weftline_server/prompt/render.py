@@ -10,7 +10,7 @@ from typing import Any
 from weftline.contract.calls import TemplateWord
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.protocol import Call, Message, Placeholder, Segment
-from weftline.contract.tools import CalledFunction, Tool, ToolCall
+from weftline.contract.tools import CalledFunction, Tool, ToolCall, ToolChoice
 from weftline_engine.api.record import short_record
 
 
@@ -27,11 +27,24 @@ class RenderedMessage:
 
 
 @short_record
+class ToolOffer:
+    """What a request says of tools. With the choice none, the prompt has none of the tools."""
+
+    tools: tuple[Tool, ...] = ()
+    choice: ToolChoice = None
+    parallel: bool | None = None
+
+
+NO_OFFER = ToolOffer()
+
+
+@short_record
 class PromptBefore:
     """The prompt before one output: `text`, or if there are `messages`, these and the tools.
 
     `words` are further variables of the chat template. `begun` is the beginning of the message
     that the output continues. `tokens` are those of the text, if the client has sent tokens.
+    An engine that renders chats itself gets the `offer` of the request.
     """
 
     text: str
@@ -40,6 +53,7 @@ class PromptBefore:
     words: Mapping[str, TemplateWord] = field(default_factory=dict)
     begun: str = ""
     tokens: tuple[int, ...] = ()
+    offer: ToolOffer = NO_OFFER
 
     @property
     def chars(self) -> int:
@@ -109,7 +123,13 @@ def render(call: Call, output: Placeholder, texts: Mapping[str, str]) -> PromptB
             tokens = item.tokens
     messages = tuple(turns) if chat else None
     return PromptBefore(
-        "".join(text), messages, call.offered_tools, call.chat_template_kwargs or {}, begun, tokens
+        "".join(text),
+        messages,
+        call.offered_tools,
+        call.chat_template_kwargs or {},
+        begun,
+        tokens,
+        ToolOffer(call.tools, call.tool_choice, call.parallel_tool_calls),
     )
 
 

@@ -83,7 +83,7 @@ def constraint(call: Call, otherwise: dict[str, Any] | None, format: ToolFormat)
     tools = call.offered_tools
     forced = _is_forced(call)
     if not tools or not (forced or otherwise or any(tool.function.strict for tool in tools)):
-        return None if otherwise is None else json.dumps(_for_engine(otherwise))
+        return None if otherwise is None else json.dumps(for_engine(otherwise))
     if isinstance(call.tool_choice, NamedTool):
         wanted = call.tool_choice.function.name
         tools = tuple(tool for tool in tools if tool.function.name == wanted)
@@ -146,7 +146,7 @@ def _is_forced(call: Call) -> bool:
     return call.tool_choice == "required" or isinstance(call.tool_choice, NamedTool)
 
 
-def _for_engine(wish: dict[str, Any]) -> dict[str, Any]:
+def for_engine(wish: dict[str, Any]) -> dict[str, Any]:
     """A client's constraint as engines take it: of a structural tag only the format."""
     match wish:
         case {"structural_tag": tag}:

@@ -13,7 +13,12 @@ from weftline_engine import api
 from weftline_server.graph.primitive import Primitive, PrimitiveId
 from weftline_server.lowering.bounds import is_large
 from weftline_server.lowering.kinds.prompt import CHARS_PER_TOKEN, PromptBody, template_of
-from weftline_server.lowering.result_values import Transformed, token_logprobs, transformed
+from weftline_server.lowering.result_values import (
+    Transformed,
+    constraint_on_text,
+    token_logprobs,
+    transformed,
+)
 from weftline_server.lowering.sampling_defaults import asked, is_free, sampling_params
 from weftline_server.prompt.prompter import Payload, Prompter
 from weftline_server.prompt.tool_format import triggers
@@ -82,6 +87,11 @@ class PromptRunner(Runner):
             sampling = replace(sampling, pause_on=triggers(prompter.tool_format))
         if marks := self.answers.marks(primitive):
             sampling = replace(sampling, marks=marks)
+        chat = payload.chat
+        if chat is not None and chat.words is not None:
+            chat = replace(chat, constraint=sampling.constraint)
+            text_form = constraint_on_text(body_of(primitive).output)
+            sampling = replace(sampling, constraint=text_form)
         salt = self._salt(session.tenant)
         op = api.Op(
             id=str(id),
@@ -90,7 +100,7 @@ class PromptRunner(Runner):
             context=str(id),
             tokens=payload.tokens,
             text=payload.text,
-            messages=payload.messages,
+            chat=chat,
             sampling=sampling,
             salt=salt,
             open=attempt.is_open,

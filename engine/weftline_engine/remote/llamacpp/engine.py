@@ -309,7 +309,7 @@ class LlamaEngine(RemoteEngine):
     async def _pieces(self, op: api.Op) -> AsyncIterator[AnswerPiece]:
         call = self._calls[op.id]
         if op.text is not None:
-            call.tokens = await self._tokenize(op.text, special=op.messages is None)
+            call.tokens = await self._tokenize(op.text, special=op.chat is None)
             if not self._has_room(call.tokens):
                 raise EndpointError("ContextTooLong", self._too_long(call.tokens))
         seat = await self._seat(call)

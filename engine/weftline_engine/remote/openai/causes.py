@@ -24,4 +24,4 @@ class Causes:
         """
         if len(self._salts) > 1:
             return op.salt
-        return op.hints.application or str(hash((op.tokens, op.text, op.messages)))
+        return op.hints.application or str(hash((op.tokens, op.text, repr(op.chat))))

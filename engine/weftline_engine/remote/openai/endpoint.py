@@ -61,7 +61,8 @@ class EndpointConfig:
 class EndpointError(Exception):
     """A failed request. `error` names a type of weftline.errors; the breaker counts `broken`.
 
-    `by_prompt` says that the endpoint answered, and that the prompt may be at fault.
+    `by_prompt` says that the endpoint answered, and that the prompt may be at fault. `status` is
+    that of its answer.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class EndpointError(Exception):
         broken: bool = False,
         by_prompt: bool = False,
         retry_after_s: float | None = None,
+        status: int | None = None,
     ) -> None:
         super().__init__(message)
         self.error = error
@@ -81,6 +83,7 @@ class EndpointError(Exception):
         self.broken = broken
         self.by_prompt = by_prompt
         self.retry_after_s = retry_after_s
+        self.status = status
 
 
 class Endpoint:
@@ -349,7 +352,9 @@ async def _refusal(response: aiohttp.ClientResponse) -> EndpointError:
         return EndpointError("EngineFailed", f"the endpoint refuses weftline's key ({status})")
     if status == 404:
         return EndpointError(
-            "EngineFailed", f"the endpoint does not know the model or path: {text}"
+            "EngineFailed",
+            f"the endpoint does not know the model or path: {text}",
+            status=status,
         )
     if status in (429, 503):
         return EndpointError(
@@ -363,12 +368,17 @@ async def _refusal(response: aiohttp.ClientResponse) -> EndpointError:
         by_prompt = status == 500
         retryable = status >= 500
         return EndpointError(
-            "EngineFailed", said, retryable=retryable, broken=True, by_prompt=by_prompt
+            "EngineFailed",
+            said,
+            retryable=retryable,
+            broken=True,
+            by_prompt=by_prompt,
+            status=status,
         )
     too_long = "context" in text and ("length" in text or "exceed" in text or "holds" in text)
     if too_long:
         return EndpointError("ContextTooLong", in_known_words(said))
-    return EndpointError("InvalidRequest", said)
+    return EndpointError("InvalidRequest", said, status=status)
 
 
 def _message(value: Any) -> str:

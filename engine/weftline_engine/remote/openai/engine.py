@@ -20,6 +20,12 @@ from weftline_engine.remote.openai.deltas import DeltaText
 from weftline_engine.remote.openai.endpoint import Endpoint, EndpointConfig, EndpointError
 from weftline_engine.remote.openai.remote import AnswerPiece, RemoteEngine, TokenCounts
 from weftline_engine.remote.openai.scheduling import EndpointScheduler, fields, headers
+from weftline_engine.remote.openai.tool_support import (
+    EndpointTools,
+    ToolSupport,
+    chat_fields,
+    in_words,
+)
 
 
 class Dialect(StrEnum):
@@ -37,7 +43,8 @@ class OpenAIConfig:
     `model` is the endpoint's name of the model; None takes the first that the endpoint lists.
     `name` is the name for clients; None uses the endpoint's. `extras` says that the endpoint
     accepts the parameters that vLLM, SGLang and llama.cpp add to OpenAI's. Other endpoints refuse a
-    request with such a parameter. `scheduler` is the endpoint's own scheduler.
+    request with such a parameter. `tools` says how tools reach chat/completions. `scheduler` is the
+    endpoint's own scheduler.
     Requests then have fields with each call's place in the plan.
     """
 
@@ -46,6 +53,7 @@ class OpenAIConfig:
     name: str | None = None
     dialect: Dialect = Dialect.BOTH
     extras: bool = False
+    tools: ToolSupport = ToolSupport.AUTO
     scheduler: EndpointScheduler = EndpointScheduler.NONE
     context_limit: int | None = None  # tokens; None: what the endpoint states, else 8,192
     max_running: int = 64
@@ -62,6 +70,7 @@ class OpenAIEngine(RemoteEngine):
         super().__init__(config.breaker)
         self._config = config
         self._model = config.model or ""
+        self._tools = EndpointTools(config.tools, config.endpoint.url)
 
     async def start(self) -> api.Description:
         """Ask the endpoint which models it serves. Raises EngineDied if it does not answer."""
@@ -87,9 +96,28 @@ class OpenAIEngine(RemoteEngine):
         )
 
     async def _pieces(self, op: api.Op) -> AsyncIterator[AnswerPiece]:
+        sent = self._tools.form(op)
+        try:
+            async for piece in self._answered(sent):
+                self._tools.accepted(sent)
+                yield piece
+        except EndpointError as error:
+            if sent.chat is None or sent.chat.words is None:
+                raise
+            if not await self._tools.refuses(self.endpoint, self._model, error):
+                raise
+            refusal = error
+        else:
+            return
+        async for piece in self._answered(in_words(op)):
+            self._tools.refused(refusal)
+            yield piece
+
+    async def _answered(self, op: api.Op) -> AsyncIterator[AnswerPiece]:
+        """Send one request, and yield its answer piece by piece. Raises EndpointError."""
         if op.kind != api.Kind.GENERATE or op.parent is not None:
             raise EndpointError("EngineFailed", "this engine keeps no contexts")
-        chat = op.messages is not None or self._config.dialect is Dialect.CHAT
+        chat = op.chat is not None or self._config.dialect is Dialect.CHAT
         path = "/chat/completions" if chat else "/completions"
         held: dict[str, Any] = {}
         begin, end = "", ""
@@ -100,7 +128,7 @@ class OpenAIEngine(RemoteEngine):
             )
         body = self._body(op, chat) | held
         # A text has no block of thoughts, nor has an answer in a form from its first token on.
-        thinks = op.messages is not None and op.sampling.constraint is None
+        thinks = op.chat is not None and op.sampling.constraint is None
         answer = DeltaText(begin, end, thinks=thinks)
         async for event in self.endpoint.stream(path, body, headers(self._config.scheduler, op)):
             piece = _piece(event, answer)
@@ -118,8 +146,7 @@ class OpenAIEngine(RemoteEngine):
             ),
         }
         if chat:
-            messages = op.messages if op.messages is not None else (("user", op.text or ""),)
-            body["messages"] = [{"role": role, "content": content} for role, content in messages]
+            body |= chat_fields(op)
             if op.sampling.effort is not None:
                 body["reasoning_effort"] = op.sampling.effort
         else:

@@ -327,5 +327,5 @@ def _guess(op: api.Op) -> int:
     """Estimate a prompt's tokens for an endpoint that does not count: four characters a token."""
     if op.tokens is not None:
         return len(op.tokens)
-    texts = (op.text or "", *(content for _, content in op.messages or ()))
+    texts = (op.text or "",) if op.chat is None else op.chat.texts
     return sum(map(len, texts)) // 4 + 1
