@@ -219,6 +219,23 @@ class EngineContract:
         ends = [one for one in cancelled.events if isinstance(one, api.Finished | api.Failed)]
         assert again.text == target.answer(first) and ends == [cancelled.failed]
 
+    async def test_new_hints_change_no_text(self, target: Target) -> None:
+        """A reader comes to an op that runs, and another asks for throughput. Neither is an error,
+        on an engine without updates and after the op's end, too.
+        """
+        question = target.questions[2]
+        op = replace(target.op(question, name="told"), hints=api.Hints(unread=True))
+        target.engine.submit(op)
+        later = api.Hints(application="a", turn=30.0, criterion="throughput")
+        target.engine.update("told", replace(later, unread=True))
+        await target.until("told", lambda heard: bool(heard.parts))
+        target.engine.update("told", later)
+        heard = await target.end("told")
+        target.engine.update("told", later)
+        target.engine.update("never there", later)
+        assert heard.finished is not None and heard.text == target.answer(question)
+        target.engine.free(op.context)
+
     async def test_a_prompt_that_is_too_long_fails_alone(self, target: Target) -> None:
         """It fails with a type of weftline's and is not retryable. The engine goes on."""
         question = target.questions[0]

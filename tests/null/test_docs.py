@@ -109,13 +109,13 @@ def test_the_table_of_capabilities_is_right() -> None:
     can += [set(capabilities(child=False, priority=False, retains=False, reports=False))]
     can += [set(sglang_capabilities(SGLangFacts(), salts=True, reports=False))]
     can += [set(slots(child=True, tokens=True))]
-    can += [{Capability.LOGIT_BIAS}, {Capability.SAMPLING}]
+    can += [{Capability.LOGIT_BIAS}, {Capability.SAMPLING, Capability.UPDATES}]
     for column, announced in enumerate(can):
         yes = {name for name, cells in table.items() if cells[column] == "yes"}
         assert yes == {one.value for one in announced}
-    assert table["retention"][1] == "with our scheduler"
+    assert table["retention"][1] == table["updates"][1] == "with our scheduler"
     scheduled = capabilities(child=True, priority=True, retains=True, reports=True)
-    assert set(scheduled) - set(plain) == {Capability.RETENTION}
+    assert set(scheduled) - set(plain) == {Capability.RETENTION, Capability.UPDATES}
 
 
 def test_the_table_of_vllms_means_is_right() -> None:

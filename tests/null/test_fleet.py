@@ -151,7 +151,7 @@ class Bench:
     def restarts(self, id: PrimitiveId) -> bool:
         return id.primitive not in self.read
 
-    def replanned(self, waiting: Container[str]) -> Iterable[tuple[PrimitiveId, api.Hints]]:
+    def replanned(self, known: Container[str]) -> Iterable[tuple[PrimitiveId, api.Hints]]:
         return ()
 
     async def call(

@@ -159,15 +159,16 @@ def test_equal_text_shares_however_it_is_cut() -> None:
 
 
 def test_only_what_a_new_call_changes_is_planned_anew() -> None:
-    """In a wide session, only the new call and its producers are planned, and of these only what
-    has not started.
+    """In a wide session, only the new call and its producers are planned. Of one that has started
+    only the objective may change, and nothing of one that has ended.
     """
     wide = graph(*(call(f"c{i}") for i in range(100)), call("mid", ("c7",)))
     plan = Plan({})
     passes.analyse(wide, plan, wide.primitives)
-    wide.add(Addition.of([call("new", ("mid", "c3"))]))
-    plan.started.add("c3/0")
-    assert set(passes.analyse(wide, plan, ["new/0"])) == {"new/0", "mid/0", "c7/0"}
+    wide.add(Addition.of([call("new", ("mid", "c3", "c4"))]))
+    plan.started |= {"c3/0", "c4/0"}
+    plan.ended.add("c4/0")
+    assert set(passes.analyse(wide, plan, ["new/0"])) == {"new/0", "mid/0", "c7/0", "c3/0"}
     assert [plan.depth[f"{id}/0"] for id in ("new", "mid", "c7", "c3", "c1")] == [0, 1, 2, 0, 0]
 
 

@@ -146,7 +146,8 @@ async def test_the_facts_decide_what_it_can(tmp_path: Path) -> None:
     async with connected(tmp_path, WrittenSGLang()) as (_, _, told):
         assert (told.context_limit, told.kv_tokens) == (4090, 20_000)
         lacks = set(api.Capability) - set(told.capabilities)
-        assert lacks == {api.Capability.RETENTION, api.Capability.REPORTS}
+        C = api.Capability
+        assert lacks == {C.RETENTION, C.REPORTS, C.UPDATES}
     async with connected(tmp_path, WrittenSGLang(salts=False)) as (_, server, told):
         assert api.Capability.SALT not in told.capabilities
         assert [len(one["input_ids"]) for one in server.requests] == [8, 8]

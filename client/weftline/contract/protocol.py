@@ -53,6 +53,8 @@ class SubmitBody(StrictBody):
       the session, and later ones join it. So do requests of OpenAI's API.
     - `detach` keeps the calls running although nobody reads their outputs.
     - `get` names variables. The response waits for them and has their values.
+    - `criteria` is what matters to the reader: it holds for `get` and `stream`, and for every other
+      output that nothing reads, until a reader asks for that one.
     - `stream` names one variable. The response is then server-sent events: what was submitted, and
       the variable's text.
     - `watch` names variables. The response is then server-sent events: the value or the failure of
@@ -70,6 +72,7 @@ class SubmitBody(StrictBody):
     detach: bool = False
     get: tuple[str, ...] = ()
     stream: str | None = None
+    criteria: Criterion | None = None
     watch: tuple[str, ...] = ()
     parts: bool = False
     wait: bool = False

@@ -263,7 +263,12 @@ class AsyncSession(SessionBase[AsyncVariable]):
 
     async def flush(self) -> None:
         """Send the calls that were added since the last submit. `get` and `stream` also do this."""
-        submit, computations = self._take_pending(), self._take_computations()
+        await self.send(None)
+
+    async def send(self, criteria: Criterion | str | None) -> None:
+        """`flush` for a reader with this criterion."""
+        submit = self._take_pending(criteria=criteria)
+        computations = self._take_computations()
         if submit is not None and computations is not None:
             await self._steps.start(submit, computations)
         elif submit is not None:
@@ -303,16 +308,17 @@ class AsyncSession(SessionBase[AsyncVariable]):
         """Wait until the variable with this id is ready, and return its value.
 
         `criteria` says what matters to you: "latency", "throughput", "ttft" or "tpot". None means
-        latency. `timeout_s` is the longest wait in seconds, and None means no limit. With `wait`
-        the variable may be one that no call writes yet. Raises the error of the call that failed
-        first, NoProducer or Timeout.
+        latency. It also holds for the other calls that this get sends, until you get their outputs.
+        `timeout_s` is the longest wait in seconds, and None means no limit. With `wait` the
+        variable may be one that no call writes yet. Raises the error of the call that failed first,
+        NoProducer or Timeout.
         """
-        if criteria is None and timeout_s is None and not wait and not self.state.computations:
-            submit = self._take_pending(get=(variable,))
+        if timeout_s is None and not wait and not self.state.computations:
+            submit = self._take_pending((variable,), criteria)
             if submit is not None:  # the calls go, and the value comes, in one round trip
                 answer = await self._connection.request("POST", "/v1/submit", submit)
                 return answer["values"][variable]
-        await self.flush()
+        await self.send(criteria)
         body = get_body(self.id, variable, criteria, timeout_s, wait)
         with self._own_failures():
             return (await self._connection.request("POST", "/v1/get", body))["value"]
@@ -324,7 +330,7 @@ class AsyncSession(SessionBase[AsyncVariable]):
 
         The parameters are those of `get`.
         """
-        await self.flush()
+        await self.send(criteria)
         body = get_body(self.id, variable, criteria, None, wait, stream=True)
         async for text in self._connection.texts("/v1/get", body):
             yield text

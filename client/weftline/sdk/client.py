@@ -227,9 +227,10 @@ class Session(SessionBase[Variable]):
         """Wait until the variable with this id is ready, and return its value.
 
         `criteria` says what matters to you: "latency", "throughput", "ttft" or "tpot". None means
-        latency. `timeout_s` is the longest wait in seconds, and None means no limit. With `wait`
-        the variable may be one that no call writes yet. Raises the error of the call that failed
-        first, NoProducer or Timeout.
+        latency. It also holds for the other calls that this get sends, until you get their outputs.
+        `timeout_s` is the longest wait in seconds, and None means no limit. With `wait` the
+        variable may be one that no call writes yet. Raises the error of the call that failed first,
+        NoProducer or Timeout.
         """
         return BACKGROUND.run(self._remote.get(variable, criteria, timeout_s, wait))
 
@@ -240,7 +241,7 @@ class Session(SessionBase[Variable]):
 
         The parameters are those of `get`.
         """
-        self.flush()
+        BACKGROUND.run(self._remote.send(criteria))
         return _read(self._remote.stream(variable, criteria, wait))
 
     def agent(

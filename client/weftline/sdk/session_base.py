@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from weftline.contract.errors import ClientStepFailed, InvalidRequest
-from weftline.contract.protocol import Call, InOut, Placeholder, SubmitBody
+from weftline.contract.protocol import Call, Criterion, InOut, Placeholder, SubmitBody
 from weftline.contract.steps import (
     Delete,
     Embed,
@@ -284,17 +284,21 @@ class SessionBase(ControlVerbs[V]):
         self._check_own(read)
         return Source(var=read.id, transforms=tuple(dict(one) for one in transforms))
 
-    def _take_pending(self, get: tuple[str, ...] = ()) -> SubmitBody | None:
+    def _take_pending(
+        self, get: tuple[str, ...] = (), criteria: Criterion | str | None = None
+    ) -> SubmitBody | None:
         """Remove the pending calls and return them as a submit, or None if there are none.
 
-        The response to the submit will have the values of the variables in `get`.
+        The response to the submit will have the values of the variables in `get`. `criteria` is
+        that of the get that sends the calls.
         """
         state = self.state
         if not state.calls and not state.steps:
             return None
         calls, state.calls = tuple(state.calls), []
         steps, state.steps = tuple(state.steps), []
-        return SubmitBody(session_id=self.id, calls=calls, steps=steps, get=get)
+        asked = None if criteria is None else Criterion(criteria)
+        return SubmitBody(session_id=self.id, calls=calls, steps=steps, get=get, criteria=asked)
 
     def _take_computations(self) -> SentSteps | None:
         """The client steps of the submit that `_take_pending` returned, or None."""

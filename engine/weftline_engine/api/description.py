@@ -32,6 +32,7 @@ class Capability(StrEnum):
     LOGPROBS = "logprobs"
     LOGIT_BIAS = "logit_bias"
     REPORTS = "reports"
+    UPDATES = "updates"
 
 
 class Constraint(StrEnum):
@@ -60,6 +61,8 @@ LACKING: Mapping[Capability, str] = MappingProxyType(
         Capability.LOGPROBS: "returns no log probabilities",
         Capability.LOGIT_BIAS: "takes no logit_bias",
         Capability.REPORTS: "does not say what its KV cache holds of a context",
+        Capability.UPDATES: "takes no new hints for a call that it has: a later criterion reaches"
+        " only what waits here",
     }
 )
 

@@ -97,7 +97,7 @@ class NullEngine:
             context_limit=self._config.context_limit,
             max_running=self._config.max_running,
             # The null engine has no probabilities that such parameters could change.
-            capabilities=(api.Capability.SAMPLING,),
+            capabilities=(api.Capability.SAMPLING, api.Capability.UPDATES),
             constraints=tuple(api.Constraint) if self._config.mode is NullMode.SCRIPT else (),
         )
 
@@ -121,7 +121,13 @@ class NullEngine:
         self.submit(replace(waiting, text=text + part, open=not last))
 
     def update(self, op: str, hints: api.Hints) -> None:
-        """Do nothing: hints are advice, and this engine uses none."""
+        """From the next part on send single words or long parts, as the hints say. The engine uses
+        no others."""
+        if op in self._open:
+            self._open[op] = replace(self._open[op], hints=hints)
+        elif op in self._running:
+            found, task = self._running[op]
+            self._running[op] = replace(found, hints=hints), task
 
     def cancel(self, op: str) -> None:
         found = self._open.pop(op, None)
@@ -173,14 +179,16 @@ class NullEngine:
             self._fail(op, "EngineFailed", message)
             return
         words, reason = self._cut(op, reply)
-        size = UNREAD_WORDS if op.hints.unread else 1
-        for offset in range(0, len(words), size):
-            some = words[offset : offset + size]
+        offset = 0
+        while offset < len(words):
+            told, _ = self._running.get(op.id, (op, None))  # with its last hints
+            some = words[offset : offset + (UNREAD_WORDS if told.hints.unread else 1)]
             if pace.step_s or pace.peer_s:
                 yield len(some) * (pace.step_s + pace.peer_s * len(self._running))
             tokens = tuple(range(offset, offset + len(some)))
             part = api.Part(**self._head(op), offset=offset, tokens=tokens, text="".join(some))
             self._emit(part)
+            offset += len(some)
         usage = api.Usage(
             prompt_tokens=prompt_tokens,
             cached_tokens=0,

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -13,8 +14,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from weftline.contract.errors import InvalidRequest, WeftlineError
-from weftline.contract.protocol import GetBody, SubmitBody
+from weftline.contract.protocol import Criterion, GetBody, SubmitBody
 from weftline_server.graph.primitive import Task
+from weftline_server.http.criterion_effect import CriterionEffect
 from weftline_server.http.direct import Direct
 from weftline_server.http.event_stream import EventStream, sse, sse_or_error
 from weftline_server.http.idempotency import key_of
@@ -74,7 +76,8 @@ async def submit(request: Request) -> Response:
             return EventStream(sse_or_error(events), {**headers, **resumed})
         values: dict[str, Any] = {}
         if body.get:
-            values = await or_disconnect(request, _values(service, session, body.get))
+            reading = _values(service, session, body.get, body.criteria)
+            values = await or_disconnect(request, reading)
         graph = await _graph(service, session, whole) if body.graph else ""
         large = await _large(request, session, values)
         close = body.close
@@ -134,7 +137,9 @@ async def _whole_run(
         if body.stream is None:
             events = watch(service, renderings, session, body)
         else:
-            get = GetBody(session_id=session.id, semantic_var_id=body.stream)
+            get = GetBody(
+                session_id=session.id, semantic_var_id=body.stream, criteria=body.criteria
+            )
             events = _events(service, renderings, session, get, offset=0)
         async with aclosing(events):
             async for event in events:
@@ -207,17 +212,20 @@ def _submitted(session: ServerSession, tasks: Sequence[Task]) -> dict[str, Any]:
 
 
 async def _values(
-    service: Service, session: ServerSession, variables: Sequence[str]
+    service: Service,
+    session: ServerSession,
+    variables: Sequence[str],
+    criteria: Criterion | None,
 ) -> dict[str, Any]:
     """The values of all `variables`; the first failure ends the wait for the others."""
     wanted = dict.fromkeys(variables)  # each once, however often it is named
     for variable in wanted:
         session.watch.check(variable, wait=False)
-    get = service.readers.get
+    get = partial(service.readers.get, session, criteria=criteria)
     if len(wanted) == 1:  # without a task of its own
-        found = [await get(session, variable) for variable in wanted]
+        found = [await get(variable) for variable in wanted]
     else:
-        found = await asyncio.gather(*(get(session, variable) for variable in wanted))
+        found = await asyncio.gather(*map(get, wanted))
     return {variable.id: variable.value for variable in found}
 
 
@@ -234,6 +242,7 @@ async def get(request: Request) -> Response:
         renderings = state_of(request.app).renderings
         events = _events(service, renderings, session, body, *since, grace_s=_grace(request))
         return EventStream(sse_or_error(events), durability(service))
+    effect = _effect(service, session, body)
     waiting = service.readers.get(
         session,
         body.semantic_var_id,
@@ -243,12 +252,21 @@ async def get(request: Request) -> Response:
         grace_s=_grace(request),
     )
     variable = await or_disconnect(request, waiting)
-    headers, found = durability(service), {"semantic_var_id": variable.id, "status": "ready"}
+    headers = durability(service)
+    found: dict[str, Any] = {"semantic_var_id": variable.id, "status": "ready"}
+    if effect is not None:
+        found["criterion"] = effect.told(session)
     large = await _large(request, session, {variable.id: variable.value})
     if large is not None:
         texts = chain([f'{to_json(found)[:-1]},"value":'], large.pieces(variable.id), "}")
         return ValueResponse(large, texts, headers)
     return JSONResponse({**found, "value": variable.value}, headers=headers)
+
+
+def _effect(service: Service, session: ServerSession, body: GetBody) -> CriterionEffect | None:
+    if body.criteria is None:
+        return None
+    return CriterionEffect.of(service, session, body.semantic_var_id)
 
 
 def _grace(request: Request) -> float:
@@ -278,7 +296,8 @@ async def _events(
     attempt: int = 0,
     grace_s: float = 0.0,
 ) -> AsyncGenerator[bytes, None]:
-    """`part` events with the text as it is generated, then one `value` event.
+    """`part` events with the text as it is generated, then one `value` event. Before that comes a
+    `criterion` event, which says what the reader's criterion has changed.
 
     A client that has the text of an attempt that was lost gets `restarted`, and all of it anew.
     """
@@ -286,6 +305,7 @@ async def _events(
     if offset and variable is not None and variable.attempt != attempt:
         yield sse("restarted", {"semantic_var_id": variable.id}, id=event_id(variable.attempt, 0))
         offset = 0
+    effect = _effect(service, session, body)
     chunks = service.readers.stream(
         session,
         body.semantic_var_id,
@@ -306,6 +326,8 @@ async def _events(
         raise
     variable = session.variable(body.semantic_var_id)
     place = event_id(variable.attempt, end)
+    if effect is not None:
+        yield sse("criterion", effect.told(session))
     if is_small(variable.value):
         yield sse("value", {"value": variable.value}, id=place)
         return

@@ -77,7 +77,7 @@ def analyse(
 
     Return the primitives that were looked at. Passes named in `without` are skipped. The upward
     passes stop where nothing changes any more, so the cost is that of the change, whatever the
-    size of the session. A started primitive keeps the plan with which it started.
+    size of the session. A started primitive changes nothing but its objective, until it ends.
 
     Raises InvalidFindings, and then applies nothing of the pass at fault.
     """

@@ -28,4 +28,4 @@ def depth(graph: Graph, plan: Plan, changed: Changed) -> Findings:
             deepest = max(deepest, below + (primitives[consumer].task != task))
         return min(deepest, MOST_DEPTH)
 
-    return Findings(depth=upward(graph, plan, changed, known, of))
+    return Findings(depth=upward(graph, plan.started, changed, known, of))

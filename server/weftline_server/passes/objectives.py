@@ -1,7 +1,8 @@
 """Objective deduction (Parrot section 5.2): the criterion of each primitive, from the sinks up.
 
-A sink without a criterion gets latency, because a user most likely waits for it. A throughput
-output marks its whole ancestry, except where a latency output needs the same primitive.
+A sink without a criterion gets that of the get that has sent it, and else latency, because a user
+most likely waits for it. A throughput output marks its whole ancestry, except where a latency
+output needs the same primitive. Primitives on an engine are marked, too.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def objectives(graph: Graph, plan: Plan, changed: Changed) -> Findings:
         wanted = [plan.criteria[v] for v in primitive.writes if v in plan.criteria]
         consumers = graph.downstream(id)
         if not consumers:
-            return strictest(wanted)
+            presumed = [plan.presumed[v] for v in primitive.writes if v in plan.presumed]
+            return strictest(wanted or presumed)
         # A call that was for throughput has no other consumer in a hurry: skip the known ones.
         was = found.get(id) or known.get(id)
         for child in chain(news, () if was is Criterion.THROUGHPUT else consumers):
@@ -48,7 +50,7 @@ def objectives(graph: Graph, plan: Plan, changed: Changed) -> Findings:
                 return Criterion.LATENCY
         return strictest([*wanted, Criterion.THROUGHPUT])
 
-    return Findings(objective=upward(graph, plan, changed, known, of))
+    return Findings(objective=upward(graph, plan.ended, changed, known, of))
 
 
 def _whole(asked: Criterion) -> Criterion:

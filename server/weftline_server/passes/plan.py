@@ -36,13 +36,17 @@ class Findings(NamedTuple):
 class Plan:
     """The findings of the passes so far, keyed by primitive id. Only `analyse` writes.
 
-    `criteria` holds the criterion that the readers of a variable gave, by variable. Primitives in
-    `started` are on an engine or have ended: such primitives keep their form and their advice.
-    Primitives in `rewired` wait for fewer variables than before, and may be ready now.
+    `criteria` holds the criterion that the readers of a variable gave, by variable. `presumed` has
+    the criterion of the get that sent a call, by output, where nobody has asked for the output
+    itself. Primitives in `started` are on an engine or have ended: such primitives keep their form,
+    their depth and their group. Those in `ended` also keep their objective. Primitives in `rewired`
+    wait for fewer variables than before, and may be ready now.
     """
 
     criteria: Mapping[str, Criterion]
+    presumed: Mapping[str, Criterion] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
+    ended: set[str] = field(default_factory=set)
     depth: dict[str, int] = field(default_factory=dict)
     objective: dict[str, Criterion] = field(default_factory=dict)
     group: dict[str, str] = field(default_factory=dict)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from typing import TypeVar
 
 from weftline_server.graph.graph import Graph
-from weftline_server.passes.plan import Changed, Plan
+from weftline_server.passes.plan import Changed
 
 V = TypeVar("V")
 
 
 def upward(
     graph: Graph,
-    plan: Plan,
+    fixed: Container[str],
     changed: Changed,
     known: Mapping[str, V],
     find: Callable[[str, Collection[str], Mapping[str, V]], V],
@@ -23,7 +23,7 @@ def upward(
 
     `find(primitive, consumers, found)` returns a primitive's finding. `consumers` are the
     primitive's consumers whose findings have changed. `found` has the findings so far; where it has
-    none, the finding in `known` still holds. `find` is not called for primitives that have started.
+    none, the finding in `known` still holds. `find` is not called for producers that are `fixed`.
     """
     found: dict[str, V] = {}
     wave = changed
@@ -36,7 +36,7 @@ def upward(
                 continue
             for parent in graph.upstream(id):
                 # In the first wave producers follow their consumers, so they have seen the change.
-                if parent not in plan.started and not (wave is changed and parent in changed):
+                if parent not in fixed and not (wave is changed and parent in changed):
                     above.setdefault(parent, []).append(id)
         wave = above
     return found

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Protocol
 
 from weftline.contract.errors import ClientStepFailed, WeftlineError
-from weftline.contract.protocol import SetVariable, SubmitBody
+from weftline.contract.protocol import Criterion, SetVariable, SubmitBody
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId, Task
 from weftline_server.journal.journal import Key
@@ -188,7 +188,9 @@ class Driver:
                 await asyncio.sleep(0)
         tasks = gated(tasks, steps="speculate" in self.without)
         taken = [id for task in tasks for id in task.writes] if whole else _taken_whole(submit)
-        await self.start(session, tasks, detach=submit.detach, whole=taken, key=key)
+        await self.start(
+            session, tasks, detach=submit.detach, whole=taken, criteria=submit.criteria, key=key
+        )
         return tuple(tasks)
 
     async def start(
@@ -198,6 +200,7 @@ class Driver:
         *,
         detach: bool = False,
         whole: Sequence[str] = (),
+        criteria: Criterion | None = None,
         key: Key | None = None,
     ) -> None:
         """Start lowered tasks, all or none. Constant prompts are tokenised first."""
@@ -215,6 +218,7 @@ class Driver:
                 detach=detach,
                 origin=ORIGIN.get(),
                 whole=tuple(whole),
+                criteria=criteria,
             )
             self.apply(session, event, key, draft)
         finally:
@@ -279,6 +283,7 @@ class Driver:
                 self._cut(session, id)
             case ev.Replan(primitives):
                 self._hint_updates.note(session, primitives)
+                self.dispatcher.advise()
             case ev.GoOn():
                 contained.spawn(session, self._next_turn(session))
             case ev.Ended(task):

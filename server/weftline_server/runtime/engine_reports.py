@@ -73,9 +73,9 @@ class EngineReports:
         self._apply(session, ev.PrimitiveRestarted(now=self._now(), primitive=id.primitive))
         return True
 
-    def replanned(self, waiting: Container[str]) -> Iterator[tuple[PrimitiveId, api.Hints]]:
-        """The `waiting` primitives whose hints have changed, with their present hints."""
-        return self._hint_updates.drain(waiting)
+    def replanned(self, known: Container[str]) -> Iterator[tuple[PrimitiveId, api.Hints]]:
+        """The primitives with `known` ops whose hints have changed, with their present hints."""
+        return self._hint_updates.drain(known)
 
     def outcome(self, id: PrimitiveId, outcome: Outcome) -> None:
         """Turn an engine's report into an event of the session."""

@@ -122,6 +122,11 @@ class EngineView:
         limit = prompter.description.context_limit
         return ServedModel(found, limit, prompter.tool_format, prompter)
 
+    def takes_updates(self, engine: str) -> bool:
+        """Whether the engine of this name takes new hints for a call that it runs."""
+        found = [one for one in self._dispatcher.members if one.name == engine]
+        return any(api.Capability.UPDATES in one.capabilities for one in found)
+
     @property
     def statuses(self) -> tuple[EngineStatus, ...]:
         """The status of every engine, the configured ones first."""

@@ -1,4 +1,4 @@
-"""Primitives whose hints have changed while they wait, until the dispatcher asks for them."""
+"""Primitives whose hints have changed before their end, until the dispatcher asks for them."""
 
 from __future__ import annotations
 
@@ -27,26 +27,23 @@ class HintUpdates:
     def forget(self, session: str) -> None:
         self._due.pop(session, None)
 
-    def drain(self, waiting: Container[str]) -> Iterator[tuple[PrimitiveId, api.Hints]]:
-        """Return the present hints of the collected primitives whose ops are `waiting`.
-
-        Most early fills are on an engine by then, and it is told nothing more.
-        """
+    def drain(self, known: Container[str]) -> Iterator[tuple[PrimitiveId, api.Hints]]:
+        """Return the present hints of the collected primitives whose ops are `known`."""
         while self._due:
             _, (session, primitives) = self._due.popitem()
             found: list[tuple[PrimitiveId, api.Hints]] = []
-            self._contained.run(session, _collect, session, primitives, waiting, found, self._pace)
+            self._contained.run(session, _collect, session, primitives, known, found, self._pace)
             yield from found
 
 
 def _collect(
     session: ServerSession,
     primitives: Iterable[str],
-    waiting: Container[str],
+    known: Container[str],
     found: list[tuple[PrimitiveId, api.Hints]],
     pace: Pace,
 ) -> None:
     for id in primitives:
         full = PrimitiveId(session.id, id)
-        if str(full) in waiting:
+        if str(full) in known:
             found.append((full, hints(session, session.graph.primitives[id], pace)))

@@ -120,17 +120,21 @@ class Dispatcher:
         if self._queue.feed(op, part, last):
             self._rounds.soon()
             return True
-        for member in self._fleet.members.values():
-            if (work := member.ops.works.get(op)) is None:
-                continue
-            assert member.engine is not None, "it runs the op"
-            member.engine.feed(op, work.fed_so_far, part, last)
-            member.hold(work.fed(part, last))
-            if last and (work.item.has_prompt or work.op.streams):
-                sent = Sent(member.name, self._now(), member.node, work.why)
-                self._sessions.outcome(work.primitive, sent)
-            return True
-        return False
+        member = self._fleet.running(op)
+        if member is None:
+            return False
+        assert member.engine is not None, "it runs the op"
+        work = member.ops.works[op]
+        member.engine.feed(op, work.fed_so_far, part, last)
+        member.hold(work.fed(part, last))
+        if last and (work.item.has_prompt or work.op.streams):
+            sent = Sent(member.name, self._now(), member.node, work.why)
+            self._sessions.outcome(work.primitive, sent)
+        return True
+
+    def advise(self) -> None:
+        """Take the new hints of what waits and of what runs in this turn of the loop."""
+        self._rounds.soon()
 
     def cancel(self, op: str) -> None:
         """Take a primitive back. Its session gets no more reports about it."""

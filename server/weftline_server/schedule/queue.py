@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from weftline_engine import api
-from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.engines.fleet import Fleet
 from weftline_server.schedule.engines.member import Work
 from weftline_server.schedule.placement.scores import ORDER
@@ -82,12 +81,13 @@ class Queue:
             self._put(work.fed(part, last))
         return work is not None
 
-    def replan(self, changes: Iterable[tuple[PrimitiveId, api.Hints]]) -> None:
-        """Give the primitives that wait here their new hints."""
-        for id, hints in changes:
-            work = self._works[str(id)]
-            self._lines.remove(str(id))
+    def replan(self, op: str, hints: api.Hints) -> bool:
+        """Give an op its new hints. Return whether it waits here."""
+        work = self._works.get(op)
+        if work is not None:
+            self._lines.remove(op)
             self._put(replace(work, op=replace(work.op, hints=hints)))
+        return work is not None
 
     def _put(self, work: Work) -> None:
         self._works[work.op.id] = work

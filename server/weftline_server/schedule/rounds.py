@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 
 from weftline_engine import api
@@ -47,6 +47,7 @@ class PlacementRounds:
         self._memory = memory
         self._sessions = sessions
         self._policy = policy
+        self._plain = policy == "request"
         self._now = clock
         self._due = False  # a round will run in this turn of the event loop
         self._placed: deque[Placement] = deque()  # what the last round has not sent yet
@@ -67,7 +68,7 @@ class PlacementRounds:
             self._send_some()
             self.soon()  # the engines may have room for more by now
             return
-        self._queue.replan(self._sessions.replanned(self._queue))
+        self._replan()
         ready = [
             member for member in self._fleet.members.values() if member.state is EngineState.READY
         ]
@@ -92,6 +93,20 @@ class PlacementRounds:
             use = gate.use(model)
             use.engines = len(members)
             use.busy.note(busy, self._now())
+
+    def _replan(self) -> None:
+        """Give what waits here and what runs its new hints, as far as its engine takes them."""
+        for id, hints in self._sessions.replanned(_Known(self._queue, self._fleet)):
+            op = str(id)
+            if self._queue.replan(op, hints):
+                continue
+            member = self._fleet.running(op)
+            assert member is not None and member.engine is not None, "the op is known"
+            old = self._sent(member, member.ops.works[op], 0.0).hints
+            if (work := member.replan(op, hints)) is not None:
+                new = self._sent(member, work, 0.0).hints
+                if new != old:  # an ordinary server has no criterion
+                    member.engine.update(op, new)
 
     def _send_some(self) -> None:
         """Send what was placed, at most TURN_SENDS calls. What cannot be sent any more still waits
@@ -151,9 +166,7 @@ class PlacementRounds:
             work = replace(work, why=why)  # it is told when its prompt is complete
         self._served.got(work.item.tenant, work.tokens)
         member.hold(work)
-        sent = member.op(work, self._now())
-        if self._policy == "request":
-            sent = replace(sent, hints=_plain(sent.hints, work.queued))
+        sent = self._sent(member, work, self._now())
         sent = self._memory.continuing(member.name, sent)
         perform(self._memory.restoring(member.name, sent), self._fleet.members)
         member.engine.submit(sent)
@@ -161,6 +174,22 @@ class PlacementRounds:
             admitted = self._held.pop(op, None)
             news = Sent(member.name, self._now(), member.node, why, admitted)
             self._sessions.outcome(work.primitive, news)
+
+    def _sent(self, member: Member, work: Work, now: float) -> api.Op:
+        """The op as its engine gets it, with the hints of the policy."""
+        op = member.op(work, now)
+        return replace(op, hints=_plain(op.hints, work.queued)) if self._plain else op
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The ops that wait or run."""
+
+    queue: Queue
+    fleet: Fleet
+
+    def __contains__(self, op: object) -> bool:
+        return op in self.queue or self.fleet.running(str(op)) is not None
 
 
 def _plain(hints: api.Hints, queued: float) -> api.Hints:

@@ -51,8 +51,8 @@ class Sessions(Protocol):
         """
         ...
 
-    def replanned(self, waiting: Container[str]) -> Iterable[tuple[PrimitiveId, api.Hints]]:
-        """Return new hints for those `waiting` whose plan has changed since the last call.
+    def replanned(self, known: Container[str]) -> Iterable[tuple[PrimitiveId, api.Hints]]:
+        """Return new hints for those with `known` ops whose plan has changed since the last call.
 
         The dispatcher asks before each placement round.
         """

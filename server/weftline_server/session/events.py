@@ -31,13 +31,14 @@ class SessionEvent:
 class TasksSubmitted(SessionEvent):
     """A client submitted tasks. With `detach` they run although their outputs have no reader. The
     client takes the values of the variables `whole` when these are complete, and no part of them
-    before."""
+    before. `criteria` is what the client asks for that reads some of the outputs."""
 
     by_client: ClassVar[bool] = True
     tasks: tuple[Task, ...]
     detach: bool = False
     origin: Origin = NOBODY
     whole: tuple[str, ...] = ()
+    criteria: Criterion | None = None
 
 
 @record
@@ -254,7 +255,7 @@ class Notify:
 
 @short_record
 class Replan:
-    """The hints of these queued primitives have changed."""
+    """The hints of these primitives, which are queued or run, have changed."""
 
     primitives: tuple[str, ...]
 

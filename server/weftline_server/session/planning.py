@@ -11,20 +11,21 @@ from weftline_server.session.reuse import Reuse
 
 
 class Planning:
-    """Runs the passes over what has changed. A started primitive keeps the plan that it has."""
+    """Runs the passes over what has changed. An ended primitive keeps the plan that it has."""
 
     def __init__(
         self, graph: Graph, without: frozenset[str], plugins: Sequence[Plugin] = ()
     ) -> None:
         self.criteria: dict[str, Criterion] = {}  # variable → the strictest that a reader gave
-        self.plan = Plan(self.criteria)
+        self._presumed: dict[str, Criterion] = {}  # variable → that of the get that sent its call
+        self.plan = Plan(self.criteria, self._presumed)
         self.reuse = Reuse()
         self._graph = graph
         self._without = without  # passes that are switched off
         self._plugins = plugins
         self._changed: dict[str, None] = {}  # primitives to plan anew, with all above them
         self._later: set[str] = set()  # new primitives that are planned when they are added again
-        self._told: dict[str, tuple[int, Criterion, str]] = {}  # advice, until a primitive starts
+        self._told: dict[str, tuple[int, Criterion, str]] = {}  # advice, until a primitive ends
 
     @property
     def is_due(self) -> bool:
@@ -33,7 +34,7 @@ class Planning:
 
     @property
     def advised(self) -> Collection[str]:
-        """The planned primitives that have not started, so that their advice may still change."""
+        """The planned primitives that have not ended, so that their advice may still change."""
         return self._told.keys()
 
     def add(self, primitives: Iterable[str]) -> None:
@@ -54,18 +55,32 @@ class Planning:
             return
         self.criteria[variable] = found
         producer = self._graph.producer.get(variable)
-        if producer is None or producer in self.plan.started or producer in self._later:
+        if producer is None or producer in self.plan.ended or producer in self._later:
             return
         self._changed[producer] = None
 
+    def presume(self, variables: Iterable[str], criterion: Criterion) -> None:
+        """The get that sends these outputs asks for `criterion`. It holds for each of them that
+        nothing reads, until somebody asks for that one."""
+        self._presumed.update(dict.fromkeys(variables, criterion))
+
+    def asked(self, variable: str, criterion: Criterion | None) -> None:
+        """A reader has come. Without a criterion it wants no more than a variable has by itself,
+        which is latency."""
+        if criterion is None and variable in self._presumed:
+            criterion = Criterion.LATENCY
+        if criterion is not None:
+            self.want(variable, criterion)
+
     def start(self, primitive: str) -> None:
-        """An engine has the primitive, so later changes do not affect it."""
+        """An engine has the primitive, so only its objective may change."""
         self.plan.started.add(primitive)
-        self._told.pop(primitive, None)
 
     def end(self, primitive: str) -> None:
         """The primitive has ended, and reads nothing more."""
-        self.start(primitive)
+        self.plan.started.add(primitive)
+        self.plan.ended.add(primitive)
+        self._told.pop(primitive, None)
         self.reuse.end(primitive)
 
     def take_rewired(self) -> Collection[str]:
@@ -83,7 +98,7 @@ class Planning:
         self._changed.clear()
         moved = []
         for id in planned:
-            if id in self.plan.started:
+            if id in self.plan.ended:
                 continue
             self.reuse.add(id, self.plan.prefixes.get(id, ()))
             advice = self.plan.advice(id)

@@ -21,7 +21,7 @@ from weftline_server.session.draft import Draft
 from weftline_server.session.execution import Execution, IllegalMove, go_on, restarted
 from weftline_server.session.invariants import validate
 from weftline_server.session.resumption import abandon, resume
-from weftline_server.session.task import PrimitiveRun, RunState, TaskRun
+from weftline_server.session.task import UNDER_WAY, PrimitiveRun, RunState, TaskRun
 from weftline_server.session.variable import SessionVariable, settled_of
 from weftline_server.session.watch import Watch
 
@@ -142,17 +142,18 @@ class ServerSession:
         return left > 0 and not told < 2 * left < 4 * told
 
     def _replan(self) -> tuple[str, ...]:
-        """Bring the plan up to date; return the queued primitives whose hints have changed.
+        """Bring the plan up to date; return the primitives under way whose hints have changed.
 
         All queued primitives get new hints when the work left has halved or doubled. So each
         primitive gets its hints in time, and none of ten thousand gets hints more than a few times.
         """
         planning, runs = self.execution.planning, self.execution.primitives
-        moved: Collection[str] = planning.update()
+        moved = [id for id in planning.update() if runs[id].state in UNDER_WAY or runs[id].filling]
         if self._work_moved():
-            moved = planning.advised if self._told_left else moved
+            known: Collection[str] = planning.advised if self._told_left else ()
+            moved += [id for id in known if runs[id].state is RunState.QUEUED or runs[id].filling]
             self._told_left = self.execution.work_left
-        return tuple([id for id in moved if runs[id].state is RunState.QUEUED or runs[id].filling])
+        return tuple(dict.fromkeys(moved))
 
     def _submit(self, event: ev.TasksSubmitted, draft: Draft | None) -> list[ev.Action]:
         if self.ended is not None:
@@ -164,6 +165,9 @@ class ServerSession:
         self.check(made)
         self.spent.take_tasks(event.tasks, event.now - self.opened)
         self.watch.take_whole(event.whole)
+        if event.criteria is not None:
+            outputs = (var for task in event.tasks for var in task.writes)
+            self.execution.planning.presume(outputs, event.criteria)
         return self.execution.add(made, event.now, hold=True)
 
     def _set(self, event: ev.VariableSet) -> list[ev.Action]:

@@ -10,7 +10,7 @@ from weftline_server.graph.primitive import Flow
 from weftline_server.passes.plan import MOST_EDGES
 from weftline_server.session import events as ev
 from weftline_server.session.execution import Execution
-from weftline_server.session.task import RunState, TaskRun
+from weftline_server.session.task import UNDER_WAY, RunState, TaskRun
 from weftline_server.session.variable import SessionVariable, VariableState
 
 _IN_PARTS = (Flow.STREAM, Flow.ITEMS)
@@ -47,12 +47,17 @@ class Watch:
         id = event.variable
         self.check(id, event.wait)
         self._execution.variables.setdefault(id, SessionVariable(id))
+        was_streamed = not event.streams or self.reads_tokens(id)
         self.readers[id] = self.readers.get(id, 0) + 1
         if event.streams:
             self._streamed.add(id)
-        if event.criteria is not None:
-            self._execution.planning.want(id, event.criteria)
-        return []
+        self._execution.planning.asked(id, event.criteria)
+        producer = self._execution.graph.producer.get(id)
+        if was_streamed or producer is None:
+            return []
+        if self._execution.primitives[producer].state not in UNDER_WAY:
+            return []
+        return [ev.Replan((producer,))]  # its engine sends the text in long parts so far
 
     def close(self, event: ev.ReaderClosed) -> list[ev.Action]:
         """A reader left; if it was the last one and was not served, cancel its work."""

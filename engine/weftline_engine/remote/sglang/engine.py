@@ -100,7 +100,7 @@ def sglang_capabilities(
 ) -> tuple[api.Capability, ...]:
     """Return the capabilities of an SGLang. `salts` says that it parts the caches of tenants, and
     `reports` that its KV events are heard."""
-    lacks = {api.Capability.RETENTION}
+    lacks = {api.Capability.RETENTION, api.Capability.UPDATES}
     if not told.priorities:
         lacks.add(api.Capability.PRIORITY)
     if not salts:

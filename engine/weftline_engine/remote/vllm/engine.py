@@ -39,7 +39,8 @@ log = logging.getLogger("weftline.vllm")
 
 # vLLM sends the text of an unread op in parts of this many tokens. A chat of 64 tokens took 5.0 to
 # 7.3 ms of the server's CPU time with an event for each token, and 1.9 to 2.2 ms with such parts.
-# A reader that comes later gets the text at most this many tokens late.
+# A reader that comes later gets the text at most this many tokens late, because vLLM's front end
+# takes the length of parts only with the request.
 UNREAD_TOKENS = 16
 # An unread answer of at most this many tokens comes whole, as one JSON object. For 64 tokens that
 # took vLLM's front end 5.4 ms less CPU time of 39 than such parts, and the server 1.4 ms of 4.7. A
@@ -289,14 +290,14 @@ def capabilities(
 ) -> tuple[api.Capability, ...]:
     """Return the capabilities of a vLLM. Only a child of ours surely reports its cached tokens.
 
-    `retains` says that our scheduler runs in it, which keeps contexts. `reports` says that its KV
-    events are heard.
+    `retains` says that our scheduler runs in it, which keeps contexts and takes updates. `reports`
+    says that its KV events are heard.
     """
     lacks = set()
     if not reports:
         lacks.add(api.Capability.REPORTS)
     if not retains:
-        lacks.add(api.Capability.RETENTION)
+        lacks |= {api.Capability.RETENTION, api.Capability.UPDATES}
     if not child:
         lacks.add(api.Capability.USAGE)
     if not priority:

@@ -175,7 +175,10 @@ ANSWERS: Mapping[tuple[str, str], RouteAnswer] = MappingProxyType({
          "UnknownVariable", "KeyReused"),
         (JSON, EVENTS)),
     ("POST", "/v1/get"): RouteAnswer(
-        "The value. With `stream` server-sent events: `part`, then `value`.", _VALUE,
+        "The value. With `criteria` also a `criterion`: the one that `holds`, and what it "
+        "`reached`, a call that was planned, queued, running, refused (its engine takes no change) "
+        "or ended. "
+        "With `stream` server-sent events: `part`, `criterion`, then `value`.", _VALUE,
         (*OF_BODY, *OF_SESSION, *OF_RESULT, "UnknownVariable", "NoProducer", "Timeout"),
         (JSON, EVENTS)),
     ("POST", "/v1/chat/completions"): RouteAnswer(

@@ -109,6 +109,10 @@ class Fleet:
             await self._enter(member)
             member.task = asyncio.create_task(self._supervise(member), name=f"engine {member.name}")
 
+    def running(self, op: str) -> Member | None:
+        """The engine that has the op."""
+        return next((one for one in self.members.values() if op in one.ops.works), None)
+
     def wake(self, model: str, kind: str) -> None:
         """Start the engines on demand that take this kind of op for `model`, if they are asleep."""
         for member in self._on_demand.get((model, kind), ()):

@@ -320,6 +320,10 @@ class Member:
         return self.description.node if self.description else ""
 
     @property
+    def capabilities(self) -> tuple[api.Capability, ...]:
+        return self.description.capabilities if self.description else ()
+
+    @property
     def takes_prompts(self) -> bool:
         """Whether it takes a kind of op that has a prompt."""
         return not self.kinds.isdisjoint(PROMPT_KINDS)
@@ -343,6 +347,19 @@ class Member:
             both = sorted((*work.prefixes, *work.meanings), key=itemgetter(1))
             self.prefixes.expect(work.op.context, tuple(both))
         self._load = None
+
+    def replan(self, op: str, hints: api.Hints) -> Work | None:
+        """Note new hints of an op that the engine has. Return its work if they are of use there:
+        a depth or a group says only where it begins.
+        """
+        work = self.ops.works[op]
+        old = work.op.hints
+        is_same = (old.criterion, old.unread) == (hints.criterion, hints.unread)
+        if is_same or api.Capability.UPDATES not in self.capabilities:
+            return None
+        work = replace(work, op=replace(work.op, hints=hints))
+        self.hold(work)
+        return work
 
     def delivered(self, op: str, items: int) -> None:
         """Note that the engine has delivered the results of an op's first `items`."""
