@@ -41,6 +41,7 @@ from langchain_weftline.early_tools.streamed_answers import (
 )
 from langchain_weftline.model.connection_settings import server_of
 from langchain_weftline.model.envelope import Sending, keep_pieces, sending
+from langchain_weftline.model.message_thoughts import add_thoughts, keep_thoughts
 from langchain_weftline.model.model_profile import DescribedChat
 from langchain_weftline.model.patience import Patience
 from langchain_weftline.model.transport import Proxies, SharedClient, async_client, client
@@ -157,6 +158,14 @@ class ChatWeftline(DescribedChat):
 
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
         return keep_pieces(super()._convert_input(model_input))
+
+    def _get_request_payload(
+        self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        payload: dict[str, Any] = super()._get_request_payload(input_, stop=stop, **kwargs)
+        if (sent := payload.get("messages")) is not None:
+            add_thoughts(sent, self._convert_input(input_).to_messages())
+        return payload
 
     def with_structured_output(
         self, schema: dict[str, Any] | type | None = None, **kwargs: Any
@@ -333,8 +342,11 @@ class ChatWeftline(DescribedChat):
         self, response: Any, generation_info: dict[str, Any] | None = None
     ) -> ChatResult:
         result = super()._create_chat_result(response, generation_info)
-        for generation in result.generations:
+        is_json = isinstance(response, dict)
+        choices = response["choices"] if is_json else response.choices
+        for generation, choice in zip(result.generations, choices, strict=True):
             generation.message.response_metadata["model_provider"] = "weftline"
+            keep_thoughts(generation.message, choice["message"] if is_json else choice.message)
         ours = response.get(OURS) if isinstance(response, dict) else getattr(response, OURS, None)
         if ours is not None and result.llm_output is not None:
             result.llm_output[OURS] = ours
@@ -356,6 +368,8 @@ class ChatWeftline(DescribedChat):
         )
         if generation is not None:
             generation.message.response_metadata["model_provider"] = "weftline"
+            for choice in chunk.get("choices") or ():
+                keep_thoughts(generation.message, choice.get("delta") or {})
             if (ours := chunk.get(OURS)) is not None:
                 generation.generation_info = {**(generation.generation_info or {}), OURS: ours}
         return generation

@@ -38,10 +38,10 @@ Values = Mapping[str, ReadValue]
 class CallKey:
     """A call of a model. Calls with equal keys may have each other's answers.
 
-    Each turn is a role, a text and a name.
+    Each turn is a role, a text, a name and thoughts.
     """
 
-    turns: tuple[tuple[str, str, str | None], ...]
+    turns: tuple[tuple[str, str, str | None, str], ...]
     options: CallOptions
     server: Server
 
@@ -224,8 +224,9 @@ def search_key(terms: Terms, query: str) -> SearchKey:
     return SearchKey(store.server, store.name, store.embedder, query, terms.k, filter)
 
 
-def _text(turn: PromptMessage, found: Mapping[str, Any]) -> tuple[str, str, str | None]:
-    return turn.role, "".join(_shown(piece, found) for piece in turn.pieces()), turn.name
+def _text(turn: PromptMessage, found: Mapping[str, Any]) -> tuple[str, str, str | None, str]:
+    text = "".join(_shown(piece, found) for piece in turn.pieces())
+    return turn.role, text, turn.name, turn.thoughts
 
 
 def _shown(piece: str | Hole, found: Mapping[str, Any]) -> str:

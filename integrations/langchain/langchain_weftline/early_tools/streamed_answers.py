@@ -12,6 +12,7 @@ from langchain_core.outputs import ChatGenerationChunk
 from openai import APIConnectionError
 from openai.types.chat import ChatCompletion
 
+from langchain_weftline.model.message_thoughts import FIELD
 from langchain_weftline.model.transport import httpx
 from weftline.kit.early_tools import EarlyTurn
 from weftline.kit.run_sessions import OURS
@@ -40,6 +41,8 @@ class StreamedAnswer:
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
             self._message["content"] += delta.get("content") or ""
+            if thoughts := delta.get(FIELD):
+                self._message[FIELD] = self._message.get(FIELD, "") + thoughts
             for part in delta.get("tool_calls") or ():
                 self._take_call(part)
             if (logprobs := choice.get("logprobs")) is not None:

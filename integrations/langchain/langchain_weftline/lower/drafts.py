@@ -287,7 +287,12 @@ class _Binding:
     def call(self, draft: CallDraft) -> Call:
         """`draft` as a call whose last message is the answer."""
         messages = [
-            Message(role=turn.role, content=tuple(self._segments(turn.content)), name=turn.name)
+            Message(
+                role=turn.role,
+                content=tuple(self._segments(turn.content)),
+                name=turn.name,
+                reasoning_content=turn.thoughts or None,
+            )
             for turn in draft.turns
         ]
         messages.append(Message(role="assistant", content=(Segment(output=OUTPUT),)))

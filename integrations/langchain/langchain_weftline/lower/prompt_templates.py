@@ -46,6 +46,7 @@ from langchain_weftline.lower.symbols import (
     is_symbolic,
     shown,
 )
+from langchain_weftline.model.message_thoughts import thoughts_of
 
 _TEMPLATE_ROLES = {
     SystemMessagePromptTemplate: "system",
@@ -99,7 +100,7 @@ def _turn(message: BaseMessage, step: object) -> PromptMessage:
     if role not in _SERVER_ROLES or role == "tool":
         raise CannotCompile(step, f"the server takes no {message.type} message in a graph")
     content = (message.content,) if message.content else ()
-    return PromptMessage(role, content, message.name)
+    return PromptMessage(role, content, message.name, thoughts_of(message))
 
 
 def _turns(part: Any, values: Mapping[str, Any]) -> Iterator[PromptMessage]:
@@ -225,9 +226,11 @@ def calls_user_code(template: Any) -> bool:
     return any(calls_user_code(part) for part in parts if isinstance(part, _TEMPLATES))
 
 
-def text_of(turns: tuple[PromptMessage, ...]) -> list[tuple[str, str, str | None]]:
-    """Role, text and name of each turn, for turns without the server's values."""
-    return [(turn.role, "".join(map(str, turn.pieces())), turn.name) for turn in turns]
+def text_of(turns: tuple[PromptMessage, ...]) -> list[tuple[str, str, str | None, str]]:
+    """Role, text, name and thoughts of each turn, for turns without the server's values."""
+    return [
+        (turn.role, "".join(map(str, turn.pieces())), turn.name, turn.thoughts) for turn in turns
+    ]
 
 
 def is_plain(value: Any) -> bool:

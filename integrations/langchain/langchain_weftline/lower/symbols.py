@@ -127,11 +127,15 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class PromptMessage:
-    """One message of a prompt: constant text and slots. `role` has the server's name for it."""
+    """One message of a prompt: constant text and slots. `role` has the server's name for it.
+
+    `thoughts` are those before an earlier answer.
+    """
 
     role: str
     content: tuple[str | Slot, ...]
     name: str | None = None
+    thoughts: str = ""
 
     def pieces(self) -> Iterator[Fragment]:
         """All fragments of its text, in order."""

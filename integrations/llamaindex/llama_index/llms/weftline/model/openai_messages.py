@@ -24,6 +24,7 @@ from weftline.errors import InvalidRequest
 CHAT = "chat/completions"
 TEXT = "completions"
 
+_THOUGHTS = "reasoning_content"  # of a message and of a delta
 _ROLES = {
     MessageRole.CHATBOT: "assistant",
     MessageRole.MODEL: "assistant",
@@ -42,6 +43,9 @@ def message_body(message: ChatMessage) -> dict[str, Any]:
     calls = [_call_body(block) for block in message.blocks if isinstance(block, ToolCallBlock)]
     if made := calls or message.additional_kwargs.get("tool_calls"):
         body["tool_calls"] = made
+    thoughts = [one.content or "" for one in message.blocks if isinstance(one, ThinkingBlock)]
+    if any(thoughts):
+        body[_THOUGHTS] = "".join(thoughts)
     for name in ("tool_call_id", "name"):
         if name in message.additional_kwargs:
             body[name] = message.additional_kwargs[name]
@@ -60,11 +64,20 @@ def chat_response(answer: Mapping[str, Any]) -> ChatResponse:
     choice = answer["choices"][0]
     said = choice["message"]
     blocks: list[Any] = [TextBlock(text=said["content"])] if said.get("content") is not None else []
+    thoughts = _thinking(said.get(_THOUGHTS), answer)
     return ChatResponse(
-        message=_assistant(blocks, said.get("tool_calls") or []),
+        message=_assistant([*thoughts, *blocks], said.get("tool_calls") or []),
         raw=dict(answer),
         additional_kwargs=_usage(answer),
     )
+
+
+def _thinking(thoughts: str | None, answer: Mapping[str, Any]) -> list[ThinkingBlock]:
+    """The block with the thoughts of an answer, if it has any, and their tokens, if it has counted
+    them."""
+    details = (answer.get("usage") or {}).get("completion_tokens_details") or {}
+    block = ThinkingBlock(content=thoughts, num_tokens=details.get("reasoning_tokens"))
+    return [block] if thoughts else []
 
 
 def _assistant(blocks: list[Any], calls: list[Any]) -> ChatMessage:
@@ -111,6 +124,7 @@ class ChatSoFar:
     """A streamed chat answer. Every chunk becomes a response with the whole answer so far."""
 
     text: str = ""
+    thoughts: str = ""
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def take(self, chunk: Mapping[str, Any]) -> ChatResponse:
@@ -118,14 +132,19 @@ class ChatSoFar:
         delta = chunk["choices"][0]["delta"] if chunk["choices"] else {}
         new = delta.get("content") or ""
         self.text += new
+        thought = delta.get(_THOUGHTS) or ""
+        self.thoughts += thought
         for part in delta.get("tool_calls") or ():
             self._take_call(part)
         calls = [deepcopy(self.calls[index]) for index in sorted(self.calls)]
         return ChatResponse(
-            message=_assistant([TextBlock(text=self.text)], calls),
+            message=_assistant(
+                [*_thinking(self.thoughts, chunk), TextBlock(text=self.text)], calls
+            ),
             delta=new,
             raw=dict(chunk),
-            additional_kwargs=_usage(chunk),
+            # LlamaIndex's agents read the name `thinking_delta` for their events.
+            additional_kwargs=_usage(chunk) | ({"thinking_delta": thought} if thought else {}),
         )
 
     def _take_call(self, part: Mapping[str, Any]) -> None:

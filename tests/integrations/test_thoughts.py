@@ -1,0 +1,165 @@
+"""The adapters give a model's thoughts, whole and streamed, and send them back in every turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from llama_index.core.agent.workflow import AgentStream, AgentWorkflow, FunctionAgent
+from llama_index.core.base.llms.types import ChatMessage, ThinkingBlock
+from llama_index.llms.weftline import Weftline
+
+from langchain_weftline import ChatWeftline, EarlyTools, accelerate
+from tests.integrations.recording import Recording, recorded
+from tests.integrations.thinking_model import TURNS, thinking_server, thought
+
+CHATS = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with thinking_server() as url:
+        yield url
+
+
+def look(number: int) -> str:
+    """Look."""
+    return f"found {number}"
+
+
+def sent_thoughts(recording: Recording) -> list[str]:
+    """The thoughts that the last request has."""
+    *_, last = recording.bodies(CHATS)
+    return [one["reasoning_content"] for one in last["messages"] if "reasoning_content" in one]
+
+
+THOUGHTS = [thought(number) for number in range(1, TURNS)]
+
+
+def test_an_answer_of_langchain_has_its_thoughts(url: str) -> None:
+    """As LangChain's standard content block, and where its DeepSeek and Ollama classes have it."""
+    made = ChatWeftline(base_url=url).invoke("Hi")
+    assert made.content == "Hello."
+    assert made.additional_kwargs["reasoning_content"] == thought(0)
+    assert made.content_blocks == [
+        {"type": "reasoning", "reasoning": thought(0)},
+        {"type": "text", "text": "Hello."},
+    ]
+    again = ChatWeftline(base_url=url, output_version="v1").invoke("Hi")
+    assert again.content == made.content_blocks
+
+
+async def test_a_stream_of_langchain_has_its_thoughts(url: str) -> None:
+    """The same, in chunks whose sum is the whole answer."""
+    for version in (None, "v1"):
+        llm = ChatWeftline(base_url=url, output_version=version)
+        chunks = list(llm.stream("Hi"))
+        again = [chunk async for chunk in llm.astream("Hi")]
+        for made in (chunks, again):
+            whole: Any = made[0]
+            for chunk in made[1:]:
+                whole = whole + chunk
+            assert isinstance(whole, AIMessageChunk)
+            blocks: list[dict[str, Any]] = [dict(block) for block in whole.content_blocks]
+            for block in blocks:
+                block.pop("index", None)
+            assert blocks == [
+                {"type": "reasoning", "reasoning": thought(0)},
+                {"type": "text", "text": "Hello."},
+            ]
+        first = next(i for i, one in enumerate(chunks) if one.text)
+        assert not any("reasoning_content" in one.additional_kwargs for one in chunks[first:])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        AIMessage("So.", additional_kwargs={"reasoning_content": "PLAN"}),
+        AIMessage([{"type": "reasoning", "reasoning": "PLAN"}, {"type": "text", "text": "So."}]),
+        AIMessage([{"type": "thinking", "thinking": "PLAN", "signature": "x"},
+                   {"type": "text", "text": "So."}],
+                  response_metadata={"model_provider": "anthropic"}),
+        AIMessage([{"type": "reasoning", "id": "rs_1",
+                    "summary": [{"type": "summary_text", "text": "PLAN"}]},
+                   {"type": "text", "text": "So."}],
+                  response_metadata={"model_provider": "openai"}),
+    ],
+    ids=["kwargs", "standard", "anthropic", "openai"],
+)  # fmt: skip
+def test_langchain_sends_thoughts_of_any_model_back(message: AIMessage, url: str) -> None:
+    with recorded(url) as recording:
+        ChatWeftline(base_url=recording.url).invoke([HumanMessage("Hi"), message])
+        assert sent_thoughts(recording) == ["PLAN"]
+
+
+def agents(base_url: str) -> dict[str, Any]:
+    llm = ChatWeftline(base_url=base_url)
+    early = ChatWeftline(base_url=base_url, early_tools=EarlyTools())
+    plain = create_agent(llm, [look], checkpointer=InMemorySaver())
+    return {
+        "plain": plain,
+        "accelerated": accelerate(create_agent(llm, [look], checkpointer=InMemorySaver())),
+        "early": create_agent(early, [look], checkpointer=InMemorySaver()),
+    }
+
+
+@pytest.mark.parametrize("way", ["plain", "accelerated", "early"])
+async def test_an_agent_of_langchain_keeps_ten_thoughts(way: str, url: str) -> None:
+    """Invoked, streamed and with each turn saved; a turn ends the run if its thoughts are lost."""
+    with recorded(url) as recording:
+        agent = agents(recording.url)[way]
+        config: Any = {"configurable": {"thread_id": "t"}, "recursion_limit": 60}
+        given = {"messages": [("user", "look")]}
+        made = await agent.ainvoke(given, config)
+        assert made["messages"][-1].content == "Done."
+        assert made["messages"][-1].additional_kwargs["reasoning_content"] == thought(TURNS)
+        assert sent_thoughts(recording) == THOUGHTS
+        config["configurable"]["thread_id"] = "u"
+        parts = [part async for part in agent.astream(given, config, stream_mode="messages")]
+        shown = "".join(
+            part.additional_kwargs.get("reasoning_content", "")
+            for part, _ in parts
+            if isinstance(part, AIMessageChunk)
+        )
+        assert shown == "".join([*THOUGHTS, thought(TURNS)])
+        assert sent_thoughts(recording) == THOUGHTS
+        [*_, last] = agent.get_state(config).values["messages"]
+        assert last.content == "Done."
+
+
+def thinking_of(message: ChatMessage) -> Sequence[str | None]:
+    return [block.content for block in message.blocks if isinstance(block, ThinkingBlock)]
+
+
+async def test_an_answer_of_llamaindex_has_its_thoughts(url: str) -> None:
+    """As its ThinkingBlock, whole and in a stream, whose parts have the new thoughts."""
+    llm, asked = Weftline(base_url=url), [ChatMessage("Hi")]
+    streamed = list(llm.stream_chat(asked))
+    again = [part async for part in await llm.astream_chat(asked)]
+    for made in (llm.chat(asked), await llm.achat(asked), streamed[-1], again[-1]):
+        assert (thinking_of(made.message), made.message.content) == ([thought(0)], "Hello.")
+    deltas = [part.additional_kwargs.get("thinking_delta") for part in streamed]
+    assert "".join(one for one in deltas if one) == thought(0)
+
+
+async def test_an_agent_of_llamaindex_keeps_ten_thoughts(url: str) -> None:
+    """An AgentWorkflow sends its blocks back, and its events have the thoughts as they come."""
+    with recorded(url) as recording:
+        llm = Weftline(base_url=recording.url)
+        agent = FunctionAgent(name="a", tools=[look], llm=llm, streaming=True)
+        handler = AgentWorkflow(agents=[agent]).run("look", max_iterations=30)
+        shown = [
+            event.thinking_delta
+            async for event in handler.stream_events()
+            if isinstance(event, AgentStream) and event.thinking_delta
+        ]
+        assert str(await handler) == "Done."
+        assert "".join(shown) == "".join([*THOUGHTS, thought(TURNS)])
+        assert sent_thoughts(recording) == THOUGHTS
+        still = FunctionAgent(name="a", tools=[look], llm=llm, streaming=False)
+        assert str(await still.run("look", max_iterations=30)) == "Done."
+        assert sent_thoughts(recording) == THOUGHTS
