@@ -45,7 +45,7 @@ def test_the_nth_session_outside_waits_so_long_at_most(
     gate = Gate()
     gate.use("m").busy.note(1.0, 0.0)
     gate.computed("m", computed_again(), known=POOL, horizon=HORIZON)
-    gate.wait(session("in", POOL, "u", -1.0))
+    gate.arrive(session("in", POOL, "u", -1.0))
     assert gate.admit("m", POOL, -1.0)
     outside: dict[str, Application] = {}
     bounds: dict[str, float] = {}
@@ -55,7 +55,7 @@ def test_the_nth_session_outside_waits_so_long_at_most(
         place = 1 + len(outside)
         each = FORCED_EVERY_S + 1.0  # the gate is asked once a second
         outside[one.id], bounds[one.id] = one, now + PATIENCE_S + 1.0 + each * place
-        gate.wait(one)
+        gate.arrive(one)
 
     for now in range(400):
         for number, (at, size, tenant) in enumerate(arrivals):
@@ -92,11 +92,11 @@ def test_a_large_session_waits_so_long_beside_small_ones(
     gate.use("m").busy.note(1.0, 0.0)
     known = POOL if again else 0
     gate.computed("m", computed_again(), known=known, horizon=HORIZON)
-    gate.wait(session("large", size, "u", 0.5))
+    gate.arrive(session("large", size, "u", 0.5))
     entered: dict[str, float] = {}
     for half in range(2 * int(PATIENCE_S + FORCED_EVERY_S) + 2):
         now = half / 2
-        gate.wait(session(f"small{half}", smalls[half % len(smalls)], "u", now))
+        gate.arrive(session(f"small{half}", smalls[half % len(smalls)], "u", now))
         gate.admit("m", POOL, now)
         if gate.is_inside("large"):
             return

@@ -239,7 +239,7 @@ def test_what_was_lost_outside_does_not_count() -> None:
     world = World()
     world.call("a", "a1", 100, 0.0)
     gate = world.memory.gate
-    gate.wait(app("b", 1.0, 100, 100))
+    gate.arrive(app("b", 1.0, 100, 100))
     gate.admit("m", 1000, 1.0)
     for counted in (0, 80, 160):
         gate.computed("m", make_usage(80), 80, 1000, "b")

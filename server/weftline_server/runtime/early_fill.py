@@ -124,6 +124,8 @@ class EarlyFill:
         if count == 0:
             payload, attempt = Payload(ids, None), Attempt(early.attempt, is_open=True)
             work = self._prompts.work(session, primitive, payload, attempt, self._now())
+            if not self._dispatcher.memory.early.may_fill(work.op):
+                return
             self._dispatcher.enqueue(work)
         elif not self._dispatcher.feed(op, ids[count:], last=False):
             early.sent, early.attempt = (), early.attempt + 1

@@ -13,6 +13,7 @@ from weftline_engine import api
 from weftline_server.graph.primitive import Primitive, PrimitiveId
 from weftline_server.lowering.bounds import is_large
 from weftline_server.lowering.kinds.prompt import CHARS_PER_TOKEN, PromptBody, template_of
+from weftline_server.lowering.kinds.turn import TurnBody
 from weftline_server.lowering.result_values import (
     Transformed,
     constraint_on_text,
@@ -82,7 +83,9 @@ class PromptRunner(Runner):
         prompter, size = self.prompter(primitive.resource), payload.size
         prompt_tokens = 0 if attempt.is_open else size
         sampling = sampling_params(body_of(primitive), prompt_tokens, prompter)
-        if session.stays and body_of(primitive).call.offered_tools:
+        # An agent comes back with the tools' results by itself.
+        stays = session.stays or isinstance(body_of(primitive), TurnBody)
+        if stays and body_of(primitive).call.offered_tools:
             # The session may come back with the tool's answer and continue this context.
             sampling = replace(sampling, pause_on=triggers(prompter.tool_format))
         if marks := self.answers.marks(primitive):
@@ -123,7 +126,7 @@ class PromptRunner(Runner):
             size + most,
             shared,
             means,
-            session.stays,
+            stays,
             session.guessed,
             template=template,
             expected=None if expected is None else expected.most,

@@ -107,17 +107,22 @@ class Dispatcher:
         """Queue a primitive. It is sent in this turn of the loop if an engine has room."""
         self._queue.add(work)
         self._fleet.wake(work.model, work.item.kind)
-        now = self._now()
-        stays, guessed = work.stays, work.guessed
-        verbs = self.memory.queued(work.op, work.model, stays, now, work.expected, guessed)
-        perform(verbs, self._fleet.members)
+        self._remember(work)
         self._rounds.soon()
+
+    def _remember(self, work: Work, placed: bool = False) -> None:
+        """Tell memory of a call that waits, or that was `placed` as an open op."""
+        op, now, stays, guessed = work.op, self._now(), work.stays, work.guessed
+        verbs = self.memory.queued(op, work.model, stays, now, work.expected, guessed, placed)
+        perform(verbs, self._fleet.members)
 
     def feed(self, op: str, part: api.Fed, last: bool) -> bool:
         """Append to the prompt of an open op, to the text of a tool's arguments, or to its items.
 
         Return False if there is no such op (any more)."""
-        if self._queue.feed(op, part, last):
+        if (queued := self._queue.feed(op, part, last)) is not None:
+            if last and self.memory.early.end(queued.op):
+                self._remember(queued)
             self._rounds.soon()
             return True
         member = self._fleet.running(op)
@@ -125,8 +130,11 @@ class Dispatcher:
             return False
         assert member.engine is not None, "it runs the op"
         work = member.ops.works[op]
+        fed = work.fed(part, last)
+        if last and self.memory.early.end(fed.op):
+            self._remember(fed, placed=True)
         member.engine.feed(op, work.fed_so_far, part, last)
-        member.hold(work.fed(part, last))
+        member.hold(fed)
         if last and (work.item.has_prompt or work.op.streams):
             sent = Sent(member.name, self._now(), member.node, work.why)
             self._sessions.outcome(work.primitive, sent)

@@ -73,13 +73,16 @@ class Queue:
                 del self._of[work.op.salt]
         return work
 
-    def feed(self, op: str, part: api.Fed, last: bool) -> bool:
-        """Append to the prompt or the items of an open op. Return whether it waits here."""
+    def feed(self, op: str, part: api.Fed, last: bool) -> Work | None:
+        """Append to the prompt or the items of an open op. Return its work; None if it does not
+        wait here."""
         work = self._works.get(op)
-        if work is not None:
-            self._lines.remove(op)
-            self._put(work.fed(part, last))
-        return work is not None
+        if work is None:
+            return None
+        self._lines.remove(op)
+        fed = work.fed(part, last)
+        self._put(fed)
+        return fed
 
     def replan(self, op: str, hints: api.Hints) -> bool:
         """Give an op its new hints. Return whether it waits here."""

@@ -39,10 +39,14 @@ class Gate:
         """How many applications are admitted, and how many wait for that."""
         return len(self._inside), len(self._waiting)
 
-    def wait(self, application: Application) -> None:
-        """Hold back the calls of an application until it is admitted."""
-        self._waiting.setdefault(application.id, application)
+    def arrive(self, application: Application, placed: bool = False) -> bool:
+        """Hold back the calls of an application until it is admitted. Return whether it is.
+
+        One with a call that is `placed` already holds the room that it needs.
+        """
         self._evicted.discard(application.id)
+        (self._inside if placed else self._waiting).setdefault(application.id, application)
+        return placed
 
     def waiting(self, model: str) -> list[Application]:
         """Return the applications that wait for room in the model's KV cache."""

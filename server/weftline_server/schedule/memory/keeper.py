@@ -20,6 +20,7 @@ from weftline_server.schedule.memory.applications import (
     KeptContext,
     prefix_hash,
 )
+from weftline_server.schedule.memory.early_prompts import EarlyPrompts
 from weftline_server.schedule.memory.gate import Gate
 from weftline_server.schedule.memory.paused_contexts import LONG_S, PausedContext, PausedContexts
 from weftline_server.schedule.memory.verbs import AdviseContext, FreeContext, RetainContext, Verb
@@ -139,6 +140,9 @@ class Memory:
         self.paused_contexts = PausedContexts("tool_pauses" not in without)
         self._pressed: set[str] = set()  # models whose applications wait for room
         self._made: dict[str, PrimitiveId] = {}  # kept context → the primitive that left it
+        self.early = EarlyPrompts(
+            self._applications, self.gate, self.paused_contexts, self._pressed
+        )
 
     def has_pool(
         self,
@@ -181,12 +185,17 @@ class Memory:
         now: float,
         expected: int | None = None,
         guessed: bool = False,
+        placed: bool = False,
     ) -> list[Verb]:
         """Take note of a call that waits. The context that the call continues is pinned until the
         call ends. The output has `expected` tokens; without a prediction the output counts with its
         bound. Nobody tells when an application that is `guessed` ends.
+
+        A call that is `placed` was an open op on an engine, and holds its context.
         """
         if op.kind not in PROMPT_KINDS:
+            return []
+        if self.early.begin(op):
             return []
         output = op.sampling.max_tokens if op.sampling and expected is None else expected or 0
         tokens = len(op.tokens or ()) + output
@@ -203,8 +212,7 @@ class Memory:
             if kept.paused and kept.begins(op.tokens or ()):
                 self.paused_contexts.resumed(context, now)
         gated = self._admits and stays and self._pools.tokens and op.tokens is not None
-        if gated and not self.gate.is_inside(one.id):
-            self.gate.wait(one)
+        if gated and not self.gate.is_inside(one.id) and not self.gate.arrive(one, placed):
             return _read_last(one)
         return self._pin_for(one, op)
 
@@ -368,7 +376,7 @@ class Memory:
         if op.kind not in PROMPT_KINDS:
             return []
         one = self._applications.find(op.hints.application)
-        if one is not None:
+        if not self.early.end(op) and one is not None:
             one.ended(now, self._outlook.goes_on(one.id))
         return [] if engine is None else [FreeContext(engine, op.context)]
 

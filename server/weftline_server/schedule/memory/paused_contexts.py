@@ -153,6 +153,10 @@ class PausedContexts:
                 true.of(true.best),
             )
 
+    def waits(self, context: str) -> bool:
+        """Whether the context's call waits for its tools."""
+        return context in self._open
+
     def is_copied(self, engine: str, context: str) -> bool:
         """Whether the context is in host memory."""
         return self._host.has(engine, context)
