@@ -207,6 +207,43 @@ def test_a_tool_node_hands_over_what_bind_tools_named(url: str) -> None:
     assert world.happened[0] == "search rivers" and len(world.happened) == 4
 
 
+async def test_a_tool_that_mcp_calls_read_only_starts_early(url: str) -> None:
+    """langchain-mcp-adapters makes tools of this form. The hint counts unless it is refused, is no
+    true, or the tool's own effects say something else."""
+
+    async def call_tool(
+        runtime: Annotated[object | None, InjectedToolArg()] = None, **arguments: Any
+    ) -> tuple[str, None]:
+        assert world.happened or runtime is None
+        return await world.asearch(**arguments), None
+
+    schema = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+
+    def tool(**metadata: Any) -> StructuredTool:
+        return StructuredTool(
+            name="search",
+            description="Search.",
+            args_schema=schema,
+            coroutine=call_tool,
+            response_format="content_and_artifact",
+            metadata=metadata,
+        )
+
+    hint = {"readOnlyHint": True, "idempotentHint": None}
+    for early, made, is_early in (
+        (EarlyTools(), tool(**hint), True),
+        (EarlyTools(annotations=False), tool(**hint), False),
+        (EarlyTools(annotations=False), tool(**hint, effects="none"), True),
+        (EarlyTools(), tool(**hint, effects="once"), False),
+        (EarlyTools(), tool(readOnlyHint=False, idempotentHint=True), False),
+    ):
+        world = World()
+        agent: Any = create_agent(model(url), [made], middleware=[early])
+        await agent.ainvoke({"messages": [("user", "look")]}, {"callbacks": [world]})
+        first = "search rivers" if is_early else "model ended"
+        assert (world.happened[0], len(world.happened)) == (first, 4)
+
+
 def test_what_needs_its_run_waits_for_it(url: str) -> None:
     """Injected arguments, and functions that a human or a graph may interrupt."""
     happened: list[str] = []

@@ -75,7 +75,7 @@ class McpSpec:
     is one of streamable HTTP; in its `headers`, `$NAME` is a variable of the environment. Models
     see the tools' names behind `prefix`, by default the name and an underscore. `tools` names those
     to serve; empty means all. `effects` says of a tool what running it twice would do, in place of
-    what the MCP server says.
+    what the MCP server says in its annotations. With `annotations = false` these do not count.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_\-]{1,64}$")]
@@ -86,6 +86,7 @@ class McpSpec:
     prefix: str | None = None
     tools: tuple[str, ...] = ()
     effects: dict[str, Literal["none", "idempotent", "once"]] = field(default_factory=dict)
+    annotations: bool = True
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
 
     def __post_init__(self) -> None:
@@ -114,6 +115,7 @@ class McpSpec:
             prefix=f"{self.name}_" if self.prefix is None else self.prefix,
             tools=self.tools,
             effects=self.effects,
+            annotations=self.annotations,
             timeout_s=self.timeout_s,
         )
         return lambda: ProcessEngine(config, f"MCP server {self.name}")

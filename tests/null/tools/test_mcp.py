@@ -88,6 +88,19 @@ async def test_an_mcp_server_has_tools(tmp_path: Path) -> None:
     await calls.engine.close()
 
 
+async def test_annotations_of_an_mcp_server_may_be_refused() -> None:
+    """Then every tool has effects, but for those that the operator names."""
+    calls = await running(annotations=False, effects={"price": "none"})
+    effects = {str(one["name"]): one["effects"] for one in calls.description.tools}
+    assert effects.pop("some_price") == "none"
+    assert set(effects.values()) == {"once"} and len(effects) == 7
+    await calls.engine.close()
+    [spec] = from_tables([], [{"name": "some", "command": ["x"], "annotations": False}])
+    engine = spec.factory()()
+    assert isinstance(engine, ProcessEngine)
+    assert engine._config.annotations is False  # type: ignore[attr-defined]
+
+
 async def test_calls_of_an_mcp_server_are_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

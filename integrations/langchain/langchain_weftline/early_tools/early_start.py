@@ -45,9 +45,11 @@ _OF_RUNS = {"callbacks", "run_manager", "config"}
 class EarlyTools(AgentMiddleware[Any, Any, Any]):
     """Starts the tools of a call as soon as the call is complete, before the model's turn ends.
 
-    Only tools without effects start early: those named in `read_only`, and those whose `metadata`
-    is `{"effects": "none"}`. Every other tool runs when LangChain runs it. The result of an early
-    call is used only if the model's final answer has the same call.
+    Only tools without effects start early: those named in `read_only`, those whose `metadata` is
+    `{"effects": "none"}`, and those of langchain-mcp-adapters whose MCP server states the
+    `readOnlyHint`, unless `annotations` is False or their metadata has other effects. Every other
+    tool runs when LangChain runs it. The result of an early call is used only if the model's final
+    answer has the same call.
 
     In an agent:
         ```python
@@ -65,11 +67,12 @@ class EarlyTools(AgentMiddleware[Any, Any, Any]):
     be named, because it would do so before its run begins.
     """
 
-    def __init__(self, read_only: Iterable[str] = ()) -> None:
+    def __init__(self, read_only: Iterable[str] = (), *, annotations: bool = True) -> None:
         super().__init__()
         if isinstance(read_only, str):
             raise TypeError("read_only is a list of names: write EarlyTools(['search'])")
         self._read_only = frozenset(read_only)
+        self._annotations = annotations
         self._known: dict[str, BaseTool] = {}
         self._started: StartedTools[Running] = StartedTools()
 
@@ -88,8 +91,10 @@ class EarlyTools(AgentMiddleware[Any, Any, Any]):
     def _is_eligible(self, tool: Any) -> bool:
         if not isinstance(tool, StructuredTool | Tool):
             return False
-        marked = (tool.metadata or {}).get("effects") == "none"
-        return (marked or tool.name in self._read_only) and not _needs_run(tool)
+        told = tool.metadata or {}
+        hinted = self._annotations and told.get("readOnlyHint") is True
+        reads = told.get("effects", "none" if hinted else "once") == "none"
+        return (reads or tool.name in self._read_only) and not _needs_run(tool)
 
     def wrap_model_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
         """Let tools start during the model call. LangChain's agent calls this."""
@@ -132,7 +137,9 @@ def _needs_run(tool: StructuredTool | Tool) -> bool:
         for name, parameter in parameters.items():
             named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             asks_for_config = parameter.annotation in (RunnableConfig, "RunnableConfig")
-            injected = isinstance(tool, StructuredTool) and name not in known
+            # The function of an MCP tool runs without the runtime, too, which is None then.
+            is_mcp = name == "runtime" and "readOnlyHint" in (tool.metadata or {})
+            injected = isinstance(tool, StructuredTool) and name not in known and not is_mcp
             if named and (name in _OF_RUNS or asks_for_config or injected):
                 return True
     return False

@@ -18,8 +18,9 @@ class McpConfig:
     """One MCP server: a `command` to start, or a `url` of streamable HTTP with its `headers`.
 
     Models see the names of the MCP server's tools after `prefix`. `tools` names the tools to serve;
-    empty means all. `effects` replaces the effects that the MCP server states. `env` names
-    variables of the weftline server's environment that the command gets.
+    empty means all. `effects` replaces the effects that the MCP server states, which count only
+    with `annotations`. `env` names variables of the weftline server's environment that the command
+    gets.
     """
 
     name: str
@@ -30,6 +31,7 @@ class McpConfig:
     prefix: str = ""
     tools: tuple[str, ...] = ()
     effects: Mapping[str, str] = field(default_factory=dict)
+    annotations: bool = True
     timeout_s: float = 30.0
 
     module: ClassVar[str] = "weftline_engine.services.tools.mcp.mcp_host"

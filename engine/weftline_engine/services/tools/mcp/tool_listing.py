@@ -36,7 +36,7 @@ def effects_of(config: McpConfig, tool: Tool) -> str:
     """What running the tool twice would do, as the operator or else the MCP server states it."""
     if (said := config.effects.get(tool.name)) is not None:
         return said
-    hints = tool.annotations
+    hints = tool.annotations if config.annotations else None
     if hints is not None and hints.read_only_hint:
         return "none"
     return "idempotent" if hints is not None and hints.idempotent_hint else "once"
