@@ -73,6 +73,7 @@ class ServerConfig:
     price: dict[str, Price] = field(default_factory=dict)  # of a million tokens, by model
     otlp: str = ""  # URL of a collector of OpenTelemetry that takes OTLP over HTTP
     refuse_hosted_tools: bool = False  # of responses, such as web_search; else they are left out
+    restore_thoughts: bool = True  # that a client has dropped from its turns, while tools run
     log_prompts: bool = False  # the log lines of calls contain their prompts and outputs
     sessions: JournalStoreConfig = field(default_factory=JournalStoreConfig)  # on disk
     cluster: LeaseConfig = field(default_factory=LeaseConfig)  # of servers with one store

@@ -206,7 +206,8 @@ class Task:
     that came with it. `call` is the submitted call, `step` the submitted step.
 
     A task that a step has added names it as its `owner`, and ends when the owner fails. The failure
-    of a variable in `tolerates` does not fail the task.
+    of a variable in `tolerates` does not fail the task. `restored_thoughts` counts the turns of its
+    prompt in which the server has put thoughts back.
     """
 
     id: str
@@ -221,6 +222,7 @@ class Task:
     step: Step | None = None
     owner: str = ""
     tolerates: frozenset[str] = frozenset()
+    restored_thoughts: int = 0
 
     @property
     def writes(self) -> tuple[str, ...]:

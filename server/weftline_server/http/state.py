@@ -13,6 +13,7 @@ from starlette.datastructures import State
 from weftline.contract.errors import Unauthorized
 from weftline_server.config import ServerConfig
 from weftline_server.http.openai.conversations import Conversations
+from weftline_server.http.openai.kept_thoughts import KeptThoughts
 from weftline_server.http.openai.runs import Runs
 from weftline_server.http.renderings import Renderings
 from weftline_server.observe.advice.advisor import Advisor
@@ -52,6 +53,7 @@ class ServerState(State):
     renderings: Renderings
     awaits_engine: bool  # before it listens, since others do
     conversations: Conversations | None  # finds the sessions of clients that name none
+    thoughts: KeptThoughts | None  # puts back those that clients drop
 
     def __init__(
         self, config: ServerConfig, service: Service, metrics: Metrics, advisor: Advisor
@@ -67,6 +69,7 @@ class ServerState(State):
         self.others = None
         self.awaits_engine = False
         self.conversations = None
+        self.thoughts = KeptThoughts() if config.restore_thoughts else None
         if "conversations" not in config.without:
             self.conversations = Conversations(service)
 

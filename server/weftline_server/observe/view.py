@@ -219,6 +219,7 @@ def _call(session: Seen, run: TaskRun) -> dict[str, Any]:
         "template": _template(run.task),
         "inputs": list(run.task.reads),
         "outputs": list(run.task.writes),
+        "restored_thoughts": run.task.restored_thoughts,
         "depth": plan.depth.get(first),
         "objective": plan.objective.get(first),
         "group": plan.group.get(first),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -12,6 +13,7 @@ from fastapi import Request
 from weftline.contract.protocol import Call, SubmitBody
 from weftline_server.graph.primitive import Task
 from weftline_server.http.openai.conversations import Conversations
+from weftline_server.http.openai.kept_thoughts import KeptThoughts
 from weftline_server.http.openai.provenance import Provenance
 from weftline_server.http.openai.replies import Reply, ReplyForm, usage_body
 from weftline_server.http.openai.requests import ChatRequest, CompletionRequest
@@ -23,6 +25,7 @@ from weftline_server.lowering.kinds.prompt import call_of, outputs_of
 from weftline_server.lowering.result_values import thinking_of
 from weftline_server.observe.cost import Prices
 from weftline_server.observe.view import output_step
+from weftline_server.prompt.template_thoughts import ThoughtForm
 from weftline_server.prompt.thinking_block import Thinking, thoughts_of
 from weftline_server.runtime.service import Service
 from weftline_server.session.origin import name_run
@@ -37,7 +40,8 @@ class Running:
     """A submitted request: a call for each choice, and whether the session is its own.
 
     A request that names a session leaves it open, and its calls in the session's graph. `guessed`
-    are the conversations among which the session was found, if the request names none.
+    are the conversations among which the session was found, if the request names none. `kept` takes
+    the thoughts of the answers that call tools.
     """
 
     service: Service
@@ -49,6 +53,7 @@ class Running:
     reply: Reply
     prices: Prices
     guessed: Conversations | None = None
+    kept: KeptThoughts | None = None
 
     async def usage(self, tasks: Sequence[Task]) -> dict[str, Any]:
         """The usage of these calls, which have ended."""
@@ -81,6 +86,11 @@ class Running:
         """Cancel the calls that still run, and `more` tasks that came of them. Close the session if
         it is the request's own.
         """
+        if self.kept is not None:
+            for task in self.tasks:
+                value = self.session.variable(task.writes[0]).value
+                if isinstance(value, dict):
+                    self.kept.keep(self.session.tenant, task.resource, value)
         if self.own:
             self.service.close(self.session)
             return
@@ -101,6 +111,13 @@ async def start(
     in that of its conversation."""
     body.check()
     state = state_of(request.app)
+    restored, kept = 0, state.thoughts
+    if isinstance(body, ChatRequest) and kept is not None:
+        served = service.engines.model(body.model)
+        if served.prompter.thought_form is ThoughtForm.NONE:
+            kept = None
+        else:
+            body, restored = kept.restored(tenant, served.name, body)
     runs = state.runs
     said = body.weftline or Provenance()
     if body.session_id is not None:
@@ -120,6 +137,8 @@ async def start(
     try:
         calls, shaped = await _calls(service, session, body, said)
         submit = SubmitBody(session_id=session.id, calls=calls)
+        if restored:
+            shaped = partial(_with_restored, count=restored, shaped=shaped)
         tasks = await service.submit(session, submit, whole=not body.stream, shaped=shaped)
     except BaseException as error:
         body.name_field(error)
@@ -133,7 +152,12 @@ async def start(
     ours = None if body.weftline is None or said.run_tools else _ids(session, tasks[0])
     reply = Reply.new(shape, service.engines.model(body.model).name, ours)
     guessed = None if found is None else guessed
-    return Running(service, runs, session, tasks, own, body, reply, state.prices, guessed)
+    return Running(service, runs, session, tasks, own, body, reply, state.prices, guessed, kept)
+
+
+def _with_restored(task: Task, count: int, shaped: Callable[[Task], Task] | None) -> Task:
+    """The task, which says in how many turns thoughts were put back."""
+    return replace(task if shaped is None else shaped(task), restored_thoughts=count)
 
 
 async def _calls(

@@ -124,6 +124,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "reasoning_tokens": "Tokens of the thoughts, counted in their text.",
     "refusal": "Always null.",
     "relevance_score": "How well the document fits the query.",
+    "restored_thoughts": "In how many turns of its prompt the server has put back thoughts that "
+    "the client had dropped.",
     "results": "The documents, the best first.",
     "role": "Who says the message.",
     "room": "Whether the engine had room for the call.",

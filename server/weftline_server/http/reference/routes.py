@@ -59,7 +59,7 @@ _STEP = {
 _TASK = {
     "call_id": _CALL_ID, "owner": None, "name": "draft", "model": "default", "state": "done",
     "template": "Write a headline about rivers: {{output:line}}", "inputs": [],
-    "outputs": ["draft"], "depth": 0, "objective": "latency", "group": None,
+    "outputs": ["draft"], "restored_thoughts": 0, "depth": 0, "objective": "latency", "group": None,
     "prefix_hashes": ["9f2c"], "engine": "torch", "node": "", "error": None, "submitted_s": 0.001,
     "ended_s": 0.2,
     "queue_s": 0.001, "fill_s": 0.028, "generate_s": 0.17, "transform_s": 0.0,
