@@ -95,6 +95,23 @@ async def test_a_form_beside_tools_holds_the_text_alone(tmp_path: Path) -> None:
     assert request["response_format"]["json_schema"]["schema"]["properties"] == FORM["properties"]
 
 
+async def test_a_grammar_is_refused(tmp_path: Path) -> None:
+    """No field of the endpoint's holds the text of a call to it. A pattern is part of a schema."""
+    tool = {"type": "custom", "name": "patch"}
+    lark = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
+    regex = {"type": "grammar", "syntax": "regex", "definition": "a+"}
+    async with serving(tmp_path, streams("Fine.")) as (http, endpoint):
+        body = {"input": "x", "tools": [{**tool, "format": lark}]}
+        answer = await http.post("/v1/responses", json=body)
+        assert answer.status_code == 400 and "cannot hold" in answer.text
+        body = {"input": "x", "tools": [{**tool, "format": regex}]}
+        assert (await http.post("/v1/responses", json=body)).status_code == 200
+    [request] = endpoint.requests
+    function = request["tools"][0]["function"]
+    assert function["strict"] is True
+    assert function["parameters"]["properties"]["input"]["pattern"] == "^(?:a+)$"
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_a_forced_tool_may_be_called_twice(tmp_path: Path, stream: bool) -> None:
     """The endpoint has made as many calls as it was asked for."""

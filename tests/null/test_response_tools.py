@@ -10,8 +10,13 @@ import pytest
 
 from tests.null.asgi import Serve, Server
 from tests.null.test_openai_tools import FUNCTION
+from weftline.contract.errors import InvalidRequest
+from weftline.contract.protocol import Call
+from weftline.contract.tools import Tool
 from weftline_engine.pretend.null import NullConfig, NullMode
 from weftline_server.config import ServerConfig
+from weftline_server.http.openai.tool_types import CustomFormat, CustomTool
+from weftline_server.prompt.tool_format import ToolFormat, constraint
 
 GROUP = {
     "type": "namespace",
@@ -196,12 +201,112 @@ async def test_the_input_of_a_custom_tool_is_streamed(serve: Serve) -> None:
     assert (done["input"], done["output_index"]) == (EDIT, 0)
 
 
-async def test_a_custom_tool_with_a_grammar_is_refused(serve: Serve) -> None:
-    """Its calls could have another form. The error says what to do."""
-    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
-    body = {"input": "x", "tools": [FUNCTION, {**PATCH, "format": grammar}]}
-    error = (await (await serve()).http.post("/v1/responses", json=body)).json()["error"]
-    assert error["param"] == "tools.1.format"
-    assert error["message"].startswith(
-        "tools.1.format: a format of type 'grammar' is not served: leave it out and describe"
-    )
+LARK = 'start: "a" /"[^"]*"/'
+GRAMMARS = {"lark": LARK, "regex": r'a\n"b".'}
+
+
+def formed(syntax: str, definition: str | None = None) -> dict[str, Any]:
+    text = GRAMMARS[syntax] if definition is None else definition
+    return {**PATCH, "format": {"type": "grammar", "syntax": syntax, "definition": text}}
+
+
+@pytest.mark.parametrize("syntax", GRAMMARS)
+async def test_a_grammar_of_a_custom_tool(serve: Serve, syntax: str) -> None:
+    """Its call has a text as any custom tool's, and the response shows the grammar again."""
+    server = await serve(WRITES)
+    made = await respond(server, tools=[FUNCTION, formed(syntax)])
+    [call] = made["output"]
+    assert (call["type"], call["input"]) == ("custom_tool_call", EDIT)
+    assert made["tools"][1]["format"] == formed(syntax)["format"]
+
+
+def custom(syntax: str) -> Tool:
+    """The function that a tool with such a grammar becomes."""
+    form = CustomFormat(type="grammar", syntax=syntax, definition=GRAMMARS[syntax])
+    tool = CustomTool(type="custom", name="patch", description="Edits files.", format=form)
+    return tool.tool("tools.0")
+
+
+def test_the_model_reads_the_grammar() -> None:
+    """In Lark as part of the description, and a pattern in the schema."""
+    lark, regex = (custom(syntax).to_template()["function"] for syntax in ("lark", "regex"))
+    says = f"Edits files.\nThe input follows this grammar in Lark:\n{LARK}"
+    assert (lark["description"], regex["description"]) == (says, "Edits files.")
+    assert lark["parameters"]["properties"] == {"input": {"type": "string"}}
+    pattern = f"^(?:{GRAMMARS['regex']})$"
+    assert regex["parameters"]["properties"] == {"input": {"type": "string", "pattern": pattern}}
+
+
+@pytest.mark.parametrize(
+    ("format", "param"),
+    [
+        ({"type": "grammar", "syntax": "ebnf", "definition": "a"}, "tools.0.format"),
+        ({"type": "grammar", "syntax": "lark"}, "tools.0.format"),
+        ({"type": "grammar", "syntax": "regex", "definition": ""}, "tools.0.format"),
+        ({"type": "json"}, "tools.0.format"),
+        (
+            {"type": "grammar", "syntax": "lark", "definition": "a" * 65537},
+            "tools.0.format.definition",
+        ),
+        (
+            {"type": "grammar", "syntax": "regex", "definition": "a" * 65537},
+            "tools.0.format.definition",
+        ),
+    ],
+)
+async def test_a_format_that_is_none(serve: Serve, format: dict[str, Any], param: str) -> None:
+    """The error names its place, also of a grammar that is too long."""
+    body = {"input": "x", "tools": [{**PATCH, "format": format}]}
+    answer = await (await serve(WRITES)).http.post("/v1/responses", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_an_engine_without_grammars(serve: Serve) -> None:
+    """It is told at once, in a stream, too, and nothing is free that should be held."""
+    server = await serve(NullConfig())
+    for stream in (False, True):
+        body = {"input": "x", "tools": [formed("lark")], "stream": stream}
+        answer = await server.http.post("/v1/responses", json=body)
+        assert answer.status_code == 400
+        assert "cannot hold the text of tool 'patch' to a grammar" in answer.text
+
+
+def test_how_a_grammar_holds_a_call() -> None:
+    """The text of the only argument, forced or from where the model begins a call."""
+    tool = custom("lark")
+    held = {
+        "type": "tag",
+        "begin": '<tool_call>\n{"name": "patch", "arguments": {"input": "',
+        "content": {"type": "json_string", "grammar": LARK},
+        "end": '"}}\n</tool_call>',
+    }
+    kinds: dict[Any, str] = {"required": "tags_with_separator", "auto": "triggered_tags"}
+    for choice, kind in kinds.items():
+        call = Call(name="c", prompt=(), tools=(tool,), tool_choice=choice)
+        form = json.loads(constraint(call, None, ToolFormat.HERMES) or "")["structural_tag"]
+        assert (form["type"], form["tags"]) == (kind, [held])
+    free = Call(name="c", prompt=(), tools=(tool,))
+    with pytest.raises(InvalidRequest, match="begins a call with a token that is no text"):
+        constraint(free, None, ToolFormat.MISTRAL)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        None,
+        {"type": "object", "properties": {"n": {"type": "integer"}}},
+        {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "string"}}},
+    ],
+)
+async def test_a_grammar_of_a_function(serve: Serve, parameters: Any) -> None:
+    """A chat's function may have one, too, if its only argument is a text."""
+    server = await serve(WRITES)
+    function = {"name": "patch", "grammar": LARK, "parameters": parameters}
+    body = {"messages": [{"role": "user", "content": "Edit."}]}
+    tools = [{"type": "function", "function": function}]
+    answer = await server.http.post("/v1/chat/completions", json={**body, "tools": tools})
+    assert answer.status_code == 400 and "must have one parameter" in answer.text
+    function["parameters"] = {"type": "object", "properties": {"input": {"type": "string"}}}
+    answer = await server.http.post("/v1/chat/completions", json={**body, "tools": tools})
+    [call] = answer.json()["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"input": EDIT}

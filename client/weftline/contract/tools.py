@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from weftline.contract.bodies import LooseBody, StrictBody
-from weftline.contract.constraints import check_references, check_schema
+from weftline.contract.constraints import check_constraint, check_references, check_schema
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.lease import check_lease
 
@@ -21,12 +21,14 @@ class Function(LooseBody):
     """A function that the model may call. `parameters` is a JSON schema of its arguments.
 
     `strict` constrains the arguments to the schema, also where the model may choose not to call.
+    So does `grammar`, which is the Lark grammar of the text that is the only argument.
     """
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -38,6 +40,27 @@ class Function(LooseBody):
         check_schema(self.parameters, "tools")
         if self.strict:
             check_references(self.parameters, "tools")
+        if self.grammar is not None:
+            check_constraint({"grammar": self.grammar}, "tools")
+            if self.argument is None:
+                raise InvalidRequest(
+                    f"function {self.name!r} has a grammar, so it must have one parameter, of type "
+                    "string",
+                    param="tools",
+                )
+
+    @property
+    def argument(self) -> str | None:
+        """The name of the only parameter, if that is a text."""
+        properties = (self.parameters or {}).get("properties")
+        if not isinstance(properties, dict) or list(properties.values()) != [{"type": "string"}]:
+            return None
+        return str(*properties)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether calls are held to their form where the model may choose not to call."""
+        return bool(self.strict) or self.grammar is not None
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -60,10 +83,12 @@ class Tool(LooseBody):
         return {"type": "function", "function": {**function, "parameters": self.function.schema}}
 
     def to_request(self) -> dict[str, Any]:
-        """The tool as in a request of OpenAI's API: what the client has not set is not in it."""
-        function = {one.name: getattr(self.function, one.name) for one in fields(self.function)}
-        set_ = {name: value for name, value in function.items() if value is not None}
-        return {"type": "function", "function": set_}
+        """The tool as in a request of OpenAI's API, which has no grammars of functions. What the
+        client has not set is not in it."""
+        names = [one.name for one in fields(self.function) if one.name != "grammar"]
+        function = {name: getattr(self.function, name) for name in names}
+        given = {name: value for name, value in function.items() if value is not None}
+        return {"type": "function", "function": given}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

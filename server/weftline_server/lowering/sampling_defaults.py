@@ -45,6 +45,7 @@ def check_served(call: Call, description: api.Description) -> None:
 
     Nothing that changes what may be answered is ignored.
     """
+    _check_grammars(call, description)
     for output in call.placeholders:
         wish = output.sampling
         if wish is None:
@@ -69,6 +70,21 @@ def check_served(call: Call, description: api.Description) -> None:
                         f"the engine of model {description.model!r} takes no {name}: leave it out",
                         param=name,
                     )
+
+
+def _check_grammars(call: Call, description: api.Description) -> None:
+    """An endpoint holds calls itself, by fields that have no grammars."""
+    holds = api.Constraint.STRUCTURAL_TAG in description.constraints
+    if holds and not description.takes_messages:
+        return
+    for tool in call.offered_tools:
+        if tool.function.grammar is not None:
+            raise InvalidRequest(
+                f"the engine of model {description.model!r} cannot hold the text of tool "
+                f"{tool.function.name!r} to a grammar: leave the grammar out, and describe the "
+                "form in the description",
+                param="tools",
+            )
 
 
 def _check_schema(schema: object, description: api.Description) -> None:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from weftline.contract.constraints import tag_format
+from weftline.contract.errors import InvalidRequest
 from weftline.contract.protocol import Call
 from weftline.contract.tools import NamedTool, Tool
 
@@ -78,11 +79,12 @@ def constraint(call: Call, otherwise: dict[str, Any] | None, format: ToolFormat)
 
     `otherwise` is the client's constraint on text. If the tools are optional, the answer is a call
     or such a text. A forced call must match its tool's schema. An optional call must match it if a
-    tool is strict.
+    tool is strict. Raises InvalidRequest for a tool with a grammar that an optional call would not
+    keep.
     """
     tools = call.offered_tools
     forced = _is_forced(call)
-    if not tools or not (forced or otherwise or any(tool.function.strict for tool in tools)):
+    if not tools or not (forced or otherwise or any(tool.function.is_held for tool in tools)):
         return None if otherwise is None else json.dumps(for_engine(otherwise))
     if isinstance(call.tool_choice, NamedTool):
         wanted = call.tool_choice.function.name
@@ -97,6 +99,7 @@ def constraint(call: Call, otherwise: dict[str, Any] | None, format: ToolFormat)
         either = {"type": "or", "elements": [calls, *_elements(otherwise)]}
         return json.dumps({"structural_tag": either})
     if format not in _TRIGGERS:
+        _check_free(tools)
         return None
     free = {
         "type": "triggered_tags",
@@ -105,6 +108,17 @@ def constraint(call: Call, otherwise: dict[str, Any] | None, format: ToolFormat)
         "stop_after_first": once,
     }
     return json.dumps({"structural_tag": free})
+
+
+def _check_free(tools: Sequence[Tool]) -> None:
+    for tool in tools:
+        if tool.function.grammar is not None:
+            raise InvalidRequest(
+                "the model begins a call with a token that is no text, so that the grammar of "
+                f"tool {tool.function.name!r} holds for a forced call alone: force it by "
+                "tool_choice, or leave the grammar out",
+                param="tools",
+            )
 
 
 # What the templates of models call the switch by which a client asks for thoughts.
@@ -192,6 +206,12 @@ def _tags(tools: Sequence[Tool], format: ToolFormat) -> list[dict[str, Any]]:
     tags = []
     for tool in tools:
         begin, end = written(format, tool.function.name)
+        if tool.function.grammar is not None:
+            before, behind = f'{{{json.dumps(tool.function.argument)}: "', '"}'
+            content: dict[str, Any] = {"type": "json_string", "grammar": tool.function.grammar}
+            tag = {"type": "tag", "begin": begin + before, "content": content, "end": behind + end}
+            tags.append(tag)
+            continue
         schema = tool.function.schema
         if "properties" in schema:  # further properties are allowed only where it says so
             schema = {"additionalProperties": False, **schema}

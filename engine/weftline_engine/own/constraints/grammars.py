@@ -14,7 +14,7 @@ import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, consume_token_par, fill_next_token_bitmask_par
 
-from weftline_engine.own.constraints.ebnf import BadGrammar
+from weftline_engine.own.constraints.grammar_rules import BadGrammar
 from weftline_engine.own.constraints.lark import json_text, of_choice, of_grammar, of_tag
 from weftline_engine.own.constraints.schema_faults import fault
 from weftline_engine.own.constraints.text_tokens import with_text_tokens

@@ -1,17 +1,20 @@
 """Constraints in the grammar language of llguidance, which is a kind of Lark.
 
 Structural tags have the `format` of xgrammar (https://xgrammar.mlc.ai/docs/): texts, JSON, patterns
-and grammars, and tags around them.
+and grammars, and tags around them. Ours have the type json_string besides, whose `grammar` in Lark
+is of texts within a JSON string.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from weftline_engine.own.constraints.ebnf import BadGrammar, is_ebnf, to_lark
+from weftline_engine.own.constraints.ebnf import is_ebnf, to_lark
+from weftline_engine.own.constraints.escaped_lark import to_escaped_lark
+from weftline_engine.own.constraints.grammar_rules import BadGrammar
 from weftline_engine.own.constraints.integer_bounds import with_bounds
 
 # One space stands behind a comma and a colon, as Python's json.dumps writes it. With free space
@@ -106,7 +109,9 @@ class _Tag:
                 _known(format, path, {"pattern"}, {"excludes": []})
                 return self._terminal(f"/{_bare(pattern)}/")
             case {"type": "grammar", "grammar": str(text)}:
-                return self._grammar(text, path)
+                return self._grammar(of_grammar, text, path)
+            case {"type": "json_string", "grammar": str(text)}:
+                return self._grammar(to_escaped_lark, text, path)
             case {"type": "any_text"}:
                 _known(format, path, set(), _BOUNDS)
                 return self._terminal(_ANY)
@@ -186,9 +191,9 @@ class _Tag:
         inner = self.expression(content, f"{path}.content", depth + 1)
         return f"{_quoted(begin)} {inner} ({' | '.join(map(_quoted, ends))})"
 
-    def _grammar(self, text: str, path: str) -> str:
+    def _grammar(self, read: Callable[[str], str], text: str, path: str) -> str:
         try:
-            lark = of_grammar(text)
+            lark = read(text)
         except BadGrammar as error:
             raise BadGrammar(f"structural_tag.{path}.grammar: {error}") from None
         name = f"g{len(self.grammars)}"

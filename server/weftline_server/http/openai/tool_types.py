@@ -1,6 +1,7 @@
 """The tools of OpenAI's chats and responses, and the choice among them. Only functions are served.
 
-A custom tool of a response, whose input is a text, is a function of one text. A tool that OpenAI
+A custom tool of a response, whose input is a text, is a function of one text, which a grammar may
+hold. A tool that OpenAI
 runs, or that only its own models know, is left out of a response's tools, unless the server refuses
 such tools. A tool of another type is a 400 that names its place and its type.
 """
@@ -14,6 +15,7 @@ from typing import Annotated, Any, Literal, NoReturn
 from pydantic import Discriminator, Tag
 
 from weftline.contract.bodies import LooseBody
+from weftline.contract.constraints import check_constraint
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.tools import Function, NamedFunction, NamedTool, Tool, ToolChoice
 
@@ -44,9 +46,12 @@ class ResponseTool(LooseBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomFormat(LooseBody):
-    """The form of a custom tool's input."""
+    """The form of a custom tool's input. A grammar has its `definition` in the `syntax` lark or
+    regex."""
 
     type: str
+    syntax: str | None = None
+    definition: str | None = None
 
 
 INPUT = "input"  # the parameter of the function that a custom tool becomes
@@ -62,24 +67,42 @@ class CustomTool(LooseBody):
     format: CustomFormat | None = None
 
     def tool(self, where: str) -> Tool:
-        """The function of a chat. Raises InvalidRequest for an input in a form."""
-        if self.format is not None and self.format.type != "text":
-            place = f"{where}.format"
-            raise InvalidRequest(
-                f"{place}: a format of type {self.format.type[:40]!r} is not served: leave it out "
-                "and describe the form in the description, or ask for it as a chat with "
-                "structured_outputs",
-                param=place,
-            )
+        """The function of a chat. Raises InvalidRequest for a form that is not served."""
+        form, text, grammar = self.format, {"type": "string"}, None
+        description, strict = self.description, None
+        match form:
+            case None | CustomFormat(type="text"):
+                pass
+            case CustomFormat(type="grammar", syntax="regex", definition=str(pattern)) if pattern:
+                # The model reads the pattern in the schema.
+                text, strict = {**text, "pattern": f"^(?:{pattern})$"}, True
+                check_constraint({"regex": pattern}, f"{where}.format.definition")
+            case CustomFormat(type="grammar", syntax="lark", definition=str(lark)) if lark:
+                check_constraint({"grammar": lark}, f"{where}.format.definition")
+                grammar = lark
+                description = (
+                    f"{description or ''}\nThe input follows this grammar in Lark:\n{lark}"
+                )
+            case _:
+                raise InvalidRequest(
+                    f"{where}.format: a custom tool's format is a text, or a grammar with the "
+                    "syntax lark or regex and its definition",
+                    param=f"{where}.format",
+                )
         parameters = {
             "type": "object",
-            "properties": {INPUT: {"type": "string"}},
+            "properties": {INPUT: text},
             "required": [INPUT],
             "additionalProperties": False,
         }
-        return Tool(
-            function=Function(name=self.name, description=self.description, parameters=parameters)
+        function = Function(
+            name=self.name,
+            description=description and description.strip(),
+            parameters=parameters,
+            strict=strict,
+            grammar=grammar,
         )
+        return Tool(function=function)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
