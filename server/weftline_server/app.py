@@ -35,6 +35,8 @@ from weftline_server.http import (
     text_scores,
 )
 from weftline_server.http import engine_list as engine_routes
+from weftline_server.http.anthropic import message_routes
+from weftline_server.http.anthropic.error_forms import error_form, is_messages
 from weftline_server.http.direct import add_routes
 from weftline_server.http.guard import Connections
 from weftline_server.http.idempotency import Idempotency
@@ -109,6 +111,7 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
         submits.router,  # the routes that are asked most come first
         completions.router,
         responses.router,
+        message_routes.router,
         session_routes.router,
         session_routes.lists,
         models.router,
@@ -202,7 +205,9 @@ class _Application(FastAPI):
 
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, WeftlineError)
-    return Missed(error) if isinstance(error, Elsewhere) else error_response(error)
+    if isinstance(error, Elsewhere):
+        return Missed(error)
+    return error_response(error, request.url.path)
 
 
 async def _on_parameter(request: Request, error: Exception) -> JSONResponse:
@@ -210,7 +215,8 @@ async def _on_parameter(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     name = str(first["loc"][-1])
-    return error_response(InvalidRequest(f"{name}: {first['msg']}", param=name))
+    wrong = InvalidRequest(f"{name}: {first['msg']}", param=name)
+    return error_response(wrong, request.url.path)
 
 
 async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
@@ -223,10 +229,13 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
         headers = {"Allow": methods}
     elif message == HTTPStatus.NOT_FOUND.phrase:
         message = wrong_path(path, routes)
+    if is_messages(path):
+        return JSONResponse(error_form(error.status_code, message), error.status_code, headers)
     body = {"message": message, "type": "InvalidRequest", "code": None, "param": "path"}
     return JSONResponse({"error": {**body, "call": None}}, error.status_code, headers)
 
 
 async def _on_bug(request: Request, error: Exception) -> JSONResponse:
     log.exception("a bug in the server", exc_info=error)
-    return error_response(WeftlineError("the server has a bug; its log tells more"))
+    bug = WeftlineError("the server has a bug; its log tells more")
+    return error_response(bug, request.url.path)

@@ -1,30 +1,13 @@
-"""Programs of the SDKs of Anthropic and Ollama, whose routes the server does not have."""
+"""Programs of the SDK of Ollama, whose routes the server does not have."""
 
 from __future__ import annotations
 
-import anthropic
 import ollama
 import pytest
 
 from tests.clients.conftest import ASK, Sent
 
 SAID = [{"role": "user", "content": ASK}]
-
-
-def test_anthropic_is_told_the_route(sent: Sent) -> None:
-    """The package's own error says what to use instead of messages, and it is not tried again."""
-    with anthropic.Anthropic(base_url=sent.recording.url, api_key="none") as client:
-        with pytest.raises(anthropic.NotFoundError, match="use POST /v1/chat/completions") as told:
-            client.messages.create(model="null", max_tokens=9, messages=SAID)
-        with (
-            pytest.raises(anthropic.NotFoundError, match="use POST /v1/chat/completions"),
-            client.messages.stream(model="null", max_tokens=9, messages=SAID),
-        ):
-            pass
-        with pytest.raises(anthropic.NotFoundError, match="use POST /tokenize"):
-            client.messages.count_tokens(model="null", messages=SAID)
-    assert "there is no route '/v1/messages'" in told.value.message
-    assert len(sent.bodies) == 3
 
 
 async def test_ollama_is_told_the_routes(sent: Sent) -> None:

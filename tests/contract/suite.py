@@ -55,6 +55,7 @@ class EngineContract:
         assert heard.text == whole[: whole.index(stop)]
         assert heard.finished is not None
         assert heard.finished.reason is api.FinishReason.STOP
+        assert heard.finished.usage.stopped_by == (stop if target.names_stop else "")
 
     async def test_a_stop_token_ends_the_text_before_it(self, target: Target) -> None:
         """It ends the text although the end token would not, and beside a stop string. A token of

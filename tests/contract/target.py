@@ -38,7 +38,8 @@ class Heard:
 class Target:
     """A started engine. `answers` maps each question to its greedy answer, token by token.
 
-    `grain` is the number of tokens of which it finds all or none in its cache.
+    `grain` is the number of tokens of which it finds all or none in its cache. `names_stop` says
+    that it tells which stop string ended a text.
     """
 
     def __init__(
@@ -49,9 +50,11 @@ class Target:
         chat: bool = True,
         render: Callable[[tuple[tuple[str, str], ...]], str] | None = None,
         grain: int = 1,
+        names_stop: bool = True,
     ) -> None:
         self.engine = engine
         self.grain = grain
+        self.names_stop = names_stop
         self.answers = answers
         self.questions = list(answers)
         self.sequences: list[int] = []

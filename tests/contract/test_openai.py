@@ -35,6 +35,7 @@ async def target(
             OpenAIEngine(config),
             answers,
             chat=request.param == "chat",
+            names_stop=False,
             render=lambda messages: "\n".join(text for _, text in messages),
         )
         await target.start()

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def target(model_url: str, answers: dict[str, list[str]]) -> AsyncIterator[Target]:
     config = OpenAIConfig(endpoint=EndpointConfig(url=f"{model_url}/v1"))
-    target = Target(OpenAIEngine(config), answers)
+    target = Target(OpenAIEngine(config), answers, names_stop=False)
     await target.start()
     yield target
     await target.close()

@@ -18,8 +18,6 @@ ROUTES = [
     ("POST", "/api/embed", "use POST /v1/embeddings"),
     ("GET", "/api/tags", "use GET /v1/models"),
     ("GET", "/api/version", "use GET /version"),
-    ("POST", "/v1/messages", "use POST /v1/chat/completions"),
-    ("POST", "/v1/messages/count_tokens", "use POST /tokenize"),
     ("POST", "/v1/audio/transcriptions", "send it to POST /v1/chat/completions"),
     ("POST", "/v1/audio/speech", "send it to POST /v1/chat/completions"),
     ("POST", "/v1/images/generations", "send it to POST /v1/chat/completions"),

@@ -34,7 +34,8 @@ class Usage:
     """The tokens of an op, and its times in seconds of the monotonic clock.
 
     `started` is the time of the op's first step, and `filled` the time when its prompt was
-    computed. `COUNTS` says what the tokens are.
+    computed. `COUNTS` says what the tokens are. `stopped_by` is the stop string that ended the
+    text, "" where the engine does not tell it.
     """
 
     prompt_tokens: int
@@ -44,6 +45,7 @@ class Usage:
     filled: float
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    stopped_by: str = ""
 
 
 # What the graph of a session, the log and the reference show of each op, and what it means.

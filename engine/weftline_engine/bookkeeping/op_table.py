@@ -89,6 +89,7 @@ class Live:
             filled=self.filled,
             drafted_tokens=0 if self.drafter is None else self.drafter.proposed,
             accepted_tokens=0 if self.drafter is None else self.drafter.accepted,
+            stopped_by="" if self.output is None else self.output.stopped_by,
         )
 
 

@@ -70,7 +70,12 @@ class StopScanner:
         self._stops = [stop for stop in stops if stop]
         self._opens, self._closes = block or ("", "")
         self._kept = ""
-        self.stopped = False
+        self.stopped_by = ""  # the stop string that has appeared
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has ended the text."""
+        return bool(self.stopped_by)
 
     def push(self, text: str) -> str:
         """The text that may be sent now. After a stop string it is empty."""
@@ -105,10 +110,11 @@ class StopScanner:
     def _scan(self, text: str) -> str:
         if self._closes:
             return ""  # nothing of it is behind the block
-        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        found = [(text.find(stop), stop) for stop in self._stops if stop in text]
         if found:
-            self.stopped, self._kept = True, ""
-            return text[: min(found)]
+            at, self.stopped_by = min(found, key=lambda one: one[0])
+            self._kept = ""
+            return text[:at]
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._kept = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -137,6 +143,11 @@ class OpOutput:
         self._texts: list[str] = []
         self._logprobs: list[Logprobs] = []
         self._whole: list[str] = []  # kept only for an output that may pause
+
+    @property
+    def stopped_by(self) -> str:
+        """The stop string that has ended the text, "" if none has."""
+        return self._scanner.stopped_by
 
     def push(self, token: int, logprobs: Logprobs, *, at_end: bool, last: bool) -> bool:
         """Add a token; returns whether a stop string has ended the text.

@@ -178,7 +178,7 @@ class NullEngine:
             message = "no rule of the null engine's script matches this prompt"
             self._fail(op, "EngineFailed", message)
             return
-        words, reason = self._cut(op, reply)
+        words, reason, stopped_by = self._cut(op, reply)
         offset = 0
         while offset < len(words):
             told, _ = self._running.get(op.id, (op, None))  # with its last hints
@@ -195,6 +195,7 @@ class NullEngine:
             output_tokens=len(words),
             started=started,
             filled=filled,
+            stopped_by=stopped_by,
         )
         self._emit(api.Finished(**self._head(op), reason=reason, usage=usage))
 
@@ -208,20 +209,21 @@ class NullEngine:
             return " ".join(f"w{i}" for i in range(op.sampling.max_tokens))
         return next((reply for when, reply in self._config.script if when in text), None)
 
-    def _cut(self, op: api.Op, reply: str) -> tuple[list[str], api.FinishReason]:
+    def _cut(self, op: api.Op, reply: str) -> tuple[list[str], api.FinishReason, str]:
         """Return the words of `reply` up to a stop string, a stop token (the number of a word) or
         max_tokens, and which it was."""
         if op.sampling is None:
-            return [], api.FinishReason.FILLED
-        reply = StopScanner(op.sampling.stop, op.sampling.block).whole(reply)
+            return [], api.FinishReason.FILLED, ""
+        scanner = StopScanner(op.sampling.stop, op.sampling.block)
+        reply = scanner.whole(reply)
         found = map(re.Match.group, _WORD.finditer(reply))
         words = list(islice(found, op.sampling.max_tokens + 1))
         ends = [one for one in op.sampling.stop_token_ids if one < len(words)]
         if ends and min(ends) < op.sampling.max_tokens:
-            return words[: min(ends)], api.FinishReason.STOP
+            return words[: min(ends)], api.FinishReason.STOP, ""
         if len(words) > op.sampling.max_tokens:
-            return words[:-1], api.FinishReason.LENGTH
-        return words, api.FinishReason.STOP
+            return words[:-1], api.FinishReason.LENGTH, ""
+        return words, api.FinishReason.STOP, scanner.stopped_by
 
     def _head(self, op: api.Op) -> _Head:
         self._sequence += 1

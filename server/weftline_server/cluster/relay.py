@@ -65,7 +65,7 @@ class Missed(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         attempt = scope.get(_MISS)
         if attempt is None:  # no other server may have it
-            await error_response(self._error)(scope, receive, send)
+            await error_response(self._error, scope["path"])(scope, receive, send)
         else:
             attempt.missed = self._error
 
@@ -88,7 +88,7 @@ class SessionRelay:
         except KeyReused:
             raise  # it is no response that would be kept for the key
         except WeftlineError as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
         finally:
             self._peers.under_way -= 1
 

@@ -42,7 +42,7 @@ class LoopbackOnly:
             try:
                 self._check(dict(scope["headers"]), scope["path"])
             except WeftlineError as error:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -110,7 +110,7 @@ class Connections:
                 size = _size(message)
                 if size > PIECE_BYTES and not self._has_room(tenant, size):
                     dropped = True
-                    await error_response(self._unread(tenant))(scope, receive, send)
+                    await error_response(self._unread(tenant), scope["path"])(scope, receive, send)
                     return
                 held = size
                 self._unsent[tenant] += size
@@ -126,7 +126,7 @@ class Connections:
 
         tenant = _tenant(scope)
         error = self._refusal(tenant)
-        respond = self._app if error is None else error_response(error)
+        respond = self._app if error is None else error_response(error, scope["path"])
         self._running[tenant] = self._running.get(tenant, 0) + 1
         try:
             await respond(scope, receive, leaving)

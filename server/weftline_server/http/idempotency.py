@@ -45,7 +45,7 @@ class Idempotency:
         try:
             await self._with_key(key, scope, receive, send)
         except WeftlineError as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
 
     async def _with_key(self, key: str, scope: Scope, receive: Receive, send: Send) -> None:
         if not 0 < len(key) <= MAX_KEY_CHARS or not key.isascii() or not key.isprintable():

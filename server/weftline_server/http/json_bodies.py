@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
 from weftline.contract.errors import BodyTooLarge, Cancelled, InvalidRequest, WeftlineError
+from weftline_server.http.anthropic.error_forms import error_body, is_messages
 from weftline_server.http.state import state_of
 
 if TYPE_CHECKING:
@@ -199,12 +200,16 @@ def _is_place(part: int | str) -> bool:
     return part.isidentifier() and part[0].islower() and part not in _TYPES
 
 
-def error_response(error: WeftlineError) -> JSONResponse:
-    """The error's status and body, with Retry-After if a later attempt may succeed."""
+def error_response(error: WeftlineError, path: str) -> JSONResponse:
+    """The error's status and body, with Retry-After if a later attempt may succeed.
+
+    The clients of some paths read Anthropic's form.
+    """
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
-    return JSONResponse(error.to_body(), status_code=error.status, headers=headers)
+    body = error_body(error) if is_messages(path) else error.to_body()
+    return JSONResponse(body, status_code=error.status, headers=headers)
 
 
 async def disconnect(receive: Receive) -> None:

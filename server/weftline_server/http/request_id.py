@@ -6,12 +6,14 @@ import re
 import secrets
 from typing import TYPE_CHECKING
 
+from weftline_server.http.anthropic.error_forms import is_messages
 from weftline_server.session.origin import ORIGIN, Origin
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = b"x-request-id"
+ANTHROPIC_HEADER = b"request-id"  # of messages, in whose answers clients look for it
 # Others could forge lines of a log, or a header.
 _ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 _TRACEPARENT = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -35,7 +37,8 @@ class RequestIds:
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (HEADER, id)]
+                also = ((ANTHROPIC_HEADER, id),) if is_messages(scope["path"]) else ()
+                message["headers"] = [*message.get("headers", ()), (HEADER, id), *also]
             await send(message)
 
         token = ORIGIN.set(Origin(id.decode(), known))

@@ -101,7 +101,10 @@ def tenant_of(request: Request) -> str:
     config = state_of(request.app).config
     if not config.keys:
         return OPEN_TENANT
-    scheme, *rest = request.headers.get("authorization", "").split(None, 1) or ("bearer",)
+    given = request.headers.get("authorization")
+    if given is None:  # as clients of Anthropic's API send a key
+        given = f"Bearer {request.headers.get('x-api-key', '')}"
+    scheme, *rest = given.split(None, 1) or ("bearer",)
     if scheme.lower() != "bearer":
         raise Unauthorized(
             "the Authorization header does not begin with the word Bearer: send 'Authorization: "

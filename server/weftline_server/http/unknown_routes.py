@@ -37,8 +37,7 @@ _INSTEAD: Mapping[str, str] = MappingProxyType({
     "/v1/fine_tuning": _NO_TRAINING,
     "/openai": _CHAT,  # Azure's
     # Anthropic and Google
-    "/v1/messages": _CHAT,
-    "/v1/messages/count_tokens": "use POST /tokenize",
+    "/v1/messages/batches": "each request is answered at once: send them to POST /v1/messages",
     "/v1/complete": _TEXT,
     "/v1beta": _CHAT,
     # Ollama

@@ -136,7 +136,6 @@ class TextGenerated(PrimitiveEvent):
     made: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     deltas: tuple[Delta, ...] = ()  # what was read of an answer that may call tools
-    thoughts: str = ""  # where they are no part of the text
 
 
 @record

@@ -166,6 +166,7 @@ class SlotEvent:
     cached: int = 0
     held: int = 0
     times: AnswerTimes | None = None
+    stopped_by: str = ""
 
 
 _REASONS = {
@@ -205,6 +206,7 @@ def read(event: Mapping[str, Any]) -> SlotEvent:
         cached=cached,
         held=held if isinstance(held, int) else 0,
         times=AnswerTimes(*seconds) if len(seconds) == len(phases) else None,
+        stopped_by=str(event.get("stopping_word") or ""),
     )
 
 
@@ -235,7 +237,8 @@ class AnswerEnd:
             return replace(event, text=text)
         held = self._prompt + event.made - 1
         stop = api.FinishReason.STOP
-        return replace(event, text=text, reason=stop, held=held)
+        by = self._scanner.stopped_by
+        return replace(event, text=text, reason=stop, held=held, stopped_by=by)
 
 
 def _probabilities(found: Any) -> tuple[float | None, tuple[tuple[int, float], ...]]:
@@ -254,7 +257,12 @@ def is_last(event: Mapping[str, Any]) -> bool:
 def piece(op: api.Op, event: SlotEvent, text: str, counts: TokenCounts | None) -> AnswerPiece:
     """What an event adds to the answer of `op`."""
     plain = AnswerPiece(
-        text=text, tokens=event.tokens, reason=event.reason, counts=counts, times=event.times
+        text=text,
+        tokens=event.tokens,
+        reason=event.reason,
+        counts=counts,
+        times=event.times,
+        stopped_by=event.stopped_by,
     )
     wanted = None if op.sampling is None else op.sampling.logprobs
     if wanted is None or event.logprob is None:

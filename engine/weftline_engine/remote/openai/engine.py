@@ -208,6 +208,12 @@ _REASONS = {
 }
 
 
+def stopped_by(choice: dict[str, Any]) -> str:
+    """The stop string that ended the answer, "" where the endpoint does not tell it. vLLM does."""
+    told = choice.get("stop_reason")
+    return told if isinstance(told, str) else ""
+
+
 def finish_reason(value: object) -> api.FinishReason | None:
     """Map OpenAI's finish_reason. Raises EndpointError if the answer did not end properly."""
     if value is None:
@@ -251,4 +257,9 @@ def _piece(event: dict[str, Any], answer: DeltaText) -> AnswerPiece | None:
     delta = choice.get("delta")
     text = answer.feed(delta if isinstance(delta, dict) else {"content": choice.get("text")})
     reason = finish_reason(choice.get("finish_reason"))
-    return AnswerPiece(text=text + answer.last(reason), reason=reason, counts=counts)
+    return AnswerPiece(
+        text=text + answer.last(reason),
+        reason=reason,
+        counts=counts,
+        stopped_by=stopped_by(choice),
+    )

@@ -51,6 +51,7 @@ class AnswerPiece:
     reason: api.FinishReason | None = None
     counts: TokenCounts | None = None
     times: AnswerTimes | None = None
+    stopped_by: str = ""
 
 
 @dataclass(slots=True)
@@ -65,6 +66,7 @@ class OpAnswer:
     tokens: int = 0
     pieces: int = 0
     reason: api.FinishReason | None = None
+    stopped_by: str = ""
     counts: TokenCounts | None = None
     texts: list[str] = field(default_factory=list)
 
@@ -242,6 +244,7 @@ class RemoteEngine:
                     answer.texts.append(piece.text)
                 self._outbox.put(part)
             answer.reason = piece.reason or answer.reason
+            answer.stopped_by = piece.stopped_by or answer.stopped_by
         if answer.reason is None:
             raise EndpointError(
                 "EngineFailed",
@@ -257,6 +260,7 @@ class RemoteEngine:
             output_tokens=made if counts.output is None else counts.output,
             started=answer.started,
             filled=answer.filled or time.monotonic(),
+            stopped_by=answer.stopped_by,
         )
         head = self._outbox.head(op.id, op.attempt)
         called = None
@@ -314,7 +318,8 @@ async def _checked(
         if scanner is not None:
             text = scanner.push(text)
             if scanner.stopped:
-                yield replace(piece, text=text, reason=api.FinishReason.STOP)
+                stop = api.FinishReason.STOP
+                yield replace(piece, text=text, reason=stop, stopped_by=scanner.stopped_by)
                 break
             if piece.reason is not None:
                 text += scanner.finish()

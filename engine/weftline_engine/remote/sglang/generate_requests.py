@@ -100,6 +100,7 @@ class AnswerReader:
             tokens=tuple(self.tokens[before:]),
             reason=reason,
             counts=_counts(meta),
+            stopped_by=_stopped_by(meta),
             **self._logprobs(meta, before),
         )
 
@@ -116,6 +117,13 @@ class AnswerReader:
             "top_tokens": tuple(one[1] for one in likeliest),
             "top_logprobs": tuple(one[0] for one in likeliest),
         }
+
+
+def _stopped_by(meta: dict[str, Any]) -> str:
+    """The stop string that ended the answer, "" for a token or another end."""
+    found = meta.get("finish_reason")
+    matched = found.get("matched") if isinstance(found, dict) else None
+    return matched if isinstance(matched, str) else ""
 
 
 def _held_back(text: str, stops: tuple[str, ...]) -> int:

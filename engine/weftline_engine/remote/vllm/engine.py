@@ -24,6 +24,7 @@ from weftline_engine.remote.openai.engine import (
     first_choice,
     openai_sampling,
     served,
+    stopped_by,
 )
 from weftline_engine.remote.openai.remote import AnswerPiece, AnswerTimes, TokenCounts
 from weftline_engine.remote.openai.scheduling import EndpointScheduler, headers
@@ -224,6 +225,7 @@ class VLLMEngine(PrefixCacheEngine):
             reason=finish_reason(choice.get("finish_reason")),
             counts=counts_of(answer),
             times=times_of(answer),
+            stopped_by=stopped_by(choice),
         )
 
     def _body(self, op: api.Op, tokens: tuple[int, ...]) -> dict[str, Any]:
@@ -323,9 +325,11 @@ def _piece(event: dict[str, Any], alternatives: int | None) -> AnswerPiece | Non
         raise EndpointError(
             "EngineFailed", "vLLM returned no token ids: use a newer vLLM", broken=True
         )
-    reason = finish_reason(choice.get("finish_reason"))
+    reason, stop = finish_reason(choice.get("finish_reason")), stopped_by(choice)
     if alternatives is None:
-        return AnswerPiece(text=text, tokens=tuple(tokens), reason=reason, counts=counts)
+        return AnswerPiece(
+            text=text, tokens=tuple(tokens), reason=reason, counts=counts, stopped_by=stop
+        )
     logprobs = choice.get("logprobs") or {"token_logprobs": [], "top_logprobs": []}
     tops = [_likeliest(top, alternatives) for top in logprobs["top_logprobs"]]
     return AnswerPiece(
@@ -336,6 +340,7 @@ def _piece(event: dict[str, Any], alternatives: int | None) -> AnswerPiece | Non
         top_logprobs=tuple(value for top in tops for _, value in top),
         reason=reason,
         counts=counts,
+        stopped_by=stop,
     )
 
 

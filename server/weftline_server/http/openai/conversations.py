@@ -99,17 +99,22 @@ class Conversations:
         self._habits: OrderedDict[str, _Habit] = OrderedDict()  # by tenant
 
     def find(
-        self, tenant: str, headers: Mapping[str, str], body: ChatRequest | CompletionRequest
+        self,
+        tenant: str,
+        headers: Mapping[str, str],
+        body: ChatRequest | CompletionRequest,
+        *,
+        goes_on: bool = False,
     ) -> ServerSession | None:
         """Return the session in which the request runs; None if the request gets a session of its
-        own."""
+        own. The client may say that the conversation `goes_on`."""
         self._close_idle()
         name = next((headers[key] for key in HEADERS if headers.get(key)), None)
         try:
             if name is not None:
                 return self._by_name(tenant, name[:256], _chars(body))
             if isinstance(body, ChatRequest) and len(body.messages) > 0:
-                return self._by_messages(tenant, body)
+                return self._by_messages(tenant, body, goes_on)
         except Overloaded:
             pass  # the tenant has too many sessions to keep another one for later requests
         return None
@@ -129,12 +134,12 @@ class Conversations:
         found = self._named[tenant, name] = self._current(tenant, self._named.get((tenant, name)))
         return self._use(found, chars)
 
-    def _by_messages(self, tenant: str, body: ChatRequest) -> ServerSession | None:
+    def _by_messages(self, tenant: str, body: ChatRequest, goes_on: bool) -> ServerSession | None:
         scope = body.prompt_cache_key or body.user or ""
         keys = [(tenant, scope, digest) for digest in _digests(body)]
         before = next((key for key in reversed(keys) if key in self._ends), None)
         if before is None:
-            return self._first(tenant, keys[-1], _chars(body))
+            return self._first(tenant, keys[-1], _chars(body), goes_on)
         known = self._ends[before]
         if before == keys[-1] and (known is None or not known.has_grown):
             self._remember(before, None)  # another conversation that begins in the same way
@@ -152,11 +157,13 @@ class Conversations:
         found.has_grown = True
         return self._use(found, _chars(body))
 
-    def _first(self, tenant: str, key: tuple[str, str, bytes], chars: int) -> ServerSession | None:
+    def _first(
+        self, tenant: str, key: tuple[str, str, bytes], chars: int, goes_on: bool
+    ) -> ServerSession | None:
         """The session of a conversation that begins; None if it may be the only request."""
         habit = self._habit(tenant)
         self._decide(habit)
-        if habit.is_known and not habit.goes_on:
+        if habit.is_known and not habit.goes_on and not goes_on:
             habit.count()
             self._remember(key, None)
             return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -18,7 +19,7 @@ from weftline_server.http.openai.surface import OpenAIRoute, check
 from weftline_server.http.openai.tool_types import AnyChatTool, ChatChoice
 from weftline_server.http.state import ServiceDep, Tenant
 from weftline_server.prompt.render import PromptBefore, render
-from weftline_server.runtime.service import ServedModel
+from weftline_server.runtime.service import ServedModel, Service
 
 router = APIRouter(tags=["openai"])
 
@@ -49,16 +50,17 @@ class TokenizeRequest(LooseBody):
         """The prompt of an answer to this text or chat, whose template runs here if `renders`."""
         if self.messages is None:
             return PromptBefore(self.prompt or "")
-        chat = ChatRequest(
-            messages=self.messages,
-            tools=self.tools,
-            tool_choice=self.tool_choice,
-            continue_final_message=self.continue_final_message,
-            chat_template_kwargs=self.chat_template_kwargs,
-            reasoning_effort=self.reasoning_effort,
+        return prompt_of(
+            ChatRequest(
+                messages=self.messages,
+                tools=self.tools,
+                tool_choice=self.tool_choice,
+                continue_final_message=self.continue_final_message,
+                chat_template_kwargs=self.chat_template_kwargs,
+                reasoning_effort=self.reasoning_effort,
+            ),
+            renders=renders,
         )
-        [call] = chat.calls(None, renders=renders)
-        return render(call, call.placeholders[-1], {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,17 +102,7 @@ async def tokenize(request: Request, service: ServiceDep, tenant: Tenant) -> dic
     body = await read(request, TokenizeRequest, _check_fields)
     found = service.engines.model(body.model)
     prompter = found.prompter
-
-    def tokens() -> tuple[int, ...] | None:
-        special = body.add_special_tokens is not False
-        before = body.before(renders=not prompter.description.takes_messages)
-        return prompter.tokenised(before, special=special).tokens
-
-    ids = await asyncio.get_running_loop().run_in_executor(None, tokens)
-    if ids is None:
-        raise InvalidRequest(
-            f"the engine of model {found.name!r} keeps its tokenizer to itself", param="model"
-        )
+    ids = await _tokens(found, body.before, special=body.add_special_tokens is not False)
     names = list(map(prompter.token_name, ids)) if body.return_token_strs else None
     return {
         "model": found.name,
@@ -128,6 +120,35 @@ async def detokenize(request: Request, service: ServiceDep, tenant: Tenant) -> d
     prompter = service.engines.model(body.model).prompter
     loop = asyncio.get_running_loop()
     return {"prompt": await loop.run_in_executor(None, prompter.decoded, body.tokens, "tokens")}
+
+
+async def prompt_tokens(service: Service, model: str, chat: ChatRequest) -> tuple[int, ...]:
+    """The tokens of the prompt of a chat. Raises InvalidRequest where the engine keeps its
+    tokenizer to itself."""
+    return await _tokens(service.engines.model(model), partial(prompt_of, chat), special=True)
+
+
+def prompt_of(chat: ChatRequest, *, renders: bool) -> PromptBefore:
+    """The prompt of an answer to the chat, whose template runs here if `renders`."""
+    [call] = chat.calls(None, renders=renders)
+    return render(call, call.placeholders[-1], {})
+
+
+async def _tokens(
+    model: ServedModel, before: Callable[..., PromptBefore], *, special: bool
+) -> tuple[int, ...]:
+    prompter = model.prompter
+
+    def tokens() -> tuple[int, ...] | None:
+        rendered = before(renders=not prompter.description.takes_messages)
+        return prompter.tokenised(rendered, special=special).tokens
+
+    ids = await asyncio.get_running_loop().run_in_executor(None, tokens)
+    if ids is None:
+        raise InvalidRequest(
+            f"the engine of model {model.name!r} keeps its tokenizer to itself", param="model"
+        )
+    return ids
 
 
 def _items_row(name: str) -> dict[str, Any]:

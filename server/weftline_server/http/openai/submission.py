@@ -105,10 +105,16 @@ class Running:
 
 
 async def start(
-    request: Request, service: Service, tenant: str, body: Body, shape: ReplyForm
+    request: Request,
+    service: Service,
+    tenant: str,
+    body: Body,
+    shape: ReplyForm,
+    *,
+    goes_on: bool = False,
 ) -> Running:
     """Submit the calls of `body`, in a session of the request's own, in the one that it names, or
-    in that of its conversation."""
+    in that of its conversation, which the client may say `goes_on`."""
     body.check()
     state = state_of(request.app)
     restored, kept = 0, state.thoughts
@@ -126,7 +132,7 @@ async def start(
     runs.close(tenant, said.close)
     found, guessed = None, state.conversations
     if said.session_id is None and body.weftline is None and guessed is not None:
-        found = guessed.find(tenant, request.headers, body)
+        found = guessed.find(tenant, request.headers, body, goes_on=goes_on)
     own = said.session_id is None and found is None
     if found is not None:
         session = found

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from weftline.contract.sampling import PARAMETERS
 from weftline.contract.steps import STEPS
+from weftline_server.http.reference.anthropic_fields import ANTHROPIC
 from weftline_server.lowering.kinds import KINDS
 from weftline_server.lowering.step import Field
 
@@ -91,7 +92,6 @@ _CALLS = {
                                [{"name": "line", "in_out": "out", "semantic_var_id": "draft"}]),
     "Call.prompt": Field("Template text, segments, or messages of segments.",
                          "Write a headline about rivers: {{output:line}}"),
-    "Call.separate_reasoning": Field("Leave the thoughts out of the text and the value.", True),
     "Call.tools": Field("Functions that the model may call.", [{"function": _FUNCTION}]),
     "CalledFunction.name": Field("The function that was called.", "get_weather"),
     "Function.grammar": Field("The Lark grammar of the text that is the only argument.", None),
@@ -344,7 +344,7 @@ _KINDS = {
 _SAMPLING = {name: Field(one.says, one.example) for name, one in PARAMETERS.items()}
 
 FIELDS: Mapping[str, Field] = MappingProxyType(
-    {**_SAMPLING, **_OF_ALL, **_KINDS, **_STEPS, **_CALLS, **_OPENAI}
+    {**_SAMPLING, **_OF_ALL, **_KINDS, **ANTHROPIC, **_STEPS, **_CALLS, **_OPENAI}
 )
 
 

@@ -22,6 +22,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "conversation; null for a conversation "
     "where the server does not log prompts.",
     "billed_units": "Units that Cohere's clients read; always one search.",
+    "cache_creation_input_tokens": "Always 0: the input tokens count what was computed.",
+    "cache_read_input_tokens": "Prompt tokens that were read from the KV cache.",
     "cached": "Tokens of prompts that were read from the KV cache.",
     "cache_write_tokens": "Prompt tokens that were computed, and are in the KV cache since.",
     "call": "The call that failed first.",
@@ -147,6 +149,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "states": "How many calls and steps are in each state.",
     "status": "The state that it is in.",
     "steps": "Steps that are no calls; in a call, its outputs in order.",
+    "stop_reason": "end_turn, max_tokens, tool_use or stop_sequence, as in Anthropic's API.",
+    "stop_sequence": "The text of stop_sequences that ended the answer, or null.",
     "submitted_s": "When the call was submitted.",
     "t": "Seconds since the session was opened.",
     "tasks": "The calls and steps of the path, in order.",

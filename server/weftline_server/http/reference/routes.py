@@ -118,6 +118,13 @@ _RESPONSE = {
               "output_tokens": 5, "output_tokens_details": {"reasoning_tokens": 0},
               "total_tokens": 17},
 }  # fmt: skip
+_MESSAGE = {
+    "id": "msg_1", "type": "message", "role": "assistant", "model": "default",
+    "content": [{"type": "text", "text": "The Rhine."}], "stop_reason": "end_turn",
+    "stop_sequence": None,
+    "usage": {"input_tokens": 4, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 8,
+              "output_tokens": 5},
+}  # fmt: skip
 _TO_OPENAI = (*OF_BODY, *OF_SESSION, *OF_WORK, *OF_CALLS, *OF_RESULT)
 
 ANSWERS: Mapping[tuple[str, str], RouteAnswer] = MappingProxyType({
@@ -234,6 +241,10 @@ ANSWERS: Mapping[tuple[str, str], RouteAnswer] = MappingProxyType({
         "The text.", {"prompt": "Name a"}, (*OF_BODY, *OF_WORK, "UnknownModel")),
     ("POST", "/v1/responses"): RouteAnswer(
         "The response. With `stream` typed events.", _RESPONSE, _TO_OPENAI, (JSON, EVENTS)),
+    ("POST", "/v1/messages"): RouteAnswer(
+        "The message. With `stream` its events.", _MESSAGE, _TO_OPENAI, (JSON, EVENTS)),
+    ("POST", "/v1/messages/count_tokens"): RouteAnswer(
+        "The tokens of the prompt.", {"input_tokens": 12}, (*OF_BODY, *OF_WORK, "UnknownModel")),
 })  # fmt: skip
 
 _SUBMIT = {
@@ -258,6 +269,11 @@ REQUESTS: Mapping[tuple[str, str], Any] = MappingProxyType({
     ("POST", "/v1/chat/completions"): {
         "messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 16},
     ("POST", "/v1/responses"): {"input": "Name a river.", "max_output_tokens": 64},
+    ("POST", "/v1/messages"): {
+        "model": "default", "max_tokens": 64,
+        "messages": [{"role": "user", "content": "Name a river."}]},
+    ("POST", "/v1/messages/count_tokens"): {
+        "model": "default", "messages": [{"role": "user", "content": "Name a river."}]},
     ("POST", "/tokenize"): {"prompt": "Name a river."},
     ("POST", "/detokenize"): {"tokens": [19556, 28]},
     ("POST", "/v1/completions"): {"prompt": "The longest river of Europe is", "max_tokens": 16},

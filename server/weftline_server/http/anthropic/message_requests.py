@@ -1,0 +1,176 @@
+"""The body of POST /v1/messages, and how it becomes a chat request.
+
+A field that is not here is ignored if it only advises, and refused if it would change the answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from weftline.contract.bodies import LooseBody
+from weftline.contract.errors import InvalidRequest
+from weftline.contract.parameters import CommonSampling, common
+from weftline_server.http.anthropic.message_content import AnthropicMessage, TextBlock
+from weftline_server.http.anthropic.message_tools import AnyTool, MessageChoice, own_tools
+from weftline_server.http.openai.constraint_fields import JsonSchema, ResponseFormat
+from weftline_server.http.openai.message_fields import check_messages
+from weftline_server.http.openai.provenance import Provenance
+from weftline_server.http.openai.requests import ChatMessage, ChatRequest
+
+# A line of accounting that some clients write before the system prompt: `x-NAME-header: KEY=VALUE;`
+# with more such pairs. It changes from request to request, so nothing behind it would be cached.
+_ACCOUNT = re.compile(r"x-[a-z-]{1,60}-header: (?:[\w.-]{1,64}=[^;\n]{0,256};? ?){1,16}\n*")
+
+_ELSEWHERE = "is run by Anthropic and not here: leave it out"
+REFUSED: Mapping[str, str] = {
+    "container": _ELSEWHERE,
+    "mcp_servers": f"{_ELSEWHERE}, or give the tools of the MCP server as tools",
+    "previous_response_id": "no response is kept: send the whole conversation",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkingConfig(LooseBody):
+    """Whether the model thinks before it answers. How long it thinks is the model's own."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFormat(LooseBody):
+    """The form of the text."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputConfig(LooseBody):
+    """How much the model thinks, and the form of the text."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMetadata(LooseBody):
+    """Who asks. Requests of one user are searched for the conversation that they continue."""
+
+    user_id: str | None = None
+
+
+@dataclass(slots=True)
+class Heard:
+    """What the server did with parts of the request: the types of tools that it left out, and
+    whether it moved a line of accounting behind the system prompt."""
+
+    left_out: list[str] = field(default_factory=list)
+    moved: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountRequest(CommonSampling, LooseBody):
+    """The body of POST /v1/messages/count_tokens, which takes all that a message takes."""
+
+    model: str
+    messages: tuple[AnthropicMessage, ...]
+    system: str | tuple[TextBlock, ...] | None = None
+    tools: tuple[AnyTool, ...] | None = None
+    tool_choice: MessageChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the client advises to keep some part of the prompt: it will go on."""
+        blocks = () if self.system is None or isinstance(self.system, str) else self.system
+        marked = (*blocks, *(self.tools or ()))
+        return any(getattr(one, "cache_control", None) is not None for one in marked) or any(
+            message.is_kept for message in self.messages
+        )
+
+    def chat(self, heard: Heard, refuses: bool, **more: Any) -> ChatRequest:
+        """The same request of a chat. A server that `refuses` them takes no tools of Anthropic's.
+
+        Raises InvalidRequest for what is not served.
+        """
+        messages = [*self._instructions(heard)]
+        for index, message in enumerate(self.messages):
+            messages += message.chat(f"messages.{index}")
+        thinks = None if self.thinking is None else self.thinking.type != "disabled"
+        effort = None if self.output_config is None else self.output_config.effort
+        choice = self.tool_choice
+        return ChatRequest(
+            messages=tuple(messages),
+            model=self.model,
+            tools=own_tools(self.tools or (), heard.left_out, refuses) or None,
+            tool_choice=None if choice is None else choice.of_chat(),
+            parallel_tool_calls=None if choice is None else choice.parallel,
+            reasoning_effort="none" if thinks is False else effort,
+            chat_template_kwargs={"enable_thinking": True} if thinks else None,
+            continue_final_message=messages[-1].role == "assistant" or None,
+            response_format=self._format(),
+            **more,
+        )
+
+    def _instructions(self, heard: Heard) -> list[ChatMessage]:
+        """The system prompt, with a line of accounting behind what stays the same."""
+        if not self.system:
+            return []
+        blocks = self.system if isinstance(self.system, tuple) else ()
+        text = "\n\n".join(one.text for one in blocks) if blocks else str(self.system)
+        if (found := _ACCOUNT.match(text)) is not None:
+            heard.moved = found[0].strip()
+            text = f"{text[found.end() :]}\n\n{heard.moved}".lstrip("\n")
+        return [ChatMessage(role="system", content=text)]
+
+    def _format(self) -> ResponseFormat | None:
+        asked = self.output_format
+        if asked is None and self.output_config is not None:
+            asked = self.output_config.format
+        if asked is None:
+            return None
+        schema = JsonSchema(schema=asked.schema)
+        try:
+            return ResponseFormat(type="json_schema", json_schema=schema)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, param="output_config.format") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesRequest(CountRequest):
+    """The body of POST /v1/messages."""
+
+    max_tokens: int
+    stop_sequences: tuple[str, ...] | None = None
+    stream: bool = False
+    metadata: RequestMetadata | None = None
+    weftline: Provenance | None = None  # ours
+
+    def answered(self, heard: Heard, refuses: bool) -> ChatRequest:
+        """The chat request with the fields that say how the answer is generated."""
+        return self.chat(
+            heard,
+            refuses,
+            max_completion_tokens=self.max_tokens,
+            stop=self.stop_sequences or None,
+            stream=self.stream,
+            user=None if self.metadata is None else self.metadata.user_id,
+            weftline=self.weftline,
+            **common(self),
+        )
+
+
+def check_body(body: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest for the first field that would change the answer and is not served."""
+    for name, says in REFUSED.items():
+        if body.get(name):
+            raise InvalidRequest(f"{name} {says}", param=name)
+    if not body.get("messages"):
+        raise InvalidRequest("messages must not be empty", param="messages")
+    check_messages(body.get("messages"), "messages")
