@@ -91,6 +91,7 @@ def test_a_call_keeps_its_template_apart_from_its_values() -> None:
                     "sampling": {"max_tokens": 9, "temperature": 0, "stop": ["\n"]},
                 },
             ],
+            "separate_reasoning": True,
         }
     ]
     assert low.result == Ref("v0")

@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
 from langgraph.checkpoint.memory import InMemorySaver
 from llama_index.core.agent.workflow import AgentStream, AgentWorkflow, FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage, ThinkingBlock
+from llama_index.core.response_synthesizers import get_response_synthesizer
+from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.llms.weftline import Weftline
 
 from langchain_weftline import ChatWeftline, EarlyTools, accelerate
@@ -163,3 +167,73 @@ async def test_an_agent_of_llamaindex_keeps_ten_thoughts(url: str) -> None:
         still = FunctionAgent(name="a", tools=[look], llm=llm, streaming=False)
         assert str(await still.run("look", max_iterations=30)) == "Done."
         assert sent_thoughts(recording) == THOUGHTS
+
+
+def summed(chunks: Sequence[Any]) -> Any:
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole = whole + chunk
+    return whole
+
+
+def shown(message: Any) -> tuple[Any, ...]:
+    return (
+        message.content,
+        message.additional_kwargs.get("reasoning_content"),
+        message.usage_metadata,
+    )
+
+
+def test_an_accelerated_chain_gives_what_the_plain_one_gives(url: str) -> None:
+    """Later prompts have the answers without thoughts, and the last answer has its thoughts, before
+    its text in a stream. One request brings it."""
+    with recorded(url) as recording:
+        llm = ChatWeftline(base_url=recording.url)
+        first = ChatPromptTemplate.from_template("Say {x}.") | llm | StrOutputParser()
+        chain: Any = first | ChatPromptTemplate.from_template("Again: {y}") | llm
+        plain, parts = chain.invoke({"x": "a"}), list(chain.stream({"x": "a"}))
+        assert shown(plain)[:2] == ("Hello.", thought(0))
+        recording.requests.clear()
+        fast = accelerate(chain)
+        assert shown(fast.invoke({"x": "a"})) == shown(plain)
+        again = list(fast.stream({"x": "a"}))
+        assert shown(summed(again)) == shown(summed(parts)) == shown(plain)
+        first_text = next(at for at, one in enumerate(again) if one.text)
+        assert "reasoning_content" in again[first_text - 1].additional_kwargs
+        assert [path for _, path, _ in recording.requests] == ["/v1/submit"] * 2
+
+
+def test_a_message_with_thoughts_is_sent_ahead_with_them(url: str) -> None:
+    """A history of the user's. Its call and the framework's are equal only with the thoughts."""
+    history = [("user", "Hi"), AIMessage("So.", additional_kwargs={"reasoning_content": "PLAN"})]
+    with recorded(url) as recording:
+        llm = ChatWeftline(base_url=recording.url)
+        asked = ChatPromptTemplate.from_messages([*history, ("user", "{x}")])
+        chain: Any = asked | llm | StrOutputParser() | asked | llm
+        assert shown(accelerate(chain).invoke({"x": "a"})) == shown(chain.invoke({"x": "a"}))
+        (_, ahead, submit), *_, (_, _, sent) = recording.requests
+        assert (ahead, len(recording.requests)) == ("/v1/submit", 3)
+        for call in submit["calls"]:
+            assert call["prompt"][1]["reasoning_content"] == "PLAN"
+        assert sent["messages"][1]["reasoning_content"] == "PLAN"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_synthesis_of_llamaindex_has_no_thoughts_in_its_prompts(
+    url: str, streaming: bool
+) -> None:
+    """Sent ahead as one graph, it says what single calls say."""
+    nodes = [NodeWithScore(node=TextNode(text=f"k{k} " * 30), score=1) for k in range(3)]
+    with recorded(url) as recording:
+
+        def run(ahead: bool) -> tuple[str, set[str]]:
+            recording.requests.clear()
+            llm = Weftline(base_url=recording.url, context_window=400, max_tokens=8, ahead=ahead)
+            made = get_response_synthesizer(response_mode="refine", llm=llm, streaming=streaming)
+            made._response_padding_size = 20
+            found: Any = made.synthesize("What?", nodes)
+            text = "".join(found.response_gen) if streaming else str(found)
+            return text, {path for method, path, _ in recording.requests if method == "POST"}
+
+        assert run(ahead=True) == ("Hello.", {"/v1/submit"})
+        assert run(ahead=False) == ("Hello.", {CHATS})

@@ -172,6 +172,70 @@ def test_only_what_a_new_call_changes_is_planned_anew() -> None:
     assert [plan.depth[f"{id}/0"] for id in ("new", "mid", "c7", "c3", "c1")] == [0, 1, 2, 0, 0]
 
 
+def team(files: int, cycles: int) -> list[Task]:
+    """Parrot's Figure 18: a design, the files, then in each cycle a review and a revision of each
+    file, which read all files.
+    """
+    numbers = range(files)
+    made = [call("design"), *(call(f"c0_{n}", ("design",)) for n in numbers)]
+    for cycle in range(cycles):
+        known = ("design", *(f"c{cycle}_{n}" for n in numbers))
+        made += [call(f"r{cycle}_{n}", known) for n in numbers]
+        made += [call(f"c{cycle + 1}_{n}", (*known, f"r{cycle}_{n}")) for n in numbers]
+    return made
+
+
+@pytest.mark.parametrize("cycles", [1, 3])
+def test_each_stage_of_a_team_is_a_group(cycles: int) -> None:
+    """A review is read by one revision alone, and yet all reviews of a cycle are one group. So are
+    the files. The design is alone, and the client reads each of the last files.
+    """
+    plan = analyse(graph(*team(4, cycles)), {})
+    stages: dict[str, set[str]] = {}
+    for name, group in named(plan.group).items():
+        stages.setdefault(group, set()).add(name)
+    expected = {f"{kind}{cycle}_" for kind in "cr" for cycle in range(cycles)}
+    assert {frozenset(one) for one in stages.values()} == {
+        frozenset(f"{stage}{n}" for n in range(4)) for stage in expected
+    }
+
+
+def test_stages_that_are_one_to_one_belong_to_the_nearest_reader() -> None:
+    """Three chains of three calls feed a sum: each stage is a group. Of two pairs that are joined
+    before, each pair is a group by itself. A chain is none.
+    """
+    chains = [call(f"a{n}") for n in range(3)]
+    chains += [call(f"b{n}", (f"a{n}",)) for n in range(3)]
+    chains += [call(f"c{n}", (f"b{n}",)) for n in range(3)]
+    plan = analyse(graph(*chains, call("sum", ("c0", "c1", "c2"))), {})
+    expected = {
+        f"{stage}{n}": f"sum@{level}" for level, stage in enumerate("cba", 1) for n in range(3)
+    }
+    assert named(plan.group) == expected
+    tree = [*map(call, "abcd"), call("ab", ("a", "b")), call("cd", ("c", "d"))]
+    pairs = analyse(graph(*tree, call("all", ("ab", "cd"))), {})
+    joins = {"a": "ab@2", "b": "ab@2", "c": "cd@2", "d": "cd@2", "ab": "all@1", "cd": "all@1"}
+    assert named(pairs.group) == joins
+    assert analyse(graph(call("a"), call("b", ("a",)), call("c", ("b",))), {}).group == {}
+
+
+def test_answers_without_an_input_in_common_are_apart() -> None:
+    """Two questions of a session have nothing to do with each other."""
+    apart = [call("a"), call("b"), call("x", ("a",)), call("y", ("b",))]
+    assert analyse(graph(*apart), {}).group == {}
+
+
+def test_a_stage_may_come_in_pieces() -> None:
+    """The reader first, then each chain by itself, its end first."""
+    made, plan = Graph(), Plan({})
+    order = [call("sum", ("b0", "b1")), *(call(f"b{n}", (f"a{n}",)) for n in range(2))]
+    for node in [*order, call("a0"), call("a1")]:
+        made.add(Addition.of([node]))
+        passes.analyse(made, plan, [f"{node.id}/0"])
+    groups = {"b0": "sum@1", "b1": "sum@1", "a0": "sum@2", "a1": "sum@2"}
+    assert named(plan.group) == groups
+
+
 def test_maps_that_come_after_their_reduce_are_its_group() -> None:
     """A client may submit the last call first, and each map by itself."""
     made = Graph()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from tests.null.asgi import Serve, Server
 from tests.null.test_openai_tools import chat
+from tests.null.test_thinking import QWEN3, SWITCHED
 from weftline_engine.pretend import null
+from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullMode
 
 # As Qwen3.5 writes a chat: thoughts behind the user's last message, or all of them.
 TEMPLATE = (
@@ -201,3 +204,53 @@ async def test_a_message_of_a_variable_has_its_thoughts(serve: Serve) -> None:
     value["reasoning_content"] = 7  # `body` has this object
     refused = await server.http.post("/v1/submit", json=body)
     assert "reasoning_content that is no text" in refused.text
+
+
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("apart", [False, True])
+async def test_thoughts_stay_apart_from_a_value(
+    apart: bool, parts: bool, serve: Serve, monkeypatch: Any
+) -> None:
+    """Where a call asks for that, neither its value nor a call that reads it has them. They come
+    with the first part of the text, or with the value, however the engine cuts the answer."""
+    monkeypatch.setattr(null, "CHAT_TEMPLATE", SWITCHED)
+    says = NullConfig(
+        mode=NullMode.SCRIPT,
+        script=(
+            ("I say: It", "<think>\nB\n</think>\n\nGood."),
+            ("I say: <think>", "Raw."),
+            ("", QWEN3),
+        ),
+        latency=LatencyProfile(step_s=0.001),
+    )
+    server = await serve(says)
+
+    def call(name: str, text: str, reads: str | None) -> dict[str, Any]:
+        content = [{"text": text}, *([{"input": "x"}] if reads else [])]
+        given = [{"name": "x", "in_out": "in", "semantic_var_id": reads}] if reads else []
+        return {
+            "name": name,
+            "prompt": [
+                {"role": "user", "content": content},
+                {"role": "assistant", "content": [{"output": "o"}]},
+            ],
+            "placeholders": [*given, {"name": "o", "in_out": "out", "semantic_var_id": name}],
+            "separate_reasoning": apart,
+        }
+
+    calls = [call("one", "Rome?", None), call("two", "I say: ", "one")]
+    body = {"calls": calls, "watch": ["one", "two"], "parts": parts}
+    text = (await server.http.post("/v1/submit", json=body)).text
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    values = {one["semantic_var_id"]: one for one in events if "value" in one}
+    thoughts = {name: one.get("reasoning_content") for name, one in values.items()}
+    if not apart:
+        assert (values["one"]["value"], values["two"]["value"]) == (QWEN3, "Raw.")
+        assert thoughts == {"one": None, "two": None}
+        return
+    assert (values["one"]["value"], values["two"]["value"]) == ("It is sunny.", "Good.")
+    assert thoughts == {"one": "Rome is in Italy.", "two": "B"}
+    texts = [one for one in events if one.get("text") and one["semantic_var_id"] == "one"]
+    assert "".join(one["text"] for one in texts) == ("It is sunny." if parts else "")
+    told = [one.get("reasoning_content") for one in texts]
+    assert told[:1] == ["Rome is in Italy."] * parts and not any(told[1:])

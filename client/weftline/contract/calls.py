@@ -180,7 +180,8 @@ class Call(StrictBody):
     `auto`, `none`, `required` or one function by name. If `parallel_tool_calls` is false, the model
     makes at most one tool call. So it does with `required` and one tool if the field is not set.
     `chat_template_kwargs` are further variables of the model's chat template, such as
-    `enable_thinking`.
+    `enable_thinking`. With `separate_reasoning` the text and the value of an output are the answer
+    without the model's thoughts, which come beside the value as `reasoning_content`.
 
     Waiting calls with a lower `priority` go first. One unit of priority equals ten seconds of
     waiting, so that no call starves.
@@ -195,6 +196,7 @@ class Call(StrictBody):
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, TemplateWord] | None = None
+    separate_reasoning: bool = False
     priority: int = 0
 
     def __post_init__(self) -> None:

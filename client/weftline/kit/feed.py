@@ -232,8 +232,8 @@ class RunFeed:
             case Submitted(session):
                 if not self.session.done():
                     self.session.set_result(session)
-            case VariableText(variable, text):
-                self.results[variable].add(text)
+            case VariableText(variable, text, thoughts):
+                self.results[variable].add(text, thoughts)
             case Value(variable, value, facts) if self.session.done():
                 told = {**facts, "session_id": self.session.result()}
                 self._settle(Value(variable, value, told))

@@ -18,15 +18,18 @@ LOST = False  # stands in a list for the result of an item that failed
 class Result:
     """The result of one variable: its value, and the parts of its text as they are generated.
 
-    Any number of readers, on any thread or loop, can wait for it.
+    Any number of readers, on any thread or loop, can wait for it. `thoughts` are those before the
+    text, which are there when its first part is.
     """
 
     def __init__(self) -> None:
         self.value: Future[Value] = Future()
         self.text: Chain[str] = Chain()
+        self.thoughts = ""
         self._has_parts = False
 
-    def add(self, text: str) -> None:
+    def add(self, text: str, thoughts: str = "") -> None:
+        self.thoughts = self.thoughts or thoughts
         self.text.add(text)
         self._has_parts = True
 
@@ -43,7 +46,7 @@ class Result:
             self.value.set_exception(event.error)
             return
         if not self._has_parts and isinstance(event.value, str):
-            self.add(event.value)
+            self.add(event.value, event.facts.get("reasoning_content", ""))
         self.text.end()
         self.value.set_result(event)
 

@@ -21,10 +21,11 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class VariableText:
-    """More text of a variable."""
+    """More text of a variable. The first one has the thoughts before it, if they are apart."""
 
     variable: str
     text: str
+    thoughts: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class Value:
     """A variable is ready.
 
     `facts` are its call's `model`, `prompt_tokens`, `cached_tokens`, `output_tokens` and
-    `finish_reason`.
+    `finish_reason`. Thoughts that are no part of the value are `reasoning_content`, and their
+    tokens are counted in `reasoning_tokens`.
     """
 
     variable: str
@@ -82,7 +84,8 @@ def event_of(event: ServerSentEvent) -> Event | None:
         case "submitted":
             return Submitted(data["session_id"])
         case "part":
-            return VariableText(data["semantic_var_id"], data["text"])
+            thoughts = data.get("reasoning_content", "")
+            return VariableText(data["semantic_var_id"], data["text"], thoughts)
         case "value":
             variable = data.pop("semantic_var_id")
             return Value(variable, data.pop("value"), data)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
+from typing import Any
 
 from weftline.contract.errors import EngineUnavailable, StorageFull, WeftlineError
 from weftline.contract.protocol import SubmitBody
@@ -18,7 +19,7 @@ from weftline_server.journal.fence import SessionMoved
 from weftline_server.lowering.bounds import is_small
 from weftline_server.lowering.kinds.turn import AnswerBody
 from weftline_server.observe.parts import Parts, in_parts, json_text
-from weftline_server.observe.view import value_parts
+from weftline_server.observe.view import output_step, value_parts
 from weftline_server.prompt.tool_parser import Delta, Said
 from weftline_server.runtime.service import Service
 from weftline_server.session.client_values import client_step
@@ -92,6 +93,7 @@ class _Watching:
         self._parts = body.parts
         self._wait = body.wait
         self._agents: dict[str, AgentTurns] = {}
+        self._reasoning: dict[str, int] = {}  # the tokens of thoughts, before a value is sent
 
     async def follow(self, variable: str) -> None:
         """Queue the texts of a variable if they are asked for, then its end."""
@@ -101,7 +103,8 @@ class _Watching:
                 await self._follow_agent(variable, owner)
             elif self._parts:
                 async for chunk in readers.stream(session, variable, wait=self._wait):
-                    await self._text(variable, chunk.offset, chunk.text)
+                    more = {} if chunk.offset else self._thoughts(variable)
+                    await self._text(variable, chunk.offset, chunk.text, **more)
             else:
                 await readers.get(session, variable, wait=self._wait)
             last: bytes | str = variable
@@ -121,6 +124,7 @@ class _Watching:
     async def value(self, renderings: Renderings, variable: str) -> AsyncGenerator[bytes, None]:
         """The event with the value of a ready variable, in pieces if it is large."""
         session, id = self._session, f"{variable} "
+        self._reasoning[variable] = await self._thought_tokens(variable)
         if is_small(session.variable(variable).value):
             yield sse("value", await json_text(self._fields(variable)), id=id)
             return
@@ -133,12 +137,34 @@ class _Watching:
     def _fields(self, variable: str) -> Parts:
         """What the event of a value says. That of an agent has its conversation, too."""
         yield from value_parts(self._session, variable)
+        if tokens := self._reasoning.pop(variable, 0):
+            yield "reasoning_tokens", tokens
         if (turns := self._agents.get(variable)) is not None:
             yield from in_parts("messages", iter((*turns.earlier, turns.message)))
             reason = turns.step.reason
             assert reason is not None, "the agent has ended"
             yield "finish_reason", finish_reason(reason, "tool_calls" in turns.message)
             yield "usage", usage_body(turns.usages, 1)
+
+    def _thoughts(self, variable: str) -> dict[str, str]:
+        """The thoughts before a text, which are complete when it begins."""
+        step = output_step(self._session, variable)
+        return {"reasoning_content": "".join(step.thoughts)} if step and step.thoughts else {}
+
+    async def _thought_tokens(self, variable: str) -> int:
+        """The tokens of a call's thoughts, 0 where its engine keeps its tokenizer to itself."""
+        value: Any = self._session.variable(variable).value
+        found = value if isinstance(value, dict) and "role" in value else self._thoughts(variable)
+        thoughts = found.get("reasoning_content")
+        producer = self._session.graph.producer.get(variable)
+        if not thoughts or producer is None:
+            return 0
+        task = self._session.graph.tasks[self._session.graph.primitives[producer].task]
+        if task.call is None:
+            return 0
+        prompter = self._service.engines.model(task.call.model).prompter
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, prompter.count, thoughts)
 
     async def _follow_agent(self, variable: str, owner: str) -> None:
         """Queue the texts of an agent's turns, and the calls that the client has to compute."""

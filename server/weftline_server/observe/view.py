@@ -93,6 +93,8 @@ def _generated(session: ServerSession, task: Task, variable: str) -> dict[str, A
         found["prompt_tokens"] = usage.prompt_tokens
         found["cached_tokens"] = usage.cached_tokens
         found["output_tokens"] = usage.output_tokens
+    if step.thoughts:
+        found["reasoning_content"] = "".join(step.thoughts)
     return {**found, "finish_reason": step.reason.value}
 
 

@@ -1,36 +1,156 @@
-"""Task groups (Parrot section 5.2): tasks that feed one consumer, and so should finish together."""
+"""Task groups (Parrot section 5.2): tasks that a reader waits for and that should end together."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain, islice
+
 from weftline_server.graph.graph import Graph
+from weftline_server.passes.depth import MOST_DEPTH
 from weftline_server.passes.plan import MOST_EDGES, Changed, Findings, Plan
+
+# A task with more readers than these is an input that they have in common, and no link of a stage.
+MOST_READERS = 32
+# Of the answers that have an input in common, this many are compared with a new one.
+MOST_COMPARED = 4
 
 
 def groups(graph: Graph, plan: Plan, changed: Changed) -> Findings:
-    """Tasks of equal depth under one consumer are a group; a lone producer is in no group. A list
-    longer than MOST_EDGES goes through an engine in many batches, so its producers are no group. A
-    task with several consumers belongs to the group of the first consumer that makes one.
+    """Tasks of equal depth under one consumer are a group. So are tasks of equal depth further up,
+    where each is read by another member, such as the reviewers whose reviews one reviser each
+    reads. A lone producer is in no group. A list longer than MOST_EDGES goes through an engine in
+    many batches, so its producers are no group. A task with several consumers belongs to the group
+    of the first consumer that makes one, and the nearest reader goes before those behind it.
     """
-    found: dict[str, str] = {}
-    for task in dict.fromkeys([graph.primitives[id].task for id in changed]):
+    stages = _Stages(graph, plan)
+    tasks = list(dict.fromkeys([graph.primitives[id].task for id in changed]))
+    for task in tasks:
+        for level, members in stages.read_by(task).items():
+            stages.enter(f"{task}@{level}", members)
+    for task in stages.below(tasks):
+        for members in stages.read_by(task).values():
+            stages.climb(task, members)
+        stages.compare(task)
+    return Findings(group=stages.found)
+
+
+class _Stages:
+    """The stages above the readers of a graph; `found` has their names by primitive."""
+
+    def __init__(self, graph: Graph, plan: Plan) -> None:
+        self.found: dict[str, str] = {}
+        self._graph = graph
+        self._plan = plan
+        self._levels: dict[str, dict[int, list[str]]] = {}  # by reader
+        self._links: dict[str, bool] = {}
+        self._lanes: dict[str, dict[int, str]] = {}  # by sink
+        self._climbed: set[tuple[str, ...]] = set()
+
+    def read_by(self, task: str) -> dict[int, list[str]]:
+        """The producers of the task by their depth, where several have the same."""
+        if task not in self._levels:
+            self._levels[task] = self._read_by(task)
+        return self._levels[task]
+
+    def _read_by(self, task: str) -> dict[int, list[str]]:
+        graph = self._graph
         first, *more = graph.tasks[task].primitives
         waits = graph.primitives[first.id]
         if not more and len(waits.reads) + len(waits.after) < 2:
-            continue  # most tasks wait for one other at most
+            return {}  # most tasks wait for one other at most
         if any(len(graph.primitives[one.id].reads) > MOST_EDGES for one in (first, *more)):
-            continue
-        above = graph.tasks_above(task)
-        if len(above) < 2:
-            continue
+            return {}
+        return self._several(graph.tasks_above(task))
+
+    def _several(self, tasks: Iterable[str]) -> dict[int, list[str]]:
         depths: dict[int, list[str]] = {}
-        for one in above:
-            of_task = plan.depth.get(graph.tasks[one].primitives[0].id, 0)
-            depths.setdefault(of_task, []).append(one)
-        for level, tasks in depths.items():
-            if len(tasks) < 2:
-                continue
-            group = f"{task}@{level}"
-            for member in tasks:
-                for primitive in graph.tasks[member].primitives:
-                    found.setdefault(primitive.id, group)
-    return Findings(group=found)
+        for one in tasks:
+            depths.setdefault(self._depth(one), []).append(one)
+        return {depth: some for depth, some in depths.items() if len(some) > 1}
+
+    def _depth(self, task: str) -> int:
+        return self._plan.depth.get(self._graph.tasks[task].primitives[0].id, 0)
+
+    def enter(self, name: str, members: Iterable[str]) -> None:
+        """The members are a group, but for those that are in another one."""
+        for member in members:
+            for primitive in self._graph.tasks[member].primitives:
+                self.found.setdefault(primitive.id, name)
+
+    def below(self, tasks: Iterable[str]) -> Collection[str]:
+        """The tasks and all that wait for them, as far as depths are told apart."""
+        seen = dict.fromkeys(tasks)
+        last = list(seen)
+        for _ in range(MOST_DEPTH):
+            last = [one for task in last for one in self._readers(task) if one not in seen]
+            seen.update(dict.fromkeys(last))
+        return seen
+
+    def _readers(self, task: str, most: int | None = None) -> Collection[str]:
+        """The tasks that wait for the task directly, or those of its newest edges, the newest first
+        in both."""
+        graph = self._graph
+        made = (one.id for one in graph.tasks[task].primitives)
+        edges = islice(chain.from_iterable(reversed([*graph.downstream(id)]) for id in made), most)
+        found = dict.fromkeys(graph.primitives[id].task for id in edges)
+        found.pop(task, None)
+        return found
+
+    def climb(self, reader: str, members: Sequence[str]) -> None:
+        """Make groups of the tasks above `members` that are in none of a nearer reader."""
+        above = tuple(members)
+        for _ in range(MOST_DEPTH):
+            if len(above) > MOST_EDGES or above in self._climbed:
+                return
+            self._climbed.add(above)
+            above = tuple(dict.fromkeys(one for member in above for one in self._links_of(member)))
+            for level, stage in self._several(above).items():
+                self.enter(f"{reader}@{level}", stage)
+            if len(above) < 2:
+                return
+
+    def _links_of(self, task: str) -> list[str]:
+        """The tasks above that no reader makes members of a group by itself."""
+        return [one for one in self._graph.tasks_above(task) if self._is_link(one)]
+
+    def _is_link(self, task: str) -> bool:
+        if task not in self._links:
+            readers, depth = self._readers(task, MOST_READERS + 1), self._depth(task)
+            is_common = len(readers) > MOST_READERS
+            self._links[task] = not is_common and not any(
+                depth in self.read_by(reader) for reader in readers
+            )
+        return self._links[task]
+
+    def compare(self, sink: str) -> None:
+        """The client reads several answers that have an input in common, such as the files that
+        each reviser rewrites: what is above them is one stage, too."""
+        if self._readers(sink, 1):
+            return
+        above = self._graph.tasks_above(sink)
+        own = self._lane(sink) if len(above) > 1 else {}
+        if not own:
+            return
+        for shared in above:
+            for other in self._readers(shared, MOST_COMPARED):
+                if other == sink or self._readers(other, 1):
+                    continue
+                for level, task in self._lane(other).items():
+                    if own.get(level, task) != task:
+                        self.enter(f"{shared}@{level}", (task, own[level]))
+
+    def _lane(self, sink: str) -> dict[int, str]:
+        """By depth, what is above an answer and is read for that answer alone."""
+        if sink not in self._lanes:
+            self._lanes[sink] = self._lane_of(sink)
+        return self._lanes[sink]
+
+    def _lane_of(self, sink: str) -> dict[int, str]:
+        found: dict[int, str] = {}
+        last = [sink]
+        while last and len(found) < MOST_DEPTH:
+            above = dict.fromkeys(one for task in last for one in self._graph.tasks_above(task))
+            last = [one for one in above if len(self._readers(one, MOST_READERS)) == 1]
+            for one in last:
+                found.setdefault(self._depth(one), one)
+        return found

@@ -9,12 +9,13 @@ from weftline.contract.protocol import Message
 from weftline_engine import api
 from weftline_server.graph.primitive import Primitive
 from weftline_server.lowering.kinds.prompt import PromptBody
-from weftline_server.lowering.result_values import reader_of
+from weftline_server.lowering.result_values import reader_of, thinking_of
 from weftline_server.prompt.answer import AnswerBuilder
 from weftline_server.prompt.answer_parser import AnswerParser
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.rewriter import Rewriter
 from weftline_server.prompt.special_marks import MarkedText
+from weftline_server.prompt.thinking_block import ThinkingBlock
 from weftline_server.prompt.tool_parser import Delta
 
 
@@ -40,13 +41,14 @@ class _Rewriting:
 
 
 class Answers:
-    """The answers that engines generate now, by their ops: those with tools, and those in a dialect
-    with marks of its own."""
+    """The answers that engines generate now, by their ops: those with tools, those in a dialect
+    with marks of its own, and those whose thoughts are no part of the text."""
 
     def __init__(self, prompter: Callable[[str], Prompter]) -> None:
         self._prompter = prompter
         self._readings: dict[str, _Reading] = {}
         self._rewritings: dict[str, _Rewriting] = {}
+        self._blocks: dict[str, ThinkingBlock] = {}
 
     def marks(self, primitive: Primitive) -> tuple[str, ...]:
         """The special tokens that an answer needs, because it is rewritten. A prompt of text has no
@@ -71,6 +73,22 @@ class Answers:
             return ""
         return found.rewriter.feed(found.marked.end()) + found.rewriter.end()
 
+    def split(self, op: str, primitive: Primitive, text: str, ends: bool) -> tuple[str, str]:
+        """More thoughts and more of the answer, where a call keeps them apart."""
+        body = primitive.body
+        assert isinstance(body, PromptBody), "it generates text"
+        if not body.call.separate_reasoning or body.is_read:
+            return "", text
+        if (block := self._blocks.get(op)) is None:
+            thinking = thinking_of(body.call, body.output, self._prompter(primitive.resource))
+            block = self._blocks[op] = ThinkingBlock(thinking)
+        thoughts, said = block.feed(text)
+        if ends:
+            del self._blocks[op]
+            last, rest = block.end()
+            thoughts, said = thoughts + last, said + rest
+        return thoughts, said
+
     def read(self, op: str, primitive: Primitive, text: str) -> tuple[Delta, ...]:
         reading = self._reading(op, primitive)
         return reading.put(reading.reader.feed(text))
@@ -88,6 +106,7 @@ class Answers:
         """The answer has ended, or is generated again."""
         self._readings.pop(op, None)
         self._rewritings.pop(op, None)
+        self._blocks.pop(op, None)
 
     def _rewriting(self, op: str, primitive: Primitive) -> _Rewriting | None:
         """What rewrites an answer, if its dialect has marks."""

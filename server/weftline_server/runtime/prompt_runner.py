@@ -147,23 +147,33 @@ class PromptRunner(Runner):
         """The event of a generated part of an output."""
         logprobs = token_logprobs(part, self.prompter(primitive.resource))
         text = self.answers.text(part, primitive)
+        thoughts, text = self.answers.split(part.op, primitive, text, ends=False)
         is_read = body_of(primitive).is_read
         deltas = self.answers.read(part.op, primitive, text) if is_read else ()
         made = part.offset + len(part.tokens)
         return ev.TextGenerated(
-            now=now, primitive=primitive.id, text=text, made=made, logprobs=logprobs, deltas=deltas
+            now=now,
+            primitive=primitive.id,
+            text=text,
+            made=made,
+            logprobs=logprobs,
+            deltas=deltas,
+            thoughts=thoughts,
         )
 
     def last(self, primitive: Primitive, finished: api.Finished) -> ev.TextGenerated | None:
         """The event of what the end of an answer completes, if anything."""
         text = self.answers.rest(finished.op, primitive)
+        thoughts, text = self.answers.split(finished.op, primitive, text, ends=True)
         deltas: tuple[Delta, ...] = ()
         if body_of(primitive).is_read:
             read = self.answers.read(finished.op, primitive, text) if text else ()
             deltas = (*read, *self.answers.end(finished.op, primitive))
-        if not text and not deltas:
+        if not text and not deltas and not thoughts:
             return None
-        return ev.TextGenerated(now=finished.time, primitive=primitive.id, text=text, deltas=deltas)
+        return ev.TextGenerated(
+            now=finished.time, primitive=primitive.id, text=text, deltas=deltas, thoughts=thoughts
+        )
 
     def result(
         self, session: ServerSession, primitive: Primitive, finished: api.Finished

@@ -136,6 +136,7 @@ class TextGenerated(PrimitiveEvent):
     made: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     deltas: tuple[Delta, ...] = ()  # what was read of an answer that may call tools
+    thoughts: str = ""  # where they are no part of the text
 
 
 @record

@@ -156,7 +156,9 @@ class Execution:
         run = self._live(event)
         if run is None or run.step is None:
             return []
-        run.step.made = event.made or run.step.made + (event.text != "")
+        run.step.made = event.made or run.step.made + bool(event.text or event.thoughts)
+        if event.thoughts:
+            run.step.thoughts.append(event.thoughts)
         if event.logprobs:
             run.step.logprobs += event.logprobs
         if not event.text and not event.deltas:
@@ -413,6 +415,7 @@ def restarted(execution: Execution, event: ev.PrimitiveRestarted) -> list[ev.Act
     if not run.live or run.step is None:
         return []
     run.step.logprobs.clear()
+    run.step.thoughts.clear()
     run.step.made = 0
     for var in execution.graph.primitives[run.id].writes:
         execution.variables[var].restart(event.attempt)

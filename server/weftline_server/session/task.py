@@ -71,6 +71,7 @@ class PrimitiveTimes:
     usage: Usage | None = None
     reason: FinishReason | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)  # only if the client asked for them
+    thoughts: list[str] = field(default_factory=list)  # that are no part of the text
 
     @property
     def queue_s(self) -> float | None:

@@ -179,7 +179,7 @@ class Taken:
         chunks = Chunks()
         try:
             for text in () if self.is_whole else self.result.text.read(self.timeout_s):
-                yield from map(_as_model, chunks.text(text))
+                yield from map(_as_model, chunks.text(text, self.result.thoughts))
             value = self.result.value.result(self.timeout_s)
             yield from map(_as_model, chunks.end(value))
         except (WeftlineError, TimeoutError, CancelledError) as error:
@@ -193,7 +193,7 @@ class Taken:
         try:
             if not self.is_whole:
                 async for text in self.result.text.aread(self.timeout_s):
-                    for chunk in chunks.text(text):
+                    for chunk in chunks.text(text, self.result.thoughts):
                         yield _as_model(chunk)
             for chunk in chunks.end(await awaited(self.result.value, self.timeout_s)):
                 yield _as_model(chunk)

@@ -308,6 +308,7 @@ class _Binding:
             placeholders=(*self.inputs.placeholders, output),
             model=draft.options.model,
             criteria=draft.options.criteria,
+            separate_reasoning=True,
             **(draft.options.toolbox.fields() if draft.options.toolbox is not None else {}),
         )
 

@@ -21,7 +21,7 @@ def completion_of(value: Value) -> ChatCompletion:
     said = value.value
     choice = {
         "index": 0,
-        "message": message(said),
+        "message": message(said, value.facts),
         "finish_reason": finish_reason(said, value.facts["finish_reason"]),
         "logprobs": None,
     }

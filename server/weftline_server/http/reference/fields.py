@@ -92,6 +92,7 @@ _CALLS = {
                                [{"name": "line", "in_out": "out", "semantic_var_id": "draft"}]),
     "Call.prompt": Field("Template text, segments, or messages of segments.",
                          "Write a headline about rivers: {{output:line}}"),
+    "Call.separate_reasoning": Field("Leave the thoughts out of the text and the value.", True),
     "Call.tools": Field("Functions that the model may call.", [{"function": _FUNCTION}]),
     "CalledFunction.name": Field("The function that was called.", "get_weather"),
     "Function.grammar": Field("The Lark grammar of the text that is the only argument.", None),

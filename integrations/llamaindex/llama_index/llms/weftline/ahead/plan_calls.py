@@ -114,6 +114,7 @@ def _call(draft: PlannedCall, index: int, binding: _Binding, fields: dict[str, A
         placeholders=(*inputs, output),
         model=None if model == "default" else model,
         criteria=None if criteria is None else Criterion(criteria),
+        separate_reasoning=True,
         **tools,
     )
 

@@ -149,7 +149,7 @@ class Asking:
             try:
                 if "tools" not in asked.body:
                     async for text in asked.planned.text.aread(self.server.timeout_s):
-                        for chunk in made.text(text):
+                        for chunk in made.text(text, asked.planned.thoughts):
                             yield chunk
                 for chunk in made.end(await self._value(asked.planned)):
                     yield chunk
@@ -222,7 +222,7 @@ def _hear(request: Request | None, answer: Mapping[str, Any]) -> None:
 
 def _answer_of(asked: Asked, value: Value) -> dict[str, Any]:
     """A value of a graph as the response to an ordinary request."""
-    content: dict[str, Any] = {"message": message(value.value)}
+    content: dict[str, Any] = {"message": message(value.value, value.facts)}
     if asked.route != CHAT and not isinstance(value.value, dict):
         content = {"text": value.value}
     reason = finish_reason(value.value, value.facts["finish_reason"])
