@@ -25,6 +25,7 @@ from weftline_engine.services.tools.sandbox import (
     _counts_by_namespace,
     _has_own_users,
 )
+from weftline_engine.services.tools.sandbox_files import MOST_FILES
 from weftline_server.commands.tool_tables import ToolTable, from_tables
 
 LIMITS = Limits(memory_mb=1024, processes=20, file_mb=16, cpu_s=2)
@@ -177,8 +178,8 @@ BOUNDED = (
     ("open('/new', 'w')", "Error"),
     ("open('/usr/new', 'w')", "Error"),
 )
-# Only root bounds the number of files.
-OF_ROOT = (
+# Root bounds the number of files, and others where the kernel lets them mount.
+OF_FILES = (
     (
         "import os\nfor number in range(20_000):\n    os.mknod(f'/tmp/{number}')",
         "No space left on device",
@@ -191,7 +192,8 @@ async def test_code_keeps_to_its_limits(world: World) -> None:
     for itself. Ordinary code works."""
     calls = await sandboxed(world.folder)
     try:
-        for code, said in (*BOUNDED, *(OF_ROOT if os.getuid() == 0 else ())):
+        bounds_files = os.getuid() == 0 or Sandbox.of("math", LIMITS).mounts
+        for code, said in (*BOUNDED, *(OF_FILES if bounds_files else ())):
             assert said in await calls.error("python", code=code)
         written = await calls.call("python", code="open('/tmp/a', 'w').write('a'); print('yes')")
         assert written["content"] == "yes"
@@ -310,6 +312,73 @@ async def test_both_kinds_of_sandbox_pass_their_self_test(world: World) -> None:
     made = Sandbox.of("math", Limits())
     made.check(lambda: None)
     replace(made, user=None).check(lambda: None)
+
+
+# Prints what it finds, and what it can make. bubblewrap's process has the mounts from before.
+MAKES_FILES = """
+import json, os
+made = {"of tools": os.listdir(os.path.dirname(__file__)), "at": os.getcwd()}
+for folder in ("/tmp", "/dev/shm", "/proc/1/root/tmp", "/proc/1/root/dev/shm"):
+    try:
+        for number in range(20_000):
+            os.mknod(f"{folder}/{number}")
+    except OSError as error:
+        made[folder] = [number, error.strerror]
+try:
+    open(__file__, "a")
+except OSError as error:
+    made["its code"] = error.strerror
+print(json.dumps(made))
+"""
+
+
+def without_root(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
+    """The sandbox of a module that makes files, as a server without root has it."""
+    (folder / "makes_files.py").write_text(MAKES_FILES)
+    monkeypatch.syspath_prepend(str(folder))
+    made = Sandbox.of("makes_files", Limits(file_mb=16))
+    return replace(made, user=None, own_users=False, mounts=False)
+
+
+def test_without_root_the_number_of_files_is_bounded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of tools below /tmp, where pytest makes it, is still read there. Nothing that
+    bubblewrap has mounted before can be written.
+    """
+    if not bubblewrap_works():
+        pytest.skip("bubblewrap 0.8 is not here, or may not be used")
+    made = without_root(world.folder, monkeypatch).that_mounts()
+    if not made.mounts:
+        pytest.skip("the kernel allows no mounts in a user namespace")
+    made.check(lambda: None)
+    ran = subprocess.run(
+        made.command("--check"), env=made.environment, capture_output=True, text=True, check=True
+    )
+    found = json.loads(ran.stdout)
+    assert "some_code.py" in found["of tools"] and found["at"] == "/tmp"
+    for folder in ("/tmp", "/dev/shm"):
+        count, error = found[folder]
+        assert error == "No space left on device" and MOST_FILES - 100 < count <= MOST_FILES
+    for folder in ("/proc/1/root/tmp", "/proc/1/root/dev/shm"):
+        assert found[folder] == [0, "Read-only file system"]
+    assert found["its code"] == "Read-only file system"
+
+
+def test_where_the_kernel_allows_no_mounts_the_sandbox_runs(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Ubuntu 24.04: bubblewrap's process has no right to mount. Bytes are bounded alone."""
+    if not bubblewrap_works():
+        pytest.skip("bubblewrap 0.8 is not here, or may not be used")
+    made = without_root(world.folder, monkeypatch)
+    script = tmp_path / "bwrap"
+    left_out = "s/--cap-add CAP_SYS_ADMIN//"
+    script.write_text(f'#!/bin/sh\nexec {made.program} $(echo "$@" | sed "{left_out}")\n')
+    script.chmod(0o755)
+    tried = replace(made, program=str(script)).that_mounts()
+    assert not tried.mounts
+    tried.check(lambda: None)
 
 
 def test_a_table_asks_for_a_sandbox() -> None:

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -46,6 +46,8 @@ class Sandbox:
     The kernel counts processes by user, so one call that starts all it may would leave none to
     another. With `own_users` each call has a user of its own instead. Without root the kernel
     counts by user namespace, too: then `processes` is the limit of each call, set in its namespace.
+    Root bounds the number of files in /tmp. Without root a call's process mounts it anew with a
+    bound, where the kernel allows that in a user namespace: it `mounts`.
     """
 
     program: str
@@ -56,6 +58,7 @@ class Sandbox:
     user: tuple[int, int] | None
     own_users: bool = False
     processes: int | None = None
+    mounts: bool = False
 
     @staticmethod
     def of(
@@ -89,7 +92,20 @@ class Sandbox:
         own_users = owner is not None and user is None and _has_own_users()
         alone = limits.processes if owner is None and _counts_by_namespace() else None
         program = _program()
-        return Sandbox(program, module, folders, environment, size, owner, own_users, alone)
+        made = Sandbox(program, module, folders, environment, size, owner, own_users, alone)
+        return made.that_mounts() if owner is None else made
+
+    def that_mounts(self) -> Sandbox:
+        """The sandbox without root whose /tmp has a bound of files, if the kernel allows it."""
+        tried = replace(self, mounts=True)
+        try:
+            command = tried.command("--probe")
+            said = subprocess.run(
+                command, env=self.environment, capture_output=True, timeout=CHECK_S
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return self  # its self-test says why it does not run
+        return self if said.returncode else tried
 
     def running(self) -> int | None:
         """How many processes the user of the next call has. None if its own are limited inside."""
@@ -102,14 +118,16 @@ class Sandbox:
     def command(self, *arguments: str) -> list[str]:
         """The command line of a call's process."""
         child = "weftline_engine.services.tools.sandbox_child"
-        inner = [sys.executable, "-m", child, "--module", self.module]
+        inner = [sys.executable, "-m", child, "--module", self.module, "--size", str(self.size)]
         if self.user is not None:
             uid, gid = self.user
             if self.own_users:
                 uid = gid = OWN_USERS + secrets.randbelow(OWN_USERS_COUNT)
-            inner += ["--user", f"{uid}:{gid}", "--size", str(self.size)]
+            inner += ["--user", f"{uid}:{gid}"]
         if self.processes is not None:
             inner += ["--processes", str(self.processes)]
+        if self.mounts:
+            inner.append("--mounts")
         return [self.program, *self._walls(), *self._files(), "--", *inner, *arguments]
 
     def enter(self, tool: str, descriptor: int) -> NoReturn:
@@ -154,7 +172,9 @@ class Sandbox:
         else:
             walls = [f"--unshare-{one}" for one in ("ipc", "pid", "net", "uts", "cgroup-try")]
             walls += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-            walls += ["--cap-add", "CAP_SYS_ADMIN"]  # to bound the files of /tmp, until it is left
+        if self.user is not None or self.mounts:
+            # To bound the number of files in /tmp. It is given up before the call.
+            walls += ["--cap-add", "CAP_SYS_ADMIN"]
         return [*walls, "--hostname", "tool", "--die-with-parent"]
 
     def _files(self) -> Iterator[str]:
@@ -175,6 +195,8 @@ class Sandbox:
             yield from ("--perms", "0755", "--dir", str(parent))
         for folder in self.folders:
             yield from ("--ro-bind", str(folder), str(folder))
+        if self.mounts:
+            yield from ("--remount-ro", "/tmp", "--remount-ro", "/dev/shm")
         yield from ("--remount-ro", "/", "--chdir", "/tmp")
 
 

@@ -7,23 +7,20 @@ bubblewrap. A function has `--function NAME`, and its limits in `--limits` and `
 from __future__ import annotations
 
 import argparse
-import ctypes
 import importlib
 import json
 import os
 import re
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from weftline.sdk.toolkit import Found, tools_in
 from weftline_engine.services.functions import function_worker
-from weftline_engine.services.tools import rlimits
+from weftline_engine.services.tools import rlimits, sandbox_files
 from weftline_engine.services.tools.call import serve_call
 from weftline_engine.services.tools.config import Limits
-
-MOST_FILES = 10_000  # in /tmp and in /dev/shm; they are folders, links and files
-_MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 2, 4, 32
 
 
 def main() -> None:
@@ -37,6 +34,8 @@ def main() -> None:
     parser.add_argument("--user", help="UID:GID")
     parser.add_argument("--processes", type=int, help="the most of this user namespace")
     parser.add_argument("--size", type=int, default=0, help="bytes of /tmp")
+    parser.add_argument("--mounts", action="store_true", help="mount /tmp anew")
+    parser.add_argument("--probe", action="store_true", help="try no more than that")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--function")
     parser.add_argument("--limits", type=json.loads, help="JSON, for a function")
@@ -45,12 +44,15 @@ def main() -> None:
     if args.user is not None:
         if _sees_others():  # then /tmp may be the machine's own
             sys.exit("it sees processes of the system")
-        for folder in ("/tmp", "/dev/shm"):
-            _bound_files(folder, args.size)
+        _bound_files(sandbox_files.remount, args.size)
         uid, gid = map(int, args.user.split(":"))
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
+    elif args.mounts:
+        _bound_files(sandbox_files.mount_anew, args.size)
+    if args.probe:
+        return
     if args.processes is not None:
         rlimits.limit_processes(args.processes)
     if args.limits is not None:
@@ -66,17 +68,11 @@ def main() -> None:
     serve_call(lambda: _find(args.module, args.tool), socket.socket(fileno=args.fd))
 
 
-def _bound_files(folder: str, size: int) -> None:
-    """Bound the number of files, each of which takes a kilobyte of the kernel's memory.
-
-    bubblewrap bounds their bytes alone. This process still has the right to, until it changes its
-    user.
-    """
-    options = f"size={size},nr_inodes={MOST_FILES},mode=1777".encode()
-    libc = ctypes.CDLL(None, use_errno=True)
-    flags = _MS_REMOUNT | _MS_NOSUID | _MS_NODEV
-    if libc.mount(b"tmpfs", folder.encode(), b"tmpfs", flags, options):
-        sys.exit(f"the files of {folder} cannot be bounded: {os.strerror(ctypes.get_errno())}")
+def _bound_files(bound: Callable[[int], None], size: int) -> None:
+    try:
+        bound(size)
+    except OSError as error:
+        sys.exit(f"the files of /tmp cannot be bounded: {error.strerror}")
 
 
 def _find(module: str, tool: str) -> Found:
