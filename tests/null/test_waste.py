@@ -191,8 +191,8 @@ def test_each_pause_is_logged_and_learned(caplog: pytest.LogCaptureFixture) -> N
     paused.add("e", 1000, GPTJ)
     paused.begin(make_paused("c", 512, 0.5), True)
     with caplog.at_level(logging.INFO, "weftline.memory"):
-        paused.resumed("c", 14.0)
-        paused.resumed("c", 99.0)
+        paused.resumed("c", 14.0, 540)
+        paused.resumed("c", 99.0, 540)
     assert [record.getMessage() for record in caplog.records] == [
         "pause of 4.000 s (predicted 0.500 s), 512 tokens: preserve for 2048.0 token-seconds "
         "(predicted 256.0), best was discard for 513.3"

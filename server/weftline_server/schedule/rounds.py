@@ -83,6 +83,7 @@ class PlacementRounds:
         tenants = lines.tenants()
         # Summing up the loads of 256 engines takes milliseconds, so it is left out without need.
         loads = [member.load() for member in ready] if tenants else []
+        self._memory.paused_contexts.saw(loads)
         served = self._served.begin(tenants)
         self._placed.extend(place_lines(lines, loads, self._policy, self._now(), served))
         self._send_some()

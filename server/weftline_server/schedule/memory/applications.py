@@ -58,12 +58,14 @@ class Newest:
     """The newest call of an application: its token-seconds until it gives its room up, if they are
     known, and the tokens that it may still generate, if it runs alone. `untold` says that nobody
     will tell whether it is the last one, and `settled` that its answer calls none of the tools that
-    it was offered: with such an answer an agent's loop ends."""
+    it was offered: with such an answer an agent's loop ends. `tools` are those that its calls have
+    called last."""
 
     need: float | None = None
     left: int = 0
     untold: bool = False
     settled: bool = False
+    tools: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -52,8 +52,8 @@ class Habits:
     `first` counts the tokens of the first call that was seen of the kind. `pause_s` are the seconds
     between two calls, a geometric mean, and `longest_s` those of a long pause. `size` counts an
     application's tokens at its end, and `shared` the tokens among these that other applications had
-    computed before. `released` is the share of its pauses in which it gave its room up. `others`
-    are all applications of the tenant.
+    computed before. `released` is the share of its pauses in which it gave its room up. `tools` are
+    those that one of its calls has called last. `others` are all applications of the tenant.
     """
 
     first: int = 0
@@ -62,6 +62,7 @@ class Habits:
     size: float | None = None
     shared: float = 0.0
     released: float | None = None
+    tools: tuple[str, ...] = ()
     others: Growths = field(default_factory=Growths)
 
     def learn_release(self, gives_up: bool) -> None:

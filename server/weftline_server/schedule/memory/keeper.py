@@ -23,6 +23,7 @@ from weftline_server.schedule.memory.applications import (
 from weftline_server.schedule.memory.early_prompts import EarlyPrompts
 from weftline_server.schedule.memory.gate import Gate
 from weftline_server.schedule.memory.paused_contexts import LONG_S, PausedContext, PausedContexts
+from weftline_server.schedule.memory.rank import token_seconds
 from weftline_server.schedule.memory.verbs import AdviseContext, FreeContext, RetainContext, Verb
 from weftline_server.schedule.memory.waste import Load
 from weftline_server.schedule.placement.round_data import PROMPT_KINDS
@@ -205,16 +206,25 @@ class Memory:
             one.since = now
         one.queued(tokens, now, output)
         if self._ranks:
-            one.newest.need = self.paused_contexts.need(
-                tokens - output, output, one.expected_pause_s
-            )
+            one.newest.need = self._need(one, op.salt, tokens - output, output)
         for context, kept in one.kept.items():
             if kept.paused and kept.begins(op.tokens or ()):
-                self.paused_contexts.resumed(context, now)
+                self.paused_contexts.resumed(context, now, len(op.tokens or ()))
         gated = self._admits and stays and self._pools.tokens and op.tokens is not None
         if gated and not self.gate.is_inside(one.id) and not self.gate.arrive(one, placed):
             return _read_last(one)
         return self._pin_for(one, op)
+
+    def _need(self, one: Application, tenant: str, prompt: int, output: int) -> float | None:
+        """The token-seconds of a call, of the pause behind it, and of coming back with a result.
+        It is expected to call the tools that the application or its kind has called last.
+        """
+        paused_contexts, tools = self.paused_contexts, one.newest.tools or one.habits.tools
+        pause_s = paused_contexts.expect(tenant, tools)
+        later = max(1, round(paused_contexts.results.expect(tenant, tools)))
+        expected_s = one.expected_pause_s if pause_s is None else pause_s
+        need = paused_contexts.need(one.model, prompt, output, expected_s, later)
+        return None if need is None else token_seconds(need)
 
     def admit(self, model: str, pool: int | None, now: float) -> list[Verb]:
         """Admit applications of a model, as Gate.admit. The contexts of applications that lose
@@ -310,7 +320,7 @@ class Memory:
         kept.paused = True
         if len(op.tokens) + len(written) == kept.tokens:
             kept.ids = (*op.tokens, *written)
-        tools = self._outlook.called_tools(id) or ()
+        tools = one.newest.tools = one.habits.tools = self._outlook.called_tools(id) or ()
         pause_s = self.paused_contexts.expect(op.salt, tools)
         paused = PausedContext(
             engine=engine,

@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from weftline_engine.api import KvCosts, Retention
 from weftline_server.schedule.memory.host_copies import HostCopies
 from weftline_server.schedule.memory.pauses import Pauses
-from weftline_server.schedule.memory.rank import MemoryNeed, token_seconds
+from weftline_server.schedule.memory.rank import MemoryNeed
+from weftline_server.schedule.memory.tool_results import ToolResults
 from weftline_server.schedule.memory.verbs import AdviseContext, RetainContext, Verb
 from weftline_server.schedule.memory.waste import Load, Strategy, Waste, waste
+from weftline_server.schedule.placement.round_data import EngineLoad
 
 log = logging.getLogger("weftline.memory")
 
@@ -50,10 +52,12 @@ class PausedContexts:
 
     def __init__(self, learns: bool = True) -> None:
         self.pauses = Pauses()
+        self.results = ToolResults()
         self._learns = learns
         self._host = HostCopies()
         self._costs: dict[str, KvCosts] = {}
         self._pools: dict[str, int] = {}
+        self._present: dict[str, tuple[KvCosts, Load]] = {}  # by model
         self._open: dict[str, tuple[PausedContext, Waste | None, Strategy]] = {}  # by context
 
     def add(self, engine: str, kv_tokens: int | None, costs: KvCosts | None) -> None:
@@ -67,25 +71,41 @@ class PausedContexts:
         """Forget an engine that is gone with all its contexts and their copies."""
         self._host.lose(engine)
         self._pools.pop(engine, None)
-        self._costs.pop(engine, None)
+        gone = self._costs.pop(engine, None)
+        self._present = {one: told for one, told in self._present.items() if told[0] is not gone}
 
     def expect(self, tenant: str, tools: tuple[str, ...]) -> float | None:
         """The expected seconds of a pause for these tools; None where nothing is known."""
         return self.pauses.expect(tenant, tools) if self._learns else None
 
-    def need(self, held: int, output: int, pause_s: float) -> float | None:
-        """The token-seconds of a call with a prompt of `held` tokens, until the call gives its room
-        up.
+    def saw(self, loads: Iterable[EngineLoad]) -> None:
+        """Take note of what runs on the engines. The first one of a model stands for all."""
+        for load in reversed(tuple(loads)):
+            if (costs := self._costs.get(load.name)) is not None:
+                self._present[load.model] = costs, Load(load.running, load.held)
 
-        The result is None where no engine has measured its costs. The pause counts if the context
-        stays during the pause.
+    def need(
+        self, model: str, held: int, output: int, pause_s: float, later: int
+    ) -> MemoryNeed | None:
+        """What a call with a prompt of `held` tokens needs until its application has computed
+        `later` tokens after a pause. None where no engine has measured its costs.
+
+        The strategy is the one that would be chosen with the present load.
         """
-        costs = next(iter(self._costs.values()), None)
+        first = next(iter(self._costs.values()), None)
+        costs, load = self._present.get(model, (first, Load()))
         if costs is None:
             return None
-        strategy = waste(held + output, pause_s, costs, Load()).best
-        need = MemoryNeed(output, costs.step_s, held=held, pause_s=pause_s, strategy=strategy)
-        return token_seconds(need)
+        return MemoryNeed(
+            output,
+            costs.step_s,
+            held=held,
+            pause_s=pause_s,
+            strategy=waste(held + output, pause_s, costs, load).best,
+            later=later,
+            again_s=costs.fill_s + costs.step_s / costs.chunk,
+            copy_s=costs.copy_s,
+        )
 
     def gives_up(self, paused: PausedContext) -> bool:
         """Whether the application should give up its place: others use it better in the pause."""
@@ -130,14 +150,16 @@ class PausedContexts:
             self._open[context] = paused, *self._open[context][1:]
         return verbs
 
-    def resumed(self, context: str, now: float) -> None:
-        """A call continues the context: learn from its pause, and log what was wasted."""
+    def resumed(self, context: str, now: float, tokens: int) -> None:
+        """A call of `tokens` tokens continues the context: learn from its pause and from what the
+        tools returned, and log what was wasted."""
         found = self._open.pop(context, None)
         if found is None:
             return
         paused, predicted, strategy = found
         lasted = now - paused.since
         self.pauses.learn(paused.tenant, paused.tools, lasted)
+        self.results.learn(paused.tenant, paused.tools, max(0, tokens - paused.tokens))
         if predicted is not None and (costs := self._costs.get(paused.engine)) is not None:
             true = waste(paused.tokens, lasted, costs, paused.load)
             log.info(

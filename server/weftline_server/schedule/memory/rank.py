@@ -18,7 +18,8 @@ class MemoryNeed:
 
     The request holds `held` tokens and computes `tokens` more, one after the other, in `token_s`
     seconds each. Then the request pauses for `pause_s` under `strategy`, and computes `later`
-    tokens. The context is computed again in `again_s` seconds a token, or copied back in `copy_s`.
+    tokens. They and a context that is computed again take `again_s` seconds each, and a context
+    that is copied back takes `copy_s`.
     """
 
     tokens: int
@@ -41,7 +42,7 @@ def token_seconds(need: MemoryNeed) -> float:
             total += _growing(0, context, need.again_s)
         case Strategy.SWAP if need.later:
             total += 2 * need.copy_s * context * context
-    return total + _growing(context, need.later, need.token_s)
+    return total + _growing(context, need.later, need.again_s)
 
 
 def order(needs: Iterable[tuple[str, MemoryNeed]]) -> list[str]:
