@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.null.test_dialects import as_parsers_read, prompter_of
+from tests.null.test_special_marks import tokenizer
 from weftline.contract.tools import CalledFunction, Function, Tool, ToolCall
+from weftline_engine.api import Description
 from weftline_server.prompt.answer import message_of
 from weftline_server.prompt.answer_parser import AnswerParser
+from weftline_server.prompt.prompter import UNSTABLE_CHARS, Prompter
 from weftline_server.prompt.render import PromptBefore, RenderedMessage
 from weftline_server.prompt.thinking_block import Thinking
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.prompt.tool_parser import ToolParser
+from weftline_server.runtime.early_fill import HOLE
+from weftline_server.runtime.next_turn import next_prompt
 
 TEMPLATES = (
     Path(__file__).parents[2] / ".venv-llama" / "source" / "templates"
@@ -147,6 +154,7 @@ def test_a_guide_is_in_the_prompt_at_every_place(name: str, tools: tuple[Tool, .
 CALL = ToolCall(
     id="123456789", function=CalledFunction(name="weather", arguments='{"city": "Rome"}')
 )
+CALL_BODY = {"id": CALL.id, "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
 MARKS = ("<tool_call>", "[TOOL_CALLS]", '{"name"')
 # How a call begins in a family whose marks are no text of ours.
 BEGINNINGS = (
@@ -256,6 +264,37 @@ def test_thoughts_before_a_call_are_the_publishers_own(name: str) -> None:
     assert dropped.count("OLD-6.") == (name in ALWAYS)
     plain = prompter.text(PromptBefore("", (USER, SAID, AGAIN), (TOOL,), words))
     assert "PLAN" not in plain and "18 degrees" in text
+
+
+# What stands between a call and the next answer beside the result, in characters: the marks of a
+# template, of which the longest are Command R7B's.
+MARKS_AROUND = 130
+_MARK = re.compile(r"</?[^<>{}'\"\s=]+>|\[/?[A-Z_]+\]")  # a mark of a template, which is one token
+
+
+@pytest.mark.parametrize("thoughts", ["", "PLAN-7."], ids=["plain", "thinks"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_next_turn_begins_as_it_was_foreseen(name: str, thoughts: str, tmp_path: Path) -> None:
+    """What is computed while the client runs a tool is the beginning of the prompt that the client
+    then sends. Behind it are the result, the marks around it, and UNSTABLE_CHARS at most."""
+    template = (TEMPLATES / f"{name}.jinja").read_text()
+    tokenizer(sorted(set(_MARK.findall(template)))).save(str(path := tmp_path / "tokenizer.json"))
+    told = Description(model="m", tokenizer=str(path), chat_template=template, context_limit=9999)
+    prompter = Prompter(told)
+    words = {"enable_thinking": True, "thinking": True, "add_thoughts": True}
+    before = PromptBefore("", (USER,), (TOOL,), words)
+    called = {"content": None, "tool_calls": [CALL_BODY], "reasoning_content": thoughts}
+    known = prompter.stable_prefix(next_prompt(before, called), HOLE)
+    turn = RenderedMessage("assistant", "", tool_calls=(CALL,), thoughts=thoughts)
+    result = RenderedMessage("tool", "18 degrees", tool_call_id=CALL.id)
+    sent = prompter.tokenised(replace(before, messages=(USER, turn, result))).tokens
+    assert sent is not None and sent[: len(known)] == known
+    assert prompter.tokenizer is not None
+    decode = partial(prompter.tokenizer.decode, skip_special_tokens=False)
+    computed = decode(list(sent[len(known) :]))
+    assert len(computed) <= len("18 degrees") + UNSTABLE_CHARS + MARKS_AROUND
+    text = decode(list(known))
+    assert ("PLAN-7." in text) == (bool(thoughts) and name in THOUGHTS)
 
 
 def test_gemma_2_gets_tools_and_system_messages_in_the_users() -> None:

@@ -101,9 +101,11 @@ class Prompter:
         self._template = None if template is None else _compiled(template, description.model)
         self._alphabet = None
         self.special: frozenset[int] = frozenset()
+        self._borders: frozenset[int] = frozenset()  # tokens that end the words beside them
         if path and not isinstance(self.tokenizer, WordTokenizer | None):
             added = self.tokenizer.get_added_tokens_decoder()
             self.special = frozenset(id for id, token in added.items() if token.special)
+            self._borders = frozenset(added)
             if b'"ByteLevel"' in Path(path).read_bytes():
                 self._alphabet = _byte_alphabet()
         self.dialect = dialect_of(template)
@@ -270,16 +272,20 @@ class Prompter:
     def _stable_ids(self, known: str, plain: bool) -> tuple[int, ...]:
         """The ids of `known` that are final.
 
-        A tokenizer works on words and special tokens. So the ids up to the start of a word are
-        final once UNSTABLE_CHARS more characters are known. The caller must still compare them with
-        the ids of the whole prompt.
+        A tokenizer works on words and added tokens. So the ids up to the start of a word, or beside
+        such a token, are final once UNSTABLE_CHARS more characters are known. The caller must still
+        compare them with the ids of the whole prompt.
         """
-        encoding = self._encode(known, plain)
+        encoding, borders = self._encode(known, plain), self._borders
+        ids = encoding.ids
         last = len(known) - UNSTABLE_CHARS
-        for index in range(len(encoding.ids) - 1, 0, -1):
+        for index in range(len(ids) - 1, 0, -1):
             start = encoding.offsets[index][0]
-            if 0 < start <= last and (known[start].isspace() or known[start - 1].isspace()):
-                return tuple(encoding.ids[:index])
+            if not 0 < start <= last:
+                continue
+            beside = known[start - 1 : start + 1]
+            if any(map(str.isspace, beside)) or not borders.isdisjoint(ids[index - 1 : index + 1]):
+                return tuple(ids[:index])
         return ()
 
     def _beginning(self) -> int:

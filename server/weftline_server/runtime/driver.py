@@ -26,6 +26,7 @@ from weftline_server.runtime.early_items import EarlyItems
 from weftline_server.runtime.engine_reports import EngineReports
 from weftline_server.runtime.engineless_runner import EnginelessRunner
 from weftline_server.runtime.hint_updates import HintUpdates
+from weftline_server.runtime.next_turn import NextTurns
 from weftline_server.runtime.readers import Readers
 from weftline_server.runtime.registry import Make, Registry
 from weftline_server.runtime.runners import Runners
@@ -89,6 +90,7 @@ class Driver:
             self._cut,
             early="early_tools" not in without,
         )
+        self._fills = "prefill_early" not in without
         self._hint_updates = HintUpdates(contained, dispatcher.pace)
         self.reports = EngineReports(
             registry,
@@ -96,6 +98,7 @@ class Driver:
             self._items,
             self._calls,
             self._hint_updates,
+            NextTurns(dispatcher, self._runners.prompts, contained.spawn, self._fills),
             contained,
             self.apply,
             clock,
@@ -114,7 +117,6 @@ class Driver:
             clock,
         )
         self.without = without  # the optimisations that are off
-        self._fills = "prefill_early" not in without
 
     def open(self, tenant: str, *, stays: bool = True, alias: str | None = None) -> ServerSession:
         """Open a session; one that `stays` may get more calls than the first submit has.

@@ -20,6 +20,7 @@ from weftline_server.runtime.early_calls import EarlyCalls
 from weftline_server.runtime.early_items import EarlyItems
 from weftline_server.runtime.future import Foresight
 from weftline_server.runtime.hint_updates import HintUpdates
+from weftline_server.runtime.next_turn import NextTurns
 from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.runners import Runners
 from weftline_server.schedule.session_protocol import Outcome, Sent
@@ -45,6 +46,7 @@ class EngineReports:
         items: EarlyItems,
         calls: EarlyCalls,
         hint_updates: HintUpdates,
+        next_turns: NextTurns,
         contained: Containment,
         apply: Callable[[ServerSession, ev.SessionEvent], None],
         clock: Callable[[], float],
@@ -54,6 +56,7 @@ class EngineReports:
         self._items = items
         self._calls = calls
         self._hint_updates = hint_updates
+        self._next_turns = next_turns
         self._contained = contained
         self._apply = apply
         self._now = clock
@@ -143,6 +146,7 @@ class EngineReports:
         takes_items = isinstance(primitive.body, TakesItems) and not primitive.traits.has_prompt
         if isinstance(made, Transformed) and not takes_items:
             self._apply(session, _finished(primitive, finished, made))
+            self._next_turns.answered(session, primitive, made.value)
             return
 
         async def later() -> None:

@@ -38,6 +38,7 @@ from weftline_server.session.session import ServerSession
 # a KV block first, then steps of a third to a half. With steps of two from 32 on, prefixes of 20
 # and 60 tokens counted as 0 and 32.
 PREFIX_TOKENS = (16, *(step << n for n in range(4, 14) for step in (2, 3)))
+LAST_TURN = 1e12  # seconds of the monotonic clock: after all applications
 EXPECTED_TOKENS = 128  # of a variable that is still empty
 
 
@@ -130,6 +131,18 @@ class PromptRunner(Runner):
             session.guessed,
             template=template,
             expected=None if expected is None else expected.most,
+        )
+
+    def fill(self, session: ServerSession, primitive: Primitive, tokens: tuple[int, ...]) -> api.Op:
+        """The op that computes the beginning of a later prompt, after all calls."""
+        id = f"{PrimitiveId(session.id, primitive.id)}+next"
+        return api.Op(
+            id=id,
+            kind=api.Kind.FILL,
+            context=id,
+            tokens=tokens,
+            salt=self._salt(session.tenant),
+            hints=replace(hints(session, primitive, self._pace), turn=LAST_TURN),
         )
 
     def took(

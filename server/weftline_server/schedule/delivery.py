@@ -60,6 +60,10 @@ class Delivery:
             if isinstance(event, _OF_THE_ENGINE):
                 changed |= self._of_engine(member, event)
                 continue
+            if event.op in member.fills and isinstance(event, (api.Finished, api.Failed)):
+                member.fills.discard(event.op)
+                perform([FreeContext(member.name, event.op)], self._fleet.members)
+                continue
             work = member.ops.works.get(event.op)
             # Events of an old attempt, or of an op that was cancelled meanwhile, are dropped.
             if work is None or event.attempt != work.op.attempt:
@@ -97,6 +101,7 @@ class Delivery:
     def down(self, member: Member) -> None:
         """Give every op of a dead engine another attempt, or fail it with the engine's reason."""
         self._memory.lost(member.name)
+        member.fills.clear()
         for work in list(member.ops.works.values()):
             answered = member.ops.is_answered(work.op.id)
             member.release(work.op.id)

@@ -12,7 +12,7 @@ from weftline_engine import api
 from weftline_server.schedule.catalogue import Catalogue
 from weftline_server.schedule.delivery import Delivery
 from weftline_server.schedule.engines.fleet import Fleet
-from weftline_server.schedule.engines.member import Member, Work
+from weftline_server.schedule.engines.member import EngineState, Member, Work
 from weftline_server.schedule.memory.keeper import Memory, Occupancy
 from weftline_server.schedule.memory.lengths import Lengths
 from weftline_server.schedule.memory.verbs import perform
@@ -139,6 +139,17 @@ class Dispatcher:
             sent = Sent(member.name, self._now(), member.node, work.why)
             self._sessions.outcome(work.primitive, sent)
         return True
+
+    def fill(self, engine: str, model: str, op: api.Op) -> None:
+        """Compute a prefix that a prompt will have on this engine, so that it is in the cache. An
+        engine whose cache applications wait for, or that several servers share, computes none.
+        """
+        member = self._fleet.members.get(engine)
+        if member is None or member.engine is None or member.elsewhere is not None:
+            return
+        if member.state is EngineState.READY and not self.memory.gate.waiting(model):
+            member.fills.add(op.id)
+            member.engine.submit(op)
 
     def advise(self) -> None:
         """Take the new hints of what waits and of what runs in this turn of the loop."""

@@ -279,6 +279,7 @@ class Member:
         self.last_error = ""
         self.task: asyncio.Task[None] | None = None
         self.ops = InHand()
+        self.fills: set[str] = set()  # ops of prefixes that are computed for later prompts
         self.description: api.Description | None = None
         self.kinds: frozenset[str] = frozenset()  # of op that it takes; set by `describe`
         self.prefixes: KnownPrefixes  # set by `describe`

@@ -1,0 +1,143 @@
+"""While a client runs tools, the engine computes the beginning of the next prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.null.asgi import Serve, Server
+from tests.null.test_openai_tools import CALL, USER, WEATHER, chat
+from tests.null.test_special_marks import TokenEngine, tokenizer
+from tests.waits import until
+from weftline.contract.errors import EngineFailed
+from weftline_engine import api
+from weftline_server.config import ServerConfig
+from weftline_server.prompt.prompter import UNSTABLE_CHARS
+
+# The template writes a call in another way than the model does, and thoughts in front of it.
+TEMPLATE = (
+    "{% if tools %}tools{% endif %}{% for m in messages %}|{{ m.role }}| "
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think> {% endif %}"
+    "{{ m.content }}{% for c in m.tool_calls %}CALLS {{ c.function.name }} WITH "
+    "{{ c.function.arguments.city }} AND ENDS {% endfor %}{% endfor %}|assistant| "
+)
+THOUGHTS = "I should look at the weather first."
+WRITTEN = f"<think>\n{THOUGHTS}\n</think>\n\n{CALL}"
+RESULT = "sunny and warm"
+
+
+class Recorded(TokenEngine):
+    """Keeps the ops that it gets, and the contexts that it is to free. Its tokens are bytes."""
+
+    def __init__(self, path: Path, answer: str = WRITTEN, error: str = "") -> None:
+        super().__init__(path, TEMPLATE, answer, 16)
+        self.ops: list[api.Op] = []
+        self.freed: list[str] = []
+        self.error = error
+
+    def submit(self, op: api.Op) -> None:
+        self.ops.append(op)
+        if op.kind != api.Kind.FILL:
+            super().submit(op)
+        elif self.error:
+            self._emit(api.Failed(**self._head(op), error=self.error, message="no"))
+            self._send()
+        else:
+            usage = api.Usage(
+                prompt_tokens=len(op.tokens or ()),
+                cached_tokens=0,
+                output_tokens=0,
+                started=0.0,
+                filled=0.0,
+            )
+            self._emit(api.Finished(**self._head(op), reason=api.FinishReason.FILLED, usage=usage))
+            self._send()
+
+    def free(self, context: str) -> None:
+        self.freed.append(context)
+
+    @property
+    def fills(self) -> list[api.Op]:
+        return [op for op in self.ops if op.kind == api.Kind.FILL]
+
+
+async def ready(serve: Serve, engine: Recorded, *without: str) -> Server:
+    config = ServerConfig(without=frozenset(without))
+    return await serve(config=config, also={"marked": lambda: engine})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    tokenizer(()).save(str(tmp_path / "tokenizer.json"))
+    return tmp_path / "tokenizer.json"
+
+
+async def turn(server: Server, session: str, *messages: Any, **more: Any) -> Any:
+    body = {"model": "marked", "tools": [WEATHER], "session_id": session, **more}
+    [choice] = (await chat(server, *messages, **body))["choices"]
+    return choice["message"]
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+async def test_the_next_prompt_begins_with_what_was_computed(
+    thinks: bool, serve: Serve, path: Path
+) -> None:
+    """Up to the last UNSTABLE_CHARS before the tool's result, whatever the client keeps of the
+    answer. The context is freed at its end, and stays in the cache."""
+    engine = Recorded(path, WRITTEN if thinks else CALL)
+    server = await ready(serve, engine)
+    session = await server.session()
+    made = await turn(server, session, USER)
+    assert made.get("reasoning_content") == (THOUGHTS if thinks else None)
+    await until(lambda: len(engine.freed) >= 1)
+    [fill] = engine.fills
+    assert engine.freed == [fill.context] == [f"{engine.ops[0].id}+next"]
+    assert (fill.salt, fill.hints.application) == (engine.ops[0].salt, session)
+    assert fill.hints.turn > engine.ops[0].hints.turn
+    kept = {key: made[key] for key in ("role", "content", "tool_calls")}
+    [call] = made["tool_calls"]
+    await turn(server, session, USER, kept, {"role": "tool", "tool_call_id": call["id"],
+                                             "content": RESULT})  # fmt: skip
+    following = engine.ops[2].tokens
+    assert fill.tokens and following and following[: len(fill.tokens)] == fill.tokens
+    text = engine._tokenizer.decode(list(following))
+    assert ("<think>" in text) is thinks
+    computed = text[len(fill.tokens) :]
+    longest = len("|assistant| ") + max(map(len, ("ENDS", "AND")))  # words are not cut
+    assert computed.endswith(f"{RESULT}|assistant| ")
+    assert len(computed) <= len(f"{RESULT}|assistant| ") + UNSTABLE_CHARS + longest
+
+
+async def test_nothing_is_computed_in_vain(serve: Serve, path: Path) -> None:
+    """Where no later prompt is expected, where an answer calls nothing, or without the switch."""
+    engine = Recorded(path)
+    server = await ready(serve, engine)
+    body = {"model": "marked", "tools": [WEATHER], "weftline": {"name": "once"}}
+    await chat(server, USER, **body)  # in a session of its own
+    said = Recorded(path, "It is sunny.")
+    plain = await ready(serve, said)
+    await turn(plain, await plain.session(), USER)
+    off = Recorded(path)
+    without = await ready(serve, off, "prefill_early")
+    await turn(without, await without.session(), USER)
+    await asyncio.sleep(0.1)
+    assert (len(engine.ops), len(said.ops), len(off.ops)) == (1, 1, 1)
+
+
+async def test_a_fill_that_fails_harms_nothing(serve: Serve, path: Path) -> None:
+    """The next turn is computed from its beginning."""
+    engine = Recorded(path, error=EngineFailed.__name__)
+    server = await ready(serve, engine)
+    session = await server.session()
+    made = await turn(server, session, USER)
+    await until(lambda: len(engine.fills) == 1)
+    [call] = made["tool_calls"]
+    result = {"role": "tool", "tool_call_id": call["id"], "content": RESULT}
+    again = await turn(server, session, USER, made, result)
+    assert again["tool_calls"] and engine.ops[2].kind == api.Kind.GENERATE
+    [member] = [one for one in server.driver.dispatcher.members if one.name == "marked"]
+    await until(lambda: len(engine.fills) == 2)
+    assert not member.fills
