@@ -68,7 +68,7 @@ class Driver:
         self.exchange = TenantExchange(registry, dispatcher)
         self.readers = Readers(self.apply, clock, registry.kept)
         self.observers: tuple[TaskObserver, ...] = ()
-        self._now = clock
+        self.without, self._now = without, clock  # `without` are the optimisations that are off
         self._runners = Runners(
             dispatcher.catalogue.prompter,
             registry.salts.__getitem__,
@@ -116,7 +116,6 @@ class Driver:
             self.apply,
             clock,
         )
-        self.without = without  # the optimisations that are off
 
     def open(self, tenant: str, *, stays: bool = True, alias: str | None = None) -> ServerSession:
         """Open a session; one that `stays` may get more calls than the first submit has.
