@@ -78,7 +78,7 @@ class Driver:
         )
         self._backlog = Backlog(self._perform, Containment(self.close))
         contained = self._backlog.contained
-        self._prompts = EarlyFill(dispatcher, self._runners.prompts, clock)
+        self._prompts = EarlyFill(dispatcher, self._runners.prompts, clock, without)
         self._items = EarlyItems(
             dispatcher, self._runners.steps, clock, self.apply, contained.spawn
         )
@@ -90,7 +90,6 @@ class Driver:
             self._cut,
             early="early_tools" not in without,
         )
-        self._fills = "prefill_early" not in without
         self._hint_updates = HintUpdates(contained, dispatcher.pace)
         self.reports = EngineReports(
             registry,
@@ -98,7 +97,7 @@ class Driver:
             self._items,
             self._calls,
             self._hint_updates,
-            NextTurns(dispatcher, self._runners.prompts, contained.spawn, self._fills),
+            NextTurns(dispatcher, self._runners.prompts, contained.spawn, without),
             contained,
             self.apply,
             clock,
@@ -276,7 +275,7 @@ class Driver:
                 self._starts.soon(session, id)
             case ev.Fill(id) if not session.graph.primitives[id].traits.has_prompt:
                 contained.run(session, self._items.advance, session, id)
-            case ev.Fill(id) if self._fills and self._prompts.may_advance(session, id):
+            case ev.Fill(id) if self._prompts.may_advance(session, id):
                 contained.spawn(session, _filled(self._prompts, session, id))
             case ev.Stop(id):
                 self._stop(PrimitiveId(session.id, id))

@@ -47,21 +47,26 @@ class EarlyFill:
     """The open ops of every session."""
 
     def __init__(
-        self, dispatcher: Dispatcher, prompts: PromptRunner, clock: Callable[[], float]
+        self,
+        dispatcher: Dispatcher,
+        prompts: PromptRunner,
+        clock: Callable[[], float],
+        without: frozenset[str],
     ) -> None:
         self._dispatcher = dispatcher
         self._prompts = prompts
         self._now = clock
+        self._is_on = "prefill_early" not in without
         self._early: dict[PrimitiveId, _Early] = {}
 
     def may_advance(self, session: ServerSession, primitive: str) -> bool:
         """Whether a task should call `advance`.
 
-        The answer is False for a kind without a prompt, for an engine that takes text, and while
-        another task advances the primitive.
+        The answer is False where the switch is off, for a kind without a prompt, for an engine that
+        takes text, and while another task advances the primitive.
         """
         found = session.graph.primitives[primitive]
-        if not isinstance(found.body, PromptBody):
+        if not self._is_on or not isinstance(found.body, PromptBody):
             return False
         early = self._early.get(PrimitiveId(session.id, primitive))
         if early is not None and early.busy:

@@ -34,12 +34,12 @@ class NextTurns:
     """Sends the fills. An agent that the server runs has its next turn in the graph."""
 
     def __init__(
-        self, dispatcher: Dispatcher, prompts: PromptRunner, spawn: Spawn, is_on: bool
+        self, dispatcher: Dispatcher, prompts: PromptRunner, spawn: Spawn, without: frozenset[str]
     ) -> None:
         self._dispatcher = dispatcher
         self._prompts = prompts
         self._spawn = spawn
-        self._is_on = is_on
+        self._is_on = "prefill_early" not in without
 
     def answered(self, session: ServerSession, primitive: Primitive, value: object) -> None:
         """An output has its value. If it calls tools, the session may send what follows."""
