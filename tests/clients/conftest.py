@@ -37,6 +37,7 @@ def calling(name: str, arguments: str) -> str:
 RULES = [
     ("sunny in Rome", "It is sunny in Rome."),
     ("Ask the shell", calling("exec_command", '{"cmd": "echo sunny in $PLACE"}')),
+    ("Ask Bash", calling("Bash", '{"command": "echo sunny in $PLACE"}')),
     ("Call final_result", calling("final_result", RIVER)),
     ("Call River", calling("River", RIVER)),
     ("Ask the other", calling("transfer_to_other", "{}")),

@@ -239,21 +239,19 @@ async def test_tools_of_anthropic_are_left_out(serve: Serve) -> None:
     assert answer.json()["error"]["message"].startswith("tools.1: a tool of type 'web_search_")
 
 
-async def test_a_line_of_accounting_stands_behind_the_system_prompt(
-    serve: Serve, monkeypatch: Any
-) -> None:
-    """It changes with each request, so before the prompt it would end every common beginning."""
+async def test_a_line_of_accounting_is_left_out(serve: Serve, monkeypatch: Any) -> None:
+    """It changes with each session, so it would end every common beginning. A header names it."""
     monkeypatch.setattr(null, "CHAT_TEMPLATE", SHOWN)
     line = "x-anthropic-billing-header: cc_version=2.1.9; cc_entrypoint=cli; cch=3f9a;"
     system = [{"type": "text", "text": line}, {"type": "text", "text": "You write code."}]
     body = {"model": "null", "max_tokens": 99, "messages": [ASK], "system": system}
     answer = await (await serve()).http.post("/v1/messages", json=body)
-    assert answer.headers["Weftline-Moved"] == "x-anthropic-billing-header"
+    assert answer.headers["Weftline-Left-Out"] == "x-anthropic-billing-header"
     [text] = answer.json()["content"]
-    assert text["text"].startswith(f"[system]You write code.\n\n{line}[user]")
+    assert text["text"].startswith("[system]You write code.[user]")
     body["system"] = "x-ray pictures show bones.\nYou are a doctor."
     answer = await (await serve()).http.post("/v1/messages", json=body)
-    assert "Weftline-Moved" not in answer.headers
+    assert "Weftline-Left-Out" not in answer.headers
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from weftline_engine.own.models import (
 from weftline_engine.own.models.short_names import short_names
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine, NullMode
 from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine, StepCost
+from weftline_server.commands.coding_agents import KvShape, shape_of
 from weftline_server.commands.engine_spec import WORDS_MODE, EngineSpec
 from weftline_server.prompt.tokenizer_files import read_ahead
 
@@ -246,6 +247,19 @@ def _llamacpp(spec: EngineSpec) -> Callable[[], Engine]:
         cut=StateCut.ANYWHERE if model is None else _cut_of(model, spec.llama.llama_arguments),
     )
     return lambda: LlamaEngine(config)
+
+
+def llama_shape(spec: EngineSpec) -> KvShape | None:
+    """What decides the KV cache of a llama-server that is started here; None for another engine."""
+    from weftline_engine.own.models.gguf_header import GgufHeader
+
+    if spec.engine != "llamacpp" or spec.endpoint.connect is not None:
+        return None
+    file = gguf_file(spec.model or DEFAULT_MODEL, progress=for_stream())
+    try:
+        return shape_of(GgufHeader(file).values, file.stat().st_size)
+    except ModelUnavailable:  # llama-server may read it all the same
+        return None
 
 
 def _cut_of(file: Path, arguments: Sequence[str]) -> StateCut:

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
 import uvicorn
@@ -44,10 +44,14 @@ class DrainingServer(uvicorn.Server):
         app: FastAPI,
         drain_s: float,
         ready: int | None = None,
+        hints: Callable[[str, str], Iterable[str]] | None = None,
     ) -> None:
-        """`ready` is where a server tells its parent that it is ready, instead of its operator."""
+        """`ready` is where a server tells its parent that it is ready, instead of its operator.
+        `hints` are lines for the operator, made of the URL and the name of the first model.
+        """
         super().__init__(config)
         self._ready = ready
+        self._hints = hints
         self._url = url
         self._app = app
         self._drain_s = drain_s
@@ -71,6 +75,9 @@ class DrainingServer(uvicorn.Server):
             print(f"weftline serves on {self._url}", flush=True)
             if state.config.ui:
                 print(f"weftline shows its sessions on {self._url}/ui", flush=True)
+            if self._hints is not None and (models := state.service.engines.models):
+                for line in self._hints(self._url, models[0].name):
+                    print(f"  {line}", flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, end at the second. It may run between any two instructions."""

@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +27,14 @@ from weftline_engine.transport.tcp.join_gate import JoinGate
 from weftline_server.app import create_app
 from weftline_server.cluster.ray import ray_replicas, ray_servers
 from weftline_server.cluster.ray.ray_replicas import ClusterConfig
-from weftline_server.commands import engine_spec, engines, retrieval_tables, supervisor, tool_tables
+from weftline_server.commands import (
+    coding_agents,
+    engine_spec,
+    engines,
+    retrieval_tables,
+    supervisor,
+    tool_tables,
+)
 from weftline_server.commands.bounded_connection import KEEP_S, LimitedConnection
 from weftline_server.commands.default_engine import may_be_vllm, on_vllm, vllm_on_gpu
 from weftline_server.commands.default_model import advice, this_machine
@@ -72,6 +79,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="TOML file with settings; flags take precedence over it",
+    )
+    parser.add_argument(
+        "--for",
+        dest="purpose",
+        choices=(coding_agents.CODING_AGENT,),
+        help="size llama.cpp's slots for the long sessions of coding agents, and print how to "
+        "start each client",
     )
     _add_policy_arguments(parser)
     parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
@@ -260,6 +274,8 @@ def run(args: argparse.Namespace) -> int:
         )
     specs = engine_spec.from_tables(settings.engines) or described(args)
     specs = engine_spec.without(specs, settings.server.without)
+    if args.purpose is not None and args.as_server is None:
+        specs = tuple(map(_for_coding_agents, specs))
     if args.as_server is None and any(spec.takes_default for spec in specs):
         for line in advice(this_machine()):
             print(f"weftline: {line}", file=sys.stderr)
@@ -275,9 +291,20 @@ def run(args: argparse.Namespace) -> int:
     )
     makers |= retrieval_tables.factories(asked, settings.server.without)
     makers |= tool_tables.factories(tool_tables.from_tables(settings.tools, settings.mcp))
-    serving = _serve(settings, makers, gate, args.until_stdin_closes, args.as_server)
+    hints = None if args.purpose is None else coding_agents.lines_for
+    serving = _serve(settings, makers, gate, args.until_stdin_closes, args.as_server, hints)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serving)
+
+
+def _for_coding_agents(spec: engine_spec.EngineSpec) -> engine_spec.EngineSpec:
+    """The engine with room for long sessions. Engines but llama-server's take what they find."""
+    shape = engines.llama_shape(spec)
+    if shape is None:
+        return spec
+    room = coding_agents.room_of(shape, this_machine())
+    print(f"weftline: {coding_agents.said_of(room)}", file=sys.stderr)
+    return coding_agents.sized(spec, room)
 
 
 def _run_servers(
@@ -329,6 +356,7 @@ async def _serve(
     gate: _Gate | None,
     until_stdin_closes: bool,
     given: GivenSockets | None,
+    hints: Callable[[str, str], Iterable[str]] | None,
 ) -> int:
     if given is None:
         listeners = [_listen(settings.server)]
@@ -359,6 +387,7 @@ async def _serve(
         app,
         settings.process.drain_s,
         None if given is None else given.ready,
+        hints,
     )
     if until_stdin_closes:
         asyncio.get_running_loop().add_reader(sys.stdin, server.on_stdin)

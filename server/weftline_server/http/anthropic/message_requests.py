@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from weftline.contract.bodies import LooseBody
@@ -21,7 +21,8 @@ from weftline_server.http.openai.provenance import Provenance
 from weftline_server.http.openai.requests import ChatMessage, ChatRequest
 
 # A line of accounting that some clients write before the system prompt: `x-NAME-header: KEY=VALUE;`
-# with more such pairs. It changes from request to request, so nothing behind it would be cached.
+# with more such pairs. It changes from session to session, and with some versions of a client from
+# request to request, so nothing behind it would be cached. It says nothing to a model.
 _ACCOUNT = re.compile(r"x-[a-z-]{1,60}-header: (?:[\w.-]{1,64}=[^;\n]{0,256};? ?){1,16}\n*")
 
 _ELSEWHERE = "is run by Anthropic and not here: leave it out"
@@ -63,15 +64,6 @@ class RequestMetadata(LooseBody):
     user_id: str | None = None
 
 
-@dataclass(slots=True)
-class Heard:
-    """What the server did with parts of the request: the types of tools that it left out, and
-    whether it moved a line of accounting behind the system prompt."""
-
-    left_out: list[str] = field(default_factory=list)
-    moved: str = ""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountRequest(CommonSampling, LooseBody):
     """The body of POST /v1/messages/count_tokens, which takes all that a message takes."""
@@ -94,12 +86,13 @@ class CountRequest(CommonSampling, LooseBody):
             message.is_kept for message in self.messages
         )
 
-    def chat(self, heard: Heard, refuses: bool, **more: Any) -> ChatRequest:
-        """The same request of a chat. A server that `refuses` them takes no tools of Anthropic's.
+    def chat(self, left_out: list[str], refuses: bool, **more: Any) -> ChatRequest:
+        """The same request of a chat. What no model of this server would use goes to `left_out`. A
+        server that `refuses` them takes no tools of Anthropic's.
 
         Raises InvalidRequest for what is not served.
         """
-        messages = [*self._instructions(heard)]
+        messages = [*self._instructions(left_out)]
         for index, message in enumerate(self.messages):
             messages += message.chat(f"messages.{index}")
         thinks = None if self.thinking is None else self.thinking.type != "disabled"
@@ -108,7 +101,7 @@ class CountRequest(CommonSampling, LooseBody):
         return ChatRequest(
             messages=tuple(messages),
             model=self.model,
-            tools=own_tools(self.tools or (), heard.left_out, refuses) or None,
+            tools=own_tools(self.tools or (), left_out, refuses) or None,
             tool_choice=None if choice is None else choice.of_chat(),
             parallel_tool_calls=None if choice is None else choice.parallel,
             reasoning_effort="none" if thinks is False else effort,
@@ -118,15 +111,15 @@ class CountRequest(CommonSampling, LooseBody):
             **more,
         )
 
-    def _instructions(self, heard: Heard) -> list[ChatMessage]:
-        """The system prompt, with a line of accounting behind what stays the same."""
+    def _instructions(self, left_out: list[str]) -> list[ChatMessage]:
+        """The system prompt without a line of accounting."""
         if not self.system:
             return []
         blocks = self.system if isinstance(self.system, tuple) else ()
         text = "\n\n".join(one.text for one in blocks) if blocks else str(self.system)
         if (found := _ACCOUNT.match(text)) is not None:
-            heard.moved = found[0].strip()
-            text = f"{text[found.end() :]}\n\n{heard.moved}".lstrip("\n")
+            left_out.append(found[0].partition(":")[0])
+            text = text[found.end() :]
         return [ChatMessage(role="system", content=text)]
 
     def _format(self) -> ResponseFormat | None:
@@ -152,10 +145,10 @@ class MessagesRequest(CountRequest):
     metadata: RequestMetadata | None = None
     weftline: Provenance | None = None  # ours
 
-    def answered(self, heard: Heard, refuses: bool) -> ChatRequest:
+    def answered(self, left_out: list[str], refuses: bool) -> ChatRequest:
         """The chat request with the fields that say how the answer is generated."""
         return self.chat(
-            heard,
+            left_out,
             refuses,
             max_completion_tokens=self.max_tokens,
             stop=self.stop_sequences or None,

@@ -14,7 +14,6 @@ from weftline_server.http.anthropic.error_forms import error_body
 from weftline_server.http.anthropic.message_replies import AnswerEnding, MessageReply
 from weftline_server.http.anthropic.message_requests import (
     CountRequest,
-    Heard,
     MessagesRequest,
     check_body,
 )
@@ -32,7 +31,6 @@ from weftline_server.prompt.answer import deltas_of
 
 router = APIRouter(prefix="/v1", tags=["anthropic"], route_class=Direct)
 
-MOVED = "Weftline-Moved"  # the header with the name of a line that was moved
 log = logging.getLogger(__name__)
 
 
@@ -41,12 +39,12 @@ async def create_message(request: Request) -> Response:
     """One message: thoughts, text, or calls of the tools that the request offers."""
     service, tenant = asking(request)
     body = await read(request, MessagesRequest, check_body)
-    heard = Heard()
-    chat = body.answered(heard, state_of(request.app).config.refuse_hosted_tools)
+    left_out: list[str] = []
+    chat = body.answered(left_out, state_of(request.app).config.refuse_hosted_tools)
     if body.weftline is not None and body.weftline.run_tools:
         raise InvalidRequest("run_tools goes with chat completions", param="weftline")
     running = await start(request, service, tenant, chat, CHAT, goes_on=body.is_kept)
-    reply, headers = MessageReply(running.reply.model), _headers(heard)
+    reply, headers = MessageReply(running.reply.model), _left_out(left_out)
     if body.stream:
         return EventStream(_events(running, reply), headers)
     try:
@@ -69,22 +67,18 @@ async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of such a message has."""
     service, _ = asking(request)
     body = await read(request, CountRequest, check_body)
-    chat = body.chat(Heard(), state_of(request.app).config.refuse_hosted_tools)
+    chat = body.chat([], state_of(request.app).config.refuse_hosted_tools)
     tokens = await prompt_tokens(service, body.model, chat)
     return JSONResponse({"input_tokens": len(tokens)})
 
 
-def _headers(heard: Heard) -> dict[str, str]:
-    """What the server did with parts of the request. The log says it, too."""
-    headers: dict[str, str] = {}
-    types = ", ".join(one for one in dict.fromkeys(heard.left_out) if one.isidentifier())
-    if types:
-        log.info("a message leaves out tools that Anthropic runs: %s", types)
-        headers[LEFT_OUT] = types
-    if heard.moved:
-        headers[MOVED] = heard.moved.partition(":")[0]
-        log.info("the line %s was moved behind the system prompt", headers[MOVED])
-    return headers
+def _left_out(names: list[str]) -> dict[str, str]:
+    """The header that names what no model of this server was told of. The log names it, too."""
+    plain = (one for one in dict.fromkeys(names) if one.replace("-", "_").isidentifier())
+    if not (said := ", ".join(plain)):
+        return {}
+    log.info("a message leaves out what only Anthropic uses: %s", said)
+    return {LEFT_OUT: said}
 
 
 def _ended(choice: ReplyChoice) -> AnswerEnding:
