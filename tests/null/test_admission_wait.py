@@ -63,13 +63,13 @@ def test_the_nth_session_outside_waits_so_long_at_most(
                 waits(f"s{number}", size, tenant, now)
         if now < 20 and now % every_s == 0:
             waits(f"small{now}", 1, "u", now)
-        inside = {name for name in bounds if gate.is_inside(name)}
+        inside = {name for name in bounds if gate.is_admitted(name)}
         gate.admit("m", POOL, float(now))
         for name in list(outside):
-            if gate.is_inside(name):
+            if gate.is_admitted(name):
                 del outside[name]
         for name in inside:
-            if not gate.is_inside(name) and now < 20:
+            if not gate.is_admitted(name) and now < 20:
                 waits(name, 1, "u", now)
         assert all(now <= bounds[name] for name in outside)
 
@@ -98,9 +98,9 @@ def test_a_large_session_waits_so_long_beside_small_ones(
         now = half / 2
         gate.arrive(session(f"small{half}", smalls[half % len(smalls)], "u", now))
         gate.admit("m", POOL, now)
-        if gate.is_inside("large"):
+        if gate.is_admitted("large"):
             return
         for name in [f"small{n}" for n in range(half + 1)]:
-            if gate.is_inside(name) and now - entered.setdefault(name, now) >= lasts_s:
+            if gate.is_admitted(name) and now - entered.setdefault(name, now) >= lasts_s:
                 gate.forget(name)
     raise AssertionError("the large session waits longer than docs/serving.md says")

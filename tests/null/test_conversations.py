@@ -138,15 +138,15 @@ async def test_an_answer_that_calls_none_of_its_tools_may_be_the_last(serve: Ser
     body = {"messages": [user], "tools": [WEATHER]}
     asked = (await server.http.post("/v1/chat/completions", json=body)).json()
     [one] = applications(server)
-    assert one.newest.untold and not one.is_settled
+    assert one.newest.end_unknown and not one.has_likely_ended
     message = asked["choices"][0]["message"]
     answers = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "sunny"}
     body["messages"] = [user, message, answers]
     told = (await server.http.post("/v1/chat/completions", json=body)).json()
     assert told["choices"][0]["message"]["content"] == "It is sunny."
-    assert one.is_settled
+    assert one.has_likely_ended
     await chat(server, "another one, without tools")
-    assert [other.is_settled for other in applications(server)] == [True, False]
+    assert [other.has_likely_ended for other in applications(server)] == [True, False]
 
 
 async def test_two_conversations_that_begin_alike_are_not_mixed(serve: Serve) -> None:

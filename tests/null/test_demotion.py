@@ -60,7 +60,7 @@ def test_a_context_is_copied_when_what_enters_takes_its_room() -> None:
     world.memory.queued(op, "m", True, 0.0)
     world.memory.admit("m", 1000, 0.0)
     world.memory.paused("e", PrimitiveId("a", "p"), op, make_usage(390), 1.0)
-    assert not world.memory.gate.is_inside("a")
+    assert not world.memory.gate.is_admitted("a")
     world.memory.queued(make_op("b", "b", 590), "m", True, 2.0)
     assert world.memory.admit("m", 1000, 2.0) == [], "both fit"
     world.memory.closed("b")
@@ -70,7 +70,7 @@ def test_a_context_is_copied_when_what_enters_takes_its_room() -> None:
         AdviseContext("e", "p", 3.5, None),
         RetainContext("e", "p", Retention.SWAP),
     ]
-    assert world.memory.gate.is_inside("c")
+    assert world.memory.gate.is_admitted("c")
 
 
 def test_a_context_is_given_up_when_copies_are_impossible() -> None:

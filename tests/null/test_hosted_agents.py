@@ -103,7 +103,7 @@ def test_a_prompt_is_filled_in_a_pause_where_nobody_needs_the_room(
 ) -> None:
     """The context is dear to compute, so that it stays in the cache where it cannot be copied."""
     world, early = paused(host=host, waits=waits)
-    assert world.memory.gate.is_inside("a") is not host
+    assert world.memory.gate.is_admitted("a") is not host
     assert world.memory.early.may_fill(early) is may
 
 
@@ -115,5 +115,5 @@ def test_what_an_engine_has_filled_has_its_place() -> None:
     assert world.memory.early.end(whole)
     said = world.memory.queued(whole, "m", True, 32.0, placed=True)
     assert said == [RetainContext("e", "p", Retention.KEEP)]
-    assert world.memory.gate.is_inside("a")
+    assert world.memory.gate.is_admitted("a")
     assert world.memory.gate.may_start("a")

@@ -573,7 +573,7 @@ def test_an_application_leaves_during_a_pause_that_costs_more_than_computing_aga
     world.memory.has_pool("e", 1000, costs=costs)
     world.tools["p"] = ("look",)
     pause(world, "a", "p", 500, 1.0)
-    assert world.memory.gate.is_inside("a") is stays
+    assert world.memory.gate.is_admitted("a") is stays
     first = world.memory._applications.find("a")
     assert first is not None and (first.growth > 0) is stays
     world.memory.queued(make_op("b", "other", 600), "m", True, 2.0)

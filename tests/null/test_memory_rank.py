@@ -37,7 +37,7 @@ def test_what_holds_its_room_for_a_short_time_goes_first(
         world.memory.queued(op, "m", True, now)
     world.memory.gate.use("m").busy.note(1.0, 0.0)
     world.memory.gate.admit("m", 900, 40.0)
-    assert [world.memory.gate.is_inside(name) for name in ("short", "long")] == [
+    assert [world.memory.gate.is_admitted(name) for name in ("short", "long")] == [
         first == "short",
         first == "long",
     ]

@@ -43,7 +43,7 @@ def test_what_is_not_written_yet_counts_when_it_is() -> None:
     for left, enters in ((3, False), (2, True)):
         world.memory.gate.progress([{"d": left, "stranger": 9}])
         world.memory.gate.admit("m", 752, 1.0)
-        assert world.memory.gate.is_inside("e") is enters, "d ends with 500, when e has 252"
+        assert world.memory.gate.is_admitted("e") is enters, "d ends with 500, when e has 252"
 
 
 @pytest.mark.parametrize(("pause_s", "stays"), [(0.45, True), (0.55, False)])
@@ -60,7 +60,7 @@ def test_giving_up_is_worth_half_of_computing_again(pause_s: float, stays: bool)
     assert one is not None
     one.pause_s = pause_s
     world.memory.paused("e", PrimitiveId("a", "p"), op, make_usage(500), 1.0)
-    assert world.memory.gate.is_inside("a") is stays
+    assert world.memory.gate.is_admitted("a") is stays
 
 
 def test_a_context_that_takes_long_to_compute_keeps_its_room_so_long() -> None:
@@ -89,7 +89,7 @@ def test_nobody_says_that_a_guessed_session_has_ended(
 ) -> None:
     """Its room stays empty until it is dormant, so that is soon."""
     one = app("a", 0.0, 900)
-    one.newest.untold = True
+    one.newest.end_unknown = True
     if pause_s is not None:
         one.habits.learn_pause(pause_s)
     one.queued(900, 0.0)
@@ -121,7 +121,7 @@ def test_a_kind_learns_from_those_that_have_not_come_back_for_long() -> None:
     one = call(300, 0.0)
     one.habits.learn_pause(0.5)
     others_come(2.0)
-    assert not world.memory.gate.is_inside("a") and one.habits.size is None
+    assert not world.memory.gate.is_admitted("a") and one.habits.size is None
     others_come(4.9)
     assert one.habits.size is None
     others_come(5.1)
@@ -153,7 +153,7 @@ def test_an_answer_without_a_call_of_its_tools_gives_the_room_up() -> None:
         assert (AdviseContext("e", "p", LONG_S, None) in said) is rests
         world.memory.queued(make_op("b", "q", 10), "m", True, 1.0)
         world.memory.gate.admit("m", 1000, 1.0)
-        assert world.memory.gate.is_inside("a") is not rests
+        assert world.memory.gate.is_admitted("a") is not rests
         one = world.memory._applications.find("a")
         assert one is not None and one.habits.size == (310 if rests else None)
 

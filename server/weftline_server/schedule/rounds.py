@@ -152,7 +152,7 @@ class PlacementRounds:
         engine its part, by its size.
         """
         gate = self._memory.gate
-        used, wanted = needs(gate.inside(model), gate.waiting(model))
+        used, wanted = needs(gate.admitted(model), gate.waiting(model))
         pools = [member.description.kv_tokens or 0 for member in members if member.description]
         whole = sum(pools) or 1
         for member, pool in zip(members, pools, strict=True):

@@ -73,7 +73,7 @@ class Admission:
 
 
 def admit(
-    waiting: Iterable[Application], inside: Iterable[Application], pool: ModelPool, now: float
+    waiting: Iterable[Application], admitted: Iterable[Application], pool: ModelPool, now: float
 ) -> Admission:
     """Decide which applications may start now, by these rules.
 
@@ -85,23 +85,23 @@ def admit(
     5. Crowd: where the admitted ones have outgrown the cache, and have lost as much by it as they
        would by leaving, the youngest leave.
     """
-    inside = tuple(inside)
-    queue = _in_turn(sorted(waiting, key=lambda one: _turn(one, pool.fill_s)), inside)
-    inside = sorted(inside, key=_arrival)
-    room = pool.tokens - max((one.habits.shared for one in (*inside, *queue)), default=0.0)
-    count = _fitting(queue, inside, room)
+    admitted = tuple(admitted)
+    queue = _in_turn(sorted(waiting, key=lambda one: _turn(one, pool.fill_s)), admitted)
+    admitted = sorted(admitted, key=_arrival)
+    room = pool.tokens - max((one.habits.shared for one in (*admitted, *queue)), default=0.0)
+    count = _fitting(queue, admitted, room)
     enter, queue = queue[:count], queue[count:]
-    decodes = _decodes(pool, inside)
-    excess = sum(one.own for one in inside) - room
+    decodes = _decodes(pool, admitted)
+    excess = sum(one.own for one in admitted) - room
     # Where some leave, their contexts lose about the excess, once. Where all stay, their contexts
     # lose it in each of their turns. So all stay until these losses have cost as much.
-    out = _excess(inside, room) if 0.0 < excess < pool.again and not decodes else []
-    late = _late(queue, inside, room, pool, now)
-    more = _beyond(queue, (*inside, *enter), room, pool, decodes)
+    out = _excess(admitted, room) if 0.0 < excess < pool.again and not decodes else []
+    late = _late(queue, admitted, room, pool, now)
+    more = _beyond(queue, (*admitted, *enter), room, pool, decodes)
     if late is not None:
         enter.append(late)
         if pool.recomputed is not None:  # it takes the place of others, or all would slow down
-            out = _excess(inside, room - late.own)
+            out = _excess(admitted, room - late.own)
     elif more is not None:
         enter.append(more)
     return Admission(
@@ -113,16 +113,16 @@ def admit(
     )
 
 
-def _fitting(queue: list[Application], inside: Sequence[Application], room: float) -> int:
-    """How many of the queue fit beside those inside, at the peak of all."""
+def _fitting(queue: list[Application], admitted: Sequence[Application], room: float) -> int:
+    """How many of the queue fit beside those admitted, at the peak of all."""
     # The peak never falls when an application is added, so a binary search finds the count.
-    count = bisect_right(range(len(queue)), room, key=lambda n: peak((*inside, *queue[: n + 1])))
-    return count or (0 if inside else min(1, len(queue)))
+    count = bisect_right(range(len(queue)), room, key=lambda n: peak((*admitted, *queue[: n + 1])))
+    return count or (0 if admitted else min(1, len(queue)))
 
 
 def _late(
     queue: list[Application],
-    inside: Sequence[Application],
+    admitted: Sequence[Application],
     room: float,
     pool: ModelPool,
     now: float,
@@ -130,15 +130,15 @@ def _late(
     """The application that has waited longest, if any has waited long enough.
 
     The longest wait counts, and not the first turn: where a tenant's short sessions keep coming,
-    their turn may always be before that of another tenant, which has more sessions inside.
+    their turn may always be before that of another tenant, which has more sessions admitted.
     """
-    late = (one for one in queue if _is_late(one, inside, room, pool, now))
+    late = (one for one in queue if _is_late(one, admitted, room, pool, now))
     return min(late, key=lambda one: one.since, default=None)
 
 
 def _beyond(
     queue: list[Application],
-    inside: Sequence[Application],
+    admitted: Sequence[Application],
     room: float,
     pool: ModelPool,
     decodes: bool,
@@ -147,7 +147,7 @@ def _beyond(
 
     Engines that mostly decode (`decodes`) have room for any application.
     """
-    held = 0.0 if decodes else sum(one.own for one in inside)
+    held = 0.0 if decodes else sum(one.own for one in admitted)
     fits = next((one for one in queue if held + one.own <= room), None)
     cheap = pool.recomputed is not None and pool.recomputed < MOST_RECOMPUTED
     spare = pool.busy < IDLE or (cheap and pool.busy < SATURATED) or decodes
@@ -156,7 +156,7 @@ def _beyond(
     return fits
 
 
-def _decodes(pool: ModelPool, inside: Sequence[Application]) -> bool:
+def _decodes(pool: ModelPool, admitted: Sequence[Application]) -> bool:
     """Whether the engines mostly decode, and a context costs them little to compute again.
 
     Where calls stop for tools, each pause gives its room up by measured costs, and nobody is
@@ -165,9 +165,9 @@ def _decodes(pool: ModelPool, inside: Sequence[Application]) -> bool:
     """
     if pool.recomputed is None or pool.filling >= FILLS:
         return False
-    if any(one.habits.released is not None for one in inside):
+    if any(one.habits.released is not None for one in admitted):
         return False
-    mean_s = pool.fill_s * sum(one.own for one in inside) / max(1, len(inside))
+    mean_s = pool.fill_s * sum(one.own for one in admitted) / max(1, len(admitted))
     return APART * mean_s < PROBATION_S
 
 
@@ -177,25 +177,25 @@ def _probation_s(one: Application, pool: ModelPool, decodes: bool) -> float:
 
 
 def _is_late(
-    one: Application, inside: Sequence[Application], room: float, pool: ModelPool, now: float
+    one: Application, admitted: Sequence[Application], room: float, pool: ModelPool, now: float
 ) -> bool:
     """Whether the application has waited long enough to be admitted in the place of others."""
     waited = now - one.since
     most = min(waited, pool.forced) / RELOADS  # the seconds that the admission may cost
     if waited <= PATIENCE_S or pool.forced <= FORCED_EVERY_S or most <= pool.fill_s * one.own:
         return False
-    leave = sum(other.own for other in _excess(inside, room - one.own))
+    leave = sum(other.own for other in _excess(admitted, room - one.own))
     return most > pool.fill_s * (one.own + leave)
 
 
-def _excess(inside: Sequence[Application], room: float) -> list[Application]:
+def _excess(admitted: Sequence[Application], room: float) -> list[Application]:
     """Return the youngest applications whose removal makes the others fit at their current size.
 
     The running calls of the removed applications go on. The oldest application always stays.
     """
-    held = sum(one.own for one in inside)
+    held = sum(one.own for one in admitted)
     out: list[Application] = []
-    for one in reversed(inside[1:]):
+    for one in reversed(admitted[1:]):
         if held <= room:
             break
         out.append(one)
@@ -223,20 +223,20 @@ def peak(applications: Iterable[Application]) -> float:
     return most
 
 
-def needs(inside: Sequence[Application], waiting: Sequence[Application]) -> tuple[int, int]:
-    """The tokens that the applications inside will hold at most, and how many more with those that
-    wait.
+def needs(admitted: Sequence[Application], waiting: Sequence[Application]) -> tuple[int, int]:
+    """The tokens that the admitted applications will hold at most, and how many more with those
+    that wait.
     """
     used, whole = (
         ceil(peak(some) + max((one.habits.shared for one in some), default=0.0))
-        for some in (inside, (*inside, *waiting))
+        for some in (admitted, (*admitted, *waiting))
     )
     return used, max(0, whole - used)
 
 
-def _in_turn(queue: list[Application], inside: Iterable[Application]) -> list[Application]:
-    """`queue`, sorted by how many applications of its tenant are inside or before each."""
-    before = Counter(one.salt for one in inside)
+def _in_turn(queue: list[Application], admitted: Iterable[Application]) -> list[Application]:
+    """`queue`, sorted by how many applications of its tenant are admitted or before each."""
+    before = Counter(one.salt for one in admitted)
     places: list[int] = []
     for one in queue:
         places.append(before[one.salt])

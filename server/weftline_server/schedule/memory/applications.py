@@ -13,11 +13,11 @@ from weftline_server.schedule.memory.constants import (
     ALIKE,
     DORMANT_PAUSES,
     DORMANT_S,
+    END_UNKNOWN_DORMANT_S,
+    END_UNKNOWN_PAUSES,
     KNOWN_DORMANT_S,
     MOST_KINDS,
     MOSTLY,
-    UNTOLD_DORMANT_S,
-    UNTOLD_PAUSES,
 )
 from weftline_server.schedule.memory.habits import Growths, Habits, typical
 from weftline_server.schedule.memory.pauses import UNKNOWN_PAUSE_S
@@ -56,15 +56,15 @@ def prefix_hash(tokens: Sequence[int], length: int) -> int:
 @dataclass(slots=True)
 class Newest:
     """The newest call of an application: its token-seconds until it gives its room up, if they are
-    known, and the tokens that it may still generate, if it runs alone. `untold` says that nobody
-    will tell whether it is the last one, and `settled` that its answer calls none of the tools that
-    it was offered: with such an answer an agent's loop ends. `tools` are those that its calls have
-    called last."""
+    known, and the tokens that it may still generate, if it runs alone. `end_unknown` says that
+    nobody will tell whether it is the last one, and `calls_nothing` that its answer calls none of
+    the tools that it was offered: with such an answer an agent's loop ends. `tools` are those that
+    its calls have called last."""
 
     need: float | None = None
     left: int = 0
-    untold: bool = False
-    settled: bool = False
+    end_unknown: bool = False
+    calls_nothing: bool = False
     tools: tuple[str, ...] = ()
 
 
@@ -125,7 +125,7 @@ class Application:
     def queued(self, tokens: int, now: float, output: int = 0) -> None:
         """Record a new call of `tokens` tokens, `output` of which it generates."""
         self.newest.left = 0 if self.busy or tokens < self.size else output
-        self.newest.settled = False
+        self.newest.calls_nothing = False
         self.first = self.first or tokens
         self.size = max(self.size, tokens)
         if self.idle_since is not None and not self.goes_on:
@@ -158,32 +158,32 @@ class Application:
 
         A token of its context would take `fill_s` seconds to compute again.
         """
-        if self.is_settled:
+        if self.has_likely_ended:
             return True
         if self.idle_since is None:
             return False
-        if not self.newest.untold:
+        if not self.newest.end_unknown:
             least = self._long_pause_s
         elif self.habits.pause_s is None:  # no call of the kind was followed by another one
-            least = UNTOLD_DORMANT_S
+            least = END_UNKNOWN_DORMANT_S
         else:
-            least = max(UNTOLD_DORMANT_S, UNTOLD_PAUSES * self._usual_pause_s)
+            least = max(END_UNKNOWN_DORMANT_S, END_UNKNOWN_PAUSES * self._usual_pause_s)
         pauses = max(least, self.habits.longest_s)
         return now - self.idle_since > max(pauses, fill_s * self.own)
 
     def seems_over(self, now: float) -> bool:
         """Whether the application has paused for so much longer than usual that it may have
         ended."""
-        if self.is_settled:
+        if self.has_likely_ended:
             return True
         if self.idle_since is None:
             return False
         return now - self.idle_since > max(self._long_pause_s, self.habits.longest_s)
 
     @property
-    def is_settled(self) -> bool:
+    def has_likely_ended(self) -> bool:
         """Whether the application has probably ended, and nobody will tell it."""
-        return self.idle_since is not None and self.newest.untold and self.newest.settled
+        return self.idle_since is not None and self.newest.end_unknown and self.newest.calls_nothing
 
     @property
     def _usual_pause_s(self) -> float:

@@ -97,10 +97,10 @@ DORMANT_S = 30.0
 KNOWN_DORMANT_S = 5.0
 # Where no client says that a session ends, these take the place of the three above. Before any
 # pause is known, a call that may be the only one keeps its room for as long as its context takes to
-# compute, and for UNTOLD_DORMANT_S. With pauses of 0.5 s, 24 agents took 227 s on a cache of LRU,
-# and 67 s so.
-UNTOLD_PAUSES = 2.0
-UNTOLD_DORMANT_S = 1.0
+# compute, and for END_UNKNOWN_DORMANT_S. With pauses of 0.5 s, 24 agents took 227 s on a cache of
+# LRU, and 67 s so.
+END_UNKNOWN_PAUSES = 2.0
+END_UNKNOWN_DORMANT_S = 1.0
 # A kind whose applications give their room up in more than this share of their pauses does so.
 MOSTLY = 0.5
 

@@ -37,7 +37,7 @@ class EarlyPrompts:
         one = self._applications.find(op.hints.application)
         if one is None or not self._continues(op):
             return True
-        return self._gate.is_inside(one.id) and one.model not in self._pressed
+        return self._gate.is_admitted(one.id) and one.model not in self._pressed
 
     def begin(self, op: Op) -> bool:
         """Return whether the op is such a one, and take note of it."""

@@ -1,4 +1,4 @@
-"""The gate to each model's KV cache: which applications wait for room, and which are inside."""
+"""The gate to each model's KV cache: which applications wait for room, and which are admitted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Gate:
 
     def __init__(self) -> None:
         self._waiting: dict[str, Application] = {}  # in the order of arrival
-        self._inside: dict[str, Application] = {}
+        self._admitted: dict[str, Application] = {}
         self._evicted: set[str] = set()  # those that have not come back
         self._entered: set[str] = set()  # those that have not ended a call since
         self._rested: dict[str, Application] = {}  # dormant, and nobody will tell their end
@@ -27,8 +27,8 @@ class Gate:
         """Return whether the calls of an application may go to an engine."""
         return application not in self._waiting
 
-    def is_inside(self, application: str) -> bool:
-        return application in self._inside
+    def is_admitted(self, application: str) -> bool:
+        return application in self._admitted
 
     def is_evicted(self, application: str) -> bool:
         """Return whether an application was evicted, and has not sent a call since."""
@@ -37,7 +37,7 @@ class Gate:
     @property
     def counts(self) -> tuple[int, int]:
         """How many applications are admitted, and how many wait for that."""
-        return len(self._inside), len(self._waiting)
+        return len(self._admitted), len(self._waiting)
 
     def arrive(self, application: Application, placed: bool = False) -> bool:
         """Hold back the calls of an application until it is admitted. Return whether it is.
@@ -45,7 +45,7 @@ class Gate:
         One with a call that is `placed` already holds the room that it needs.
         """
         self._evicted.discard(application.id)
-        (self._inside if placed else self._waiting).setdefault(application.id, application)
+        (self._admitted if placed else self._waiting).setdefault(application.id, application)
         return placed
 
     def waiting(self, model: str) -> list[Application]:
@@ -54,12 +54,12 @@ class Gate:
 
     def leave(self, application: str) -> None:
         """Give the room of an application to others."""
-        self._inside.pop(application, None)
+        self._admitted.pop(application, None)
 
     def forget(self, application: str) -> None:
         self._rested.pop(application, None)
         self._waiting.pop(application, None)
-        self._inside.pop(application, None)
+        self._admitted.pop(application, None)
         self._evicted.discard(application)
         self._entered.discard(application)
 
@@ -81,7 +81,7 @@ class Gate:
         Recomputed.add.
 
         The tokens that an application computes when it enters were lost while the application was
-        outside, and not in a crowd.
+        not admitted, and not in a crowd.
         """
         use = self.use(model)
         again = use.recomputed.add(usage, known, horizon)
@@ -101,12 +101,12 @@ class Gate:
             return
         for left in engines:
             for id, tokens in left.items():
-                if (one := self._inside.get(id)) is not None and one.newest.left:
+                if (one := self._admitted.get(id)) is not None and one.newest.left:
                     one.newest.left = tokens
 
-    def inside(self, model: str) -> list[Application]:
+    def admitted(self, model: str) -> list[Application]:
         """Return the applications that are admitted to the model's KV cache."""
-        return [one for one in self._inside.values() if one.model == model]
+        return [one for one in self._admitted.values() if one.model == model]
 
     def _release_dormant(self, model: str, now: float) -> list[Application]:
         """Give the rooms of dormant applications to others, and return these applications.
@@ -118,12 +118,12 @@ class Gate:
         fill_s, cost_s = use.fill_s or 0.0, use.fill_cost.seconds or 0.0
         dormant = [
             one
-            for one in self.inside(model)
-            if one.is_dormant(now, cost_s if one.newest.untold else fill_s)
+            for one in self.admitted(model)
+            if one.is_dormant(now, cost_s if one.newest.end_unknown else fill_s)
         ]
         for one in dormant:
-            del self._inside[one.id]
-            if one.newest.untold:
+            del self._admitted[one.id]
+            if one.newest.end_unknown:
                 self._rested[one.id] = one
         for one in list(self._rested.values()):
             if one.idle_since is None:
@@ -136,8 +136,8 @@ class Gate:
     def admit(self, model: str, pool: int | None, now: float) -> Admission:
         """Admit applications while they fit into the `pool` tokens of the model's engines.
 
-        Applications are also evicted, whether or not any waits, where those inside have grown until
-        they evict each other. A `pool` of None is of unknown size, and admits everything.
+        Applications are also evicted, whether or not any waits, where those admitted have grown
+        until they evict each other. A `pool` of None is of unknown size, and admits everything.
         """
         waiting = self.waiting(model)
         use = self.use(model)
@@ -158,12 +158,12 @@ class Gate:
             changed=now - use.changed,
             forced=now - use.forced,
         )
-        decided = admit(waiting, self.inside(model), state, now)
+        decided = admit(waiting, self.admitted(model), state, now)
         for one in decided.enter:
-            self._inside[one.id] = self._waiting.pop(one.id)
+            self._admitted[one.id] = self._waiting.pop(one.id)
             self._entered.add(one.id)
         for one in decided.out:
-            del self._inside[one.id]
+            del self._admitted[one.id]
             self._evicted.add(one.id)
         if not decided.crowded:
             use.again = 0
@@ -173,6 +173,7 @@ class Gate:
             use.forced = now
         # The rooms of those stood empty until now. With this idle time in the mean, 13 agents were
         # admitted beyond the room, beside nine that fitted into it.
-        if decided.enter and any(one.newest.untold and not one.is_settled for one in dormant):
+        paused = (one for one in dormant if not one.has_likely_ended)
+        if decided.enter and any(one.newest.end_unknown for one in paused):
             use.busy.restart(now)
         return decided

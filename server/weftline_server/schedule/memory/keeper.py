@@ -120,7 +120,7 @@ class Occupancy:
 
 
 def _read_last(one: Application) -> list[Verb]:
-    """Advice that the contexts of an application outside are read after all that is inside."""
+    """Advice that the contexts of an application that is not admitted are read after the others."""
     return [AdviseContext(k.engine, c, LONG_S, None) for c, k in one.kept.items() if not k.pinned]
 
 
@@ -201,7 +201,7 @@ class Memory:
         output = op.sampling.max_tokens if op.sampling and expected is None else expected or 0
         tokens = len(op.tokens or ()) + output
         one = self._applications.enter(op.hints.application, model, op.salt, stays, now, tokens)
-        one.newest.untold = guessed
+        one.newest.end_unknown = guessed
         if not one.busy:
             one.since = now
         one.queued(tokens, now, output)
@@ -211,7 +211,7 @@ class Memory:
             if kept.paused and kept.begins(op.tokens or ()):
                 self.paused_contexts.resumed(context, now, len(op.tokens or ()))
         gated = self._admits and stays and self._pools.tokens and op.tokens is not None
-        if gated and not self.gate.is_inside(one.id) and not self.gate.arrive(one, placed):
+        if gated and not self.gate.is_admitted(one.id) and not self.gate.arrive(one, placed):
             return _read_last(one)
         return self._pin_for(one, op)
 
@@ -229,7 +229,8 @@ class Memory:
     def admit(self, model: str, pool: int | None, now: float) -> list[Verb]:
         """Admit applications of a model, as Gate.admit. The contexts of applications that lose
         their place are evicted first. Where applications begin to wait for room, or enter and take
-        the room of contexts outside, decide anew about the paused contexts that stayed.
+        the room of contexts of applications that are not admitted, decide anew about the paused
+        contexts that stayed.
         """
         decided = self.gate.admit(model, pool, now)
         found = [verb for one in decided.out for verb in _read_last(one)]
@@ -242,18 +243,18 @@ class Memory:
         return found
 
     def _takes_room(self, model: str, pool: int | None) -> bool:
-        """Whether the applications inside and the kept contexts of those outside need more than the
+        """Whether the admitted applications and the kept contexts of the others need more than the
         pool."""
-        outside = (
+        others = (
             kept.tokens
             for one in self._applications
-            if one.model == model and not self.gate.is_inside(one.id)
+            if one.model == model and not self.gate.is_admitted(one.id)
             for context, kept in one.kept.items()
             if not self.paused_contexts.is_copied(kept.engine, context)
         )
         return (
             pool is not None
-            and sum(one.own for one in self.gate.inside(model)) + sum(outside) > pool
+            and sum(one.own for one in self.gate.admitted(model)) + sum(others) > pool
         )
 
     def _pin_for(self, one: Application, op: Op) -> list[Verb]:
@@ -275,7 +276,7 @@ class Memory:
         if one is None:
             return [FreeContext(engine, op.context)]
         one.ended(now, self._outlook.goes_on(one.id))
-        one.newest.settled = one.newest.untold and self._outlook.called_tools(id) == ()
+        one.newest.calls_nothing = one.newest.end_unknown and self._outlook.called_tools(id) == ()
         if op.tokens is not None:
             self._learn(one, engine, op, usage, now)
         want = self._outlook.want(id) if self._retains and op.tokens is not None else None
@@ -286,7 +287,7 @@ class Memory:
         kept = self._keep(one, engine, id, op, tokens)
         kept.sure = want.pause_s is not None
         pause = one.expected_pause_s if want.pause_s is None else want.pause_s
-        if self.gate.is_evicted(one.id) or one.is_settled:
+        if self.gate.is_evicted(one.id) or one.has_likely_ended:
             pause = LONG_S
         found.append(AdviseContext(engine, op.context, pause, want.tokens))
         if not kept.sure or not self._pools.pin(kept):

@@ -23,7 +23,7 @@ from weftline_server.schedule.placement.round_data import EngineLoad
 log = logging.getLogger("weftline.memory")
 
 # The expected pause of a context whose room others need more, in seconds. Such a context is read
-# after the contexts of all applications inside.
+# after the contexts of all admitted applications.
 LONG_S = 3600.0
 # An application that gives up its place keeps its context until others need the room. So giving up
 # is assumed to waste this share of what discarding or copying would.

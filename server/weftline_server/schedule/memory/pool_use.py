@@ -96,7 +96,7 @@ class Filling:
 class PoolUse:
     """Recent use of a model's KV cache.
 
-    `again` counts the tokens that were computed again since the applications inside outgrew it.
+    `again` counts the tokens that were computed again since the admitted applications outgrew it.
     `fill_s` is a running mean of the seconds that a call waits for a token of its prompt, and
     `fill_cost` has those that the token costs its engine. `changed` is when an application was last
     admitted beyond the room, or evicted. `forced` is when one was last admitted for its age.
