@@ -20,13 +20,15 @@ from llama_index.llms.weftline import Weftline
 from langchain_weftline import ChatWeftline, EarlyTools, accelerate
 from tests.integrations.recording import Recording, recorded
 from tests.integrations.thinking_model import TURNS, thinking_server, thought
+from weftline_server.config import ServerConfig
 
 CHATS = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with thinking_server() as url:
+    """A server that puts no thoughts back: the adapters send them."""
+    with thinking_server(ServerConfig(restore_thoughts=False)) as url:
         yield url
 
 
@@ -133,6 +135,15 @@ async def test_an_agent_of_langchain_keeps_ten_thoughts(way: str, url: str) -> N
         assert sent_thoughts(recording) == THOUGHTS
         [*_, last] = agent.get_state(config).values["messages"]
         assert last.content == "Done."
+
+
+@pytest.mark.parametrize("version", [None, "v1", "responses/v1"])
+def test_an_agent_on_responses_keeps_ten_thoughts(version: str | None, url: str) -> None:
+    """LangChain's own class keeps the items of /v1/responses, and sends them back."""
+    llm = ChatWeftline(base_url=url, use_responses_api=True, output_version=version)
+    given: Any = {"messages": [("user", "look")]}
+    made = create_agent(llm, [look]).invoke(given, {"recursion_limit": 60})
+    assert made["messages"][-1].text == "Done."
 
 
 def thinking_of(message: ChatMessage) -> Sequence[str | None]:

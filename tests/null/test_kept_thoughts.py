@@ -53,6 +53,22 @@ async def test_ten_turns_keep_their_thoughts(serve: Serve) -> None:
     assert await loop(server) == ("Done.", list(range(TURNS)))
 
 
+async def test_ten_turns_of_responses_keep_their_thoughts(serve: Serve) -> None:
+    """A client that sends the items of each response back needs no help."""
+    server = await serve(SAYS, ServerConfig(restore_thoughts=False))
+    tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+    items: list[dict[str, Any]] = [USER]
+    for _ in range(TURNS):
+        body = {"input": items, "tools": [tool]}
+        made = (await server.http.post("/v1/responses", json=body)).json()["output"]
+        items += made
+        call = made[-1].get("call_id")
+        items += [{"type": "function_call_output", "call_id": call, "output": "found"}] * bool(call)
+    assert items[-1]["content"][0]["text"] == "Done."
+    thoughts = [one["content"][0]["text"] for one in items if one.get("type") == "reasoning"]
+    assert thoughts == [thought(number) for number in range(1, TURNS + 1)]
+
+
 async def test_one_setting_leaves_them_out(serve: Serve) -> None:
     server = await serve(SAYS, ServerConfig(restore_thoughts=False))
     assert await loop(server) == ("The thoughts are missing.", [0, 0])

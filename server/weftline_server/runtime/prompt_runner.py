@@ -38,7 +38,9 @@ from weftline_server.session.session import ServerSession
 # a KV block first, then steps of a third to a half. With steps of two from 32 on, prefixes of 20
 # and 60 tokens counted as 0 and 32.
 PREFIX_TOKENS = (16, *(step << n for n in range(4, 14) for step in (2, 3)))
-LAST_TURN = 1e12  # seconds of the monotonic clock: after all applications
+LAST_TURN = (
+    1e8  # seconds of the monotonic clock: after all applications, and ten times it has 31 bits
+)
 EXPECTED_TOKENS = 128  # of a variable that is still empty
 
 
