@@ -252,6 +252,17 @@ async def test_prompts_go_to_the_dialect_that_takes_them(tmp_path: Path) -> None
         assert endpoint.requests[0]["prompt"] == "once" and "top_k" not in endpoint.requests[0]
 
 
+async def test_thoughts_go_to_an_endpoint_with_extras(tmp_path: Path) -> None:
+    """OpenAI's own refuses a message with fields that it does not know."""
+    said = {"role": "assistant", "content": "So.", "reasoning_content": "PLAN"}
+    messages = ({"role": "user", "content": "Hi"}, said)
+    for extras in (True, False):
+        async with started(tmp_path, streams("a"), extras=extras) as (engine, endpoint):
+            await ending(engine, replace(chat(), chat=api.Chat(messages=messages)))
+            [sent] = endpoint.requests
+        assert sent["messages"][1].get("reasoning_content") == ("PLAN" if extras else None)
+
+
 async def test_constraints(tmp_path: Path) -> None:
     """A JSON schema is sent as response_format. OpenAI has no regex, so one is refused."""
     async with started(tmp_path, streams("{}")) as (engine, endpoint):

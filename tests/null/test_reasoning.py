@@ -136,3 +136,16 @@ async def test_an_answer_without_thoughts_has_none(serve: Serve, tmp_path: Path)
     assert "completion_tokens_details" not in usage
     made = await responded(server, model="marked")
     assert made["usage"]["output_tokens_details"] == {"reasoning_tokens": 0}
+
+
+async def test_an_endpoint_gets_earlier_thoughts(serve: Serve, tmp_path: Path) -> None:
+    """One that takes more than OpenAI's API has the field that vLLM, SGLang and llama.cpp read."""
+    endpoint = Endpoint(streams("It is sunny."))
+    said = {"role": "assistant", "content": "So.", "reasoning": THOUGHT}
+    async with endpoint.on(tmp_path / "e") as socket:
+        server = await serve(also={"far": lambda: OpenAIEngine(config(socket, extras=True))})
+        await chat(server, USER, said, USER, model="m")
+    [sent] = endpoint.requests
+    assert sent["messages"] == [
+        USER, {"role": "assistant", "content": "So.", "reasoning_content": THOUGHT}, USER,
+    ]  # fmt: skip

@@ -167,6 +167,9 @@ class Hints:
     footprint: Footprint | None = None
 
 
+THOUGHTS = "reasoning_content"  # of an assistant's message, in servers with more than OpenAI's API
+
+
 @record
 class Chat:
     """A chat for an engine that renders chats itself, in the JSON of OpenAI's API.

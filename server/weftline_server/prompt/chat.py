@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from weftline.contract.tools import NamedTool, Tool, ToolCall
-from weftline_engine.api import Chat
+from weftline_engine.api import THOUGHTS, Chat
 from weftline_server.prompt.render import RenderedMessage, ToolOffer
 from weftline_server.prompt.template_roles import DEVELOPER, GUIDES, SYSTEM
 from weftline_server.prompt.template_thoughts import Marks, ThoughtForm, write_thoughts
@@ -170,6 +170,8 @@ def _requested(turn: RenderedMessage) -> dict[str, Any]:
         message["tool_calls"] = [_requested_call(one) for one in turn.tool_calls]
     if turn.tool_call_id is not None:
         message["tool_call_id"] = turn.tool_call_id
+    if turn.thoughts:
+        message[THOUGHTS] = turn.thoughts
     return message
 
 

@@ -146,7 +146,7 @@ class OpenAIEngine(RemoteEngine):
             ),
         }
         if chat:
-            body |= chat_fields(op)
+            body |= chat_fields(op, self._config.extras)
             if op.sampling.effort is not None:
                 body["reasoning_effort"] = op.sampling.effort
         else:

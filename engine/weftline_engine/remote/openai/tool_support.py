@@ -116,14 +116,17 @@ def in_words(op: api.Op) -> api.Op:
     return replace(op, chat=api.Chat(messages=op.chat.words), sampling=sampling)
 
 
-def chat_fields(op: api.Op) -> dict[str, Any]:
+def chat_fields(op: api.Op, thinks: bool) -> dict[str, Any]:
     """The fields of a chat's request. What a client has not set stays unset. A text is one message
-    of a user."""
+    of a user. Thoughts go to an endpoint that `thinks`: OpenAI's own refuses the field."""
     chat = op.chat
     if chat is None:
         return {"messages": [{"role": "user", "content": op.text or ""}]}
+    messages = chat.messages
+    if not thinks:
+        messages = tuple({k: one[k] for k in one if k != api.THOUGHTS} for one in messages)
     if not chat.tools:
-        return {"messages": chat.messages}
+        return {"messages": messages}
     wishes = {"tool_choice": chat.choice, "parallel_tool_calls": chat.parallel}
     wishes = {name: value for name, value in wishes.items() if value is not None}
-    return {"messages": chat.messages, "tools": chat.tools, **wishes}
+    return {"messages": messages, "tools": chat.tools, **wishes}
