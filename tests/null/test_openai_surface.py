@@ -193,6 +193,11 @@ WISHES: list[tuple[str, Any, dict[str, Any]]] = [
     ("structured_outputs", {"json": '{"type": "integer"}'}, {"json_schema": NUMBER}),
     ("structured_outputs", {"json": NUMBER}, {"json_schema": NUMBER}),
     ("structured_outputs", {"json_object": True}, {"json_schema": OBJECT}),
+    (
+        "structured_outputs",
+        {"json": NUMBER, "disable_any_whitespace": True},
+        {"json_schema": {"x-guidance": {"whitespace_flexible": False}, **NUMBER}},
+    ),
     ("structured_outputs", {"regex": "yes|no"}, {"regex": "yes|no"}),
     ("structured_outputs", {"grammar": EBNF}, {"grammar": EBNF}),
     ("structured_outputs", {"structural_tag": json.dumps(OLD_TAG)}, {"structural_tag": OLD_TAG}),
