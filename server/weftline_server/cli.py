@@ -63,6 +63,9 @@ def _run(argv: list[str]) -> int:
         sub = commands.add_parser(name, help=purpose, description=purpose[0].upper() + purpose[1:])
         if name == command:
             module.add_arguments(sub)
+    if not argv:
+        parser.print_help()
+        return 0
     args = parser.parse_args(argv)
     args.words = argv[1:]  # `serve` starts further servers with them
     try:

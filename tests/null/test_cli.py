@@ -340,12 +340,31 @@ def test_bench_runs_the_programs_of_the_checkout(tmp_path: Path) -> None:
         bench.pick(folder, "large")
 
 
-@pytest.mark.parametrize("argv", [[], ["nonsense"], ["doctor", "--nonsense"]])
+@pytest.mark.parametrize("argv", [["nonsense"], ["doctor", "--nonsense"]])
 def test_wrong_usage_exits_2(argv: list[str]) -> None:
     """Wrong usage exits with argparse's code."""
     with pytest.raises(SystemExit) as raised:
         main(argv)
     assert raised.value.code == 2
+
+
+def test_no_command_is_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """`weftline` alone lists the commands."""
+    assert main([]) == 0
+    assert "serve models to applications" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [("qwen3", "qwen3:"), ("gema", "gemma3:1b-q4"), ("zzz", "weftline pull --list)")],
+)
+def test_a_name_that_is_none_has_others_like_it(
+    name: str, like: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sentence names the command that lists them, and the nearest ones."""
+    assert main(["pull", name]) == 1
+    _, _, listed = capsys.readouterr().err.partition("a short name (")
+    assert listed.startswith("weftline pull --list") and like in f"{listed}weftline pull --list)"
 
 
 def test_a_model_that_is_not_there_exits_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,14 @@ from urllib.parse import urlencode
 
 import httpx2
 
-from weftline.contract.errors import ConnectionFailed, EngineFailed, Refusal, Timeout, WeftlineError
+from weftline.contract.errors import (
+    ConnectionFailed,
+    EngineFailed,
+    InvalidRequest,
+    Refusal,
+    Timeout,
+    WeftlineError,
+)
 from weftline.contract.protocol import Criterion, GetBody
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8600"
@@ -34,7 +41,15 @@ def time_limits(timeout_s: float | None, connect_s: float | None) -> httpx2.Time
 
 
 def without_v1(url: str) -> str:
-    """The address of a server without the `/v1` that OpenAI's clients need at its end."""
+    """The address of a server without the `/v1` that OpenAI's clients need at its end.
+
+    Raises InvalidRequest for an address without http:// or https://.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise InvalidRequest(
+            f"the server's address {url[:200]!r} lacks its scheme: write http://{url[:200]}",
+            param="base_url",
+        )
     return url.rstrip("/").removesuffix("/v1")
 
 

@@ -48,7 +48,7 @@ from langchain_weftline.model.transport import Proxies, SharedClient, async_clie
 from langchain_weftline.trace.prompt_origins import listen
 from weftline.kit.early_tools import EarlyTurn, early_turn
 from weftline.kit.run_sessions import OURS
-from weftline.kit.server import NO_KEY, Server, default_api_key, default_base_url, is_on
+from weftline.kit.server import NO_KEY, Server, default_api_key, default_base_url, is_on, without_v1
 
 # If the user sets one of these, the model uses the user's connections.
 _SYNC = frozenset({"http_socket_options", "http_client", "client", "root_client"})
@@ -116,8 +116,7 @@ class ChatWeftline(DescribedChat):
     @field_validator("openai_api_base")
     @classmethod
     def _with_v1(cls, url: str | None) -> str:
-        url = (url or default_base_url()).rstrip("/")
-        return url if url.endswith("/v1") else f"{url}/v1"
+        return f"{without_v1(url or default_base_url())}/v1"
 
     @property
     def server_url(self) -> str:

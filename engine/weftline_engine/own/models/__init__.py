@@ -26,6 +26,7 @@ from weftline_engine.own.models.name import (
     parse,
 )
 from weftline_engine.own.models.progress import Silent, StageDisplay, for_stream
+from weftline_engine.own.models.short_names import nearest
 from weftline_engine.own.models.wheel import fetch_gguf, with_pins
 
 __all__ = [
@@ -250,6 +251,9 @@ def _directory(name: str, path: Path, check: Callable[[Path], None] = validate) 
         hint = ""
         if name.count("/") == 1 and not name.startswith((".", "/", "~")):
             hint = f", or hf:{name} for the model of that name on the Hugging Face Hub"
+        elif "/" not in name:
+            like = "".join(f"; {one}" for one in nearest(name))
+            hint = f", or a short name (weftline pull --list{like})"
         raise ModelUnavailable(
             f"there is no model directory {name[:200]!r}: give a directory, a .gguf file, "
             f"hf:ORG/NAME or pypi:PACKAGE{hint}"

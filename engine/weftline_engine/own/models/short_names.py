@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +18,7 @@ _MEMORY_SHARE, _GPU_SHARE = 0.6, 0.7
 _CORE_SPEED, _MOST_SPEED = 12.0, 50.0
 # A reader follows as many tokens a second.
 _TOKENS_A_SECOND = 10.0
+_NEAREST = 4  # names that a message lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,15 @@ def short_names() -> tuple[ShortName, ...]:
     """All of them. Those to choose from come in the order of their size."""
     raw = tomllib.loads(FILE.read_text(encoding="utf-8"))
     return tuple(ShortName(**one) for one in raw["model"])
+
+
+def nearest(name: str) -> list[str]:
+    """The short names that are most like a name that is none."""
+    names = [one.name for one in short_names()]
+    families = {one.partition(":")[0] for one in names}
+    family = get_close_matches(name.lower().partition(":")[0], families, 1)
+    wanted = (name.lower(), *(f"{one}:" for one in family))
+    return [one for one in names if one.startswith(wanted)][:_NEAREST]
 
 
 def suggestion(cores: int, free_bytes: int, gpu_bytes: int = 0) -> ShortName | None:
