@@ -18,6 +18,8 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.llms.weftline import Weftline
 
 from langchain_weftline import ChatWeftline, EarlyTools, accelerate
+from langchain_weftline.lower.symbols import CannotCompile
+from langchain_weftline.model.call_sampling import call_options
 from tests.integrations.recording import Recording, recorded
 from tests.integrations.thinking_model import TURNS, thinking_server, thought
 from weftline_server.config import ServerConfig
@@ -212,6 +214,26 @@ def test_an_accelerated_chain_gives_what_the_plain_one_gives(url: str) -> None:
         first_text = next(at for at, one in enumerate(again) if one.text)
         assert "reasoning_content" in again[first_text - 1].additional_kwargs
         assert [path for _, path, _ in recording.requests] == ["/v1/submit"] * 2
+
+
+def test_words_for_the_template_are_sent_ahead(url: str) -> None:
+    """`chat_template_kwargs` kept a call from it. A call with other words takes no result."""
+    words = {"chat_template_kwargs": {"enable_thinking": True, "preserve_thinking": True}}
+    with recorded(url) as recording:
+        llm = ChatWeftline(base_url=recording.url, extra_body=words)
+        first = ChatPromptTemplate.from_template("Say {x}.") | llm | StrOutputParser()
+        chain: Any = first | ChatPromptTemplate.from_template("Again: {y}") | llm
+        assert shown(accelerate(chain).invoke({"x": "a"}))[:2] == ("Hello.", thought(0))
+        [(_, path, submit)] = recording.requests
+        assert path == "/v1/submit"
+        assert [call["chat_template_kwargs"] for call in submit["calls"]] == [
+            words["chat_template_kwargs"]
+        ] * 2
+        other = {"chat_template_kwargs": {"enable_thinking": True}}
+        assert call_options(llm, {}) != call_options(llm, {"extra_body": other})
+        for bad in ({"a": [1]}, {"messages": "x"}, "x", {f"a{n}": 1 for n in range(17)}):
+            with pytest.raises(CannotCompile):
+                call_options(llm, {"extra_body": {"chat_template_kwargs": bad}})
 
 
 def test_a_message_with_thoughts_is_sent_ahead_with_them(url: str) -> None:

@@ -224,7 +224,7 @@ class Call(StrictBody):
                 param="tokens",
             )
         if self.chat_template_kwargs:
-            _check_words(self.chat_template_kwargs)
+            check_words(self.chat_template_kwargs)
         if self.tools:
             check_tools(self.tools)
         if self.tool_choice is not None:
@@ -258,7 +258,7 @@ class Call(StrictBody):
         return found
 
 
-def _check_words(words: dict[str, TemplateWord]) -> None:
+def check_words(words: dict[str, TemplateWord]) -> None:
     """Raise InvalidRequest for variables that a chat template may not get."""
     if len(words) > MAX_TEMPLATE_WORDS:
         raise InvalidRequest(

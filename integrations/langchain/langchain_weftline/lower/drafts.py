@@ -30,13 +30,17 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """How one call is generated. `model` is None for the server's first model."""
+    """How one call is generated. `model` is None for the server's first model.
+
+    `words` are those for the chat template, as JSON text, so that equal ones have equal hashes.
+    """
 
     sampling: Sampling
     model: str | None
     criteria: Criterion | None = None
     toolbox: Toolbox | None = None
     form: Form | None = None
+    words: str = "{}"
 
     def bound_sampling(self) -> Sampling:
         """The sampling parameters, with the constraint of the form."""
@@ -308,6 +312,7 @@ class _Binding:
             placeholders=(*self.inputs.placeholders, output),
             model=draft.options.model,
             criteria=draft.options.criteria,
+            chat_template_kwargs=json.loads(draft.options.words) or None,
             separate_reasoning=True,
             **(draft.options.toolbox.fields() if draft.options.toolbox is not None else {}),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from langchain_weftline.model.call_tools import FIELDS, Toolbox
 from langchain_weftline.model.connection_settings import Connected, obstacle
 from langchain_weftline.model.failures import as_model
 from langchain_weftline.model.forms import Form
+from weftline.contract.calls import TemplateWord, check_words
 from weftline.contract.parameters import COMMON
 from weftline.contract.protocol import Criterion, Sampling
 from weftline.contract.sampling import stop_strings
@@ -69,6 +71,18 @@ def _described(
         raise CannotCompile(model, reason) from error
 
 
+def _words(model: ModelSettings, said: Any) -> str:
+    """The words for the chat template, as JSON text. Raises CannotCompile for those of which the
+    server's answer says what is wrong."""
+    try:
+        if all(isinstance(value, TemplateWord) for value in said.values()):
+            check_words(said)
+            return json.dumps(said)
+    except (AttributeError, TypeError, InvalidRequest) as error:
+        raise CannotCompile(model, "a graph has no such chat_template_kwargs") from error
+    raise CannotCompile(model, "a word for the chat template is no text, number or truth value")
+
+
 def call_options(model: ModelSettings, bound: Mapping[str, Any]) -> CallOptions:
     """The options of `model` with those in `bound`.
 
@@ -79,6 +93,7 @@ def call_options(model: ModelSettings, bound: Mapping[str, Any]) -> CallOptions:
     payload = model._get_request_payload([], **said)
     extra = dict(payload.get("extra_body") or {})
     criteria = extra.pop("criteria", None)
+    words = _words(model, extra.pop("chat_template_kwargs", None) or {})
     toolbox, form = _described(model, payload)
     ours = _NOT_SENT if toolbox is None else _NOT_SENT.union(FIELDS)
     ours |= {"response_format"}
@@ -99,4 +114,5 @@ def call_options(model: ModelSettings, bound: Mapping[str, Any]) -> CallOptions:
             replace(sampling, constraint=form.constraint)  # checks the schema
     except InvalidRequest as error:
         raise as_model(error) from error
-    return CallOptions(sampling, None if name == "default" else name, criterion, toolbox, form)
+    served = None if name == "default" else name
+    return CallOptions(sampling, served, criterion, toolbox, form, words)

@@ -96,7 +96,7 @@ def _constraint(format: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _call(draft: PlannedCall, index: int, binding: _Binding, fields: dict[str, Any]) -> Call:
     model, stop = fields.pop("model", None), stop_strings(fields.pop("stop", None))
-    criteria = fields.pop("criteria", None)
+    criteria, words = fields.pop("criteria", None), fields.pop("chat_template_kwargs", None)
     tools = {name: fields.pop(name) for name in _TOOLS if name in fields}
     if (format := fields.pop("response_format", None)) is not None:
         fields["constraint"] = _constraint(format) or fields.get("constraint")
@@ -114,6 +114,7 @@ def _call(draft: PlannedCall, index: int, binding: _Binding, fields: dict[str, A
         placeholders=(*inputs, output),
         model=None if model == "default" else model,
         criteria=None if criteria is None else Criterion(criteria),
+        chat_template_kwargs=words,
         separate_reasoning=True,
         **tools,
     )
