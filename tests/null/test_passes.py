@@ -225,6 +225,20 @@ def test_answers_without_an_input_in_common_are_apart() -> None:
     assert analyse(graph(*apart), {}).group == {}
 
 
+def test_layers_that_read_each_other_come_from_the_end() -> None:
+    """Each of sixteen layers of five calls reads the whole layer before. Paths from the first layer
+    to the last are too many to be followed one by one.
+    """
+    made, plan = Graph(), Plan({})
+    for layer in reversed(range(16)):
+        reads = tuple(f"c{layer - 1}_{n}" for n in range(5)) if layer else ()
+        nodes = [call(f"c{layer}_{n}", reads) for n in range(5)]
+        made.add(Addition.of(nodes))
+        passes.analyse(made, plan, [f"{node.id}/0" for node in nodes])
+    groups = named(plan.group)
+    assert len(groups) == 75 and len(set(groups.values())) == 15
+
+
 def test_a_stage_may_come_in_pieces() -> None:
     """The reader first, then each chain by itself, its end first."""
     made, plan = Graph(), Plan({})

@@ -82,7 +82,8 @@ class _Stages:
         seen = dict.fromkeys(tasks)
         last = list(seen)
         for _ in range(MOST_DEPTH):
-            last = [one for task in last for one in self._readers(task) if one not in seen]
+            found = dict.fromkeys(one for task in last for one in self._readers(task))
+            last = [one for one in found if one not in seen]
             seen.update(dict.fromkeys(last))
         return seen
 
@@ -125,7 +126,7 @@ class _Stages:
     def compare(self, sink: str) -> None:
         """The client reads several answers that have an input in common, such as the files that
         each reviser rewrites: what is above them is one stage, too."""
-        if self._readers(sink, 1):
+        if self._readers(sink, MOST_READERS):
             return
         above = self._graph.tasks_above(sink)
         own = self._lane(sink) if len(above) > 1 else {}
@@ -133,7 +134,7 @@ class _Stages:
             return
         for shared in above:
             for other in self._readers(shared, MOST_COMPARED):
-                if other == sink or self._readers(other, 1):
+                if other == sink or self._readers(other, MOST_READERS):
                     continue
                 for level, task in self._lane(other).items():
                     if own.get(level, task) != task:
@@ -148,7 +149,7 @@ class _Stages:
     def _lane_of(self, sink: str) -> dict[int, str]:
         found: dict[int, str] = {}
         last = [sink]
-        while last and len(found) < MOST_DEPTH:
+        for _ in range(MOST_DEPTH):  # tasks with several outputs may wait for each other in turn
             above = dict.fromkeys(one for task in last for one in self._graph.tasks_above(task))
             last = [one for one in above if len(self._readers(one, MOST_READERS)) == 1]
             for one in last:
