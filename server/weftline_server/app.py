@@ -154,13 +154,13 @@ def _driver(config: ServerConfig, engines: EngineMakers, journal: Journal | None
 
     Raises InvalidRequest for a pass that no installed package offers.
     """
-    dispatcher = Dispatcher(engines, config.policy, without=config.off)
+    dispatcher = Dispatcher(engines, config.policy, without=config.without)
     try:
         plugins = plugins_named(config.passes)
     except UnknownPass as error:
         raise InvalidRequest(str(error), param="passes") from error
-    registry = Registry(config.registry, config.off, plugins, journal)
-    return Driver(registry, dispatcher, config.off)
+    registry = Registry(config.registry, config.without, plugins, journal)
+    return Driver(registry, dispatcher, config.without)
 
 
 @asynccontextmanager

@@ -27,6 +27,7 @@ OPTIMISATIONS = frozenset(
         "early_tools",
         "groups",
         "joins",
+        "length_prediction",
         "memory_rank",
         "prefill_early",
         "prefix",
@@ -39,10 +40,6 @@ OPTIMISATIONS = frozenset(
 
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-]+(:\d{1,5})?|https?://\[[0-9a-f:]+\](:\d{1,5})?")
 
-# Optimisations that earned less than 3 % where they were measured, or that were not measured on a
-# real load yet. Each is on only where `also` names it.
-OFF_BY_DEFAULT = frozenset({"length_prediction"})
-
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -51,8 +48,7 @@ class ServerConfig:
     """All settings; raises InvalidRequest for values that do not fit.
 
     `policy` is `app` or `request`. `without` names the optimisations that are off, so that a
-    benchmark can measure the gain of each; OPTIMISATIONS lists the names. `also` names those of
-    OFF_BY_DEFAULT that are on. `keys` maps an API key to
+    benchmark can measure the gain of each; OPTIMISATIONS lists the names. `keys` maps an API key to
     its tenant. Without keys all clients are one tenant, and only a loopback host is allowed.
     `passes` are the operator's own, by the names under which installed packages offer them.
     """
@@ -61,7 +57,6 @@ class ServerConfig:
     port: int = 8600
     policy: str = "app"
     without: frozenset[str] = frozenset()
-    also: frozenset[str] = frozenset()
     keys: dict[str, str] = field(default_factory=dict)
     passes: tuple[str, ...] = ()  # of installed packages, by entry point, in their order
     max_body: int = 8 << 20  # bytes of a request
@@ -80,10 +75,6 @@ class ServerConfig:
     registry: RegistryConfig = field(default_factory=RegistryConfig)
     responses: ResponsesConfig = field(default_factory=ResponsesConfig)
 
-    @property
-    def off(self) -> frozenset[str]:
-        return self.without | (OFF_BY_DEFAULT - self.also)
-
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise InvalidRequest(
@@ -97,11 +88,6 @@ class ServerConfig:
             raise InvalidRequest(
                 f"{name!r} cannot be left out: use one of {', '.join(sorted(OPTIMISATIONS))}",
                 param="without",
-            )
-        for name in self.also - OFF_BY_DEFAULT:
-            raise InvalidRequest(
-                f"{name!r} is not off by default: use one of {', '.join(sorted(OFF_BY_DEFAULT))}",
-                param="also",
             )
         if self.otlp and not self.otlp.startswith(("http://", "https://")):
             raise InvalidRequest(

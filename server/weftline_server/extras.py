@@ -24,6 +24,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "google-re2": "re2",
             "pyyaml": "yaml",
             "prometheus-client": "prometheus_client",
+            "numpy": "numpy",
             "msgspec": "msgspec",
             "pyzmq": "zmq",
         },

@@ -11,11 +11,10 @@ import pytest
 from tests.null.asgi import Serve
 from tests.simulator.world import World, world
 from weftline.contract.protocol import Call, InOut, Placeholder, Sampling, Segment, SubmitBody
-from weftline.errors import InvalidRequest
 from weftline_engine.pretend.null import NullConfig
 from weftline_engine.pretend.simulation import SimulatedConfig, StepCost
 from weftline_engine.pretend.virtual_time import VirtualLoop, run
-from weftline_server.config import OFF_BY_DEFAULT, OPTIMISATIONS, ServerConfig
+from weftline_server.config import OPTIMISATIONS, ServerConfig
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.render import PromptBefore
 
@@ -111,22 +110,10 @@ def test_calls_go_where_their_prefix_is() -> None:
     assert measured(three_topics, 3, "affinity") > 1.5 * measured(three_topics, 3)
 
 
-def test_what_is_off() -> None:
-    """What earned too little is off, unless it is asked for. Nothing else can be asked for."""
-    assert ServerConfig(without=frozenset({"joins"})).off == {"joins", *OFF_BY_DEFAULT}
-    assert {"length_prediction"} == OFF_BY_DEFAULT
-    assert ServerConfig(also=OFF_BY_DEFAULT).off == frozenset()
-    with pytest.raises(
-        InvalidRequest, match="'joins' is not off by default: use one of length_pred"
-    ):
-        ServerConfig(also=frozenset({"joins"}))
-
-
 ONE_OFF = [ServerConfig(without=frozenset({name})) for name in sorted(OPTIMISATIONS)]
-ALL_ON = ServerConfig(also=OFF_BY_DEFAULT)
 
 
-@pytest.mark.parametrize("config", [*ONE_OFF, ALL_ON], ids=[*sorted(OPTIMISATIONS), "all on"])
+@pytest.mark.parametrize("config", ONE_OFF, ids=sorted(OPTIMISATIONS))
 async def test_values_are_the_same_without(serve: Serve, config: ServerConfig) -> None:
     """A map-reduce runs on the whole server with each switch off."""
     server = await serve(NullConfig(), config)

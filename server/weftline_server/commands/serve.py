@@ -43,7 +43,7 @@ from weftline_server.commands.join import KEY_VARIABLE, address, key
 from weftline_server.commands.server_process import GivenSockets
 from weftline_server.commands.settings import LogLevel, Settings, key_of, load
 from weftline_server.commands.supervisor import Supervisor
-from weftline_server.config import OFF_BY_DEFAULT, OPTIMISATIONS, ServerConfig
+from weftline_server.config import OPTIMISATIONS, ServerConfig
 from weftline_server.http.guard import LoopbackOnly
 from weftline_server.http.state import state_of
 from weftline_server.observe.logs import LogFormat, configure
@@ -129,12 +129,6 @@ def _add_policy_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="comma-separated optimisations to switch off (default: none): "
         + ", ".join(sorted(OPTIMISATIONS)),
-    )
-    parser.add_argument(
-        "--also",
-        metavar="NAMES",
-        help="comma-separated optimisations to switch on that are off by default: "
-        + ", ".join(sorted(OFF_BY_DEFAULT)),
     )
 
 
@@ -247,7 +241,6 @@ def run(args: argparse.Namespace) -> int:
         "port": args.port,
         "policy": args.policy,
         "without": _names(args.without),
-        "also": _names(args.also),
         "keys": {api_key: "default"} if api_key else None,
         "log_prompts": args.log_prompts,
         "log_level": args.log_level,

@@ -21,6 +21,7 @@ from weftline_server.observe.instruments import Latencies, Tenants
 from weftline_server.observe.tally import Tally
 from weftline_server.runtime.service import EngineStatus, Service
 from weftline_server.schedule.engines.member import EngineState
+from weftline_server.schedule.lengths import NEAR, Exactness
 from weftline_server.session.session import ServerSession
 from weftline_server.session.task import PrimitiveTimes, RunState, TaskRun
 
@@ -142,6 +143,7 @@ class _Load(Collector):
             "build_info", "Always 1; the labels name the build", {build: 1}, "version", "python"
         )
         yield from _of_engines(status.engines)
+        yield from _of_lengths(status.lengths)
 
 
 def _gauge(
@@ -152,6 +154,23 @@ def _gauge(
     for of, value in values.items():
         family.add_metric(of, value)
     return family
+
+
+def _of_lengths(lengths: Exactness) -> Iterator[GaugeMetricFamily]:
+    """How exact the predicted lengths of the newest outputs were."""
+    near = zip(NEAR, lengths.near, strict=True)
+    yield _gauge(
+        "predicted_outputs_near",
+        "Share of the newest outputs whose predicted length is off by at most so many tokens",
+        {(str(tokens),): share for tokens, share in near},
+        "tokens",
+    )
+    yield _gauge(
+        "predicted_outputs_error_tokens",
+        "Mean error of the predicted lengths of the newest outputs, and of their bounds",
+        {("prediction",): lengths.error, ("bound",): lengths.error_of_bound},
+        "of",
+    )
 
 
 def _of_engines(engines: Sequence[EngineStatus]) -> Iterator[GaugeMetricFamily]:

@@ -13,6 +13,7 @@ from weftline_server.runtime.registry import Registry
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.engines.activity import EngineActivity
 from weftline_server.schedule.engines.member import EngineState, Member
+from weftline_server.schedule.lengths import Exactness
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,8 @@ class Status:
 
     `healthy` means that every served model has an engine that takes work. `sessions` counts open
     sessions, `queued` the primitives that wait for an engine,
-    `admitted` the applications in the KV caches and `waiting` those that wait for that.
+    `admitted` the applications in the KV caches and `waiting` those that wait for that. `lengths`
+    says how well the lengths of outputs were predicted.
     """
 
     draining: bool
@@ -89,6 +91,7 @@ class Status:
     queued: int
     admitted: int
     waiting: int
+    lengths: Exactness
     engines: tuple[EngineStatus, ...]
 
 
@@ -143,6 +146,7 @@ class EngineView:
             queued=dispatcher.queued,
             admitted=memory.admitted,
             waiting=memory.waiting,
+            lengths=Exactness() if dispatcher.lengths is None else dispatcher.lengths.exactness,
             engines=tuple(
                 EngineStatus.of(member, memory.kept.get(member.name, 0))
                 for member in dispatcher.members

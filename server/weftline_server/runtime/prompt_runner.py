@@ -12,7 +12,7 @@ from weftline.contract.errors import WeftlineError
 from weftline_engine import api
 from weftline_server.graph.primitive import Primitive, PrimitiveId
 from weftline_server.lowering.bounds import is_large
-from weftline_server.lowering.kinds.prompt import CHARS_PER_TOKEN, PromptBody, template_of
+from weftline_server.lowering.kinds.prompt import CHARS_PER_TOKEN, PromptBody
 from weftline_server.lowering.kinds.turn import TurnBody
 from weftline_server.lowering.result_values import (
     Transformed,
@@ -26,10 +26,11 @@ from weftline_server.prompt.tool_format import triggers
 from weftline_server.prompt.tool_parser import Delta
 from weftline_server.runtime.answer_reader import Answers
 from weftline_server.runtime.attempts import Attempt, Runner, hints, queued_at
+from weftline_server.runtime.length_clues import clues
 from weftline_server.runtime.prompts import body_of, parts_before, tokenised, tokenised_now
 from weftline_server.runtime.workers import Workers
 from weftline_server.schedule.engines.member import Work
-from weftline_server.schedule.memory.lengths import Lengths
+from weftline_server.schedule.lengths import Lengths
 from weftline_server.schedule.turns import Pace
 from weftline_server.session import events as ev
 from weftline_server.session.session import ServerSession
@@ -114,10 +115,10 @@ class PromptRunner(Runner):
             hints=hints(session, primitive, self._pace),
         )
         queued = queued_at(session, primitive, attempt, now)
-        template, expected = "", None
+        known, expected = None, None
         if self._lengths is not None and is_free(body_of(primitive).output):
-            template = template_of(body_of(primitive))
-            expected = self._lengths.expect(salt, template, sampling.max_tokens)
+            known = clues(body_of(primitive), size, session)
+            expected = self._lengths.expect(salt, known, sampling.max_tokens)
         most = sampling.max_tokens if expected is None else expected.most
         shared = prefixes(payload.tokens, salt) if self._affinity else ()
         means = meanings(session, primitive) if self._affinity else ()
@@ -131,7 +132,7 @@ class PromptRunner(Runner):
             means,
             stays,
             session.guessed,
-            template=template,
+            clues=known,
             expected=None if expected is None else expected.most,
         )
 

@@ -26,7 +26,7 @@ from weftline_server.runtime.attempts import Attempt, Runner
 from weftline_server.runtime.prompt_runner import PromptRunner
 from weftline_server.runtime.workers import Workers
 from weftline_server.schedule.engines.member import Work
-from weftline_server.schedule.memory.lengths import Lengths
+from weftline_server.schedule.lengths import Lengths
 from weftline_server.schedule.turns import Pace
 from weftline_server.session.session import ServerSession
 

@@ -9,6 +9,7 @@ from weftline.contract.errors import EngineFailed
 from weftline_engine import api
 from weftline_server.schedule.engines.fleet import Fleet
 from weftline_server.schedule.engines.member import Member, Work
+from weftline_server.schedule.lengths import Lengths
 from weftline_server.schedule.memory.keeper import Memory
 from weftline_server.schedule.memory.verbs import FreeContext, perform
 from weftline_server.schedule.memory.waste import Load
@@ -34,7 +35,7 @@ class Delivery:
         sessions: Sessions,
         place_soon: Callable[[], None],
         clock: Callable[[], float],
-        learn: Callable[[str, str, int], None] | None = None,
+        lengths: Lengths | None = None,
     ) -> None:
         self._fleet = fleet
         self._queue = queue
@@ -42,7 +43,7 @@ class Delivery:
         self._sessions = sessions
         self._place_soon = place_soon
         self._now = clock
-        self._learn = learn  # told of the tenant, the template and the tokens of each output
+        self._lengths = lengths
 
     def ready(self, member: Member) -> None:
         """Note the KV pool of an engine that takes work now, and ask for a placement round."""
@@ -140,8 +141,9 @@ class Delivery:
         written = member.ops.written(work.op.id)
         member.ops.totals.ended(work.op.id, event.usage)
         member.release(work.op.id)
-        if self._learn is not None and work.template:
-            self._learn(work.op.salt, work.template, event.usage.output_tokens)
+        if self._lengths is not None and work.clues is not None and work.op.sampling is not None:
+            bound, made = work.op.sampling.max_tokens, event.usage.output_tokens
+            self._lengths.learn(work.op.salt, work.clues, bound, made)
         tokens = event.usage.prompt_tokens + event.usage.output_tokens
         # The note holds until the engine reports the context itself.
         member.prefixes.moved(work.op.context, api.Residency.RESIDENT, tokens)

@@ -13,8 +13,8 @@ from weftline_server.schedule.catalogue import Catalogue
 from weftline_server.schedule.delivery import Delivery
 from weftline_server.schedule.engines.fleet import Fleet
 from weftline_server.schedule.engines.member import EngineState, Member, Work
+from weftline_server.schedule.lengths import Lengths
 from weftline_server.schedule.memory.keeper import Memory, Occupancy
-from weftline_server.schedule.memory.lengths import Lengths
 from weftline_server.schedule.memory.verbs import perform
 from weftline_server.schedule.placement.shares import Served
 from weftline_server.schedule.queue import UNAVAILABLE_S, Queue
@@ -69,8 +69,7 @@ class Dispatcher:
         self._rounds = rounds = PlacementRounds(
             fleet, queue, memory, sessions, self._policy, now, self.served
         )
-        learn = None if self.lengths is None else self.lengths.learn
-        self._delivery = Delivery(fleet, queue, memory, sessions, rounds.soon, now, learn)
+        self._delivery = Delivery(fleet, queue, memory, sessions, rounds.soon, now, self.lengths)
         await fleet.start(self._delivery)
         self._expiring = asyncio.create_task(self._expire_forever())
 

@@ -17,6 +17,7 @@ from weftline_server.schedule.engines.capacity import latency_tokens, most_at_on
 from weftline_server.schedule.engines.on_demand import OnDemand
 from weftline_server.schedule.engines.prefix_index import KnownPrefixes, known_prefixes
 from weftline_server.schedule.engines.totals import Totals
+from weftline_server.schedule.lengths import Clues
 from weftline_server.schedule.placement.round_data import (
     PROMPT_KINDS,
     EngineLoad,
@@ -60,8 +61,8 @@ class Work:
     work. `prefixes` and `meanings` are the hashes and lengths of the prompt's prefixes, by token
     ids and by variables. `stays` says that its session may send more calls later, and `guessed`
     that nobody tells when the session ends. Work to do `once` gets no second attempt. `deaths`
-    counts the engines that died while they ran it. Lengths are learned for its `template`, which
-    tells how many tokens its output is `expected` to have.
+    counts the engines that died while they ran it. Its `clues` tell how many tokens
+    its output is `expected` to have.
     """
 
     primitive: PrimitiveId
@@ -76,7 +77,7 @@ class Work:
     once: bool = False
     deaths: int = 0
     why: tuple[EngineScore, ...] = ()  # of an open op that was placed
-    template: str = ""  # "" where nothing is learned
+    clues: Clues | None = None  # None where nothing is learned
     expected: int | None = None
     item: Queued = field(init=False)  # placement's view of it, made once and not in each round
 
