@@ -229,10 +229,11 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
         headers = {"Allow": methods}
     elif message == HTTPStatus.NOT_FOUND.phrase:
         message = wrong_path(path, routes)
-    if is_messages(path):
-        return JSONResponse(error_form(error.status_code, message), error.status_code, headers)
-    body = {"message": message, "type": "InvalidRequest", "code": None, "param": "path"}
-    return JSONResponse({"error": {**body, "call": None}}, error.status_code, headers)
+    ours = {"message": message, "type": "InvalidRequest", "code": None, "param": "path"}
+    ours |= {"call": None}
+    is_theirs = is_messages(path)
+    body = error_form(error.status_code, ours) if is_theirs else {"error": ours}
+    return JSONResponse(body, error.status_code, headers)
 
 
 async def _on_bug(request: Request, error: Exception) -> JSONResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -23,15 +24,15 @@ def is_messages(path: str) -> bool:
     return path == MESSAGES or path.startswith(f"{MESSAGES}/")
 
 
-def error_form(status: int, message: str) -> dict[str, Any]:
-    """The body of an error with this HTTP status."""
+def error_form(status: int, ours: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of an error with this HTTP status. Our own fields stand beside Anthropic's."""
     kind = _TYPES.get(HTTPStatus(status))
     if kind is None:
         kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    return {"type": "error", "error": {**ours, "type": kind}}
 
 
 def error_body(error: WeftlineError) -> dict[str, Any]:
     """The error's body. The message of a prompt that is too long has the words by which clients of
     this API know that they must shorten a conversation."""
-    return error_form(error.status, error.message)
+    return error_form(error.status, error.to_body()["error"])
