@@ -214,14 +214,16 @@ def test_a_prompt_that_is_too_long_reaches_the_user(echo_url: str) -> None:
 
 
 def test_objects_from_a_hosted_endpoint(start_script: StartServer) -> None:
-    """All defaults: the forced tool of an object is a JSON schema for an OpenAI endpoint."""
-    upstream = start_script([("", '{"name": "Rome"}')])
+    """All defaults: an OpenAI endpoint gets the forced tool of an object in its own field."""
+    call = '<tool_call>\n{"name": "Town", "arguments": {"name": "Rome"}}\n</tool_call>'
+    upstream = start_script([("", call)])
     with recorded(upstream) as proxy, served("--engine", "openai", "--connect", proxy.url) as url:
         llm = Weftline(base_url=url, context_window=3900)
         made = get_response_synthesizer(response_mode="compact", llm=llm, output_cls=Town)
         assert str(made.synthesize("What?", NODES)) == '{"name":"Rome"}'
         [body] = proxy.bodies("/v1/chat/completions")
-    assert body["response_format"]["json_schema"]["schema"]["required"] == ["name"]
+    assert body["tools"][0]["function"]["parameters"]["required"] == ["name"]
+    assert body["tool_choice"] == "required"
 
 
 def test_a_failed_call_is_not_made_twice(start_script: StartServer) -> None:

@@ -74,6 +74,8 @@ def claims_of(
             values[step.var] = BranchValue(step, values)
         elif isinstance(step, TextDraft):
             values[step.var] = TextValue(step, values)
+        elif isinstance(step, RerankDraft):
+            values[step.var] = RankedValue(step, results[step.var], values)
     planned: list[Planned[Key]] = [_call(draft, server, results, values) for draft in drafts]
     later: list[Later[Key]] = []
     for step in steps:
@@ -132,6 +134,24 @@ class TextValue:
             except TransformFailed as failure:
                 return failure
         return Value(self.text.var, "".join(parts), {})
+
+
+@dataclass(frozen=True, slots=True)
+class RankedValue:
+    """The value of a reranking. Of no hits it is known without the server's message about it.
+
+    LangChain asks no reranker then, and goes on as soon as it has the hits.
+    """
+
+    rerank: RerankDraft
+    ranked: Result
+    values: Values
+
+    def peek(self) -> Value | WeftlineError | None:
+        hits = self.values[self.rerank.hits].peek()
+        if isinstance(hits, Value) and not any(hits.value):
+            return Value(self.rerank.var, [], {})
+        return self.ranked.peek()
 
 
 def _all(drafts: Sequence[CallDraft], steps: Sequence[StepDraft]) -> Iterator[CallDraft]:
