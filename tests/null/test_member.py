@@ -52,7 +52,7 @@ def test_calls_at_different_points_of_their_outputs_are_never_all_large() -> Non
     assert (one.load().held, one.load().apart) == (200, 30)
     assert one.ops.left() == {"app o": 10, "app p": 40}
     call = Queued(id="q", model="m", kind="generate", queued=0.0, tokens=1, hints=api.Hints())
-    assert Candidate(one.load()).room(call.of, False) == 130
+    assert Candidate(one.load()).room(call.of, False, None) == 130
     one.release("p")
     one.hold(replace(generating("p", 60, 40), prefixes=(("a", 50),)))
     one.hold(replace(generating("r", 60, 1), prefixes=(("a", 50),)))
@@ -98,10 +98,12 @@ def test_what_other_servers_have_is_load_and_known_prefixes() -> None:
     one.hold(sent(("a", 64)))
     assert one.room == 300 and one.needs(10, 5) is None
     told = elsewhere(running=2, held=90, latency=40, grouped=3, throughput=7, bounded=60, room=100)
+    told = replace(told, strict=("b",))
     one.used_elsewhere(replace(told, grant=4, came=(("1.c", (("b", 64), ("c", 128))),)))
     load = one.load()
     assert (load.servers, load.running, load.held, load.latency) == (2, 3, 91, 41)
     assert (load.grouped, load.throughput, load.bounded) == (3, 7, 61)
+    assert load.strict == {"b"}
     assert {"a", "b", "c"} <= set(load.prefixes) and one.is_busy
     assert one.room == 100
     assert one.needs(10, 5) == api.Claim(used=10, wanted=5, seen=4)

@@ -17,13 +17,15 @@ from weftline_server.schedule.engines.capacity import latency_tokens
 from weftline_server.schedule.placement import round as placement_round
 from weftline_server.schedule.placement.round import place
 from weftline_server.schedule.placement.round_data import EngineLoad, Placement, Queued
+from weftline_server.schedule.placement.scores import Candidate
 from weftline_server.schedule.turns import MOST_OVERTAKEN_S, turn
 
 
 def queued(id: str, at: float = 0.0, tokens: int = 100, **more: Any) -> Queued:
     """Build a queued primitive of an application that comes `at` this time, and whose work takes
     0.02 s a token. Options that are no field of Queued are hints."""
-    own = {k: more.pop(k) for k in ("model", "kind", "prefixes", "open") if k in more}
+    fields = ("model", "kind", "prefixes", "open", "tenant")
+    own = {k: more.pop(k) for k in fields if k in more}
     criterion = Criterion(more.get("criterion", "latency"))
     hints = Hints(turn=turn(at, 0.02 * more.get("work_left", 0), criterion, 0), **more)
     own = {"model": "m", "kind": "generate", **own}
@@ -177,14 +179,64 @@ def test_a_latency_call_bounds_what_runs_beside_it() -> None:
         assert takes(job, PATIENCE_S + 1, **beside) is fits
         assert not takes(job, **beside)
     assert all(takes(x, PATIENCE_S + 1, **chatting) for x in (user, job, member, typist))
-    typing = {"latency": 900, "bounded": 900, "strict": 900}
+    typing: dict[str, Any] = {"latency": 900, "bounded": 900, "strict": {""}}
     assert not any(takes(x, **typing) for x in (user, job, member, typist))
     bulk = {"throughput": 600, "latency": 300}
     # Bulk work pauses for a user.
     assert all(takes(x, **bulk) for x in (user, job, member, typist))
-    mixed = {"throughput": 600, "latency": 300, "bounded": 300, "strict": 300}
+    mixed: dict[str, Any] = {"throughput": 600, "latency": 300, "bounded": 300, "strict": {""}}
     assert [takes(x, **mixed) for x in (user, job, member, typist)] == [True, False, False, True]
     assert placed([queued("a", tokens=5000)], [engine("e", latency_tokens=1000)]) == {"a": "e"}
+
+
+TOKENS = st.integers(1, 2000)
+OTHERS = st.lists(st.tuples(TOKENS, st.sampled_from(["", "g"])), min_size=1, max_size=6)
+
+
+URGENT = st.sampled_from([one for one in Criterion if one is not Criterion.THROUGHPUT])
+
+
+@given(OTHERS, st.lists(URGENT, min_size=6, max_size=6), TOKENS, st.data())
+def test_a_criterion_holds_up_no_call_of_another_tenant(
+    others: list[tuple[int, str]], asked: list[Criterion], tokens: int, data: st.DataObject
+) -> None:
+    """Tenant b's calls are on the engine. Tenant a's call is placed beside them however urgent b
+    says that they are, if it is placed where b asks for nothing.
+    """
+    of_a = queued(
+        "a",
+        at=1.0,
+        tokens=tokens,
+        tenant="a",
+        criterion=data.draw(st.sampled_from(Criterion)).value,
+        group=data.draw(st.sampled_from(["", "g"])),
+    )
+    load = engine("e", kv_tokens=9000, latency_tokens=1000)
+
+    def is_placed(criteria: list[Criterion]) -> bool:
+        calls = [
+            queued(f"b{n}", tokens=size, tenant="b", criterion=criterion.value, group=group)
+            for n, ((size, group), criterion) in enumerate(zip(others, criteria, strict=False))
+        ]
+        candidate = Candidate(load)
+        for call in calls:
+            candidate.place(call)
+        return candidate.room(of_a.of, False, "a") >= tokens
+
+    assert is_placed(asked) or not is_placed([Criterion.LATENCY] * 6)
+
+
+def test_a_strict_call_bounds_those_of_its_tenant_on_all_servers() -> None:
+    """Also where the tenant has no name, as on a server without keys, and where the strict call
+    came in the same round."""
+    load = engine("e", latency=900, bounded=900, latency_tokens=1000, strict={"b"})
+    for tenant, found in (("b", {}), ("a", {"x": "e"}), ("", {"x": "e"})):
+        assert placed([queued("x", tokens=200, tenant=tenant)], [load]) == found
+    first = queued("s", tokens=900, tenant="b", criterion="tpot")
+    second = queued("x", at=1.0, tokens=200, tenant="b")
+    alone = [engine("e", latency_tokens=1000)]
+    assert placed([first, second], alone) == {"s": "e"}
+    assert set(placed([first, replace(second, tenant="c")], alone)) == {"s", "x"}
 
 
 def test_early_fills_block_no_call() -> None:
@@ -206,7 +258,7 @@ def test_a_shared_prefix_counts_once() -> None:
     more: dict[str, Any] = {"tokens": 1000, "criterion": "tpot"}
     prefixes = (("short", 64), ("long", 900))
     queue = [queued(f"q{i}", at=i, prefixes=prefixes, **more) for i in range(12)]
-    held = {"latency": 1000, "bounded": 1000, "strict": 1000, "running": 1}
+    held = {"latency": 1000, "bounded": 1000, "strict": {""}, "running": 1}
     for limit in ("kv_tokens", "latency_tokens"):
         assert len(placed(queue, [engine("e", **{limit: 1900})])) == 10
         some: dict[str, Any] = {"shared": {"short", "long"}, **held}
@@ -339,7 +391,8 @@ def test_skipping_most_of_a_long_queue_misses_no_call(
     short = place(queue, engines, "app", now=60.0)
 
     def every(replicas: placement_round._Replicas, item: Queued, late: bool) -> dict[int, float]:
-        return {index: engine.room(item.of, late) for index, engine in enumerate(replicas.engines)}
+        engines = enumerate(replicas.engines)
+        return {index: engine.room(item.of, late, None) for index, engine in engines}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(placement_round._Replicas, "rooms", every)

@@ -175,10 +175,11 @@ class Elsewhere(Event):
     """What the other servers that use the engine have on it. `op` is "".
 
     `servers` counts all servers, this one included. The load is that of the others' ops: how many
-    are `running`, and their tokens as in `Footprint`. `room` is the part of the KV cache that the
-    applications of this server may fill, as the engine's own ledger says, and `grant` numbers the
-    changes of `room`. `came` has the contexts of ops that have come since the last report, each
-    with its prefixes, and `moved` what has become of contexts since.
+    are `running`, and their tokens as in `Footprint`. `strict` names the tenants of
+    strict ops. `room` is the part of the KV cache that the applications of this server may fill, as
+    the engine's own ledger says, and `grant` numbers the changes of `room`. `came` has the contexts
+    of ops that have come since the last report, each with its prefixes, and `moved` what has become
+    of contexts since.
     """
 
     servers: int
@@ -188,7 +189,7 @@ class Elsewhere(Event):
     grouped: int = 0
     throughput: int = 0
     bounded: int = 0
-    strict: int = 0
+    strict: tuple[str, ...] = ()
     room: int | None = None
     grant: int = 0
     came: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = ()

@@ -102,8 +102,9 @@ class Footprint:
 
     `held` bounds the tokens of KV cache that the op will hold, and `computed` counts those of its
     prompt that were not in the cache. `throughput` and `grouped` say what sort of load they are,
-    `bounded` and `strict` whether steps beside the op must stay short. `prefixes` are the hashes
-    and the lengths of the prompt's beginnings.
+    `bounded` whether steps beside the op must stay short. `strict` names the tenant that holds all
+    of its own calls to this; None where the op's tenant does not. `prefixes` are the hashes and the
+    lengths of the prompt's beginnings.
     """
 
     held: int
@@ -111,7 +112,7 @@ class Footprint:
     throughput: bool = False
     grouped: bool = False
     bounded: bool = False
-    strict: bool = False
+    strict: str | None = None
     prefixes: tuple[tuple[str, int], ...] = ()
 
 

@@ -119,6 +119,23 @@ def test_a_server_hears_of_the_load_and_the_contexts_of_the_others() -> None:
     assert after.moved == (("1.c", Residency.RESIDENT, 300),)
 
 
+def test_a_server_hears_which_tenants_have_strict_calls_elsewhere() -> None:
+    """Each tenant once, as long as another server has one of its strict calls. The tenant of a
+    server without keys has the empty name."""
+    ledger = EngineLedger(None)
+    ledger.enter(1)
+    ledger.enter(2)
+    for name, tenant in (("one", "b"), ("two", "b"), ("three", ""), ("four", None)):
+        ledger.came(1, name, name, Footprint(held=1, computed=1, bounded=True, strict=tenant))
+    ledger.came(2, "own", "own", Footprint(held=1, computed=1, bounded=True, strict="b"))
+    assert report(ledger, 2).strict == ("", "b") and report(ledger, 1).strict == ("b",)
+    for name in ("one", "three"):
+        ledger.ended(1, name, is_lost=False)
+    assert report(ledger, 2).strict == ("b",)
+    ledger.ended(1, "two", is_lost=False)
+    assert report(ledger, 2).strict == ()
+
+
 def test_a_server_that_comes_later_hears_of_all_that_is_there() -> None:
     """Contexts that were dropped, or whose op was cancelled, are not taken to be there."""
     ledger = EngineLedger(None)

@@ -6,6 +6,7 @@ ids that no two servers share.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from weftline_engine import api
@@ -27,7 +28,7 @@ class _Load:
     grouped: int = 0
     throughput: int = 0
     bounded: int = 0
-    strict: int = 0
+    strict: Counter[str] = field(default_factory=Counter)  # by tenant, how many ops
 
     def add(self, op: api.Footprint, sign: int) -> None:
         self.running += sign
@@ -40,7 +41,8 @@ class _Load:
         else:
             self.latency += computed
         self.bounded += sign * op.held if op.bounded else 0
-        self.strict += sign * op.held if op.strict else 0
+        if op.strict is not None:
+            self.strict[op.strict] += sign
 
 
 @dataclass(slots=True)
@@ -146,7 +148,7 @@ class EngineLedger:
             grouped=whole.grouped - mine.grouped,
             throughput=whole.throughput - mine.throughput,
             bounded=whole.bounded - mine.bounded,
-            strict=whole.strict - mine.strict,
+            strict=tuple(sorted(whole.strict - mine.strict)),
             room=None if grant is None else grant.tokens,
             grant=0 if grant is None else grant.number,
         )

@@ -165,7 +165,7 @@ class InHand:
             throughput=item.throughput,
             grouped=item.grouped,
             bounded=has_prompt and item.bounded,
-            strict=has_prompt and item.strict,
+            strict=item.tenant if has_prompt and item.strict else None,
             prefixes=work.prefixes,
         )
 
@@ -209,7 +209,8 @@ class InHand:
         """Sum up the ops for placement. `known` are the hashes of the engine's prefixes."""
         groups: dict[str, int] = {}
         latency = grouped = throughput = 0
-        held = early = bounded = strict = 0
+        held = early = bounded = 0
+        strict: set[str] = set()
         shared: set[str] = set()
         sizes: list[tuple[int, int]] = []
         # Tokens that early fills share with other calls count for the other calls, so these come
@@ -236,7 +237,8 @@ class InHand:
                 held += own
                 sizes.append((own, min(own, left[work.op.id])))
                 bounded += own if work.item.bounded else 0
-                strict += own if work.item.strict else 0
+                if work.item.strict:
+                    strict.add(work.item.tenant)
         return EngineLoad(
             name=name,
             model=description.model,
@@ -453,7 +455,7 @@ def with_others(load: EngineLoad, others: api.Elsewhere) -> EngineLoad:
         grouped=load.grouped + others.grouped,
         throughput=load.throughput + others.throughput,
         bounded=load.bounded + others.bounded,
-        strict=load.strict + others.strict,
+        strict={*load.strict, *others.strict},
     )
 
 

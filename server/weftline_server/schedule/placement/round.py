@@ -44,8 +44,10 @@ class _Replicas:
         self.meets = False  # other servers place calls on these engines, too
         self.reserved = False  # an engine takes nothing more for a call that has waited too long
         self._fresh: set[str] = set()
-        # By class and whether the call is late: the most room of an engine, and the room of each.
-        self._rooms: dict[tuple[Class, bool], tuple[float, dict[int, float]]] = {}
+        # By class, whether the call is late, and its tenant if that has strict calls: the most room
+        # of an engine, and the room of each.
+        self._rooms: dict[tuple[Class, bool, str | None], tuple[float, dict[int, float]]] = {}
+        self._strict: set[str] = set()  # tenants with strict calls
         # Of the last `best`: each engine with room, and those without. The least comes first: of
         # engines that cost the same the less busy one, then the first by name.
         self._seen: tuple[list[tuple[float, int, int]], list[Candidate]] = [], []
@@ -54,6 +56,7 @@ class _Replicas:
         self.engines.append(engine)
         self.free += max(0, engine.load.max_running - engine.running)
         self._fresh.update(engine.fresh)
+        self._strict.update(engine.strict)
 
     def rooms(self, item: Queued, late: bool) -> Mapping[int, float]:
         """Return the room for a call like `item` on each engine that takes its kind, by index.
@@ -61,20 +64,22 @@ class _Replicas:
         The result is empty where `item` fits nowhere. So most calls of a long queue are passed over
         without a look at every engine.
         """
-        known = self._rooms.get((item.of, late))
-        most, rooms = self._rooms_of(item.of, late) if known is None else known
+        most, rooms = self._rooms_of(item, late)
         if item.tokens <= most:
             return rooms
         # Optimistic bound: assume the roomiest engine holds every shared prefix.
         return rooms if item.tokens - common(item.prefixes, self._fresh) <= most else _NO_ROOMS
 
-    def _rooms_of(self, of: Class, late: bool) -> tuple[float, dict[int, float]]:
+    def _rooms_of(self, item: Queued, late: bool) -> tuple[float, dict[int, float]]:
+        key = item.of, late, item.tenant if item.tenant in self._strict else None
+        if (known := self._rooms.get(key)) is not None:
+            return known
         rooms = {
-            index: engine.room(of, late)
+            index: engine.room(*key)
             for index, engine in enumerate(self.engines)
-            if of[0] in engine.load.kinds
+            if item.kind in engine.load.kinds
         }
-        self._rooms[of, late] = found = max(rooms.values(), default=-inf), rooms
+        self._rooms[key] = found = max(rooms.values(), default=-inf), rooms
         return found
 
     def best(self, item: Queued, cost: Cost, late: bool, waits: bool) -> int | None:
@@ -142,6 +147,7 @@ class _Replicas:
         engine.place(item)
         self.free -= 1
         self._fresh.update(hash for hash, _ in item.prefixes)
+        self._strict.update(engine.strict)
         if self.mixes and not batched and engine.batches:
             self.keep_free()
         self._changed(index)
@@ -160,7 +166,7 @@ class _Replicas:
         Without this, smaller calls would take the room as soon as it comes free. Engines are taken
         from the others one at a time.
         """
-        _, rooms = self._rooms_of(item.of, late=True)
+        _, rooms = self._rooms_of(item, late=True)
         index = max(rooms, key=rooms.__getitem__, default=None)
         if index is None or rooms[index] == -inf:
             return

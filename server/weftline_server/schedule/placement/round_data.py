@@ -106,12 +106,13 @@ class EngineLoad:
     `latency_tokens` limits what runs beside a call that a user waits for (Parrot's Figure 10);
     None means unlimited. `held` counts the tokens in flight, with all that the calls may generate;
     `apart` of them are never held at once, because calls end before others have grown. `bounded` of
-    them belong to calls that hold throughput calls and groups to `latency_tokens`; `strict` of them
-    belong to calls that hold every call to it. Early fills hold `early` tokens more. A prefix that
-    several calls share counts once; the hashes of such prefixes are in `shared`. `latency`,
-    `grouped` and `throughput` count the tokens that calls of each kind had to compute; `grouped`
-    are those of task groups that a reader waits for. They leave out the tokens that the engine's
-    cache had when the call came. `servers` use the engine, and the load has the calls of them all.
+    them belong to calls that hold throughput calls and groups to `latency_tokens`. The tenants in
+    `strict` have calls there that hold every call of the same tenant to it. Early fills hold
+    `early` tokens more. A prefix that several calls share counts once; the hashes of such prefixes
+    are in `shared`. `latency`, `grouped` and `throughput` count the tokens that calls of each kind
+    had to compute; `grouped` are those of task groups that a reader waits for. They leave out the
+    tokens that the engine's cache had when the call came. `servers` use the engine, and the load
+    has the calls of them all.
     """
 
     name: str
@@ -126,7 +127,7 @@ class EngineLoad:
     grouped: int = 0
     throughput: int = 0
     bounded: int = 0
-    strict: int = 0
+    strict: Collection[str] = frozenset()
     kv_tokens: int | None = None
     latency_tokens: int | None = None
     groups: Mapping[str, int] = field(default_factory=dict)  # group → members there

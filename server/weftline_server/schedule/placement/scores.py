@@ -82,7 +82,7 @@ class Candidate:
         self.held = load.held
         self.early = load.early
         self.bounded = load.bounded
-        self.strict = load.strict
+        self.strict: Collection[str] = load.strict  # tenants
         self.kept = KeptFree.NOTHING
         self.batches = bool(load.throughput or load.grouped)
         # The load that a call finds, for each value of `batches` in `cost`. Tokens of the other
@@ -93,10 +93,11 @@ class Candidate:
         self.groups: Mapping[str, int] = load.groups
         self.fresh: Collection[str] = load.shared  # hashes of the prefixes in flight
 
-    def room(self, of: Class, late: bool) -> float:
+    def room(self, of: Class, late: bool, tenant: str | None) -> float:
         """Return how many tokens a call of this class may add; -inf where no place is free.
 
-        `late` calls have waited longer than PATIENCE_S.
+        `late` calls have waited longer than PATIENCE_S. The `tenant` may be None where the call's
+        tenant has no strict call.
         """
         kind, is_open, bounded, strict, group = of
         load = self.load
@@ -116,9 +117,10 @@ class Candidate:
         if bound is None:
             return left
         # Bounded calls end sooner in one large batch than one after the other, unless one of them
-        # is strict and wants each token in time.
+        # is strict and wants each token in time. It holds calls of its own tenant alone.
+        strict_here = tenant in self.strict and not late
         if bounded:
-            if (strict or self.strict) and not late:
+            if strict_here or (strict and not late):
                 return min(left, bound - min(held, self.bounded))
             return left
         if not self.bounded:
@@ -126,7 +128,7 @@ class Candidate:
         # The engine pauses calls that are not bounded. A reader waits for the members of a group,
         # though, so these share the step. So do throughput calls that have waited long.
         others = held - self.bounded
-        if not (group or late) or (self.strict and not late):
+        if not (group or late) or strict_here:
             return min(left, bound - held)
         share = GROUP_WEIGHT * self.bounded - others if others else left
         return min(left, max(bound - held, share))
@@ -178,7 +180,8 @@ class Candidate:
             self.held += own
         if item.bounded:
             self.bounded += own
-            self.strict += own if item.strict else 0
+            if item.strict and item.tenant not in self.strict:
+                self.strict = {*self.strict, item.tenant}
 
     def missing(self, item: Queued) -> int:
         """Return the call's tokens without a prefix that is there or will be.
