@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from tests.null.test_openai_tools import chat, streamed
 from weftline.contract.tools import CalledFunction, ToolCall
 from weftline_engine.pretend import null
 from weftline_engine.pretend.null import NullConfig, NullEngine, NullMode
+from weftline_engine.services.tools.config import ToolsConfig
+from weftline_engine.services.tools.engine import ToolEngine
+from weftline_engine.services.tools.tool_calls import BegunCalls
 from weftline_server.config import ServerConfig
 from weftline_server.http.openai import kept_thoughts
 from weftline_server.http.openai.kept_thoughts import KeptThoughts
@@ -94,6 +98,37 @@ async def test_a_streamed_turn_and_a_response_are_kept_too(serve: Serve) -> None
              "tool_call_id": call["call_id"]}]  # fmt: skip
     [choice] = (await chat(server, USER, *turns, tools=[LOOK]))["choices"]
     assert choice["message"]["reasoning_content"] == thought(3)
+
+
+LOOKS = """
+from weftline.toolkit import tool
+
+@tool(effects="none")
+def look(number: int) -> str:
+    "Look."
+    return "found"
+"""
+
+
+async def test_an_agents_turns_are_kept_too(serve: Serve, tmp_path: Path) -> None:
+    """The server has run the tools of ten turns. The client sends back two of them without their
+    thoughts, and the next agent goes on. Each of its prompts has both."""
+    (tmp_path / "looks.py").write_text(LOOKS)
+    tools = ToolsConfig(name="looks", module="looks", path=tmp_path)
+    also = {"tool:looks": lambda: ToolEngine(tools, BegunCalls())}
+    server = await serve(SAYS, ServerConfig(), None, also)
+    session = await server.session()
+    ours = {"weftline": {"run_tools": True, "session_id": session}}
+    made = await chat(server, USER, **ours)
+    assert made["choices"][0]["message"]["content"] == "Done."
+    turns = made["weftline"]["messages"]
+    assert len(turns) == 2 * TURNS - 2
+    kept = [{key: one[key] for key in one if key != "reasoning_content"} for one in turns[:4]]
+    again = await chat(server, USER, *kept, **ours)
+    assert again["choices"][0]["message"]["content"] == "Done."
+    calls = (await server.graph(session))["calls"]
+    restored = [call["restored_thoughts"] for call in calls]
+    assert restored == [0] * TURNS + [2] * (TURNS - 2)
 
 
 async def test_others_thoughts_are_never_put_back(serve: Serve) -> None:

@@ -491,6 +491,7 @@ class AgentStep(StepBase):
     output. Without `tools` it may call all tools of the server. The client computes those of
     `client_tools`, which are among the call's tools: each call of one is a client step. A call of
     any other tool ends the run, and so do `most` turns. The value is the text of the last answer.
+    With `code_tool` the blocks of Python in an answer are calls of that tool, and no others.
 
     The server fills in `served`: who runs the tools.
     """
@@ -498,6 +499,7 @@ class AgentStep(StepBase):
     call: Call
     most: int = MAX_TURNS
     client_tools: tuple[ClientTool, ...] = ()
+    code_tool: str | None = None
     served: tuple[ServedTool, ...] = ()
     kind: Literal["agent"] = field(default_factory=lambda: "agent")
 
@@ -505,6 +507,8 @@ class AgentStep(StepBase):
         StepBase.__post_init__(self)
         if not 1 <= self.most <= MAX_TURNS:
             raise InvalidRequest(f"most must be in 1 to {MAX_TURNS}", param="most")
+        if self.client_tools and self.code_tool is not None:
+            raise InvalidRequest("a run has client_tools or a code_tool", param="code_tool")
         outputs = [one for one in self.call.placeholders if one.in_out is InOut.OUT]
         if len(outputs) != 1 or outputs[0].transforms or outputs[0].semantic_var_id is not None:
             raise InvalidRequest(

@@ -116,13 +116,14 @@ class ServedTool:
     """A tool that an engine of the server runs, which is called `engine` there.
 
     `effects` says what running the tool twice would do. A tool that `streams` takes its call piece
-    by piece.
+    by piece. With `code` it takes the blocks of code in an answer as this argument.
     """
 
     name: str
     engine: str
     effects: Literal["none", "idempotent", "once"] = "once"
     streams: bool = False
+    code: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

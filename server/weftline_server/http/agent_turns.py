@@ -10,7 +10,7 @@ from typing import Any
 from weftline.contract.errors import EngineFailed
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.graph.primitive import Task, Where
-from weftline_server.lowering.kinds.turn import TakenCall, turn_body, turns
+from weftline_server.lowering.kinds.turn import TakenCall, begun, first_turn, turn_body, turns
 from weftline_server.observe.view import output_step
 from weftline_server.prompt.tool_parser import Delta, Said
 from weftline_server.runtime.service import Service
@@ -41,27 +41,28 @@ class ClientCall:
 
 
 class AgentTurns:
-    """The turns of the agent whose first turn is the task `first`.
+    """The turns of the agent that is the task `agent`.
 
     `answers` are those that were not written again, as far as they were read.
     """
 
-    def __init__(self, service: Service, session: ServerSession, first: str) -> None:
+    def __init__(self, service: Service, session: ServerSession, agent: str) -> None:
         self._service = service
         self._session = session
-        self._first = first
+        self._agent = agent
         self._told: set[str] = set()  # the client's calls that were read
         self.answers: list[Task] = []
 
     async def read(
-        self, shows: Callable[[Sequence[Delta]], bool]
+        self, shows: Callable[[Sequence[Delta]], bool], *, wait: bool = False
     ) -> AsyncGenerator[Written | ClientCall, None]:
         """What the model writes, turn by turn, and the calls for the client.
 
         The client `shows` some parts of the answers: a turn of which it has one is not written
-        again.
+        again. With `wait` inputs of the agent may come from calls that are not submitted yet.
         """
-        readers, session, id = self._service.readers, self._session, self._first
+        readers, session, id = self._service.readers, self._session, first_turn(self._agent)
+        await readers.get(session, begun(self._agent), wait=wait)  # the first turn is there
         while id:
             turn = session.graph.tasks[id]
             self.answers.append(turn)
@@ -98,8 +99,8 @@ class AgentTurns:
 
     def tasks(self) -> Iterator[str]:
         """The turns and tools so far."""
-        graph = self._session.graph
-        for turn in list(turns(graph, self._first)):
+        graph, first = self._session.graph, first_turn(self._agent)
+        for turn in list(turns(graph, first)) if first in graph.tasks else ():
             yield turn.id
             yield from (one.task for one in turn_body(graph, turn.id).taken if one.task)
 

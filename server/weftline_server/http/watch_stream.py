@@ -169,11 +169,10 @@ class _Watching:
     async def _follow_agent(self, variable: str, owner: str) -> None:
         """Queue the texts of an agent's turns, and the calls that the client has to compute."""
         readers, session = self._service.readers, self._session
-        turns = self._agents[variable] = AgentTurns(self._service, session, f"{owner}.0")
+        turns = self._agents[variable] = AgentTurns(self._service, session, owner)
         ended = asyncio.create_task(readers.get(session, variable, wait=self._wait))
         try:
-            await readers.get(session, f"{owner}.turns", wait=self._wait)  # the first turn is there
-            async with aclosing(turns.read(self._shows)) as parts:
+            async with aclosing(turns.read(self._shows, wait=self._wait)) as parts:
                 async for part in parts:
                     await self._agent_part(variable, part)
             await ended

@@ -24,7 +24,7 @@ from weftline_server.lowering.control.sides import after
 from weftline_server.lowering.kinds import KINDS
 from weftline_server.lowering.kinds.prompt import task_of
 from weftline_server.lowering.kinds.tool import ToolBody, of_request, task_of_tool
-from weftline_server.lowering.kinds.turn import AgentSetup, as_turn, first_run
+from weftline_server.lowering.kinds.turn import AgentSetup, as_turn
 from weftline_server.session import events as ev
 from weftline_server.session.session import ServerSession
 
@@ -137,9 +137,7 @@ def _task(task: Task) -> Json:
 def _said(task: Task) -> Json:
     if task.call is not None:
         call = _CALL.dump_python(task.call, mode="json", by_alias=True, exclude_defaults=True)
-        run = first_run(task)
-        agent = {} if run is None else {"agent": _RUN.dump_python(run, mode="json")}
-        return {"id": task.id, "call": call, **agent}
+        return {"id": task.id, "call": call}
     (first, *_) = task.primitives
     if isinstance(first.body, ToolBody):
         body = first.body
@@ -158,7 +156,7 @@ def _read_task(body: Json) -> Task:
 def _read_said(body: Json) -> Task:
     if "call" in body:
         task = task_of(body["id"], _CALL.validate_python(body["call"]))
-        run = body.get("agent")
+        run = body.get("agent")  # before agents of chats were steps
         return task if run is None else as_turn(task, _RUN.validate_python(run), KINDS)
     if "tool" in body:
         return _tool(body)

@@ -98,12 +98,14 @@ class StepKind(Generic[S]):
     from the values that the step reads, and changes nothing.
 
     `engine` is the table of the server's configuration that names such an engine. `says` describes
-    the fields that only steps of this kind have.
+    the fields that only steps of this kind have. What is refused of a step that `is_call` is
+    refused as a call's.
     """
 
     traits: ClassVar[Traits] = PLAIN
     engine: ClassVar[str] = "store"
     says: ClassVar[Says] = MappingProxyType({})
+    is_call: ClassVar[bool] = False
 
     def effects(self, step: S) -> Effects:
         """The effects that running the step again would have."""

@@ -212,6 +212,7 @@ def _call(session: Seen, run: TaskRun) -> dict[str, Any]:
     plan, first, last = session.plan, run.primitives[0].id, run.primitives[-1].id
     steps = [_step(session, step) for step in run.steps]
     total = {name: sum(step[name] or 0 for step in steps) for name in (*_DURATIONS, *api.COUNTS)}
+    asked = session.graph.tasks[run.task.owner] if run.task.owner else run.task
     return {
         "call_id": run.task.id,
         "owner": run.task.owner or None,
@@ -221,7 +222,7 @@ def _call(session: Seen, run: TaskRun) -> dict[str, Any]:
         "template": _template(run.task),
         "inputs": list(run.task.reads),
         "outputs": list(run.task.writes),
-        "restored_thoughts": run.task.restored_thoughts,
+        "restored_thoughts": asked.restored_thoughts,
         "depth": plan.depth.get(first),
         "objective": plan.objective.get(first),
         "group": plan.group.get(first),

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -165,12 +166,12 @@ class Driver:
         key: Key | None = None,
         *,
         whole: bool = False,
-        shaped: Callable[[Task], Task] | None = None,
+        restored: int = 0,
     ) -> tuple[Task, ...]:
         """Lower and start all calls and steps of `submit`, or raise and change nothing.
 
         The journal keeps the `key` of the request with them. With `whole` the client streams
-        none of their outputs. The tasks are `shaped` by this function.
+        none of their outputs. In so many turns of their prompts thoughts were `restored`.
         """
         if not submit.calls and not submit.steps:
             return ()  # it only reads
@@ -180,7 +181,7 @@ class Driver:
         tasks: list[Task] = []
         begun = 0
         for task in tasks_of(session, submit, self.dispatcher, self.registry.salts[session.tenant]):
-            tasks.append(task if shaped is None else shaped(task))
+            tasks.append(replace(task, restored_thoughts=restored) if restored else task)
             parts = 0 if task.call is None else len(task.call.placeholders)
             begun += TURN_PARTS // TURN_CALLS + parts
             if begun >= TURN_PARTS:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from weftline.contract.errors import StorageFull, UnknownSession
 from weftline.contract.protocol import SetVariable, SubmitBody
 from weftline_server.graph.primitive import Task
@@ -70,21 +68,22 @@ class Service:
         key: Key | None = None,
         *,
         whole: bool = False,
-        shaped: Callable[[Task], Task] | None = None,
+        restored: int = 0,
     ) -> tuple[Task, ...]:
         """Add all calls of `submit` to the session, or raise and change nothing. With `whole` the
-        client streams none of their outputs. Their tasks are `shaped` by this function.
+        client streams none of their outputs. Thoughts were `restored` in so many turns of their
+        prompts.
 
         On a server that keeps sessions on disk they are there at the return. Where the disk is full
         only now, the calls that were added are cancelled.
         """
         journal = self.registry.journal
         if journal is None:
-            return await self._driver.submit(session, submit, whole=whole, shaped=shaped)
+            return await self._driver.submit(session, submit, whole=whole, restored=restored)
         if submit.calls or submit.steps:
             journal.admit(session)
         try:
-            tasks = await self._driver.submit(session, submit, key, whole=whole, shaped=shaped)
+            tasks = await self._driver.submit(session, submit, key, whole=whole, restored=restored)
         except UnknownSession as error:
             if journal.has_lost(session):  # it has moved meanwhile
                 raise NotHere(session.tenant, session.id) from error

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from weftline.contract.errors import WeftlineError
 from weftline_server.graph.primitive import Primitive, PrimitiveId, Where
 from weftline_server.journal.journal import Journal
+from weftline_server.lowering.kinds.agent import AgentBegin
 from weftline_server.lowering.kinds.prompt import PromptBody
 from weftline_server.prompt.prompter import Payload
 from weftline_server.runtime.attempts import Attempt
@@ -63,11 +64,14 @@ class Starts:
     ) -> Sequence[PrimitiveId]:
         """Tokenise the constant prompts among primitives that are to enter the session, and keep
         them until they are due or forgotten. Raises what their rendering raises.
+
+        The prompt of a turn that an agent begins with is kept under the id of the begin.
         """
         found: dict[PrimitiveId, Payload] = {}
         for primitive in primitives:
-            if isinstance(primitive.body, PromptBody) and primitive.body.is_constant:
-                made = self._runners.prompts.prepare(session, primitive)
+            prompt = _begun(primitive) or primitive
+            if isinstance(prompt.body, PromptBody) and prompt.body.is_constant:
+                made = self._runners.prompts.prepare(session, prompt)
                 payload = made if isinstance(made, Payload) else await made
                 found[PrimitiveId(session.id, primitive.id)] = payload
                 if len(found) % TURN_CALLS == 0:
@@ -93,6 +97,9 @@ class Starts:
     def _start(self, session: ServerSession, id: str) -> None:
         primitive = session.graph.primitives[id]
         payload = self._prepared.pop(PrimitiveId(session.id, id), None)
+        if payload is not None and (turn := _begun(primitive)) is not None:
+            self._prepared[PrimitiveId(session.id, turn.id)] = payload  # it starts at once
+            payload = None
         try:
             made = payload or self._runners.of(primitive).prepare(session, primitive)
         except WeftlineError as error:
@@ -166,3 +173,8 @@ class Starts:
         self._apply(
             session, ev.PrimitiveFailed(now=self._now(), primitive=primitive.id, error=error)
         )
+
+
+def _begun(primitive: Primitive) -> Primitive | None:
+    """The first turn of the agent that the primitive begins; None of any other primitive."""
+    return primitive.body.turn.primitives[0] if isinstance(primitive.body, AgentBegin) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -32,9 +32,9 @@ def tasks_of(
 
     Raises UnknownModel, UnknownStore and what lowering does, and InvalidRequest for what the call's
     engine does not serve. An error of a step has its name. One of a call has none, also of a call
-    in a step's body, because no call has begun: as with a chat, the client may send it again. The
-    model is decided here, so that the graph names it and equal prompts hash alike. Lengths are
-    foreseen for the tenant's `salt`.
+    in a step's body or of an agent, because no call has begun: as with a chat, the client may send
+    it again. The model is decided here, so that the graph names it and equal prompts hash alike.
+    Lengths are foreseen for the tenant's `salt`.
     """
     sources = Sources(session)
 
@@ -52,7 +52,7 @@ def tasks_of(
     def step_of(step: Step) -> Task:
         if repeated_body(step) is not None:
             step = resolved(step, resolver, KINDS)
-        with _naming(step):
+        with nullcontext() if KINDS.of(step).is_call else _naming(step):
             step = KINDS.of(step).resolved(step, resolver)
             found = resource(step)
             batch = efficient_batch(dispatcher.members, kind_name(step), found)

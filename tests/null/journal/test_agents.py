@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
@@ -18,15 +19,19 @@ from tests.null.journal.test_restart import cut, running
 from tests.null.tools.conftest import config
 from tests.null.tools.test_agent_graph import agent, names
 from tests.null.tools.test_tool_runs import _Dies, called, streamed, until
+from weftline.contract.tools import ServedTool
 from weftline_engine.api import Engine
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullMode
 from weftline_engine.services.tools.config import ToolsConfig
 from weftline_engine.services.tools.engine import ToolEngine
 from weftline_engine.services.tools.tool_calls import BegunCalls
 from weftline_server.journal import journal
+from weftline_server.journal.records import Clock, decode
 from weftline_server.journal.store import Change, JournalStore
 from weftline_server.journal.writer import Item, Writer
+from weftline_server.lowering.kinds.turn import AgentSetup, turn_body
 from weftline_server.schedule.engines import fleet
+from weftline_server.session import events as ev
 from weftline_server.session.session import ServerSession
 
 FAST = LatencyProfile(step_s=0.001)
@@ -256,11 +261,11 @@ async def test_a_turn_that_a_client_has_seen_is_not_written_again(
         *_, last = await streamed(server, "#say", model="m", session_id=session)
         assert "died while it ran this call" in last["error"]["message"]
         found = server.service.registry.find("local", session)
-        assert [one.task.name for one in found.tasks.values()] == ["chat", "add"]
+        assert [one.task.name for one in found.tasks.values()] == ["agent", "chat", "add"]
     async with running(tmp_path / "store", engine(tmp_path), also) as server:
         found = server.service.registry.find("local", session)
-        turn, add = found.tasks.values()
-        assert turn.state == "failed" and not add.live
+        agent, turn, add = found.tasks.values()
+        assert (agent.state, turn.state, add.live) == ("failed", "failed", False)
 
 
 async def test_a_kill_at_any_commit_runs_a_tool_once(
@@ -327,3 +332,31 @@ async def test_a_call_of_the_client_waits_for_it_after_a_restart(tmp_path: Path)
         path = f"/v1/session/{session}/variable/{due['outputs'][0]}"
         assert (await server.http.put(path, json={"value": "noted"})).status_code == 200
         assert (await server.get(session, "a")).json()["value"] == "It is noted."
+
+
+def test_an_agent_of_an_old_journal_is_a_turn() -> None:
+    """A chat with run_tools was once a call with the data of its agent, and no step."""
+    call = {
+        "name": "chat",
+        "model": "m",
+        "prompt": [
+            {"role": "user", "content": [{"text": "#add"}]},
+            {"role": "assistant", "content": [{"output": "answer"}]},
+        ],
+        "placeholders": [{"name": "answer", "in_out": "out", "semantic_var_id": "c.answer"}],
+    }
+    setup = {"id": "c", "served": [{"name": "add", "engine": "tool:some", "effects": "none"}]}
+    submitted = {"tasks": [{"id": "c", "call": call, "agent": setup}], "detach": False}
+    clock = Clock(0.0)
+    data = json.dumps({"v": 1, "e": "submitted", "t": 0.0, **submitted}).encode()
+    session = ServerSession("s", "", 0.0)
+    for event in decode(data, clock):
+        session.handle(event)
+    item = {"id": "1", "name": "add", "arguments": "{}"}
+    session.handle(ev.PrimitiveSent(now=0.0, primitive="c/0", engine="e"))
+    session.handle(ev.ItemsCame(now=0.0, primitive="c/0", offset=0, items=(item,)))
+    session.validate()
+    assert list(session.tasks) == ["c", "c.t0"]
+    assert turn_body(session.graph, "c").run == AgentSetup(
+        id="c", served=(ServedTool(name="add", engine="tool:some", effects="none"),)
+    )

@@ -484,3 +484,20 @@ async def test_what_is_not_served_is_refused(serve: Serve, server: Server) -> No
         json={"messages": [{"role": "user", "content": "x"}], "weftline": {"run_tools": True}},
     )
     assert answer.status_code == 400 and "[[tool]]" in answer.json()["error"]["message"]
+
+
+async def test_a_prompt_that_is_too_long_is_refused_before_a_stream(serve: Serve) -> None:
+    """The first turn is tokenised before the agent begins, so the response has the status."""
+    also = {"tool:some": lambda: ToolEngine(config(), BegunCalls())}
+    server = await serve(NullConfig(context_limit=2048), ServerConfig(), None, also)
+    for words, status in ((200, 200), (6000, 400)):
+        body = {
+            "messages": [{"role": "user", "content": "x " * words}],
+            "stream": True,
+            "weftline": {"run_tools": True},
+        }
+        answer = await server.http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == status, answer.text
+    assert "2048" in answer.json()["error"]["message"]
+    starts = server.driver._starts
+    assert not starts._prepared  # the prompt of the first turn was used once

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from fastapi import Request
 
 from weftline.contract.protocol import Call, SubmitBody
+from weftline.contract.steps import AgentStep
 from weftline_server.graph.primitive import Task
 from weftline_server.http.openai.conversations import Conversations
 from weftline_server.http.openai.kept_thoughts import KeptThoughts
@@ -19,8 +19,6 @@ from weftline_server.http.openai.replies import Reply, ReplyForm, usage_body
 from weftline_server.http.openai.requests import ChatRequest, CompletionRequest
 from weftline_server.http.openai.runs import Runs
 from weftline_server.http.state import state_of
-from weftline_server.lowering.kinds import KINDS
-from weftline_server.lowering.kinds.agent import agent_of
 from weftline_server.lowering.kinds.prompt import call_of, outputs_of
 from weftline_server.lowering.result_values import thinking_of
 from weftline_server.observe.cost import Prices
@@ -82,12 +80,13 @@ class Running:
                 tokens += await loop.run_in_executor(None, prompter.count, thoughts)
         return tokens
 
-    def end(self, more: Iterable[str] = ()) -> None:
-        """Cancel the calls that still run, and `more` tasks that came of them. Close the session if
-        it is the request's own.
+    def end(self, answers: Sequence[Task] | None = None, more: Iterable[str] = ()) -> None:
+        """Keep the thoughts of the `answers`, which are the calls themselves unless they are an
+        agent. Cancel the calls that still run, and `more` tasks that came of them. Close the
+        session if it is the request's own.
         """
         if self.kept is not None:
-            for task in self.tasks:
+            for task in self.tasks if answers is None else answers:
                 value = self.session.variable(task.writes[0]).value
                 if isinstance(value, dict):
                     self.kept.keep(self.session.tenant, task.resource, value)
@@ -141,11 +140,11 @@ async def start(
     else:
         session = runs.enter(tenant, said.session_id, opens=said.open)
     try:
-        calls, shaped = await _calls(service, session, body, said)
+        calls = await _calls(service, session, body)
         submit = SubmitBody(session_id=session.id, calls=calls)
-        if restored:
-            shaped = partial(_with_restored, count=restored, shaped=shaped)
-        tasks = await service.submit(session, submit, whole=not body.stream, shaped=shaped)
+        if said.run_tools:
+            submit = SubmitBody(session_id=session.id, steps=(_agent(calls, said),))
+        tasks = await service.submit(session, submit, whole=not body.stream, restored=restored)
     except BaseException as error:
         body.name_field(error)
         if own:
@@ -161,30 +160,21 @@ async def start(
     return Running(service, runs, session, tasks, own, body, reply, state.prices, guessed, kept)
 
 
-def _with_restored(task: Task, count: int, shaped: Callable[[Task], Task] | None) -> Task:
-    """The task, which says in how many turns thoughts were put back."""
-    return replace(task if shaped is None else shaped(task), restored_thoughts=count)
-
-
-async def _calls(
-    service: Service, session: ServerSession, body: Body, said: Provenance
-) -> tuple[tuple[Call, ...], Callable[[Task], Task] | None]:
-    """The calls of the request. With `run_tools` it is the first turn of an agent, and the function
-    makes its task one.
-    """
+async def _calls(service: Service, session: ServerSession, body: Body) -> tuple[Call, ...]:
     if isinstance(body, CompletionRequest):
         decode = service.engines.model(body.model).prompter.decoded
         if body.has_tokens:  # decoding a megabyte of them takes a while
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(None, body.calls, session, decode), None
-        return body.calls(session, decode), None
+            return await loop.run_in_executor(None, body.calls, session, decode)
+        return body.calls(session, decode)
     described = service.engines.model(body.model).prompter.description
-    calls = body.calls(session, renders=not described.takes_messages)
-    if not said.run_tools:
-        return calls, None
+    return body.calls(session, renders=not described.takes_messages)
+
+
+def _agent(calls: Sequence[Call], said: Provenance) -> AgentStep:
+    """The agent that a request with `run_tools` is."""
     [call] = calls
-    call, shaped = agent_of(call, said.client_tools, said.code_tool, service.engines.tools, KINDS)
-    return (call,), shaped
+    return AgentStep(call=call, client_tools=said.client_tools, code_tool=said.code_tool)
 
 
 def _ids(session: ServerSession, task: Task) -> dict[str, str]:

@@ -1,13 +1,13 @@
 """Chat completions with `"weftline": {"run_tools": true}`: the server runs its tools between turns.
 
-The request is the first turn of an agent. The response is the last answer. Its `weftline` object
+The request is a step of kind `agent`. The response is the last answer. Its `weftline` object
 has the messages before it: the assistant's calls, and the tools' results. A stream also tells the
 client of the calls that it computes itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
@@ -35,11 +35,22 @@ class ToolRun:
 
     def __init__(self, running: Running) -> None:
         self.running = running
-        self._turns = AgentTurns(running.service, running.session, running.tasks[0].id)
+        [agent] = running.tasks
+        self._turns = AgentTurns(running.service, running.session, agent.id)
+        self._value = agent.writes[-1]
+
+    async def _read(
+        self, shows: Callable[[Sequence[Delta]], bool]
+    ) -> AsyncGenerator[Written | ClientCall, None]:
+        """What the turns say, until the agent has its value."""
+        async with aclosing(self._turns.read(shows)) as parts:
+            async for part in parts:
+                yield part
+        await self.running.service.readers.get(self.running.session, self._value)
 
     async def whole(self) -> dict[str, Any]:
         """The body of a response that is not streamed."""
-        async for _ in self._turns.read(lambda deltas: False):
+        async for _ in self._read(lambda deltas: False):
             pass
         reply = self.running.reply
         choice = reply.choice(0, self._turns.message, self._turns.step, None)
@@ -54,7 +65,7 @@ class ToolRun:
         reply, counts = self.running.reply, options.counts
         try:
             yield self._sent(reply.chunk(0, {"content": ""}, first=True), counts)
-            async with aclosing(self._turns.read(_is_said)) as parts:
+            async with aclosing(self._read(_is_said)) as parts:
                 async for part in parts:
                     for chunk in self._chunks(part):
                         yield self._sent(chunk, counts)
@@ -76,12 +87,12 @@ class ToolRun:
         """A chunk on the wire, with the usage so far if it `counts`."""
         if not counts:
             return sse(None, chunk)
-        usage = usage_so_far(self.running.session, self._turns.answers or self.running.tasks)
+        usage = usage_so_far(self.running.session, self._turns.answers)
         return sse(None, {**chunk, "usage": usage})
 
     def end(self) -> None:
         """End what still runs, and the session if it is the request's own."""
-        self.running.end(self._turns.tasks())
+        self.running.end(self._turns.answers, self._turns.tasks())
 
     def _chunks(self, part: Written | ClientCall) -> Iterator[dict[str, Any]]:
         reply, id = self.running.reply, self.running.session.id

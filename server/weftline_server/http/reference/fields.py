@@ -194,6 +194,10 @@ _OPENAI = {
     "JsonSchema.schema": Field("The schema.", _SCHEMA),
     "ProvenancePart.name": Field("The input of a template that the text is.", "topic"),
     "ProvenancePart.text": Field("The text.", "rivers"),
+    "ServedTool.code": Field(
+        "The argument that takes blocks of code in an answer; null of a tool that the model calls.",
+        None,
+    ),
     "ServedTool.engine": Field("The engine that runs the tool.", "tools"),
     "ServedTool.name": Field("The tool's name.", "price"),
     "ServedTool.streams": Field("Whether the tool takes its call piece by piece.", False),

@@ -4,9 +4,8 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 from weftline.contract.errors import InvalidRequest
@@ -28,7 +27,7 @@ from weftline_server.lowering.control.base import (
 )
 from weftline_server.lowering.control.body import renamed_call
 from weftline_server.lowering.kinds.tool import RunTool, served_tool, starts_early, tool_of
-from weftline_server.lowering.kinds.turn import AgentSetup, AnswerBody, as_turn, turn_of
+from weftline_server.lowering.kinds.turn import AgentSetup, AnswerBody, begun, first_turn, turn_of
 from weftline_server.lowering.step import Field, Kinds, Rename, Resolver, Says, StepKind, Tools
 
 _FIRST_TURN = {
@@ -44,16 +43,21 @@ _FIRST_TURN = {
 class AgentKind(StepKind[AgentStep]):
     """Kind `agent` begins the first turn, and the text of the last answer stands behind `answer`.
 
-    Each turn grows the next one; see `weftline_server.lowering.kinds.turn`.
+    Each turn grows the next one; see `weftline_server.lowering.kinds.turn`. A chat completion with
+    `run_tools` is such a step.
     """
 
     traits = replace(GROWS, generates=True)
+    is_call = True
     says: ClassVar[Says] = {
         "call": Field(
             "The first turn: a prompt of messages, the last of which is the output.",
             _FIRST_TURN,
         ),
         "client_tools": Field("Tools of the call that the client computes.", []),
+        "code_tool": Field(
+            "The tool of the server that takes the blocks of Python in the answers.", "python"
+        ),
         "most": Field("The most turns.", 16),
         "served": Field("Who runs the tools. The server fills it in.", []),
     }
@@ -77,18 +81,24 @@ class AgentKind(StepKind[AgentStep]):
         if step.served:
             raise InvalidRequest("the server fills in 'served': leave it out", param="served")
         call, tools, own = resolver.prepare(step.call), resolver.tools(), step.client_tools
-        _check_own(call, own, tools, "client_tools")
+        if step.code_tool is not None:
+            return replace(step, call=call, served=(_of_code(step.code_tool, tools),))
+        _check_own(call, own, tools)
         call, served = _offered(call, tools, has_others=bool(own))
         return replace(step, call=call, served=served)
 
     def lower(
         self, step: AgentStep, resource: str, id: str, batch: int | None, kinds: Kinds
     ) -> Task:
-        run = AgentSetup(id=id, owner=id, served=step.served, own=step.client_tools, most=step.most)
-        [first] = turn_of(run, kinds, step.call, f"{id}.0").primitives
+        code = next(((one.name, one.code) for one in step.served if one.code is not None), None)
+        run = AgentSetup(
+            id=id, owner=id, served=step.served, own=step.client_tools, code=code, most=step.most
+        )
+        turn = turn_of(run, kinds, step.call, first_turn(id))
+        [first] = turn.primitives
         later, waits = self.later(step, kinds), waits_for(step)
-        body = AgentBegin(run, step.call, kinds)
-        begin = primitive(id, 0, "agent", f"{id}.turns", body, reads_of(waits, later), self.traits)
+        body = AgentBegin(run, turn)
+        begin = primitive(id, 0, "agent", begun(id), body, reads_of(waits, later), self.traits)
         primitives = (
             replace(begin, work=1 + first.work, output=first.output),  # one turn is certain
             primitive(id, 1, "answer", step.out or f"{id}.out", AnswerBody()),
@@ -102,8 +112,7 @@ class AgentBegin(ControlBody, Growing):
     have."""
 
     run: AgentSetup
-    call: Call
-    kinds: Kinds
+    turn: Task  # the first
 
     @property
     def changes(self) -> bool:
@@ -118,33 +127,10 @@ class AgentBegin(ControlBody, Growing):
         return self.run.most
 
     def growth(self, graph: Graph, value: Any) -> Growth:
-        turn = turn_of(self.run, self.kinds, self.call, f"{self.run.id}.0")
         answer = graph.primitives[f"{self.run.owner}/1"]
-        [variable] = turn.writes
+        [variable] = self.turn.writes
         last = rewired(answer, (Read(variable),), AnswerBody(variable))
-        return Growth(tasks=(turn,), rewritten={last.id: last})
-
-
-def agent_of(
-    call: Call, own: Sequence[ClientTool], code: str | None, tools: Tools, kinds: Kinds
-) -> tuple[Call, Callable[[Task], Task]]:
-    """The call of a request's first turn, and what makes its task a turn.
-
-    The client computes the tools of `own`. With `code` the calls are the blocks of Python in
-    the answer, for that tool. Raises InvalidRequest if there is no tool to run.
-    """
-    if code is not None:
-        argument = _text_argument(tools, code)
-        run = AgentSetup(id="", served=_served([code], tools), code=(code, argument))
-    else:
-        _check_own(call, own, tools, "weftline.client_tools")
-        call, served = _offered(call, tools, has_others=bool(own))
-        run = AgentSetup(id="", served=served, own=tuple(own))
-    return call, partial(_first_turn, run=run, kinds=kinds)
-
-
-def _first_turn(task: Task, run: AgentSetup, kinds: Kinds) -> Task:
-    return as_turn(task, replace(run, id=task.id), kinds)
+        return Growth(tasks=(self.turn,), rewritten={last.id: last})
 
 
 def _offered(
@@ -156,7 +142,7 @@ def _offered(
     if not tools and not has_others:
         raise InvalidRequest(
             "this server has no tools: add a [[tool]] table to its configuration",
-            param="weftline.run_tools",
+            param="tools",
         )
     if not call.tools:
         offered = tuple(tool_of(told) for _, told in tools.values())
@@ -172,26 +158,26 @@ def _served(names: Iterable[str], tools: Tools) -> tuple[ServedTool, ...]:
     return tuple(served_tool(engine, told) for engine, told in known)
 
 
-def _check_own(call: Call, own: Sequence[ClientTool], tools: Tools, field: str) -> None:
+def _check_own(call: Call, own: Sequence[ClientTool], tools: Tools) -> None:
     offered = {one.function.name for one in call.tools}
     for one in own:
         if one.name in tools or one.name not in offered:
             raise InvalidRequest(
                 f"client_tools names {one.name!r}, which "
                 + ("the server runs" if one.name in tools else "is not among the tools"),
-                param=field,
+                param="client_tools",
             )
 
 
-def _text_argument(tools: Tools, name: str) -> str:
-    """The one argument of a tool, which is a text. Raises InvalidRequest if it takes no such."""
+def _of_code(name: str, tools: Tools) -> ServedTool:
+    """The tool that takes blocks of code. Raises InvalidRequest if it does not take one text."""
     schema = tool_of(tools[name][1]).function.schema if name in tools else {}
     needed = schema.get("required", [])
     if len(needed) != 1 or schema["properties"][needed[0]].get("type") != "string":
         raise InvalidRequest(
             f"code_tool {name!r} is no tool of this server that takes one text: add a [[tool]] "
             'with module = "weftline_engine.services.tools.interpreter"',
-            param="weftline.code_tool",
+            param="code_tool",
         )
-    argument: str = needed[0]
-    return argument
+    [tool] = _served([name], tools)
+    return replace(tool, code=needed[0])

@@ -40,7 +40,7 @@ class AgentSetup:
     The ids of an agent's tasks begin with `id`. The tools of `served` run in the server, those of
     `own` in the client. With `code` the blocks of Python in an answer are calls of this tool, which
     takes them as this argument. The tasks belong to the step `owner`, whose value is the last
-    answer; "" if the agent is no step.
+    answer; "" of an agent in an old journal, which was no step.
     """
 
     id: str
@@ -347,7 +347,7 @@ def turn_of(
 
 
 def as_turn(task: Task, run: AgentSetup, kinds: Kinds) -> Task:
-    """The task of a call as the first turn of an agent."""
+    """The task of a call as a turn of an agent, the first unless it says more."""
     [primitive] = task.primitives
     body = primitive.body
     assert isinstance(body, PromptBody), "a turn is a call"
@@ -356,10 +356,14 @@ def as_turn(task: Task, run: AgentSetup, kinds: Kinds) -> Task:
     return replace(task, primitives=(replace(primitive, body=turn),), owner=run.owner)
 
 
-def first_run(task: Task) -> AgentSetup | None:
-    """The agent whose first turn a submitted task is; None of any other task."""
-    body = task.primitives[0].body
-    return body.run if isinstance(body, TurnBody) else None
+def first_turn(agent: str) -> str:
+    """The id of the first turn of the step with this id."""
+    return f"{agent}.0"
+
+
+def begun(agent: str) -> str:
+    """The variable that says that the step with this id has its first turn."""
+    return f"{agent}.turns"
 
 
 def turn_body(graph: Graph, task: str) -> TurnBody:
