@@ -262,6 +262,7 @@ async def test_a_line_of_accounting_is_left_out(serve: Serve, monkeypatch: Any) 
         ({"container": "c1"}, "container is run by Anthropic"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is run by Anthropic"),
         ({"tool_choice": {"type": "tool"}}, "needs the name of a tool"),
+        ({"messages": [{"role": "user", "content": [{"type": ["text"]}]}]}, "type"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
          "messages.0.content.0: a block of type 'image' of the user is not served"),
         ({"messages": [{"role": "user", "content": [

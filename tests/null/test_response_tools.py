@@ -102,7 +102,7 @@ async def test_tools_that_openai_runs_are_left_out(
     answer = await server.http.post("/v1/responses", json=body)
     types = "web_search, mcp, web_search_preview_2025_03_11"
     assert answer.headers["Weftline-Left-Out"] == types
-    assert f"a response leaves out tools that OpenAI runs: {types}" in caplog.messages
+    assert f"a request leaves out what another service runs: {types}" in caplog.messages
     if not stream:
         assert [one["type"] for one in answer.json()["tools"]] == ["function"]
         plain = await respond(server, tools=[FUNCTION])

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Tag
+from pydantic import Tag
 
 from weftline.contract.bodies import LooseBody
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.tools import CalledFunction, ToolCall
 from weftline_server.http.openai.requests import ChatMessage
-from weftline_server.http.openai.tool_types import type_of
+from weftline_server.http.typed_objects import by_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,15 +106,11 @@ class OtherBlock(LooseBody):
     type: str
 
 
-def _result_part(value: Any) -> str:
-    return {"text": "Text", "document": "Document"}.get(type_of(value), "Other")
-
-
 ResultPart = Annotated[
     Annotated[TextBlock, Tag("Text")]
     | Annotated[DocumentBlock, Tag("Document")]
     | Annotated[OtherBlock, Tag("Other")],
-    Discriminator(_result_part),
+    by_type({"text": "Text", "document": "Document"}),
 ]
 
 
@@ -139,10 +135,6 @@ _TAGS = {
 }
 
 
-def _block(value: Any) -> str:
-    return _TAGS.get(type_of(value), "Other")
-
-
 AnyBlock = Annotated[
     Annotated[TextBlock, Tag("Text")]
     | Annotated[SignedThoughts, Tag("Thinking")]
@@ -151,7 +143,7 @@ AnyBlock = Annotated[
     | Annotated[ToolResultBlock, Tag("Result")]
     | Annotated[DocumentBlock, Tag("Document")]
     | Annotated[OtherBlock, Tag("Other")],
-    Discriminator(_block),
+    by_type(_TAGS),
 ]
 
 

@@ -14,11 +14,12 @@ from weftline.contract.bodies import LooseBody
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.parameters import CommonSampling, common
 from weftline_server.http.anthropic.message_content import AnthropicMessage, TextBlock
-from weftline_server.http.anthropic.message_tools import AnyTool, MessageChoice, own_tools
+from weftline_server.http.anthropic.message_tools import AnyTool, MessageChoice, offered
 from weftline_server.http.openai.constraint_fields import JsonSchema, ResponseFormat
 from weftline_server.http.openai.message_fields import check_messages
 from weftline_server.http.openai.provenance import Provenance
 from weftline_server.http.openai.requests import ChatMessage, ChatRequest
+from weftline_server.http.openai.tool_types import Offer
 
 # A line of accounting that some clients write before the system prompt: `x-NAME-header: KEY=VALUE;`
 # with more such pairs. It changes from session to session, and with some versions of a client from
@@ -86,13 +87,13 @@ class CountRequest(CommonSampling, LooseBody):
             message.is_kept for message in self.messages
         )
 
-    def chat(self, left_out: list[str], refuses: bool, **more: Any) -> ChatRequest:
-        """The same request of a chat. What no model of this server would use goes to `left_out`. A
-        server that `refuses` them takes no tools of Anthropic's.
+    def chat(self, offer: Offer, **more: Any) -> ChatRequest:
+        """The same request of a chat, whose tools `offer` takes. What no model of this server would
+        use is left out there.
 
         Raises InvalidRequest for what is not served.
         """
-        messages = [*self._instructions(left_out)]
+        messages = [*self._instructions(offer.left_out)]
         for index, message in enumerate(self.messages):
             messages += message.chat(f"messages.{index}")
         thinks = None if self.thinking is None else self.thinking.type != "disabled"
@@ -101,7 +102,7 @@ class CountRequest(CommonSampling, LooseBody):
         return ChatRequest(
             messages=tuple(messages),
             model=self.model,
-            tools=own_tools(self.tools or (), left_out, refuses) or None,
+            tools=offered(self.tools or (), offer) or None,
             tool_choice=None if choice is None else choice.of_chat(),
             parallel_tool_calls=None if choice is None else choice.parallel,
             reasoning_effort="none" if thinks is False else effort,
@@ -145,11 +146,10 @@ class MessagesRequest(CountRequest):
     metadata: RequestMetadata | None = None
     weftline: Provenance | None = None  # ours
 
-    def answered(self, left_out: list[str], refuses: bool) -> ChatRequest:
+    def answered(self, offer: Offer) -> ChatRequest:
         """The chat request with the fields that say how the answer is generated."""
         return self.chat(
-            left_out,
-            refuses,
+            offer,
             max_completion_tokens=self.max_tokens,
             stop=self.stop_sequences or None,
             stream=self.stream,

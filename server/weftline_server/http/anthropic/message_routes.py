@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -23,15 +22,14 @@ from weftline_server.http.json_bodies import or_disconnect, read, schema
 from weftline_server.http.openai.completions import ReplyChoice, choices_of
 from weftline_server.http.openai.models import prompt_tokens
 from weftline_server.http.openai.replies import CHAT
-from weftline_server.http.openai.responses import LEFT_OUT
+from weftline_server.http.openai.responses import left_out_header
 from weftline_server.http.openai.running_usage import usage_so_far
 from weftline_server.http.openai.submission import Running, start
+from weftline_server.http.openai.tool_types import Offer
 from weftline_server.http.state import asking, state_of
 from weftline_server.prompt.answer import deltas_of
 
 router = APIRouter(prefix="/v1", tags=["anthropic"], route_class=Direct)
-
-log = logging.getLogger(__name__)
 
 
 @router.post("/messages", openapi_extra=schema(MessagesRequest), response_model=None)
@@ -39,12 +37,12 @@ async def create_message(request: Request) -> Response:
     """One message: thoughts, text, or calls of the tools that the request offers."""
     service, tenant = asking(request)
     body = await read(request, MessagesRequest, check_body)
-    left_out: list[str] = []
-    chat = body.answered(left_out, state_of(request.app).config.refuse_hosted_tools)
+    offer = _offer(request)
+    chat = body.answered(offer)
     if body.weftline is not None and body.weftline.run_tools:
         raise InvalidRequest("run_tools goes with chat completions", param="weftline")
     running = await start(request, service, tenant, chat, CHAT, goes_on=body.is_kept)
-    reply, headers = MessageReply(running.reply.model), _left_out(left_out)
+    reply, headers = MessageReply(running.reply.model), left_out_header(offer)
     if body.stream:
         return EventStream(_events(running, reply), headers)
     try:
@@ -67,18 +65,14 @@ async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of such a message has."""
     service, _ = asking(request)
     body = await read(request, CountRequest, check_body)
-    chat = body.chat([], state_of(request.app).config.refuse_hosted_tools)
+    chat = body.chat(_offer(request))
     tokens = await prompt_tokens(service, body.model, chat)
     return JSONResponse({"input_tokens": len(tokens)})
 
 
-def _left_out(names: list[str]) -> dict[str, str]:
-    """The header that names what no model of this server was told of. The log names it, too."""
-    plain = (one for one in dict.fromkeys(names) if one.replace("-", "_").isidentifier())
-    if not (said := ", ".join(plain)):
-        return {}
-    log.info("a message leaves out what only Anthropic uses: %s", said)
-    return {LEFT_OUT: said}
+def _offer(request: Request) -> Offer:
+    """An offer without tools. Anthropic runs every tool whose type is not the client's."""
+    return Offer(refuses=state_of(request.app).config.refuse_hosted_tools, hosted=("",))
 
 
 def _ended(choice: ReplyChoice) -> AnswerEnding:

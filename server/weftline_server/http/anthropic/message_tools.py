@@ -10,13 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Tag
+from pydantic import Tag
 
 from weftline.contract.bodies import LooseBody
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.tools import Function, NamedFunction, NamedTool, Tool, ToolChoice
 from weftline_server.http.anthropic.message_content import CacheControl
-from weftline_server.http.openai.tool_types import OtherTool, type_of
+from weftline_server.http.openai.tool_types import Offer, OtherTool
+from weftline_server.http.typed_objects import by_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +42,9 @@ class OfferedTool(LooseBody):
         return Tool(function=function)
 
 
-def _tool(value: Any) -> str:
-    return "Client" if type_of(value) in (None, "custom") else "Other"
-
-
 AnyTool = Annotated[
-    Annotated[OfferedTool, Tag("Client")] | Annotated[OtherTool, Tag("Other")], Discriminator(_tool)
+    Annotated[OfferedTool, Tag("Client")] | Annotated[OtherTool, Tag("Other")],
+    by_type({None: "Client", "custom": "Client"}),
 ]
 
 
@@ -75,22 +73,12 @@ class MessageChoice(LooseBody):
         return None if off is None else not off
 
 
-def own_tools(tools: Iterable[AnyTool], left_out: list[str], refuses: bool) -> tuple[Tool, ...]:
-    """The client's tools as those of a chat. The types of the others go to `left_out`.
-
-    Raises InvalidRequest for another one if the server `refuses` them.
-    """
-    found: list[Tool] = []
+def offered(tools: Iterable[AnyTool], offer: Offer) -> tuple[Tool, ...]:
+    """The client's tools as those of a chat. Raises InvalidRequest for another one if the server
+    refuses them."""
     for index, tool in enumerate(tools):
         if isinstance(tool, OfferedTool):
-            found.append(tool.tool())
-        elif refuses:
-            where = f"tools.{index}"
-            raise InvalidRequest(
-                f"{where}: a tool of type {tool.type[:40]!r} is not served: declare a tool with an "
-                "input_schema that does the same, and compute it in the client",
-                param=where,
-            )
+            offer.tools.append(tool.tool())
         else:
-            left_out.append(tool.type)
-    return tuple(found)
+            offer.other(tool, f"tools.{index}")
+    return tuple(offer.tools)

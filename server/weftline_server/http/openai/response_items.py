@@ -12,16 +12,17 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Discriminator, Tag
+from pydantic import Tag
 
 from weftline.contract.bodies import LooseBody
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.tools import CalledFunction, ToolCall
 from weftline_server.http.openai.content import Content, ThoughtPart, text_of, thoughts_of
 from weftline_server.http.openai.requests import ChatMessage
-from weftline_server.http.openai.tool_types import INPUT, AnyResponseTool, Offer, grouped, type_of
+from weftline_server.http.openai.tool_types import INPUT, AnyResponseTool, Offer, grouped
+from weftline_server.http.typed_objects import OTHER, by_type
 
 PASSED_OVER = frozenset({"mcp_list_tools"})
 _INSTEAD: Mapping[str, str] = MappingProxyType(
@@ -117,26 +118,14 @@ class OtherItem(LooseBody):
     id: str | None = None
 
 
-def _item_of(value: Any) -> str:
-    """The class of the item that a body has. A message may leave out its type."""
-    match type_of(value):
-        case "message":
-            return "InputMessage"
-        case "function_call":
-            return "InputCall"
-        case "custom_tool_call":
-            return "InputCustomCall"
-        case "function_call_output" | "custom_tool_call_output":
-            return "InputResult"
-        case "additional_tools":
-            return "AddedTools"
-        case "reasoning":
-            return "InputThoughts"
-        case None if isinstance(value, dict) and "role" in value:
-            return "InputMessage"
-    return "OtherItem"
-
-
+_ITEMS = {
+    "message": "InputMessage",
+    "function_call": "InputCall",
+    "custom_tool_call": "InputCustomCall",
+    **dict.fromkeys(("function_call_output", "custom_tool_call_output"), "InputResult"),
+    "additional_tools": "AddedTools",
+    "reasoning": "InputThoughts",
+}
 InputItem = Annotated[
     Annotated[InputMessage, Tag("InputMessage")]
     | Annotated[InputCall, Tag("InputCall")]
@@ -144,8 +133,8 @@ InputItem = Annotated[
     | Annotated[InputResult, Tag("InputResult")]
     | Annotated[AddedTools, Tag("AddedTools")]
     | Annotated[InputThoughts, Tag("InputThoughts")]
-    | Annotated[OtherItem, Tag("OtherItem")],
-    Discriminator(_item_of),
+    | Annotated[OtherItem, Tag(OTHER)],
+    by_type(_ITEMS, untyped={"role": "InputMessage"}),  # a message may leave out its type
 ]
 
 

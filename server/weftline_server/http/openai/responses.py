@@ -58,7 +58,7 @@ async def respond(request: Request) -> Response:
         raise InvalidRequest("run_tools goes with chat completions", param="weftline")
     running = await start(request, service, tenant, chat, CHAT)
     made = Made.new(running.reply.model, body, offer)
-    headers = _left_out(offer)
+    headers = left_out_header(offer)
     if body.stream:
         return EventStream(_events(running, made), headers)
     try:
@@ -76,13 +76,13 @@ async def respond(request: Request) -> Response:
         running.end()
 
 
-def _left_out(offer: Offer) -> dict[str, str]:
-    """The header that names tools which the model was not told of. The log names them, too."""
-    if not offer.left_out:
+def left_out_header(offer: Offer) -> dict[str, str]:
+    """The header that names what the model was not told of. The log names it, too."""
+    names = dict.fromkeys(offer.left_out)
+    if not (said := ", ".join(one for one in names if one.replace("-", "_").isidentifier())):
         return {}
-    types = ", ".join(one for one in dict.fromkeys(offer.left_out) if one.isidentifier())
-    log.info("a response leaves out tools that OpenAI runs: %s", types)
-    return {LEFT_OUT: types}
+    log.info("a request leaves out what another service runs: %s", said)
+    return {LEFT_OUT: said}
 
 
 async def _events(running: Running, made: Made) -> AsyncGenerator[bytes, None]:

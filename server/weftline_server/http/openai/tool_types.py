@@ -12,12 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import Discriminator, Tag
+from pydantic import Tag
 
 from weftline.contract.bodies import LooseBody
 from weftline.contract.constraints import check_constraint
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.tools import Function, NamedFunction, NamedTool, Tool, ToolChoice
+from weftline_server.http.typed_objects import by_type
 
 Mode = Literal["auto", "none", "required"]
 AllowedMode = Literal["auto", "required"]
@@ -150,33 +151,13 @@ def grouped(namespace: str | None, name: str) -> str:
     return f"{namespace.removesuffix('__')}__{name}"
 
 
-def type_of(value: Any) -> Any:
-    """The `type` of a body's object, None for what has none."""
-    return value.get("type") if isinstance(value, dict) else None
-
-
-def _response_tool(value: Any) -> str:
-    return "Function" if type_of(value) == "function" else "Other"
-
-
-def _any_response_tool(value: Any) -> str:
-    kinds = {"namespace": "Namespace", "custom": "Custom"}
-    return kinds.get(type_of(value)) or _response_tool(value)
-
-
-def _choosable(value: Any) -> str:
-    return "Function" if type_of(value) in ("function", "custom") else "Other"
-
-
-def _chat_tool(value: Any) -> str:
-    """Chats may leave out the type of a function."""
-    return "Function" if type_of(value) in (None, "function") else "Other"
-
+_FUNCTION = {"function": "Function"}
+_CHOOSABLE = _FUNCTION | {"custom": "Function"}
+_IN_CHATS = _FUNCTION | {None: "Function"}  # chats may leave out the type of a function
+_ALLOWED = {"allowed_tools": "Allowed"}
 
 Other = Annotated[OtherTool, Tag("Other")]
-_Grouped = Annotated[
-    Annotated[ResponseTool, Tag("Function")] | Other, Discriminator(_response_tool)
-]
+_Grouped = Annotated[Annotated[ResponseTool, Tag("Function")] | Other, by_type(_FUNCTION)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,11 +175,11 @@ AnyResponseTool = Annotated[
     | Annotated[NamespaceTool, Tag("Namespace")]
     | Annotated[CustomTool, Tag("Custom")]
     | Other,
-    Discriminator(_any_response_tool),
+    by_type(_FUNCTION | {"namespace": "Namespace", "custom": "Custom"}),
 ]
-AnyChatTool = Annotated[Annotated[Tool, Tag("Function")] | Other, Discriminator(_chat_tool)]
-AnyChosen = Annotated[Annotated[ChosenTool, Tag("Function")] | Other, Discriminator(_choosable)]
-AnyNamed = Annotated[Annotated[NamedTool, Tag("Function")] | Other, Discriminator(_chat_tool)]
+AnyChatTool = Annotated[Annotated[Tool, Tag("Function")] | Other, by_type(_IN_CHATS)]
+AnyChosen = Annotated[Annotated[ChosenTool, Tag("Function")] | Other, by_type(_CHOOSABLE)]
+AnyNamed = Annotated[Annotated[NamedTool, Tag("Function")] | Other, by_type(_IN_CHATS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,31 +207,19 @@ class AllowedInChat(LooseBody):
     allowed_tools: AllowedNames
 
 
-def _response_choice(value: Any) -> str:
-    if isinstance(value, str):
-        return "Mode"
-    return "Allowed" if type_of(value) == "allowed_tools" else _choosable(value)
-
-
-def _chat_choice(value: Any) -> str:
-    if isinstance(value, str):
-        return "Mode"
-    return "Allowed" if type_of(value) == "allowed_tools" else _chat_tool(value)
-
-
 ResponseChoice = Annotated[
     Annotated[Mode, Tag("Mode")]
     | Annotated[ChosenTool, Tag("Function")]
     | Annotated[AllowedTools, Tag("Allowed")]
     | Other,
-    Discriminator(_response_choice),
+    by_type(_CHOOSABLE | _ALLOWED, text="Mode"),
 ]
 ChatChoice = Annotated[
     Annotated[Mode, Tag("Mode")]
     | Annotated[NamedTool, Tag("Function")]
     | Annotated[AllowedInChat, Tag("Allowed")]
     | Other,
-    Discriminator(_chat_choice),
+    by_type(_IN_CHATS | _ALLOWED, text="Mode"),
 ]
 
 
@@ -266,14 +235,15 @@ def offered(tools: Iterable[Tool | OtherTool], where: str) -> tuple[Tool, ...]:
 
 @dataclass(slots=True)
 class Offer:
-    """The tools of a response as functions of a chat.
+    """The tools of a response or of Anthropic's messages as functions of a chat.
 
     `groups` are the namespace and the own name of each function of a group, by its whole name.
-    `customs` are the names of custom tools. `left_out` are the types of hosted tools, unless the
-    server `refuses` them.
+    `customs` are the names of custom tools. `left_out` are the types of tools that are `hosted`,
+    unless the server `refuses` them. Their names may go on as these do.
     """
 
     refuses: bool = False
+    hosted: tuple[str, ...] = HOSTED
     tools: list[Tool] = field(default_factory=list)
     groups: dict[str, tuple[str, str]] = field(default_factory=dict)
     customs: set[str] = field(default_factory=set)
@@ -293,10 +263,14 @@ class Offer:
                 case CustomTool():
                     self.tools.append(tool.tool(place))
                     self.customs.add(tool.name)
-                case OtherTool() if tool.type.startswith(HOSTED) and not self.refuses:
-                    self.left_out.append(tool.type)
                 case OtherTool():
-                    _refuse(tool, place)
+                    self.other(tool, place)
+
+    def other(self, tool: OtherTool, where: str) -> None:
+        """Leave out a hosted tool. Raises InvalidRequest for any other, or if they are refused."""
+        if self.refuses or not tool.type.startswith(self.hosted):
+            _refuse(tool, where)
+        self.left_out.append(tool.type)
 
     def _group(self, group: NamespaceTool, where: str) -> None:
         """What the group is for stands in the description of its first function."""
