@@ -25,6 +25,7 @@ _COMMANDS = {
     "sessions": "list the sessions that a server knows",
     "trace": "show what a session did, call by call",
     "advise": "say why prompts are not cached, and what to change",
+    "compare": "say what a program of yours gains on a server",
     "bench": "run a benchmark of the source checkout",
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -20,7 +22,7 @@ from pydantic import Field
 
 from langchain_weftline.ahead.accelerated_graph import with_handlers
 from langchain_weftline.ahead.documents import Compressed
-from langchain_weftline.ahead.explanation import Explanation, explain
+from langchain_weftline.ahead.explanation import Explanation, Seconds, explain
 from langchain_weftline.ahead.nodes import Combined, Nodes
 from langchain_weftline.ahead.prefetch import Ahead
 from langchain_weftline.lower.classic import combining
@@ -105,15 +107,28 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
         return False
 
     def explain(
-        self, input: Any = UNKNOWN, *, ask_server: bool = False, **kwargs: Any
+        self,
+        input: Any = UNKNOWN,
+        *,
+        ask_server: bool = False,
+        measure: bool = False,
+        **kwargs: Any,
     ) -> Explanation:
         """Which calls would be sent ahead for `input`, and why others not. Print the result.
 
         Without an input it says what is true of any input. Nothing is sent. With `ask_server` one
         request asks the server where it has seen prompts of these calls part, so that their KV
-        cache was not shared.
+        cache was not shared. With `measure` the chain runs four times plain and four times
+        accelerated, with all of its effects, and the explanation has the seconds. Raises ValueError
+        if there is no input to measure.
         """
-        return explain(self.bound, input, kwargs, ask_server=ask_server)
+        found = explain(self.bound, input, kwargs, ask_server=ask_server)
+        if not measure:
+            return found
+        if input is UNKNOWN:
+            raise ValueError("measure=True runs the chain: give the input, too")
+        ways = partial(self.bound.invoke, input, **kwargs), partial(self.invoke, input, **kwargs)
+        return replace(found, measured=Seconds.of(*ways))
 
     def invoke(self, input: Input, config: Config | None = None, **kwargs: Any) -> Output:
         with self._begun(input, config, kwargs) as begun:

@@ -3,8 +3,10 @@ unless the server is asked for advice."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
 from types import MappingProxyType
 from typing import Any
 
@@ -41,6 +43,7 @@ _REMEDIES: Mapping[str, str] = MappingProxyType(
 _OPAQUE = f"a function {_FUNCTION}"
 # The client has all that such a step needs before the run, so the graph loses nothing by it.
 _KNOWN = ("it is a function on the client's value",)
+_PAIRS = 3  # of runs that count where a chain is measured
 _CACHES = ("it has a cache", "the global LLM cache (set_llm_cache) may have its answer")
 
 
@@ -62,18 +65,42 @@ class Requests:
 
 
 @dataclass(frozen=True, slots=True)
+class Seconds:
+    """The median seconds of a chain's runs, plain and accelerated."""
+
+    plain: float
+    accelerated: float
+
+    @classmethod
+    def of(cls, plain: Callable[[], object], accelerated: Callable[[], object]) -> Seconds:
+        """Time both in pairs. The first pair does not count, because it fills the caches."""
+        found: tuple[list[float], list[float]] = ([], [])
+        for _ in range(_PAIRS + 1):
+            for seconds, way in zip(found, (plain, accelerated), strict=True):
+                began = perf_counter()
+                way()
+                seconds.append(perf_counter() - began)
+        return cls(*(median(seconds[1:]) for seconds in found))
+
+    def __str__(self) -> str:
+        ratio = self.plain / self.accelerated
+        return f"{self.plain:.2f} s plain, {self.accelerated:.2f} s here: {ratio:.2f} times as fast"
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Which steps the server computes ahead and why, in the order of the chain.
 
     `str` of it is a table of the steps, and what follows from it. `before` has the requests of the
     plain chain, and `after` those of this one. `advice` says what keeps its prompts from the KV
-    cache.
+    cache. `measured` is None unless the chain was run for it.
     """
 
     steps: tuple[Note, ...]
     before: Requests
     after: Requests
     advice: tuple[Advice, ...] = ()
+    measured: Seconds | None = None
 
     @property
     def in_server(self) -> tuple[Note, ...]:
@@ -84,7 +111,7 @@ class Explanation:
         return tuple(step for step in self.steps if not step.in_server)
 
     def __str__(self) -> str:
-        return "\n".join([*self.table(), "", *self._what_follows()])
+        return "\n".join([*self.table(), "", *self.what_follows()])
 
     def table(self) -> Iterator[str]:
         """A line for each step, after a heading."""
@@ -99,8 +126,11 @@ class Explanation:
             why = f"{step.why} ({step.place})" if step.place else step.why
             yield f"{name:<{widths[0]}}  {step.step:<{widths[1]}}  {where}  {why}"
 
-    def _what_follows(self) -> Iterator[str]:
+    def what_follows(self) -> Iterator[str]:
+        """Sentences: how many requests there are, what would save more, and what has a cache."""
         yield f"Plain: {self.before}. Here: {self.after}."
+        if self.measured is not None:
+            yield f"Measured: {self.measured}."
         seen = set()
         for step in self.in_client:
             name, _, _ = step.step.partition(" ")
