@@ -55,6 +55,7 @@ def test_help_and_version_need_nothing(tmp_path: Path) -> None:
         "sessions",
         "trace",
         "advise",
+        "compare",
         "bench",
     ]
     assert "exit codes: 0 done, 1 failed, 2 wrong usage" in done.stdout
