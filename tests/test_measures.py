@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from weftline_engine.api import COUNTS, Usage
+from weftline_server.commands.engine_spec import ENGINE_TAKERS
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("client", "server", "engine", "kernels", "integrations")
@@ -52,3 +53,17 @@ def test_a_count_of_an_engine_touches_at_most_five_files(name: str) -> None:
     assert "engine/weftline_engine/api/engine_events.py" in found
     assert set(COUNTS) == {one for one in Usage.__annotations__ if one.endswith("_tokens")}
     assert len(found) <= 5, found
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["kv_fraction", "host_kv_tokens", "host_kv_gib", "endpoint_tools", "endpoint_scheduler"],
+)
+def test_a_setting_of_an_engine_stands_beside_it_alone(name: str) -> None:
+    """Counted are the modules that say a setting's name. One declares it, and others of the same
+    engine use it. The command line, its help and the checks of a file are made of the declaration.
+    """
+    found = files_with(name)
+    assert name in ENGINE_TAKERS
+    assert all(one.startswith("engine/") for one in found)
+    assert len(found) <= 3, found

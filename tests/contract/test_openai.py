@@ -13,7 +13,8 @@ from tests.contract.target import Target
 from tests.contract.test_null import script
 from weftline.local import local_server
 from weftline_engine.remote.openai.endpoint import EndpointConfig
-from weftline_engine.remote.openai.engine import Dialect, OpenAIConfig, OpenAIEngine
+from weftline_engine.remote.openai.endpoint_settings import Dialect
+from weftline_engine.remote.openai.engine import OpenAIConfig, OpenAIEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

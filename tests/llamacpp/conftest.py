@@ -66,14 +66,14 @@ def half_gguf(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture(scope="session")
 def llama_config(llama_server: str, half_gguf: Path) -> LlamaServerConfig:
     return LlamaServerConfig(
-        server=llama_server,
+        llama_server=llama_server,
         model=half_gguf,
         words=gguf_words(half_gguf),
         name="smollm2",
         slots=SLOTS,
         context=CONTEXT,
         # Its threads wait for each other at every operator, and the test computes too.
-        arguments=("--threads", "1"),
+        llama_arguments=("--threads", "1"),
     )
 
 

@@ -21,7 +21,7 @@ def connected(llama: Target, config: LlamaServerConfig) -> LlamaServerConfig:
     """The settings of an engine that uses the running child."""
     engine = llama.engine
     assert isinstance(engine, LlamaEngine) and engine.child is not None
-    return replace(config, server=None, model=None, connect=engine.child.endpoint)
+    return replace(config, llama_server=None, model=None, connect=engine.child.endpoint)
 
 
 class TestLlama(EngineContract):

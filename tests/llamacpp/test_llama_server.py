@@ -105,8 +105,8 @@ async def test_its_metrics_keep_their_names(llama: Target) -> None:
 @pytest.fixture(scope="module")
 def url(llama_config: LlamaServerConfig, half_gguf: Path) -> Iterator[str]:
     """`weftline serve FILE.gguf --engine llamacpp`."""
-    assert llama_config.server is not None
-    words = ("--llama-server", llama_config.server, "--llama-arguments=--threads 1")
+    assert llama_config.llama_server is not None
+    words = ("--llama-server", llama_config.llama_server, "--llama-arguments=--threads 1")
     few = ("--max-running", "2", "--context-limit", "1024")
     with local_server(str(half_gguf), "--engine", "llamacpp", *words, *few) as found:
         yield found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,14 +14,8 @@ from tests.null.endpoints import streams
 from tests.null.test_openai_faults import chat, ending, started
 from weftline_engine.api import Finished, Hints
 from weftline_engine.remote.openai.scheduling import EndpointScheduler, fields
-from weftline_server.commands.engine_spec import EndpointSchedulerName
 
 HINTS = Hints(application="s-1", turn=27.0, arrival=7.0)
-
-
-def test_the_command_line_names_each_scheduler() -> None:
-    """The command line keeps its own list, because it starts without the engine's packages."""
-    assert tuple(one.value for one in EndpointScheduler) == get_args(EndpointSchedulerName)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +36,7 @@ async def test_each_scheduler_is_told_in_its_own_fields(
 ) -> None:
     """By default the request has nothing that OpenAI does not document."""
     behaviour = streams("a")
-    async with started(tmp_path, behaviour, scheduler=EndpointScheduler(scheduler)) as (
+    async with started(tmp_path, behaviour, endpoint_scheduler=EndpointScheduler(scheduler)) as (
         engine,
         endpoint,
     ):
@@ -57,7 +51,7 @@ async def test_each_scheduler_is_told_in_its_own_fields(
 async def test_a_name_that_no_header_can_hold_is_left_out(tmp_path: Path) -> None:
     """A line break in it would otherwise be a header of the client's choice."""
     hints = replace(HINTS, application="s\r\nX-Admin: 1")
-    async with started(tmp_path, streams("a"), scheduler=EndpointScheduler.VLLM) as (
+    async with started(tmp_path, streams("a"), endpoint_scheduler=EndpointScheduler.VLLM) as (
         engine,
         endpoint,
     ):

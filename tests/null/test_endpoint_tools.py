@@ -17,8 +17,8 @@ from tests.null.test_endpoint_answers import CALLS, call, delta, whole
 from tests.null.test_openai_faults import config
 from tests.null.test_openai_tools import USER, WEATHER
 from weftline_engine import api
+from weftline_engine.remote.openai.endpoint_settings import ToolSupport
 from weftline_engine.remote.openai.engine import OpenAIEngine
-from weftline_engine.remote.openai.tool_support import ToolSupport
 from weftline_engine.transport import wire
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
@@ -52,7 +52,7 @@ async def serving(
 ) -> AsyncIterator[tuple[httpx2.AsyncClient, Endpoint]]:
     endpoint = Endpoint(*behaviours)
     async with endpoint.on(path / "e") as socket:
-        made = config(socket, tools=tools)
+        made = config(socket, endpoint_tools=tools)
         app = create_app(ServerConfig(), {"far": lambda: OpenAIEngine(made)})
         async with app.router.lifespan_context(app):
             transport = httpx2.ASGITransport(app, raise_app_exceptions=False)

@@ -216,7 +216,11 @@ def test_the_cause_of_a_failed_start() -> None:
 def test_the_command_line(tmp_path: Path) -> None:
     """The operator's words come last, so they count."""
     config = LlamaServerConfig(
-        server="llama-server", model=Path("m.gguf"), slots=2, context=100, arguments=("-ngl", "9")
+        llama_server="llama-server",
+        model=Path("m.gguf"),
+        slots=2,
+        context=100,
+        llama_arguments=("-ngl", "9"),
     )
     text = (
         f"llama-server --model m.gguf --host {tmp_path}/http.sock --parallel 2 --ctx-size 200 "
@@ -240,22 +244,24 @@ async def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
     model = tmp_path / "m.gguf"
     old = program(tmp_path / "old", "echo 'version: 41 (abc)'")
     with pytest.raises(api.EngineDied, match="build 41, and weftline needs build 7000 or newer"):
-        await LlamaEngine(LlamaServerConfig(server=old, model=model)).start()
+        await LlamaEngine(LlamaServerConfig(llama_server=old, model=model)).start()
     ends = program(
         tmp_path / "ends",
         '[ "$1" = --version ] || { echo "error: no such file m.gguf" >&2; exit 1; }',
     )
-    child = LlamaChild(LlamaServerConfig(server=ends, model=model))
+    child = LlamaChild(LlamaServerConfig(llama_server=ends, model=model))
     with pytest.raises(
         api.EngineDied, match=r"llama-server ended while loading: error: no such file m\.gguf"
     ):
         await child.start()
     with pytest.raises(api.EngineDied, match="does not run"):
-        await LlamaEngine(LlamaServerConfig(server=str(model), model=model)).start()
+        await LlamaEngine(LlamaServerConfig(llama_server=str(model), model=model)).start()
     slow = program(tmp_path / "slow", '[ "$1" = --version ] || exec sleep 60')
     with pytest.raises(api.EngineDied, match=r"did not answer within 0\.2 s"):
         async with asyncio.timeout(30):
-            await LlamaEngine(LlamaServerConfig(server=slow, model=model, ready_s=0.2)).start()
+            await LlamaEngine(
+                LlamaServerConfig(llama_server=slow, model=model, ready_s=0.2)
+            ).start()
 
 
 def spec(*words: str) -> engine_spec.EngineSpec:

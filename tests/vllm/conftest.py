@@ -13,8 +13,9 @@ import pytest_asyncio
 
 from tests.contract.oracle import greedy_answers
 from tests.contract.target import Target
-from weftline_engine.remote.vllm.config import SchedulerChoice, VLLMConfig
+from weftline_engine.remote.vllm.config import VLLMConfig
 from weftline_engine.remote.vllm.engine import VLLMEngine
+from weftline_engine.remote.vllm.vllm_settings import SchedulerChoice
 
 ROOT = Path(__file__).parents[2]
 # GiB for the KV cache: about 23,000 tokens of SmolLM2 in float32, which no test fills.
@@ -35,13 +36,13 @@ def vllm_python() -> str:
 def vllm_config(smollm2_directory: Path, vllm_python: str) -> VLLMConfig:
     return VLLMConfig(
         model=smollm2_directory,
-        python=vllm_python,
+        engine_python=vllm_python,
         name="smollm2",
         dtype="float32",  # so that two implementations agree on every token of these answers
         max_model_len=1024,
         max_running=16,
-        scheduler=SchedulerChoice.VLLM,
-        arguments=("--enforce-eager", "--block-size", str(BLOCK)),
+        vllm_scheduler=SchedulerChoice.VLLM,
+        vllm_arguments=("--enforce-eager", "--block-size", str(BLOCK)),
     )
 
 
@@ -78,9 +79,9 @@ async def scheduled(
     few = ("--num-gpu-blocks-override", str(FEW_BLOCKS))
     config = replace(
         vllm_config,
-        scheduler=SchedulerChoice.AUTO,
+        vllm_scheduler=SchedulerChoice.AUTO,
         max_running=4,
-        arguments=(*vllm_config.arguments, *few),
+        vllm_arguments=(*vllm_config.vllm_arguments, *few),
     )
     target = Target(VLLMEngine(config), answers, grain=BLOCK)
     async with asyncio.timeout(600):

@@ -18,7 +18,8 @@ from tests.contract.suite import EngineContract
 from tests.contract.target import Target
 from weftline_engine import api
 from weftline_engine.remote.openai.endpoint import EndpointConfig
-from weftline_engine.remote.openai.engine import Dialect, OpenAIConfig, OpenAIEngine
+from weftline_engine.remote.openai.endpoint_settings import Dialect
+from weftline_engine.remote.openai.engine import OpenAIConfig, OpenAIEngine
 from weftline_engine.remote.vllm.config import VLLMConfig
 from weftline_engine.remote.vllm.engine import VLLMEngine
 from weftline_server.prompt.render import PromptBefore, RenderedMessage
@@ -52,7 +53,7 @@ class TestVLLMConnected(EngineContract):
         self, vllm: Target, vllm_socket: str, vllm_config: VLLMConfig
     ) -> AsyncIterator[Target]:
         endpoint = EndpointConfig(url="http://vllm/v1", socket=vllm_socket)
-        config = replace(vllm_config, python=None, connect=endpoint)
+        config = replace(vllm_config, engine_python=None, connect=endpoint)
         target = Target(VLLMEngine(config), vllm.answers)
         await target.start()
         assert target.can(api.Capability.PRIORITY)  # the engine asked vLLM, which takes one

@@ -36,7 +36,11 @@ def test_vllm_has_all_that_is_used(package: tuple[str, Path], tmp_path: Path) ->
     files = (file for part in PARTS for file in (folder / part).rglob("*.py"))
     text = "\n".join(file.read_text() for file in files)
     config = VLLMConfig(
-        model=tmp_path, python="python", max_model_len=1024, tensor_parallel=2, host_kv_gib=1.0
+        model=tmp_path,
+        engine_python="python",
+        max_model_len=1024,
+        tensor_parallel=2,
+        host_kv_gib=1.0,
     )
     words = config.command(tmp_path, ours=True, on_cpu=True)
     names = {name for one in MEANS for name in one.names}

@@ -11,9 +11,10 @@ import pytest
 from tests.contract.target import Heard, Target
 from tests.vllm.conftest import BLOCK, FEW_BLOCKS
 from weftline_engine import api
-from weftline_engine.remote.vllm.config import SchedulerChoice, VLLMConfig
+from weftline_engine.remote.vllm.config import VLLMConfig
 from weftline_engine.remote.vllm.engine import VLLMEngine
 from weftline_engine.remote.vllm.versions import refusal
+from weftline_engine.remote.vllm.vllm_settings import SchedulerChoice
 
 # The first test waits for vLLM, which loads for a minute or more.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
@@ -137,7 +138,7 @@ async def test_an_answer_that_comes_whole_is_the_streamed_one(scheduled: Target)
 
 async def test_a_python_without_vllm_is_refused(vllm_config: VLLMConfig) -> None:
     """Our scheduler is demanded, and this interpreter has no vLLM: nothing is started."""
-    config = replace(vllm_config, python="python3", scheduler=SchedulerChoice.WEFTLINE)
+    config = replace(vllm_config, engine_python="python3", vllm_scheduler=SchedulerChoice.WEFTLINE)
     with pytest.raises(api.EngineDied) as error:
         await VLLMEngine(config).start()
     assert str(error.value) == f"the engine did not start: {refusal('')}"

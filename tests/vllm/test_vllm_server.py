@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900
 async def server(vllm: Target, vllm_socket: str, vllm_config: VLLMConfig) -> AsyncIterator[Server]:
     """A server whose engine is connected to the running vLLM."""
     endpoint = EndpointConfig(url="http://vllm/v1", socket=vllm_socket)
-    config = replace(vllm_config, python=None, connect=endpoint)
+    config = replace(vllm_config, engine_python=None, connect=endpoint)
     app = create_app(ServerConfig(), {"vllm": lambda: VLLMEngine(config)})
     async with app.router.lifespan_context(app):
         transport = httpx2.ASGITransport(app, raise_app_exceptions=False)

@@ -10,26 +10,26 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from weftline.contract.errors import InvalidRequest
-from weftline_engine.pretend.null import NullMode
-from weftline_server.commands.engine_options import EngineOption, option_of, setting
-from weftline_server.commands.option_takers import (
+from weftline_engine.api.engine_option import (
     ALL,
     CONNECTS,
     LLAMA,
     NULL,
-    OPENAI,
-    RUNNING,
     TORCH,
     VLLM,
-    refuse_others,
+    EngineSetting,
+    setting,
+    setting_of,
 )
+from weftline_engine.own.embedded.config import EmbeddedSettings
+from weftline_engine.pretend.null_settings import NullSettings
+from weftline_engine.remote.llamacpp.llama_settings import LlamaSettings
+from weftline_engine.remote.openai.endpoint_settings import EndpointSettings, OpenAISettings
+from weftline_engine.remote.vllm.vllm_settings import VLLMSettings
+from weftline_server.commands.option_takers import refuse_others
 from weftline_server.commands.settings import make
 
 EngineName = Literal["torch", "vllm", "sglang", "llamacpp", "openai", "null"]
-Dialect = Literal["chat", "completions", "both"]
-EndpointToolsName = Literal["auto", "native", "text"]
-EndpointSchedulerName = Literal["none", "vllm", "sglang", "dynamo"]
-VLLMSchedulerName = Literal["auto", "weftline", "vllm"]
 
 
 def _check_dtype(dtype: str) -> None:
@@ -51,214 +51,14 @@ def _dtype(text: str) -> str:
     return text
 
 
-WORDS_MODE = "words"  # of the null engine
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddedSpec:
-    """What only the embedded engine has. `cores` are its CPU cores; empty means all."""
-
-    device: str = setting(
-        "auto",
-        TORCH,
-        "where the model runs; auto takes a GPU if there is one (default: auto)",
-        choices=("auto", "cpu", "cuda"),
-    )
-    load_format: str = setting(
-        "auto",
-        (*TORCH, *VLLM),
-        "dummy makes random weights from MODEL/config.json, for benchmarks (default: auto)",
-        choices=("auto", "dummy"),
-    )
-    quantize: str = setting(
-        "none",
-        TORCH,
-        "quantise weights of 16 bits and more when they are loaded, for the C kernels (default: "
-        "none); a quantised GGUF file keeps its types",
-        choices=("none", "q8_0", "q4_0"),
-    )
-    kv_fraction: float | None = setting(
-        None,
-        TORCH,
-        "share of the memory, free after the model is loaded, that the KV cache takes (default: "
-        "0.85 on a GPU; a third on the CPU, at most 65,536 tokens)",
-        metavar="SHARE",
-        type=float,
-    )
-    host_kv_tokens: int = setting(
-        0,
-        TORCH,
-        "tokens of contexts that are copied to host memory while a tool runs and others wait for "
-        "room (default: 0)",
-        metavar="TOKENS",
-        type=int,
-    )
-    cores: tuple[int, ...] = setting((), TORCH)
-    tree_attention: bool = setting(True, TORCH)
-    drafting: bool = setting(True, TORCH)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointSpec:
-    """An endpoint that runs already, and how to talk to it.
-
-    `served` is its name of the model; None takes its first. Without a name of an engine, `connect`
-    is an endpoint that speaks OpenAI's API. `connect_key_env` names the environment
-    variable that holds the key of `connect`, so that no file has to hold it. `kv_events` is where
-    it publishes its KV events. Of a vLLM's data-parallel ranks, the engine is
-    `data_parallel_rank`.
-    """
-
-    connect: str | None = setting(None, RUNNING, "address of a running endpoint", metavar="URL")
-    connect_key_env: str = setting("WEFTLINE_CONNECT_KEY", RUNNING)
-    served: str | None = setting(
-        None,
-        RUNNING,
-        "the endpoint's name of the model (default: the first that it lists)",
-        metavar="NAME",
-    )
-    kv_events: str | None = setting(
-        None,
-        (f"vllm{CONNECTS}", "sglang"),
-        "where the vLLM or SGLang of --connect publishes its KV events, as tcp://HOST:5557; with a "
-        "comma and where it sends missed ones again (default: nowhere)",
-        metavar="ADDRESS",
-    )
-    data_parallel_rank: int | None = setting(
-        None,
-        (f"vllm{CONNECTS}",),
-        "of the ranks of the vLLM of --connect, send all calls to this one (default: vLLM chooses)",
-        metavar="N",
-        type=int,
-    )
-    dialect: Dialect = setting(
-        "both",
-        OPENAI,
-        "which OpenAI API to call: chat/completions, completions, or the one that fits the call "
-        "(default: both)",
-        choices=get_args(Dialect),
-    )
-    extras: bool = setting(
-        False,
-        OPENAI,
-        "send sampling parameters that OpenAI lacks (default: leave them out)",
-        is_flag=True,
-    )
-    endpoint_tools: EndpointToolsName = setting(
-        "auto",
-        OPENAI,
-        "send tools in the fields of OpenAI's API (native), or describe them in the prompt (text); "
-        "auto sends fields until the endpoint refuses them (default: auto)",
-        choices=get_args(EndpointToolsName),
-    )
-    endpoint_scheduler: EndpointSchedulerName = setting(
-        "none",
-        OPENAI,
-        "tell the endpoint's scheduler, in its own fields, the place of each call in the plan and "
-        "the session (default: none)",
-        choices=get_args(EndpointSchedulerName),
-    )
-    context_limit: int | None = setting(
-        None,
-        ("vllm", "llamacpp", *(one for one in RUNNING if one != "sglang")),
-        "longest prompt plus output in tokens (default: what the endpoint states, else 8192)",
-        metavar="TOKENS",
-        type=int,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VLLMSpec:
-    """A vLLM that is started."""
-
-    engine_python: str | None = setting(
-        None, VLLM, "interpreter that has vLLM, to start vLLM with", metavar="PATH"
-    )
-    tensor_parallel: int = setting(
-        1, VLLM, "number of GPUs that one vLLM uses (default: 1)", metavar="GPUS", type=int
-    )
-    host_kv_gib: float | None = setting(
-        None,
-        VLLM,
-        "host memory into which a vLLM on GPUs copies contexts, and reads them back (default: "
-        "none)",
-        metavar="GIB",
-        type=float,
-    )
-    vllm_scheduler: VLLMSchedulerName = setting(
-        "auto",
-        VLLM,
-        "whose scheduler a vLLM that is started runs; auto is weftline's where it knows the "
-        "version of vLLM (default: auto)",
-        choices=get_args(VLLMSchedulerName),
-    )
-    vllm_arguments: tuple[str, ...] = setting(
-        (),
-        VLLM,
-        'words to add to vLLM\'s command line, as --vllm-arguments="--block-size 32" (default: '
-        "none)",
-        metavar="WORD",
-        nargs="*",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaSpec:
-    """A llama-server that is started. None looks for it on PATH."""
-
-    llama_server: str | None = setting(
-        None,
-        LLAMA,
-        "the llama-server that the llamacpp engine starts (default: the one on PATH)",
-        metavar="PATH",
-    )
-    llama_arguments: tuple[str, ...] = setting(
-        (),
-        LLAMA,
-        'words to add to llama-server\'s command line, as --llama-arguments="--threads 4" '
-        "(default: none)",
-        metavar="WORD",
-        nargs="*",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NullSpec:
-    """What only the null engine has."""
-
-    null_mode: str = setting(
-        NullMode.ECHO.value,
-        NULL,
-        "echo the prompt, follow --null-script, or emit max_tokens words; words has steps and a KV "
-        "cache of --kv-tokens, in which each word is a token (default: echo)",
-        choices=(*NullMode, WORDS_MODE),
-    )
-    null_script: str | None = setting(
-        None, NULL, 'JSON file of replies: [{"when": text, "reply": text}, …]', metavar="FILE"
-    )
-    null_fill_s: float = setting(
-        0.0,
-        NULL,
-        "seconds that each prompt token takes (default: 0.0)",
-        metavar="SECONDS",
-        type=float,
-    )
-    null_step_s: float = setting(
-        0.0,
-        NULL,
-        "seconds that each output token takes (default: 0.0)",
-        metavar="SECONDS",
-        type=float,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
     """One engine. Raises InvalidRequest.
 
     `engine` is the kind of engine. `name` is its own name; None takes the kind, numbered from the
     second on. `model` is the model to load. `call_it` is the model's name for clients. An
-    `[[engine]]` table is flat: the settings of the parts stand beside these.
+    `[[engine]]` table is flat: the settings of the parts, which belong to the engines, stand beside
+    these, which several engines have.
     """
 
     engine: EngineName = setting(
@@ -295,11 +95,12 @@ class EngineSpec:
         metavar="CALLS",
         type=int,
     )
-    embedded: EmbeddedSpec = field(default_factory=EmbeddedSpec)
-    endpoint: EndpointSpec = field(default_factory=EndpointSpec)
-    vllm: VLLMSpec = field(default_factory=VLLMSpec)
-    llama: LlamaSpec = field(default_factory=LlamaSpec)
-    null: NullSpec = field(default_factory=NullSpec)
+    embedded: EmbeddedSettings = field(default_factory=EmbeddedSettings)
+    endpoint: EndpointSettings = field(default_factory=EndpointSettings)
+    openai: OpenAISettings = field(default_factory=OpenAISettings)
+    vllm: VLLMSettings = field(default_factory=VLLMSettings)
+    llama: LlamaSettings = field(default_factory=LlamaSettings)
+    null: NullSettings = field(default_factory=NullSettings)
 
     def __post_init__(self) -> None:
         _check_dtype(self.dtype)
@@ -381,30 +182,30 @@ class EngineSpec:
 
 
 _PARTS: Mapping[str, type] = {
-    "embedded": EmbeddedSpec,
-    "endpoint": EndpointSpec,
-    "vllm": VLLMSpec,
-    "llama": LlamaSpec,
-    "null": NullSpec,
+    "embedded": EmbeddedSettings,
+    "endpoint": EndpointSettings,
+    "openai": OpenAISettings,
+    "vllm": VLLMSettings,
+    "llama": LlamaSettings,
+    "null": NullSettings,
 }
 _PART_OF = {one.name: part for part, cls in _PARTS.items() for one in dataclasses.fields(cls)}
-_OPTIONS: Mapping[str, EngineOption] = {
-    one.name: option_of(one)
+_SETTINGS: Mapping[str, EngineSetting] = {
+    one.name: setting_of(one)
     for cls in (EngineSpec, *_PARTS.values())
     for one in dataclasses.fields(cls)
     if one.name not in _PARTS
 }
 # By the setting of an `[[engine]]` table.
-ENGINE_TAKERS = {name: option.takers for name, option in _OPTIONS.items()}
+ENGINE_TAKERS = {name: one.takers for name, one in _SETTINGS.items()}
 _NAMES = {one.name for one in dataclasses.fields(EngineSpec)} - _PARTS.keys() | _PART_OF.keys()
 _FLAGS = {name: "MODEL" if name == "model" else f"--{name.replace('_', '-')}" for name in _NAMES}
 
 
+_BEHIND_HTTP = "engines behind HTTP: vllm, sglang, llamacpp and openai"
 _GROUPS = {
     "embedded": "the embedded engine",
-    "endpoint": "engines behind HTTP: vllm, sglang, llamacpp and openai",
-    "vllm": "engines behind HTTP: vllm, sglang, llamacpp and openai",
-    "llama": "engines behind HTTP: vllm, sglang, llamacpp and openai",
+    **dict.fromkeys(("endpoint", "openai", "vllm", "llama"), _BEHIND_HTTP),
     "null": "the null engine, which has no model",
 }
 
@@ -413,10 +214,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments that describe one engine. A setting without help is for files alone."""
     titles = dict.fromkeys(_GROUPS.values())
     groups = {title: parser.add_argument_group(title) for title in titles}
-    for name, option in _OPTIONS.items():
-        if option.help:
+    for name, one in _SETTINGS.items():
+        if one.help:
             part = _PART_OF.get(name)
-            option.declare(_FLAGS[name], parser if part is None else groups[_GROUPS[part]])
+            _declare(_FLAGS[name], one, parser if part is None else groups[_GROUPS[part]])
+
+
+def _declare(flag: str, said: EngineSetting, group: argparse._ActionsContainer) -> None:
+    """Add the option of a setting to a group of arguments."""
+    if said.is_flag:
+        group.add_argument(flag, action="store_true", default=None, help=said.help)
+        return
+    more = {"type": said.type, "nargs": said.nargs}
+    given: dict[str, Any] = {name: one for name, one in more.items() if one is not None}
+    group.add_argument(flag, choices=said.choices, metavar=said.metavar, help=said.help, **given)
 
 
 def from_tables(tables: Sequence[Mapping[str, Any]]) -> tuple[EngineSpec, ...]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Engine
+from weftline_engine.api.engine_option import values
 from weftline_engine.own.models import (
     DEFAULT_MODEL,
     WORDS_PREFIX,
@@ -23,9 +24,10 @@ from weftline_engine.own.models import (
 )
 from weftline_engine.own.models.short_names import short_names
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine, NullMode
+from weftline_engine.pretend.null_settings import WORDS_MODE
 from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_server.commands.coding_agents import KvShape, shape_of
-from weftline_server.commands.engine_spec import WORDS_MODE, EngineSpec
+from weftline_server.commands.engine_spec import EngineSpec
 from weftline_server.prompt.tokenizer_files import read_ahead
 
 if TYPE_CHECKING:
@@ -104,16 +106,9 @@ def _torch(spec: EngineSpec) -> Callable[[], Engine]:
             model=_weights(spec, direct=True),
             name=spec.call_it or _name_of(spec.model),
             dtype=spec.dtype,
-            device=spec.embedded.device,
-            load_format=spec.embedded.load_format,
-            quantize=spec.embedded.quantize,
             kv_tokens=spec.kv_tokens,
-            kv_fraction=spec.embedded.kv_fraction,
-            host_kv_tokens=spec.embedded.host_kv_tokens,
             max_running=spec.max_running or 64,
-            cores=spec.embedded.cores,
-            tree_attention=spec.embedded.tree_attention,
-            drafting=spec.embedded.drafting,
+            **values(spec.embedded),
         )
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
@@ -148,7 +143,7 @@ def _weights(spec: EngineSpec, *, direct: bool) -> Path:
 
 
 def _vllm(spec: EngineSpec) -> Callable[[], Engine]:
-    from weftline_engine.remote.vllm.config import SchedulerChoice, VLLMConfig
+    from weftline_engine.remote.vllm.config import VLLMConfig
     from weftline_engine.remote.vllm.engine import VLLMEngine
 
     dummy = ("--load-format", "dummy") if spec.embedded.load_format == "dummy" else ()
@@ -158,7 +153,6 @@ def _vllm(spec: EngineSpec) -> Callable[[], Engine]:
         served, model, name = _words_behind(spec)
     config = VLLMConfig(
         model=model,
-        python=spec.vllm.engine_python,
         connect=_endpoint(spec) if spec.endpoint.connect else None,
         served=served,
         kv_events=_kv_events(spec),
@@ -167,10 +161,7 @@ def _vllm(spec: EngineSpec) -> Callable[[], Engine]:
         dtype=spec.dtype,
         max_model_len=spec.endpoint.context_limit,
         max_running=spec.max_running or 64,
-        tensor_parallel=spec.vllm.tensor_parallel,
-        host_kv_gib=spec.vllm.host_kv_gib or 0.0,
-        scheduler=SchedulerChoice(spec.vllm.vllm_scheduler),
-        arguments=(*dummy, *spec.vllm.vllm_arguments),
+        **values(spec.vllm) | {"vllm_arguments": (*dummy, *spec.vllm.vllm_arguments)},
     )
     return lambda: VLLMEngine(config)
 
@@ -234,7 +225,7 @@ def _llamacpp(spec: EngineSpec) -> Callable[[], Engine]:
     if spec.model is not None or not connects:
         model = gguf_file(spec.model or DEFAULT_MODEL, progress=for_stream())
     config = LlamaServerConfig(
-        server=server,
+        llama_server=server,
         connect=_endpoint(spec, "") if connects else None,
         served=spec.endpoint.served,
         model=model,
@@ -243,7 +234,7 @@ def _llamacpp(spec: EngineSpec) -> Callable[[], Engine]:
         slots=spec.max_running,
         context=spec.endpoint.context_limit,
         kv_tokens=spec.kv_tokens,
-        arguments=spec.llama.llama_arguments,
+        llama_arguments=spec.llama.llama_arguments,
         cut=StateCut.ANYWHERE if model is None else _cut_of(model, spec.llama.llama_arguments),
     )
     return lambda: LlamaEngine(config)
@@ -289,20 +280,15 @@ def _gguf_name(model: str) -> str:
 
 
 def _openai(spec: EngineSpec) -> Callable[[], Engine]:
-    from weftline_engine.remote.openai.engine import Dialect, OpenAIConfig, OpenAIEngine
-    from weftline_engine.remote.openai.scheduling import EndpointScheduler
-    from weftline_engine.remote.openai.tool_support import ToolSupport
+    from weftline_engine.remote.openai.engine import OpenAIConfig, OpenAIEngine
 
     config = OpenAIConfig(
         endpoint=_endpoint(spec),
         model=spec.endpoint.served,
         name=spec.call_it,
-        dialect=Dialect(spec.endpoint.dialect),
-        extras=spec.endpoint.extras,
-        tools=ToolSupport(spec.endpoint.endpoint_tools),
-        scheduler=EndpointScheduler(spec.endpoint.endpoint_scheduler),
         context_limit=spec.endpoint.context_limit,
         max_running=spec.max_running or 64,
+        **values(spec.openai),
     )
     return lambda: OpenAIEngine(config)
 

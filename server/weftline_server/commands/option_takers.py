@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from weftline.contract.errors import InvalidRequest
+from weftline_engine.api.engine_option import CONNECTS
 
-CONNECTS = " --connect"  # after the name of an engine that may also be started here
-
-TORCH = ("torch",)
-VLLM = ("vllm",)
-LLAMA = ("llamacpp",)
-NULL = ("null",)
-OPENAI = ("openai",)
-RUNNING = (f"vllm{CONNECTS}", "sglang", f"llamacpp{CONNECTS}", "openai")
-ALL = ("torch", "vllm", "llamacpp", "null", *RUNNING)
 _HINTS = {
     "served": "; the model's name for clients is {call_it}",
     "tensor_parallel": ": weftline serve MODEL --engine vllm --engine-python PYTHON "

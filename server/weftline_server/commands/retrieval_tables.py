@@ -132,11 +132,11 @@ class EmbedderSpec:
             raise InvalidRequest(str(error), param="llama_server") from None
         config = LlamaPoolingConfig(
             name=self.name,
-            server=server,
+            llama_server=server,
             model=gguf_file(model, progress=for_stream()),
             reranks=self.reranks,
             batch=self.batch,
-            arguments=self.llama_arguments,
+            llama_arguments=self.llama_arguments,
         )
         return lambda: LlamaItems(config)
 

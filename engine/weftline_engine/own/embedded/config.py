@@ -9,6 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar
 
+from weftline_engine.api.engine_option import TORCH, VLLM, setting
+
 # Said where a GPU is.
 NO_DRAFTS_ON_A_GPU = (
     "drafts are verified on the CPU only, because on a GPU a row's last bits depend on the rows "
@@ -48,34 +50,68 @@ class Device(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddedConfig:
-    """The settings of the child process.
+class EmbeddedSettings:
+    """What an operator may say of the engine.
 
-    Without `kv_tokens` the KV cache takes the share `kv_fraction` of the memory that is free after
-    the weights are loaded. The default is 0.85 on a GPU. On the CPU it is a third, but at most
-    65,536 tokens. Contexts of up to `host_kv_tokens` tokens may be copied to host memory; on the
-    CPU this memory comes on top of the cache. The engine computes on `cores`, so that the engines
-    of one machine can have separate ones; empty means all. With `tree_attention`, the keys and
-    values of a common prefix are read once in a step for all sequences. With `drafting`, guesses of
-    several tokens are verified in one step if that pays and the C decoder runs the model.
+    On the CPU the memory for contexts of `host_kv_tokens` tokens comes on top of the KV cache. The
+    engine computes on `cores`, so that the engines of one machine can have separate ones; empty
+    means all. With `tree_attention`, the keys and values of a common prefix are read once in a step
+    for all sequences. With `drafting`, guesses of several tokens are verified in one step if that
+    pays and the C decoder runs the model.
     """
+
+    device: str = setting(
+        Device.AUTO,
+        TORCH,
+        "where the model runs; auto takes a GPU if there is one (default: auto)",
+        choices=Device,
+    )
+    load_format: str = setting(
+        LoadFormat.AUTO,
+        (*TORCH, *VLLM),
+        "dummy makes random weights from MODEL/config.json, for benchmarks (default: auto)",
+        choices=LoadFormat,
+    )
+    quantize: str = setting(
+        Quantize.NONE,
+        TORCH,
+        "quantise weights of 16 bits and more when they are loaded, for the C kernels (default: "
+        "none); a quantised GGUF file keeps its types",
+        choices=Quantize,
+    )
+    kv_fraction: float | None = setting(
+        None,
+        TORCH,
+        "share of the memory, free after the model is loaded, that the KV cache takes (default: "
+        "0.85 on a GPU; a third on the CPU, at most 65,536 tokens)",
+        metavar="SHARE",
+        type=float,
+    )
+    host_kv_tokens: int = setting(
+        0,
+        TORCH,
+        "tokens of contexts that are copied to host memory while a tool runs and others wait for "
+        "room (default: 0)",
+        metavar="TOKENS",
+        type=int,
+    )
+    cores: tuple[int, ...] = setting((), TORCH)
+    tree_attention: bool = setting(True, TORCH)
+    drafting: bool = setting(True, TORCH)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedConfig(EmbeddedSettings):
+    """The settings of the child process. `kv_tokens` go before `kv_fraction`."""
 
     model: Path
     name: str | None = None  # the announced name; None: the directory's name
     dtype: Precision | str = Precision.BFLOAT16
-    device: Device | str = Device.AUTO
     kv_tokens: int | None = None
-    kv_fraction: float | None = None
-    host_kv_tokens: int = 0
     block_size: int = 16
     max_running: int = 64
     step_tokens: int | None = None  # None: measured on the CPU, 2,048 on a GPU
     seed: int = 0
-    load_format: LoadFormat | str = LoadFormat.AUTO
-    quantize: Quantize | str = Quantize.NONE
-    cores: tuple[int, ...] = ()
-    tree_attention: bool = True
-    drafting: bool = True
 
     module: ClassVar[str] = "weftline_engine.own.engine_process"
 

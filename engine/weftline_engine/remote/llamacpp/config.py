@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from weftline_engine.remote.llamacpp.llama_settings import LlamaSettings
 from weftline_engine.remote.llamacpp.state_cut import StateCut
 from weftline_engine.remote.openai.breaker import BreakerConfig
 from weftline_engine.remote.openai.endpoint import EndpointConfig
@@ -16,17 +17,16 @@ USUAL_CONTEXT = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaServerConfig:
-    """Settings of a llamacpp engine. Raises ValueError unless one of `server` and `connect` is set.
+class LlamaServerConfig(LlamaSettings):
+    """Settings of a llamacpp engine. Raises ValueError unless it is started or connected to.
 
     `model` is a GGUF file, and `words` a directory with its tokenizer, or None if that could not be
-    read: then llama-server tokenises. `server` is the program that is started, and `connect` the
-    address of one that already runs. It must list the model as `served`, unless that is None.
-    `slots` is how many calls run at once, and `context` the tokens that each may have. `arguments`
-    are added to the command line. `cut` says where the states of the file's model can be cut.
+    read: then llama-server tokenises. `connect` is the address of a llama-server that already runs.
+    It must list the model as `served`, unless that is None. `slots` is how many calls run at once,
+    and `context` the tokens that each may have. `cut` says where the states of the file's model can
+    be cut.
     """
 
-    server: str | None = None
     connect: EndpointConfig | None = None
     served: str | None = None
     model: Path | None = None
@@ -35,15 +35,14 @@ class LlamaServerConfig:
     slots: int | None = None
     context: int | None = None
     kv_tokens: int | None = None
-    arguments: tuple[str, ...] = ()
     cut: StateCut = StateCut.ANYWHERE
     ready_s: float = 900.0  # seconds for reading the weights
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
 
     def __post_init__(self) -> None:
-        if (self.server is None) == (self.connect is None):
+        if (self.llama_server is None) == (self.connect is None):
             raise ValueError("llama.cpp needs either a llama-server to start or --connect URL")
-        if self.server is not None and self.model is None:
+        if self.llama_server is not None and self.model is None:
             raise ValueError("llama-server needs a GGUF file")
 
     @property
@@ -53,13 +52,13 @@ class LlamaServerConfig:
 
     def command(self, folder: Path) -> list[str]:
         """The child's command line. It listens on a unix socket in `folder`, and writes slots
-        there. `arguments` come last, so they count.
+        there. `llama_arguments` come last, so they count.
 
         Each slot has a KV cache of its own. Prompts that a slot loses go to files of ours. Where
         files cannot be continued, they go to llama-server's cache in memory (--cache-ram, 8 GiB by
         default), from the least similarity of a slot and a prompt on.
         """
-        assert self.server is not None
+        assert self.llama_server is not None
         total = self.kv_tokens or self.own_slots * (self.context or USUAL_CONTEXT)
         options = {
             "--model": str(self.model),
@@ -70,24 +69,22 @@ class LlamaServerConfig:
             **({"--cache-ram": "0"} if self.cut.copies else {"--slot-prompt-similarity": "0.0001"}),
         }
         words = (word for option in options.items() for word in option)
-        return [self.server, *words, "--metrics", *self.arguments]
+        return [self.llama_server, *words, "--metrics", *self.llama_arguments]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaPoolingConfig:
+class LlamaPoolingConfig(LlamaSettings):
     """Settings of a llama-server that embeds, or that `reranks`.
 
     `model` is a GGUF file. A text may have `context` tokens, and `batch` texts are in a request.
     """
 
     name: str
-    server: str
     model: Path
     reranks: bool
     batch: int = 32
     slots: int = 4
     context: int = 2048
-    arguments: tuple[str, ...] = ()
     ready_s: float = 900.0  # seconds for reading the weights
 
     def command(self, folder: Path) -> list[str]:
@@ -103,7 +100,8 @@ class LlamaPoolingConfig:
         }
         words = (word for option in options.items() for word in option)
         kind = "--reranking" if self.reranks else "--embeddings"
-        return [self.server, *words, kind, *self.arguments]
+        assert self.llama_server is not None
+        return [self.llama_server, *words, kind, *self.llama_arguments]
 
 
 SOCKET = "http.sock"

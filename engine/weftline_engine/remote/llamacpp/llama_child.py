@@ -26,10 +26,10 @@ class LlamaChild(ChildServer):
         self._config = config
 
     async def _prepared(self) -> tuple[Sequence[str], Mapping[str, str]]:
-        assert self._config.server is not None
+        assert self._config.llama_server is not None
         try:
             process = await asyncio.create_subprocess_exec(
-                self._config.server,
+                self._config.llama_server,
                 "--version",
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
@@ -37,7 +37,8 @@ class LlamaChild(ChildServer):
             )
         except OSError as error:
             raise EngineDied(
-                f"the engine did not start: {self._config.server} does not run ({error.strerror})"
+                f"the engine did not start: {self._config.llama_server} does not run "
+                f"({error.strerror})"
             ) from error
         output, _ = await process.communicate()
         if refusal := too_old(build_of(output.decode(errors="replace"))):

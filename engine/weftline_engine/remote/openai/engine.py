@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from weftline.contract.parameters import EngineApi, sent
@@ -18,43 +17,27 @@ from weftline_engine.remote.openai import endpoint_constraints
 from weftline_engine.remote.openai.breaker import BreakerConfig
 from weftline_engine.remote.openai.deltas import DeltaText
 from weftline_engine.remote.openai.endpoint import Endpoint, EndpointConfig, EndpointError
+from weftline_engine.remote.openai.endpoint_settings import Dialect, OpenAISettings
 from weftline_engine.remote.openai.remote import AnswerPiece, RemoteEngine, TokenCounts
-from weftline_engine.remote.openai.scheduling import EndpointScheduler, fields, headers
+from weftline_engine.remote.openai.scheduling import fields, headers
 from weftline_engine.remote.openai.tool_support import (
     EndpointTools,
-    ToolSupport,
     chat_fields,
     in_words,
 )
 
 
-class Dialect(StrEnum):
-    """Which of OpenAI's two generate APIs to call."""
-
-    CHAT = "chat"  # chat/completions only; a text prompt becomes one user message
-    COMPLETIONS = "completions"  # completions only; chats are refused, their template is unknown
-    BOTH = "both"  # chat/completions for messages, completions for text
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenAIConfig:
+class OpenAIConfig(OpenAISettings):
     """Settings of an openai engine.
 
     `model` is the endpoint's name of the model; None takes the first that the endpoint lists.
-    `name` is the name for clients; None uses the endpoint's. `extras` says that the endpoint
-    accepts the parameters that vLLM, SGLang and llama.cpp add to OpenAI's. Other endpoints refuse a
-    request with such a parameter. `tools` says how tools reach chat/completions. `scheduler` is the
-    endpoint's own scheduler.
-    Requests then have fields with each call's place in the plan.
+    `name` is the name for clients; None uses the endpoint's.
     """
 
     endpoint: EndpointConfig
     model: str | None = None
     name: str | None = None
-    dialect: Dialect = Dialect.BOTH
-    extras: bool = False
-    tools: ToolSupport = ToolSupport.AUTO
-    scheduler: EndpointScheduler = EndpointScheduler.NONE
     context_limit: int | None = None  # tokens; None: what the endpoint states, else 8,192
     max_running: int = 64
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
@@ -70,7 +53,7 @@ class OpenAIEngine(RemoteEngine):
         super().__init__(config.breaker)
         self._config = config
         self._model = config.model or ""
-        self._tools = EndpointTools(config.tools, config.endpoint.url)
+        self._tools = EndpointTools(config.endpoint_tools, config.endpoint.url)
 
     async def start(self) -> api.Description:
         """Ask the endpoint which models it serves. Raises EngineDied if it does not answer."""
@@ -83,7 +66,7 @@ class OpenAIEngine(RemoteEngine):
             raise api.EngineDied(f"the engine at {where} did not start: {error}") from error
         messages = self._config.dialect is not Dialect.COMPLETIONS
         extras = (api.Capability.SAMPLING,) if self._config.extras else ()
-        follows = endpoint_constraints.kinds(self._config.scheduler)
+        follows = endpoint_constraints.kinds(self._config.endpoint_scheduler)
         whole = (api.Capability.CONSTRAINTS,) if follows == tuple(api.Constraint) else ()
         return api.Description(
             model=self._config.name or self._model,
@@ -124,13 +107,15 @@ class OpenAIEngine(RemoteEngine):
         assert op.sampling is not None, "a generate has sampling parameters"
         if op.sampling.constraint is not None:
             held, begin, end = endpoint_constraints.fields(
-                self._config.scheduler, op.sampling.constraint
+                self._config.endpoint_scheduler, op.sampling.constraint
             )
         body = self._body(op, chat) | held
         # A text has no block of thoughts, nor has an answer in a form from its first token on.
         thinks = op.chat is not None and op.sampling.constraint is None
         answer = DeltaText(begin, end, thinks=thinks)
-        async for event in self.endpoint.stream(path, body, headers(self._config.scheduler, op)):
+        async for event in self.endpoint.stream(
+            path, body, headers(self._config.endpoint_scheduler, op)
+        ):
             piece = _piece(event, answer)
             if piece is not None:
                 yield piece
@@ -151,7 +136,7 @@ class OpenAIEngine(RemoteEngine):
                 body["reasoning_effort"] = op.sampling.effort
         else:
             body["prompt"] = op.text
-        return body | fields(self._config.scheduler, op.hints)
+        return body | fields(self._config.endpoint_scheduler, op.hints)
 
 
 async def served(

@@ -5,22 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
 from weftline_engine import api
 from weftline_engine.remote.openai.endpoint import Endpoint, EndpointError
+from weftline_engine.remote.openai.endpoint_settings import ToolSupport
 
 log = logging.getLogger("weftline.openai")
-
-
-class ToolSupport(StrEnum):
-    """How the tools of a chat reach an endpoint. `AUTO` sends fields until they are refused."""
-
-    AUTO = "auto"
-    NATIVE = "native"
-    TEXT = "text"
 
 
 _S = ToolSupport

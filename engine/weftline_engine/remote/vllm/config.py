@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from weftline_engine.remote.openai.breaker import BreakerConfig
 from weftline_engine.remote.openai.endpoint import EndpointConfig
 from weftline_engine.remote.prefix_cache.event_feed import EventAddresses
 from weftline_engine.remote.vllm.versions import HOST_CONNECTOR, SCHEDULER
+from weftline_engine.remote.vllm.vllm_settings import VLLMSettings
 
 # Tokens of a KV block of a vLLM that computes on the CPU; by itself it takes 128. A prompt that
 # shares its beginning computes the last, incomplete block of it anew. A program of reviews and
@@ -19,29 +19,18 @@ from weftline_engine.remote.vllm.versions import HOST_CONNECTOR, SCHEDULER
 CPU_BLOCK = 32
 
 
-class SchedulerChoice(StrEnum):
-    """The scheduler that a child runs. `AUTO` means ours, if it knows the version of vLLM."""
-
-    AUTO = "auto"
-    WEFTLINE = "weftline"
-    VLLM = "vllm"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VLLMConfig:
-    """Settings of a vllm engine. Raises ValueError unless one of `python` and `connect` is given.
+class VLLMConfig(VLLMSettings):
+    """Settings of a vllm engine. Raises ValueError unless it is started or connected to.
 
-    `model` is the model's directory; the server uses its tokenizer and chat template. `python` is
-    an interpreter that has vLLM, to start it as a child, and `scheduler` says whose scheduler it
-    runs. `connect` is the address of a vLLM that already runs, and `served` its name of the model
-    (None: the first one it lists). `kv_events` is where it publishes its KV events; None means that
-    it does not, and is given to a child by itself. A child copies contexts into `host_kv_gib` GiB
-    of host memory. `arguments` are added to the child's command line. Of the data-parallel ranks
-    behind `connect`, all calls go to `rank`; None lets vLLM choose for each call.
+    `model` is the model's directory; the server uses its tokenizer and chat template. `connect` is
+    the address of a vLLM that already runs, and `served` its name of the model (None: the first one
+    it lists). `kv_events` is where it publishes its KV events; None means that it does not, and is
+    given to a child by itself. Of the data-parallel ranks behind `connect`, all calls go to `rank`;
+    None lets vLLM choose for each call.
     """
 
     model: Path
-    python: str | None = None
     connect: EndpointConfig | None = None
     served: str | None = None
     kv_events: EventAddresses | None = None
@@ -50,15 +39,11 @@ class VLLMConfig:
     dtype: str = "bfloat16"
     max_model_len: int | None = None
     max_running: int = 64
-    tensor_parallel: int = 1
-    host_kv_gib: float = 0.0
-    scheduler: SchedulerChoice = SchedulerChoice.AUTO
-    arguments: tuple[str, ...] = ()
     ready_s: float = 900.0  # seconds for loading weights and, on a GPU, compiling
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
 
     def __post_init__(self) -> None:
-        if (self.python is None) == (self.connect is None):
+        if (self.engine_python is None) == (self.connect is None):
             raise ValueError("vLLM needs either --engine-python or --connect")
 
     @property
@@ -68,8 +53,8 @@ class VLLMConfig:
 
     def events_in(self, folder: Path) -> EventAddresses | None:
         """Where a child with its sockets in `folder` publishes its KV events. None if it publishes
-        them where `arguments` say."""
-        if any(one.startswith("--kv-events-config") for one in self.arguments):
+        them where `vllm_arguments` say."""
+        if any(one.startswith("--kv-events-config") for one in self.vllm_arguments):
             return None
         return EventAddresses(f"ipc://{folder / 'events'}", f"ipc://{folder / 'replay'}")
 
@@ -77,9 +62,9 @@ class VLLMConfig:
         """Return the child's command line. vLLM listens only on unix sockets in `folder`.
 
         With `ours` it runs weftline's scheduler, and answers tell the times of their phases.
-        `arguments` come last, so they count.
+        `vllm_arguments` come last, so they count.
         """
-        assert self.python is not None
+        assert self.engine_python is not None
         options = {
             "--uds": str(folder / "http"),
             "--model": str(self.model),
@@ -114,12 +99,12 @@ class VLLMConfig:
         if self.tensor_parallel > 1:
             options["--tensor-parallel-size"] = str(self.tensor_parallel)
         return [
-            self.python,
+            self.engine_python,
             "-m",
             "vllm.entrypoints.openai.api_server",
             *(word for option in options.items() for word in option),
             *flags,
-            *self.arguments,
+            *self.vllm_arguments,
         ]
 
 

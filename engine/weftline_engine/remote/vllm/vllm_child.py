@@ -12,10 +12,11 @@ from weftline_engine.own.free_memory import available_bytes
 from weftline_engine.remote.openai.child import ChildProgram, ChildServer
 from weftline_engine.remote.prefix_cache.event_feed import EventAddresses
 from weftline_engine.remote.vllm.child_output import cause, passed_on
-from weftline_engine.remote.vllm.config import SchedulerChoice, VLLMConfig
+from weftline_engine.remote.vllm.config import VLLMConfig
 from weftline_engine.remote.vllm.notes import HintSocket
 from weftline_engine.remote.vllm.processor import openmp, settings
 from weftline_engine.remote.vllm.versions import NOTES, is_for_cpus, is_known, package_of, refusal
+from weftline_engine.remote.vllm.vllm_settings import SchedulerChoice
 
 POLL_S = 0.25
 
@@ -63,15 +64,15 @@ class Child(ChildServer):
 
     async def _package(self) -> tuple[str, str]:
         """The name and the version of vLLM's package. Raises EngineDied."""
-        assert self._config.python is not None
+        assert self._config.engine_python is not None
         try:
-            return await package_of(self._config.python)
+            return await package_of(self._config.engine_python)
         except OSError as error:
             raise EngineDied(f"the engine did not start: {error}") from error
 
     def _runs_our_scheduler(self, version: str) -> bool:
         """Whether the child will run our scheduler. Raises EngineDied if it must and cannot."""
-        choice = self._config.scheduler
+        choice = self._config.vllm_scheduler
         if choice is SchedulerChoice.WEFTLINE and not is_known(version):
             raise EngineDied(f"the engine did not start: {refusal(version)}")
         return choice is not SchedulerChoice.VLLM and is_known(version)
@@ -87,8 +88,8 @@ class Child(ChildServer):
         found |= {"PYTHONSAFEPATH": "1", "VLLM_NO_USAGE_STATS": "1"}
         if on_cpu:
             cores = len(os.sched_getaffinity(0))
-            found |= settings(cores, available_bytes(), found, self._config.arguments)
-            found |= openmp(self._config.python or "", found)
+            found |= settings(cores, available_bytes(), found, self._config.vllm_arguments)
+            found |= openmp(self._config.engine_python or "", found)
         if ours:
             site = self._folder / "site"
             site.mkdir()
