@@ -140,3 +140,59 @@ async def test_a_fill_that_fails_harms_nothing(serve: Serve, path: Path) -> None
     assert again["tool_calls"] and engine.ops[2].kind == api.Kind.GENERATE
     [member] = [one for one in server.driver.dispatcher.members if one.name == "marked"]
     await until(lambda: len(engine.fills) == 2 and not member.fills)
+
+
+COMPACTS: list[dict[str, Any]] = [
+    {"role": "system", "content": [{"text": "You help."}]},
+    {"role": "user", "content": [{"text": "So far: "}, {"input": "answer"}]},
+    {"role": "assistant", "content": [{"text": "Go on, and tell me what the weather is like."}]},
+    {"role": "user", "content": [{"input": "later"}]},
+]
+
+
+async def test_what_replaces_a_conversation_is_computed_behind_its_summary(
+    serve: Serve, path: Path
+) -> None:
+    """With the tools of the summary's prompt, up to what the client does not know yet."""
+    engine = Recorded(path, " They spoke of the weather. ")
+    server = await ready(serve, engine)
+    session = await server.session()
+    said = {"session_id": session, "compacts_to": COMPACTS}
+    body = {"model": "marked", "tools": [WEATHER], "weftline": said}
+    await chat(server, USER, {"role": "user", "content": "Summarise."}, **body)
+    await until(lambda: len(engine.freed) >= 1)
+    [fill] = engine.fills
+    whole = (
+        "tools|system| You help.|user| So far: They spoke of the weather.|assistant| "
+        "Go on, and tell me what the weather is like.|user| "
+    )
+    text = whole[: len(fill.tokens or ())]
+    assert engine._tokenizer.decode(list(fill.tokens or ())) == text
+    assert len(whole) - len(text) <= UNSTABLE_CHARS + len("weather ")
+
+
+@pytest.mark.parametrize("answer", [CALL, "  "])
+async def test_no_summary_replaces_nothing(answer: str, serve: Serve, path: Path) -> None:
+    """A call of a tool in place of a summary, or no text."""
+    engine = Recorded(path, answer)
+    server = await ready(serve, engine)
+    said = {"session_id": await server.session(), "compacts_to": COMPACTS}
+    await chat(server, USER, model="marked", tools=[WEATHER], weftline=said)
+    await asyncio.sleep(0.1)
+    assert len(engine.ops) == 1
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [COMPACTS[:1], [*COMPACTS, {"role": "user", "content": [{"input": "other"}]}],
+     COMPACTS * 2501],
+)  # fmt: skip
+async def test_messages_that_replace_no_conversation(
+    messages: list[dict[str, Any]], serve: Serve, path: Path
+) -> None:
+    """Without the answer, with another input, or too many: a 400 that names the field."""
+    server = await ready(serve, Recorded(path))
+    body = {"model": "marked", "messages": [USER], "weftline": {"compacts_to": messages}}
+    answer = await server.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "compacts_to"

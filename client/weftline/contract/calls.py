@@ -116,6 +116,9 @@ class Message(StrictBody):
             )
 
 
+# The inputs of messages in `compacts_to`.
+ANSWER, LATER = "answer", "later"
+
 # A segment among messages is an input whose value is one message or a list of messages.
 Prompt = tuple[Message | Segment, ...]
 
@@ -183,6 +186,10 @@ class Call(StrictBody):
     `enable_thinking`. With `separate_reasoning` the text and the value of an output are the answer
     without the model's thoughts, which come beside the value as `reasoning_content`.
 
+    `compacts_to` are the messages that replace the conversation after this call, which summarises
+    it. In their texts the input `answer` stands for the call's answer, and `later` for what the
+    client does not know yet, such as a tool's result. The engine computes them up to there ahead.
+
     Waiting calls with a lower `priority` go first. One unit of priority equals ten seconds of
     waiting, so that no call starves.
     """
@@ -197,6 +204,7 @@ class Call(StrictBody):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, TemplateWord] | None = None
     separate_reasoning: bool = False
+    compacts_to: tuple[Message, ...] = ()
     priority: int = 0
 
     def __post_init__(self) -> None:
@@ -225,6 +233,8 @@ class Call(StrictBody):
             )
         if self.chat_template_kwargs:
             check_words(self.chat_template_kwargs)
+        if self.compacts_to:
+            check_compaction(self.compacts_to)
         if self.tools:
             check_tools(self.tools)
         if self.tool_choice is not None:
@@ -256,6 +266,22 @@ class Call(StrictBody):
             else:
                 found.append(item)
         return found
+
+
+def check_compaction(messages: tuple[Message, ...]) -> None:
+    """Raise InvalidRequest for messages that cannot replace a conversation."""
+    if len(messages) > MAX_ITEMS:
+        raise InvalidRequest(
+            f"compacts_to has at most {MAX_ITEMS:,} messages, and this has {len(messages):,}",
+            param="compacts_to",
+        )
+    inputs = [part.input for one in messages for part in one.content if part.text is None]
+    if ANSWER not in inputs or not {*inputs} <= {ANSWER, LATER}:
+        raise InvalidRequest(
+            f"the messages of compacts_to need an input {ANSWER!r}, and may have the input "
+            f"{LATER!r}, besides text",
+            param="compacts_to",
+        )
 
 
 def check_words(words: dict[str, TemplateWord]) -> None:

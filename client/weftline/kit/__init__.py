@@ -7,6 +7,7 @@ results     Result: the value of one variable, and the parts of its text
 feed        RunFeed: submits a run's calls, and receives their values as the server pushes them
 claims      Claims: finds, for a request, the equal call that was sent ahead
 early_tools EarlyTurn: starts tools while a model still writes its answer
+compaction  asks for a summary behind a live conversation
 pieces      Piece: a part of a prompt, with the name of the value that it came from
 run_sessions RunSession: the server's session for one run of an application, and its end
 placeholders Inputs: the input placeholders of one call

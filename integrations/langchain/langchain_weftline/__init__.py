@@ -5,6 +5,7 @@ model         its description, options, tools, connections, patience and errors
 trace         finds which template, values and earlier answers made each prompt
 lower         finds, without running it, the calls that a chain will make
 ahead         accelerate and explain: the server begins these calls, and LangChain takes the results
+compaction    WeftlineSummarizationMiddleware: summaries of long conversations that keep the cache
 early_tools   EarlyTools: tools start while the model still writes
 retrieval     embeddings, a vector store and a reranker that the server runs
 """
@@ -23,6 +24,7 @@ from langchain_weftline.chat_models import ChatWeftline
 from langchain_weftline.retrieval import WeftlineEmbeddings, WeftlineRerank, WeftlineVectorStore
 
 if TYPE_CHECKING:
+    from langchain_weftline.compaction import WeftlineSummarizationMiddleware
     from langchain_weftline.early_tools.early_start import EarlyTools
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "Explanation",
     "WeftlineEmbeddings",
     "WeftlineRerank",
+    "WeftlineSummarizationMiddleware",
     "WeftlineVectorStore",
     "accelerate",
     "compile_chain",
@@ -39,7 +42,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import EarlyTools at its first use, because importing LangChain's agents takes 1 s."""
+    """Import what needs LangChain's agents at its first use, because importing these takes 1 s."""
+    if name == "WeftlineSummarizationMiddleware":
+        from langchain_weftline.compaction import WeftlineSummarizationMiddleware
+
+        return WeftlineSummarizationMiddleware
     if name == "EarlyTools":
         from langchain_weftline.early_tools.early_start import EarlyTools
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 from uuid import UUID
@@ -26,6 +28,18 @@ MAX_TOLD = 1 << 20
 
 _CLOSERS = Closers()
 atexit.register(_CLOSERS.flush)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A call that summarises a conversation in a session: what replaces the conversation then."""
+
+    compacts_to: list[dict[str, Any]]
+    session: TracedSession
+
+
+# The run around such a call may have ended, so the call does not find its session by the run.
+SUMMARY: ContextVar[Summary | None] = ContextVar("weftline_summary", default=None)
 
 
 class Sending(Request):
@@ -100,6 +114,9 @@ class ModelFields(Protocol):
 
 def sending(model: ModelFields, messages: Sequence[BaseMessage], parent: UUID | None) -> Sending:
     """A request of `model` inside the run `parent`."""
+    if (asked := SUMMARY.get()) is not None:
+        said = said_of(asked.session, "summary", [None] * len(messages))
+        return Sending({**said, "compacts_to": asked.compacts_to}, asked.session)
     run = LISTENER.run_of(parent or running()) if model.provenance else None
     if model.provenance and sum(len(message.content) for message in messages) <= MAX_TOLD:
         pieces = [_pieces(message, run) for message in messages]

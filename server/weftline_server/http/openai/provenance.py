@@ -14,6 +14,7 @@ from weftline.contract.errors import InvalidRequest
 from weftline.contract.protocol import (
     MAX_ITEMS,
     InOut,
+    Message,
     Placeholder,
     Segment,
     check_id,
@@ -54,6 +55,7 @@ class Provenance(StrictBody):
     when the model calls them, and the model goes on. `client_tools` are those that the client
     computes: the stream tells it of each call, and it sets the variable of the result. With
     `code_tool` the blocks of Python in the answer are calls of that tool, and there are no others.
+    `compacts_to` is that of the call.
     """
 
     session_id: str | None = None
@@ -65,6 +67,7 @@ class Provenance(StrictBody):
     run_tools: bool = False
     client_tools: tuple[ClientTool, ...] = ()
     code_tool: str | None = None
+    compacts_to: tuple[Message, ...] = ()
 
     def __post_init__(self) -> None:
         check_run_name(self.run_name)

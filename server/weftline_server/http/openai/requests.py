@@ -257,6 +257,7 @@ class ChatRequest(SharedFields):
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls,
             chat_template_kwargs=self._template_words(renders) or None,
+            compacts_to=said.compacts_to,
         )
         return self.choices(call)
 

@@ -87,6 +87,8 @@ _STEPS = {
 _CALLS = {
     "Call.chat_template_kwargs": Field("Further variables of the model's chat template.",
                                        {"enable_thinking": False}),
+    "compacts_to": Field("The messages that replace the conversation which this call summarises.",
+                         [{"role": "user", "content": [{"input": "answer"}]}]),
     "Call.parallel_tool_calls": Field("Whether an output may call several tools.", True),
     "Call.placeholders": Field("Binds each name of the prompt to a variable or a value.",
                                [{"name": "line", "in_out": "out", "semantic_var_id": "draft"}]),

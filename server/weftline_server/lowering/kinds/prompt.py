@@ -148,7 +148,8 @@ def task_of(id: str, call: Call) -> Task:
     constants: list[object] = [segment.text for segment in segments if segment.text is not None]
     constants += [holder.value for holder in inputs if holder.value is not None]
     constants += [tool.function.parameters for tool in call.tools]
-    for item in call.prompt:
+    constants += [one.text for message in call.compacts_to for one in message.content if one.text]
+    for item in (*call.prompt, *call.compacts_to):
         if isinstance(item, Message):
             constants += [made.function.arguments for made in item.tool_calls]
     return Task(

@@ -1,0 +1,7 @@
+"""Summaries of long conversations that keep the cache."""
+
+from __future__ import annotations
+
+from langchain_weftline.compaction.summarization import WeftlineSummarizationMiddleware
+
+__all__ = ["WeftlineSummarizationMiddleware"]
