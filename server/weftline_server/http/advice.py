@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request
 
 from weftline_server.http.state import ServiceDep, Tenant, other_answers, state_of
 from weftline_server.observe.advice.advice_rows import MOST, advice_rows, merged_advice
+from weftline_server.observe.advice.compaction import compaction_row
 
 router = APIRouter(prefix="/v1/advice", tags=["advice"])
 
@@ -21,7 +22,8 @@ async def list_advice(
     id: str | None = None,
     lengths: bool = False,
 ) -> dict[str, Any]:
-    """Where prompts part although equal text follows, the most expensive first.
+    """Where prompts part although equal text follows, the most expensive first, and behind these
+    the conversations of which a summary pays.
 
     Words of prompts are shown only where the server's log has prompts. With `lengths` each row has
     the lengths of recorded calls as they were, and as they would be after the change. Where several
@@ -31,6 +33,9 @@ async def list_advice(
     told = [one for one in state.advisor.told(tenant) if id is None or one[0].id_of(one[1]) == id]
     engines = service.engines.statuses if lengths else None
     rows = advice_rows(told[:limit], values=state.config.log_prompts, engines=engines)
-    mine = {"advice": rows, "total": len(told)}
+    if id is None and not lengths:
+        programs = state.advisor.programs(tenant)
+        rows += [row for row in map(compaction_row, programs) if row is not None]
+    mine = {"advice": rows[:limit], "total": max(len(told), len(rows))}
     others = await other_answers(request)
     return merged_advice([mine, *others], limit) if others else mine

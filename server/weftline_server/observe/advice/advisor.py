@@ -45,6 +45,7 @@ class Advisor:
                 steps[0].usage,
                 steps[0].engine or "",
                 steps[0].queued,
+                steps[0].finished or steps[0].usage.filled,
             )
         )
 

@@ -65,7 +65,8 @@ class RecordedCall:
 
     `tools` has a segment for each tool. `follows` is the number of the call whose
     prompt this one was compared with. `at` is when the call was queued, in seconds of the server's
-    clock. `output` are the tokens that it generated.
+    clock. `output` are the tokens that it generated, in `decode_s` seconds. Of the tokens of its
+    `prompt` so many were `computed`, in `fill_s` seconds.
     """
 
     number: int
@@ -74,6 +75,10 @@ class RecordedCall:
     segments: tuple[tuple[int, int], ...]
     tools: tuple[tuple[int, int], ...]
     output: int
+    prompt: int = 0
+    computed: int = 0
+    fill_s: float = 0.0
+    decode_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)

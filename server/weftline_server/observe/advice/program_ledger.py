@@ -46,7 +46,8 @@ _NUMBER = re.compile(r"\d+")
 @dataclass(frozen=True, slots=True)
 class Told:
     """A call that has ended, as the advisor is told of it. `session` is None for a session of a
-    single request. `at` is when the call was queued, in seconds of the server's clock."""
+    single request. `at` is when the call was queued, and `ended` when its answer was complete, in
+    seconds of the server's clock."""
 
     call: Call
     variables: Variables
@@ -54,6 +55,7 @@ class Told:
     usage: Usage
     engine: str
     at: float
+    ended: float
 
 
 @dataclass(slots=True)
@@ -205,4 +207,8 @@ def _recorded(
         segments=tuple([(hash(text), round(len(text) * rate)) for text in prompt.texts]),
         tools=tuple([(tool, round(size * rate)) for tool, size in tools]),
         output=told.usage.output_tokens,
+        prompt=told.usage.prompt_tokens,
+        computed=told.usage.prompt_tokens - told.usage.cached_tokens,
+        fill_s=max(0.0, told.usage.filled - told.usage.started),
+        decode_s=max(0.0, told.ended - told.usage.filled),
     )

@@ -208,7 +208,9 @@ def _telling(asked: Asked) -> Iterator[Request | None]:
 
 
 def _body(asked: Asked) -> dict[str, Any]:
-    return asked.body if asked.request is None else {**asked.body, OURS: asked.request.said}
+    if asked.request is None:
+        return asked.body
+    return {**asked.body, OURS: {**(asked.request.said or {}), **asked.body.get(OURS, {})}}
 
 
 def _hear(request: Request | None, answer: Mapping[str, Any]) -> None:
