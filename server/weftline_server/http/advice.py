@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 
 from weftline_server.http.state import ServiceDep, Tenant, other_answers, state_of
 from weftline_server.observe.advice.advice_rows import MOST, advice_rows, merged_advice
-from weftline_server.observe.advice.compaction import compaction_row
+from weftline_server.observe.advice.summary_payment import compaction_row
 
 router = APIRouter(prefix="/v1/advice", tags=["advice"])
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.null.asgi import Serve
 from weftline_server.observe.advice.advisor import Advisor
-from weftline_server.observe.advice.compaction import Costs, Payment, compaction_row, payment
 from weftline_server.observe.advice.program import Program, RecordedCall
+from weftline_server.observe.advice.summary_payment import Costs, Payment, compaction_row, payment
 
 TURN_TOKENS = 500  # that a turn adds, as two messages
 FILL_S, DECODE_S, REREAD_S = 0.001, 0.02, 0.000_002
