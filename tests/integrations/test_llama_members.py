@@ -46,6 +46,7 @@ from llama_index.core.response_synthesizers import (
     get_response_synthesizer,
 )
 from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.retrievers.fusion_retriever import FUSION_MODES
 from llama_index.core.selectors import (
     LLMSingleSelector,
     PydanticSingleSelector,
@@ -88,6 +89,18 @@ def fusing(index: Any, llm: Any) -> str:
     return str([(one.text, one.score) for one in made.retrieve("red fox")])
 
 
+def weighing(index: Any, llm: Any) -> str:
+    made = QueryFusionRetriever(
+        [index.as_retriever()],
+        llm=llm,
+        num_queries=2,
+        use_async=False,
+        mode=FUSION_MODES("relative_score"),
+    )
+    synthesizer = get_response_synthesizer(llm=llm)
+    return str(RetrieverQueryEngine(made, synthesizer).query("red fox"))
+
+
 TREE, REFINE, ACCUMULATE = map(synthesis, ("tree_summarize", "refine", "accumulate"))
 QUERY = asking(lambda index, llm: index.as_query_engine(llm=llm), "red fox")
 ROUTER = asking(routing.router, "red fox")
@@ -108,6 +121,7 @@ MEMBERS: list[tuple[Any, tuple[str, ...], Callable[..., Any] | None]] = [
     (TokenTextSplitter, ("_split", "_merge"), TREE),
     (VectorStoreIndex, ("_transformations",), QUERY),
     (QueryFusionRetriever, ("_llm", "_retrievers"), fusing),
+    (QueryFusionRetriever, ("_retriever_weights",), weighing),
     (VectorIndexRetriever, ("_embed_model", "_vector_store", "_kwargs", "_index"), QUERY),
     (VectorIndexRetriever, ("_vector_store_query_mode", "_build_vector_store_query"), QUERY),
     (RetrieverQueryEngine, ("_response_synthesizer", "_node_postprocessors"), QUERY),

@@ -108,9 +108,9 @@ def answer_of(response: Any) -> tuple[str, list[NodeWithScore]]:
         ({"response_mode": "tree_summarize"}, [SUBMIT]),
         ({"response_mode": "compact_accumulate"}, [SUBMIT]),
         ({"response_mode": "refine", "similarity_top_k": 1}, [SUBMIT]),
-        ({"response_mode": "refine"}, [SUBMIT, SUBMIT]),
+        ({"response_mode": "refine"}, [SUBMIT]),
         ({"similarity_top_k": 9}, [SUBMIT, CHAT]),
-        ({"node_postprocessors": [WeftlineRerank(top_n=1)]}, [SUBMIT, SUBMIT, CHAT]),
+        ({"node_postprocessors": [WeftlineRerank(top_n=1)]}, [SUBMIT]),
     ],
     ids=lambda one: "-".join(map(str, one)) if isinstance(one, dict) else "",
 )

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llama_index.core.llms import MockLLM
 from llama_index.core.output_parsers import PydanticOutputParser, SelectionOutputParser
 from llama_index.core.output_parsers.base import OutputParserException
 from llama_index.core.output_parsers.utils import parse_json_markdown
+from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import MetadataMode, TextNode
 from llama_index.core.vector_stores.utils import node_to_metadata_dict
 from pydantic import BaseModel, ConfigDict, RootModel, ValidationError
 
 from tests.integrations.differential import mutated, named, outcomes
-from weftline.contract.transforms import parse, run
+from weftline.contract.transforms import closed_items, parse, run
 from weftline.contract.transforms.base import NO_JSON
 from weftline.contract.transforms.yaml_text import MAX_YAML_CHARS, NO_YAML
 from weftline.errors import InvalidRequest, TransformFailed
@@ -209,6 +212,7 @@ NODES = st.builds(
     text=WORDS,
     metadata=st.dictionaries(st.sampled_from("abc"), VALUES | st.lists(VALUES, max_size=2)),
     excluded_llm_metadata_keys=st.lists(st.sampled_from("abc"), max_size=1),
+    excluded_embed_metadata_keys=st.lists(st.sampled_from("abc"), max_size=1),
     metadata_template=st.sampled_from(["{key}: {value}", "<{key}>", "{value}{value}"]),
     metadata_seperator=st.sampled_from(["\n", "; "]),
     text_template=st.sampled_from(["{metadata_str}\n\n{content}", "[{content}|{metadata_str}]"]),
@@ -229,6 +233,42 @@ def test_the_texts_of_nodes(nodes: list[TextNode]) -> None:
             run([{"op": "node_texts"}], hits)
     else:
         assert run([{"op": "node_texts"}], hits) == packed
+    items = run([{"op": "node_items"}], hits)
+    assert [item["text"] for item in items] == [
+        node.get_content(MetadataMode.EMBED) for node in nodes
+    ]
+    for at, text in enumerate(shown):
+        one: list[dict[str, Any]] = [{"op": "path", "keys": [at]}, {"op": "node_texts"}]
+        if text.strip():
+            assert run(one, hits) == run(one, items) == text.strip()
+
+
+LINES = st.text("ab `\n\t\u2028\r", max_size=24)
+
+
+@given(LINES, st.integers(1, 4), st.sampled_from(["a", " a", "b"]), st.integers(0, 24))
+def test_the_queries_of_a_fusion(text: str, most: int, query: str, cut: int) -> None:
+    """Those that QueryFusionRetriever asks, each once, and the query itself before them. What is
+    known early is what is there at the end."""
+    retriever = QueryFusionRetriever([], llm=MockLLM(), num_queries=most + 1, retriever_weights=[1])
+    object.__setattr__(retriever, "_llm", Says(text=text))
+    asked = [bundle.query_str for bundle in retriever._get_queries(query)]
+    spec = [{"op": "query_list", "most": most}]
+    assert run(spec, text) == list(dict.fromkeys(asked))
+    whole = [{**spec[0], "first": query}]
+    assert run(whole, text) == list(dict.fromkeys([query, *asked]))
+    early = closed_items(whole, text[:cut])
+    assert early == run(whole, text)[: len(early)] and early[:1] == [query]
+
+
+@dataclass
+class Says:
+    """A model that says this."""
+
+    text: str
+
+    def complete(self, prompt: str) -> Says:
+        return self
 
 
 @pytest.mark.parametrize(

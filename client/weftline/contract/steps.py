@@ -1,9 +1,7 @@
-"""The steps of a graph beside calls, such as embed and search, as frozen dataclasses.
+"""The steps of a graph beside calls, such as text and branch, as frozen dataclasses.
 
-A step reads variables and writes one. "Texts" means one text, or a list of texts or items. An item
-is an object with a `text`, and may have an `id` and `metadata`. "Embedded texts" is one value: the
-items with their vectors. A search reads that value and returns hits, which are items with a
-`score`.
+A step reads variables and writes one. Those of embedders, rerankers and stores are in
+`retrieval_steps`.
 """
 
 from __future__ import annotations
@@ -11,217 +9,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from weftline.contract import predicates
-from weftline.contract.bodies import JsonBody, StrictBody
 from weftline.contract.calls import Call, InOut, Message
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.ids import check_id
 from weftline.contract.lease import check_lease
+from weftline.contract.retrieval_steps import Delete as Delete
+from weftline.contract.retrieval_steps import Embed as Embed
+from weftline.contract.retrieval_steps import Fetch as Fetch
+from weftline.contract.retrieval_steps import Ingest as Ingest
+from weftline.contract.retrieval_steps import Mean as Mean
+from weftline.contract.retrieval_steps import Merge as Merge
+from weftline.contract.retrieval_steps import Rerank as Rerank
+from weftline.contract.retrieval_steps import Search as Search
+from weftline.contract.step_base import MAX_K as MAX_K
+from weftline.contract.step_base import MAX_NAME as MAX_NAME
+from weftline.contract.step_base import MAX_PARTS as MAX_PARTS
+from weftline.contract.step_base import Parts as Parts
+from weftline.contract.step_base import Reading as Reading
+from weftline.contract.step_base import Source as Source
+from weftline.contract.step_base import StepBase as StepBase
+from weftline.contract.step_base import StepObject
+from weftline.contract.step_base import check_cut as check_cut
 from weftline.contract.tools import ClientTool, ServedTool
 
-MAX_K = 1000  # hits of a search, and items that a rerank keeps
-MAX_CUT = 1 << 30  # tokens
-MAX_NAME = 128  # characters
 MAX_CASES = 64
-MAX_PARTS = 256  # of a text or a mean
 MAX_ITEMS = 10_000  # of an `each`; a submit may have as many calls
 MAX_ROUNDS = 1000
 MAX_TURNS = 16  # of an agent, so that a model that calls tools for ever ends
 MAX_NESTED = 4  # levels of bodies in bodies
-
-
-def _in_json(name: str) -> str:
-    """A field's name in JSON. Python reserves the word `in`, so its field is called `in_`."""
-    return name.rstrip("_")
-
-
-class StepObject(JsonBody):
-    """An object of a step, whose unknown fields are refused. A reserved word is a field's name."""
-
-    __slots__ = ()
-    __pydantic_config__: ClassVar[dict[str, Any]] = {
-        **StrictBody.__pydantic_config__,
-        "alias_generator": _in_json,
-        "validate_by_name": False,
-    }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source(StepObject):
-    """What a step reads: a variable, whose value goes through `transforms`, or a constant value."""
-
-    var: str | None = None
-    value: Any = None
-    transforms: tuple[dict[str, Any], ...] = ()
-
-    def __post_init__(self) -> None:
-        if (self.var is None) == (self.value is None):
-            raise InvalidRequest("a step reads exactly one of 'var' and 'value'", param="in")
-        if self.var is not None:
-            check_id(self.var, "var")
-
-
-def check_cut(tokens: int) -> None:
-    """Raise InvalidRequest unless texts can be cut to so many tokens, or to the model's (-1)."""
-    if tokens != -1 and not 1 <= tokens <= MAX_CUT:
-        raise InvalidRequest(
-            f"truncate_prompt_tokens must be -1, for what the model takes, or 1 to {MAX_CUT}",
-            param="truncate_prompt_tokens",
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepBase(StepObject):
-    """The fields of every step.
-
-    `out` is the variable that the step writes. Without it the server makes one. The step also waits
-    for the variables of `after`, but does not read them.
-    """
-
-    name: str = ""
-    out: str | None = None
-    after: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if len(self.name) > MAX_NAME or not (self.name.isprintable() or not self.name):
-            raise InvalidRequest("a step's name has up to 128 printable characters", param="name")
-        for variable in (*self.after, *(() if self.out is None else (self.out,))):
-            check_id(variable, "out" if variable == self.out else "after")
-        for name in ("k", "limit"):
-            count = getattr(self, name, None)
-            if count is not None and not 1 <= count <= MAX_K:
-                raise InvalidRequest(f"{name} must be between 1 and {MAX_K}", param=name)
-        if (cut := getattr(self, "truncate_prompt_tokens", None)) is not None:
-            check_cut(cut)
-
-    @property
-    def sources(self) -> Mapping[str, Source]:
-        """What it reads, by the field's name in JSON."""
-        return {}
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """The variables that the client has named for what it writes."""
-        return () if self.out is None else (self.out,)
-
-    @property
-    def variables(self) -> tuple[str, ...]:
-        """The variables that the step reads, without those of `after`."""
-        return tuple(one.var for one in self.sources.values() if one.var is not None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading(StepBase):
-    """A step with one main input, `in`."""
-
-    in_: Source
-
-    @property
-    def sources(self) -> Mapping[str, Source]:
-        """What it reads, by the field's name in JSON."""
-        return {"in": self.in_}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Embed(Reading):
-    """Embeds texts with the embedder `engine`. None means the first one.
-
-    A text that is longer than the model takes fails the step, or is cut to
-    `truncate_prompt_tokens`. -1 cuts it to what the model takes.
-    """
-
-    kind: Literal["embed"] = field(default_factory=lambda: "embed")
-    engine: str | None = None
-    truncate_prompt_tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ingest(Reading):
-    """Adds embedded texts to `store`, or replaces those with equal ids.
-
-    An ingest may run again, because a second run has no further effect. With `items` an ingest
-    stores these items with the vectors, one for each, in place of the texts that were embedded.
-
-    An item without an id gets the hash of its content. The value is {"ids": [...], "count": n}.
-    """
-
-    store: str
-    items: Source | None = None
-    kind: Literal["ingest"] = field(default_factory=lambda: "ingest")
-
-    @property
-    def sources(self) -> Mapping[str, Source]:
-        """What it reads: the vectors, and the items if they are others."""
-        return {"in": self.in_} if self.items is None else {"in": self.in_, "items": self.items}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Search(Reading):
-    """Finds the `k` documents of `store` that are nearest to an embedded text, best first.
-
-    The value is a list of hits. If a list of texts was embedded, it is one such list for each text.
-    `filter` has metadata that a document must have.
-    """
-
-    store: str
-    kind: Literal["search"] = field(default_factory=lambda: "search")
-    k: int = 4
-    filter: dict[str, Any] = field(default_factory=dict, hash=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Merge(Reading):
-    """Merges lists of hits into one list that has each document once, with its best score.
-
-    Two hits are the same document if they have equal ids, or with `by` "text" equal texts. At most
-    `limit` hits are kept. The best hit comes first. With `rank` "order" the hits stay in the order
-    of the lists. With "reciprocal" a document's score is the sum of 1 / (60 + its place in each
-    list), where the first place is 0.
-    """
-
-    kind: Literal["merge"] = field(default_factory=lambda: "merge")
-    by: Literal["id", "text"] = "id"
-    limit: int | None = None
-    rank: Literal["score", "order", "reciprocal"] = "score"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rerank(Reading):
-    """Keeps the `k` hits or texts that the reranker `engine` scores best for `query`.
-
-    A text that is too long fails the step, or is cut as in an Embed.
-    """
-
-    query: Source
-    kind: Literal["rerank"] = field(default_factory=lambda: "rerank")
-    engine: str | None = None
-    k: int | None = None  # None keeps all
-    truncate_prompt_tokens: int | None = None
-
-    @property
-    def sources(self) -> Mapping[str, Source]:
-        """What it reads: the texts and the query."""
-        return {"in": self.in_, "query": self.query}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts(StepBase):
-    """A step that makes one value of several."""
-
-    parts: tuple[Source, ...]
-
-    def __post_init__(self) -> None:
-        StepBase.__post_init__(self)  # super() fails here: slots=True makes a new class
-        if not 0 < len(self.parts) <= MAX_PARTS:
-            kind = getattr(self, "kind", "step")
-            raise InvalidRequest(f"a {kind} has 1 to {MAX_PARTS} parts", param="parts")
-
-    @property
-    def sources(self) -> Mapping[str, Source]:
-        """The step's parts, by their numbers."""
-        return {str(number): part for number, part in enumerate(self.parts)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,41 +47,6 @@ class Text(Parts):
     """Writes one text: its `parts`, one after the other. Each part is a text."""
 
     kind: Literal["text"] = field(default_factory=lambda: "text")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mean(Parts):
-    """The mean of the vectors of its `parts`, which are embedded texts: one vector to search with.
-
-    Together the parts have at most 256 vectors, all of one width. The value is an embedded text: a
-    search for it gives one list of hits.
-    """
-
-    kind: Literal["mean"] = field(default_factory=lambda: "mean")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delete(Reading):
-    """Deletes documents of `store` by their ids. The value is {"count": n}.
-
-    With a `filter` it also deletes the documents whose metadata matches the filter.
-    """
-
-    store: str
-    kind: Literal["delete"] = field(default_factory=lambda: "delete")
-    filter: dict[str, Any] = field(default_factory=dict, hash=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch(Reading):
-    """Reads the documents of `store` with the given ids, in that order. Unknown ids are left out.
-
-    With a `filter` the documents whose metadata matches follow, in the order of their ids.
-    """
-
-    store: str
-    kind: Literal["fetch"] = field(default_factory=lambda: "fetch")
-    filter: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,6 +75,12 @@ class Claims(Generic[K]):
             planned.is_claimed = True
             return planned
 
+    def has(self, key: K) -> bool:
+        """Whether a call with this key was sent ahead that no request has claimed."""
+        with self._lock:
+            self._file()
+            return bool(self._known.get(key))
+
     @property
     def has_left(self) -> bool:
         """Whether there are calls that no request has claimed."""

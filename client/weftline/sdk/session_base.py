@@ -188,16 +188,34 @@ class SessionBase(ControlVerbs[V]):
         *,
         by: Literal["id", "text"] = "id",
         limit: int | None = None,
-        rank: Literal["score", "order", "reciprocal"] = "score",
+        rank: Literal["score", "order", "reciprocal", "relative", "distribution"] = "score",
+        beside: Sequence[V] = (),
+        weights: Sequence[float] = (),
     ) -> V:
         """Merge lists of hits into one list, the best hit first, that has each document once.
 
         Two hits are the same document if they have equal ids, or with `by="text"` equal texts. At
         most `limit` hits are kept; None keeps all. With `rank="order"` the hits stay in the order
         of the lists. With "reciprocal" a document's score is the sum of 1 / (60 + its place in each
-        list), where the first place is 0.
+        list), where the first place is 0. With "relative" it is the sum of its scores, where each
+        list's scores go from 0 to 1, and with "distribution" from three standard deviations below
+        their mean to three above.
+
+        `beside` has the hits of other searches. `weights` has a factor for the scores of `hits` and
+        of each of them.
         """
-        return self._add_step(Merge, hits, (), (), by=by, limit=limit, rank=rank)
+        others = tuple(self._source(one, ()) for one in beside)
+        return self._add_step(
+            Merge,
+            hits,
+            (),
+            (),
+            by=by,
+            limit=limit,
+            rank=rank,
+            beside=others,
+            weights=tuple(weights),
+        )
 
     def text(self, *parts: V | str) -> V:
         """Make one text of texts, one after the other, such as `session.text("Q: ", question)`."""

@@ -68,48 +68,77 @@ class NodeTexts(Transform):
     """What LlamaIndex shows a model of the nodes that were found: their metadata and texts.
 
     A hit holds its node as LlamaIndex's vector stores keep it. Blank texts are left out, the others
-    are stripped. It fails where nothing was found, because LlamaIndex then asks no model.
+    are stripped. One hit gives its own text. The transform fails where nothing was found, because
+    LlamaIndex then asks no model.
     """
 
     op: ClassVar[str] = "node_texts"
 
     def apply(self, value: Any) -> Any:
-        if not isinstance(value, list):
+        if not isinstance(value, list | dict):
             raise TransformFailed("node_texts reads a list of hits")
-        texts = [text for text in map(_node_text, value) if text]
+        shown = (_content(hit, "llm") for hit in (value if isinstance(value, list) else [value]))
+        texts = [text.strip() for text in shown if text.strip()]
         if not texts:
             raise TransformFailed("node_texts found no text")
         return "\n\n".join(texts)
 
 
+@dataclass(frozen=True, slots=True)
+class NodeItems(Transform):
+    """The nodes that were found, as items to rerank: what LlamaIndex embeds of each, and its hit.
+
+    An item has the `index` of its hit, too. `node_texts` reads the items like the hits.
+    """
+
+    op: ClassVar[str] = "node_items"
+
+    def apply(self, value: Any) -> Any:
+        if not isinstance(value, list):
+            raise TransformFailed("node_items reads a list of hits")
+        return [
+            {"text": _content(hit, "embed"), "index": at, NODE: hit} for at, hit in enumerate(value)
+        ]
+
+
+NODE = "node"  # of an item, its hit
 # LlamaIndex's templates, where a node has none of its own.
 _NODE: Mapping[str, Any] = {
     "text_template": "{metadata_str}\n\n{content}",
     "metadata_template": "{key}: {value}",
-    "excluded_llm_metadata_keys": [],
 }
 
 
-def _node_text(hit: Any) -> str:
-    """The text that a model sees of a node, stripped."""
+def identity_of(hit: Mapping[str, Any]) -> str:
+    """What LlamaIndex makes a node's hash of. Raises TransformFailed for what is no TextNode."""
+    return f"{hit['text']}{_node_of(hit)['metadata']}"
+
+
+def _node_of(hit: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a hit's node. Raises TransformFailed for what is no TextNode."""
+    kept = hit.get("metadata") or {}
+    if "_node_content" not in kept:
+        return {"metadata": kept}
+    if kept.get("_node_type", "TextNode") != "TextNode":
+        raise TransformFailed("node_texts reads nodes of the class TextNode")
+    return {"metadata": {}, **_loaded(kept["_node_content"])}
+
+
+def _content(found: Any, reader: str) -> str:
+    """The text of a node for its `reader`, which is llm or embed, as `get_content` makes it."""
+    hit = found.get(NODE, found) if isinstance(found, dict) else None
     if not isinstance(hit, dict) or not isinstance(hit.get("text"), str):
         raise TransformFailed("node_texts reads hits, each an object with a 'text'")
-    kept = hit.get("metadata") or {}
-    node: dict[str, Any] = {"metadata": kept}
-    if "_node_content" in kept:
-        if kept.get("_node_type", "TextNode") != "TextNode":
-            raise TransformFailed("node_texts reads nodes of the class TextNode")
-        node = _loaded(kept["_node_content"])
-    node = {**_NODE, **node}
+    node = {**_NODE, **_node_of(hit)}
     joint = node.get("metadata_separator", node.get("metadata_seperator", "\n"))
     try:
         shown = joint.join(
             _filled(node["metadata_template"], key=key, value=str(value))
             for key, value in node["metadata"].items()
-            if key not in node["excluded_llm_metadata_keys"]
+            if key not in node.get(f"excluded_{reader}_metadata_keys", ())
         ).strip()
         if not shown:
-            return str(hit["text"]).strip()
+            return str(hit["text"])
         return _filled(node["text_template"], metadata_str=shown, content=hit["text"]).strip()
     except (AttributeError, TypeError) as error:
         raise TransformFailed("node_texts reads nodes of LlamaIndex") from error

@@ -8,7 +8,16 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from weftline.contract.transforms.base import Transform, ValueFlow, as_text
+from weftline.contract.transforms.base import (
+    MAX_CHOICES,
+    Transform,
+    ValueFlow,
+    as_text,
+    check_text,
+    refuse,
+)
+
+MAX_QUERY_CHARS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,34 @@ class LineList(Transform):
     def closed(self, text: str) -> list[Any]:
         """All lines but the last, whose end may still be cut off as white space."""
         return [line for line in text.strip().split("\n")[:-1] if line]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryList(Transform):
+    """The queries in a text's lines: the first `most` of them, stripped (QueryFusionRetriever).
+
+    `first` is a query that stands before them. A query that equals an earlier one is left out.
+    """
+
+    op: ClassVar[str] = "query_list"
+    flow: ClassVar[ValueFlow] = ValueFlow.ITEMS
+    most: int
+    first: str | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.most) is not int or not 1 <= self.most <= MAX_CHOICES:
+            refuse(f"query_list takes 'most', 1 to {MAX_CHOICES}")
+        if self.first is not None:
+            check_text(self.first, "'first' of query_list", MAX_QUERY_CHARS)
+
+    def apply(self, value: Any) -> Any:
+        lines = (line.strip() for line in as_text(value, self.op).strip("`").split("\n"))
+        queries = [line for line in lines if line][: self.most]
+        return list(dict.fromkeys(queries if self.first is None else [self.first, *queries]))
+
+    def closed(self, text: str) -> list[Any]:
+        """The queries in lines that have ended."""
+        return list(self.apply(_ended_lines(text)))
 
 
 def _ended_lines(text: str) -> str:

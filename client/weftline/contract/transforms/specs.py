@@ -11,8 +11,14 @@ from typing import Any, ClassVar
 from weftline.contract.errors import TransformFailed
 from weftline.contract.transforms.base import MAX_TEXT_CHARS, Transform, as_text, check_json, refuse
 from weftline.contract.transforms.choices import Boolean, Choice, Datetime, FinishedAnswer, NoOutput
-from weftline.contract.transforms.hits import NodeTexts, Texts
-from weftline.contract.transforms.lists import CommaList, LineList, MarkdownList, NumberedList
+from weftline.contract.transforms.hits import NodeItems, NodeTexts, Texts
+from weftline.contract.transforms.lists import (
+    CommaList,
+    LineList,
+    MarkdownList,
+    NumberedList,
+    QueryList,
+)
 from weftline.contract.transforms.loose_json import JsonObject, JsonOrYaml, JsonText
 from weftline.contract.transforms.messages import ToolCalls
 from weftline.contract.transforms.methods import Get, Len, TextMethod
@@ -79,6 +85,7 @@ _ALL: tuple[type[Transform], ...] = (
     NumberedList,
     MarkdownList,
     LineList,
+    QueryList,
     Xml,
     Boolean,
     Datetime,
@@ -97,6 +104,7 @@ _ALL: tuple[type[Transform], ...] = (
     Strip,
     Texts,
     NodeTexts,
+    NodeItems,
     TextMethod,
     Get,
     Len,

@@ -8,6 +8,7 @@ from typing import Any
 from llama_index.core.bridge.pydantic import Field
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
+from llama_index.llms.weftline.ahead.retrieval_answers import aask, ask
 
 from weftline.kit import retrieval_requests
 from weftline.kit.server_fields import ServerFields
@@ -32,14 +33,14 @@ class WeftlineRerank(BaseNodePostprocessor, ServerFields):
     ) -> list[NodeWithScore]:
         if not nodes:
             return []
-        return _chosen(nodes, self.server.ask(self._asked(nodes, query_bundle)))
+        return _chosen(nodes, ask(self.server, self._asked(nodes, query_bundle)))
 
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
         if not nodes:
             return []
-        return _chosen(nodes, await self.server.aask(self._asked(nodes, query_bundle)))
+        return _chosen(nodes, await aask(self.server, self._asked(nodes, query_bundle)))
 
     def _asked(
         self, nodes: Sequence[NodeWithScore], query: QueryBundle | None
@@ -47,7 +48,11 @@ class WeftlineRerank(BaseNodePostprocessor, ServerFields):
         if query is None:
             raise ValueError("a WeftlineRerank needs the query: give query_str or query_bundle")
         texts = [one.node.get_content(metadata_mode=MetadataMode.EMBED) for one in nodes]
-        return retrieval_requests.rerank(query.query_str, texts, self.top_n, self.model)
+        return self.asked(query.query_str, texts)
+
+    def asked(self, query: str, texts: Sequence[str]) -> retrieval_requests.AnswerSteps:
+        """The request for the best of these texts."""
+        return retrieval_requests.rerank(query, texts, self.top_n, self.model)
 
 
 def _chosen(

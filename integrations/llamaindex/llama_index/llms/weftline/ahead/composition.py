@@ -15,6 +15,7 @@ from llama_index.llms.weftline.ahead.plan_calls import Names, calls_of, variable
 from llama_index.llms.weftline.ahead.request_claims import planned
 from llama_index.llms.weftline.plan.answer_symbols import Given, Index
 from llama_index.llms.weftline.plan.call_plan import CallPlan
+from llama_index.llms.weftline.plan.node_rerank import RankedNodes
 from llama_index.llms.weftline.plan.node_search import NodeHits
 from llama_index.llms.weftline.plan.options import Option
 from llama_index.llms.weftline.plan.selector import SelectorCall
@@ -43,7 +44,8 @@ class Rest:
 class Query:
     """One query of one engine, and its results: the embeddings, the hits and the answer.
 
-    `part` is the value that the query was made of, if the engine's plan reads it.
+    `ranked` has the best hits, if the engine ranks them. `part` is the value that the query was
+    made of, if the engine's plan reads it.
     """
 
     option: Option
@@ -51,6 +53,7 @@ class Query:
     hits: Result
     answer: Result | None
     part: Any = None
+    ranked: Result | None = None
 
     def planned(self) -> Planned[str] | None:
         """The call that answers it; None if it was not sent ahead."""
@@ -59,7 +62,7 @@ class Query:
             return None
         results: dict[Index, Result] = {
             0: self.answer,
-            Given.HITS: self.hits,
+            Given.HITS: self.ranked or self.hits,
             Given.PART: settled(self.part),
         }
         return planned(plan, 0, self.option.fields, results)
@@ -70,7 +73,8 @@ class Composed(ABC):
 
     complete = False
     streams = False  # whether the last call's text may be read in parts
-    last: CallPlan | None = None  # the call that reads all answers, if it is in the graph
+    last: CallPlan | None = None  # the calls that read all of it, if they are in the graph
+    ranked: RankedNodes | None = None  # the nodes of all queries
 
     def __init__(
         self, decision: SelectorCall, options: Sequence[Option], server: Server, run: SessionRun
@@ -93,7 +97,7 @@ class Composed(ABC):
         """The queries that a decision leads to. Raises TypeError or KeyError if it is a bad one."""
 
     def reads_of_last(self) -> dict[Index, Result]:
-        """The results of the last call, and of what it reads."""
+        """The results of the last calls, and of what they read."""
         return {}
 
     @property
@@ -111,7 +115,8 @@ class Composed(ABC):
         self.run.join(self._feed)
         made = [planned(plan, 0, plan.llm.parameters(), {0: self.results[self.decided]})]
         if (last := self.last) is not None:
-            made.append(planned(last, 0, last.llm.parameters(), self.reads_of_last()))
+            fields, reads = last.llm.parameters(), self.reads_of_last()
+            made += [planned(last, at, fields, reads) for at in range(len(last.drafts))]
         self._claims = Claims(made)
 
     @property
@@ -139,6 +144,10 @@ class Composed(ABC):
             if made is not None:
                 return made.result
         return None
+
+    def has(self, key: str) -> bool:
+        """Whether it has a call with this key that no request has claimed."""
+        return self._claims.has(key) or self.found.claims.has(key)
 
     @property
     def has_left(self) -> bool:
@@ -176,6 +185,10 @@ class Queries:
 
     def claim(self, server: Server, asked: AnswerSteps) -> Result | None:
         """The result for a retriever's request, if it is not claimed yet."""
+        if (ranked := self._graph.ranked) is not None:
+            best = ranked.claim(server, asked)
+            if best is not None:
+                return best
         found = (found.claim(server, asked) for _, found in self._look())
         return next((result for result in found if result is not None), None)
 
@@ -194,7 +207,9 @@ class Queries:
                 queries = list(self._graph.queries(decision))
             except (WeftlineError, KeyError, TypeError, ValueError):
                 return []  # LlamaIndex says itself that it cannot read the decision
-            self._known = [(q, NodeHits(q.option.finding, q.embedded, q.hits)) for q in queries]
+            self._known = [
+                (q, NodeHits(q.option.finding, q.embedded, q.hits, q.ranked)) for q in queries
+            ]
             calls = (query.planned() for query in queries)
             self._claims = Claims([call for call in calls if call is not None])
             return self._known

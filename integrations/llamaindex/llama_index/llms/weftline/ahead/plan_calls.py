@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from llama_index.llms.weftline.plan.answer_symbols import Given, Index, PlannedAnswer, Symbols
 from llama_index.llms.weftline.plan.call_plan import CallPlan, PlannedCall, Unplannable
-from llama_index.llms.weftline.plan.node_search import found_in
 from llama_index.llms.weftline.trace.run_provenance import SessionRun
 
 from weftline.contract.parameters import COMMON
@@ -61,16 +60,21 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """The place of a graph in its session: the number of its first call, and the run."""
+    """The place of a graph in its session: the number of its first call, and the run.
+
+    `found` is the variable of the nodes that its calls read.
+    """
 
     first: int
     run: SessionRun
+    found: str | None = None
 
     def variable(self, index: Index) -> str:
         """The variable that call number `index` of the graph writes, or the search."""
         if isinstance(index, Given):
             assert index is Given.HITS, f"a plan by itself reads no {index.name}"
-            return found_in(self.first)
+            assert self.found is not None, "a plan without a search reads no hits"
+            return self.found
         return variable(self.first + index)
 
 

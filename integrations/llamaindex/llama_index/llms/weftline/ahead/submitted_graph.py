@@ -9,7 +9,7 @@ from llama_index.llms.weftline.ahead.plan_calls import Numbering, calls_of
 from llama_index.llms.weftline.ahead.request_claims import planned
 from llama_index.llms.weftline.plan.answer_symbols import Given, Index, filled
 from llama_index.llms.weftline.plan.call_plan import CallPlan
-from llama_index.llms.weftline.plan.node_search import NodeHits, NodeSearch, embedded_in, found_in
+from llama_index.llms.weftline.plan.node_search import NodeHits, NodeSearch, SearchGraph
 from llama_index.llms.weftline.trace.run_provenance import SessionRun
 
 from weftline.kit import Claims, Result, RunFeed
@@ -40,9 +40,11 @@ class SubmittedGraph:
         self._plan = plan
         self._fields = fields = plan.llm.parameters()
         self._parts = parts
-        self._numbering = Numbering(run.reserve(len(plan.drafts)), run)
+        first = run.reserve(len(plan.drafts))
+        self._search = None if finding is None else SearchGraph.of(finding, first)
+        found = None if self._search is None else self._search.read
+        self._numbering = Numbering(first, run, found)
         self._calls = calls_of(plan, fields, self._numbering)
-        self._finding = finding
         self.found: NodeHits | None = None
         self._on_graph = on_graph
         self._feed = RunFeed(plan.llm.asking.server, self._note, run.alias)
@@ -50,13 +52,11 @@ class SubmittedGraph:
 
     def start(self) -> None:
         """Submit the graph."""
-        finding, first = self._finding, self._numbering.first
-        hits = found_in(first)
-        embedded = [] if finding is None else embedded_in(first, finding.texts)
+        search = self._search
         self._feed.send(
             self._calls,
-            [*self.variables, *([] if finding is None else [*embedded, hits])],
-            steps=() if finding is None else finding.steps(embedded, hits),
+            [*self.variables, *([] if search is None else search.watch)],
+            steps=() if search is None else search.steps(),
             parts=self._parts,
             graph=self._on_graph is not None,
         )
@@ -66,10 +66,9 @@ class SubmittedGraph:
         results: dict[Index, Result] = {
             at: self._feed.results[name] for at, name in enumerate(self.variables)
         }
-        if finding is not None:
-            results[Given.HITS] = self._feed.results[hits]
-            vectors = [self._feed.results[name] for name in embedded]
-            self.found = NodeHits(finding, vectors, results[Given.HITS])
+        if search is not None:
+            results[Given.HITS] = self._feed.results[search.read]
+            self.found = search.found(self._feed.results)
         drafts = range(len(self._plan.drafts))
         self._claims = Claims([planned(self._plan, at, self._fields, results) for at in drafts])
 
@@ -104,6 +103,10 @@ class SubmittedGraph:
         """The result of the first call with this key that no request has claimed."""
         found = self._claims.claim(key)
         return None if found is None else found.result
+
+    def has(self, key: str) -> bool:
+        """Whether it has a call with this key that no request has claimed."""
+        return self._claims.has(key)
 
     @property
     def has_left(self) -> bool:

@@ -42,7 +42,9 @@ from weftline.kit.parsers import NoTransform
 LENGTH_MARGIN = 1.25
 
 
+MOST_CALLS = 16  # on nodes that are not found yet, a call for each
 STRIP: Spec = {"op": "strip"}
+NODE_TEXTS: Spec = {"op": "node_texts"}
 JSON_TEXT: Spec = {"op": "json_text"}
 # Of an object that it streams, LlamaIndex uses this field as the text.
 STREAMED = "answer"
@@ -75,8 +77,9 @@ class CallPlan:
     `complete` says that no other call follows.
 
     With `output_cls` the answers are objects of that class, as structured_predict makes them.
-    `reading` has the transforms that turn an answer into the text that LlamaIndex puts into later
-    prompts. It is None if no transforms can.
+    `chunk_tokens` are the most tokens of a chunk that is a symbol. `reading` has the transforms
+    that turn an answer into the text that LlamaIndex puts into later prompts. It is None if no
+    transforms can.
     """
 
     llm: Any
@@ -84,6 +87,7 @@ class CallPlan:
     symbols: Symbols = field(default_factory=Symbols)
     drafts: list[PlannedCall] = field(default_factory=list)
     complete: bool = True
+    chunk_tokens: int = 0
     reading: tuple[Spec, ...] | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -186,7 +190,7 @@ def refine(plan: CallPlan, synthesizer: Any, query: str, chunks: Sequence[str]) 
         # possible answer.
         empty = then.partial_format(query_str=query, existing_answer="")
         kept, _ = _repack(synthesizer, plan.llm, empty, [part])
-        used = len(helper._token_counter.tokenizer(kept[0]))
+        used = max(plan.chunk_tokens, len(helper._token_counter.tokenizer(kept[0])))
         free = helper.model_copy(update={"chunk_size_limit": None})
         size = free.get_text_splitter_given_prompt(empty, llm=plan.llm).chunk_size
         if answer is None or len(kept) > 1 or used + plan.longest_answer > size:
@@ -250,14 +254,23 @@ def plan_synthesis(
 def plan_on_hits(
     synthesizer: Any, query: str, k: int, node_tokens: int, symbols: Symbols | None = None
 ) -> CallPlan:
-    """The one call that `synthesizer` makes on `k` nodes which the server finds.
+    """The calls that `synthesizer` makes on `k` nodes which the server finds.
 
-    Raises Unplannable where it may make more. It makes one where all nodes fit into one prompt, as
-    they do if the index's splitter made them.
+    Some modes pack all nodes into one prompt. The others make a call for each node. Raises
+    Unplannable where other calls may follow. None do if the index's splitter made the nodes, and
+    the server finds as many.
     """
-    _require(k == 1 or type(synthesizer) in _PACKING, "it makes a call for each node")
-    found = PlannedAnswer(Given.HITS, ({"op": "node_texts"},))
-    return plan_on_one(synthesizer, query, found, k * (node_tokens + _SEPARATOR_TOKENS), symbols)
+    if k == 1 or packs(synthesizer):
+        found = PlannedAnswer(Given.HITS, (NODE_TEXTS,))
+        tokens = k * (node_tokens + _SEPARATOR_TOKENS)
+        return plan_on_one(synthesizer, query, found, tokens, symbols)
+    _require(k <= MOST_CALLS, "it makes a call for each of many nodes")
+    nodes = (
+        PlannedAnswer(Given.HITS, ({"op": "path", "keys": [at]}, NODE_TEXTS)) for at in range(k)
+    )
+    plan = _plan_on(synthesizer, query, list(nodes), node_tokens, symbols)
+    _require(len(plan.drafts) == k, "it makes other calls")
+    return plan
 
 
 def plan_on_one(
@@ -268,14 +281,27 @@ def plan_on_one(
     `tokens` are the most that the text has, with what `query` has beside its symbols. Raises
     Unplannable where it may make several calls.
     """
+    plan = _plan_on(synthesizer, query, [text], tokens, symbols)
+    _require(len(plan.drafts) == 1, "it makes several calls")
+    return plan
+
+
+def _plan_on(
+    synthesizer: Any,
+    query: str,
+    texts: Sequence[PlannedAnswer],
+    tokens: int,
+    symbols: Symbols | None,
+) -> CallPlan:
+    """The calls on texts that are not known yet, each of at most so many tokens."""
     plan = plan_of(synthesizer._llm, synthesizer._output_cls, symbols)
+    plan.chunk_tokens = tokens
     room = min(
         _repack(synthesizer, plan.llm, prompt.partial_format(query_str=query), ["x"], padding)[1]
         for prompt, padding in _prompts(synthesizer)
     )
     _require(tokens <= room, "the texts may need several prompts")
-    follow(plan, synthesizer, query, [plan.symbols.text(text)])
-    _require(len(plan.drafts) == 1, "it makes several calls")
+    follow(plan, synthesizer, query, list(map(plan.symbols.text, texts)))
     return plan
 
 

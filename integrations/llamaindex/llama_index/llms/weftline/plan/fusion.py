@@ -1,33 +1,51 @@
-"""The graph of a QueryFusionRetriever: the call that writes queries, and the searches for each.
+"""The graph of a QueryFusionRetriever: the call that writes queries, the searches, and the fusion.
 
-The server searches for each query when its line ends. LlamaIndex fuses what was found.
+The server searches for each query when its line ends, and fuses as LlamaIndex does. With an engine
+around the retriever it ranks the nodes and makes the engine's calls on them. LlamaIndex still asks
+for each of these, and fuses by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llama_index.core.llms.llm import default_completion_to_prompt
 from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.retrievers.fusion_retriever import FUSION_MODES
 from llama_index.core.schema import QueryBundle
 from llama_index.llms.weftline.ahead.composition import Composed, Query, Rest
+from llama_index.llms.weftline.ahead.plan_calls import Names, calls_of, variable
 from llama_index.llms.weftline.model.object_fields import wanted
-from llama_index.llms.weftline.plan.answer_symbols import Spec
-from llama_index.llms.weftline.plan.call_plan import CallPlan, PlannedCall, Unplannable
+from llama_index.llms.weftline.plan.answer_symbols import Given, Index, Spec
+from llama_index.llms.weftline.plan.call_plan import (
+    CallPlan,
+    PlannedCall,
+    Unplannable,
+    can_plan,
+    plan_on_hits,
+)
+from llama_index.llms.weftline.plan.node_rerank import RankedNodes, rank_step, rerank_of
 from llama_index.llms.weftline.plan.node_search import finding_of
-from llama_index.llms.weftline.plan.options import Option
+from llama_index.llms.weftline.plan.options import Option, is_sent_ahead
 from llama_index.llms.weftline.plan.selector import SelectorCall, text_plan
 from llama_index.llms.weftline.trace.run_provenance import MIN_SEARCHED, SessionRun
 
 from weftline.contract import transforms
-from weftline.contract.steps import Source, Step
-from weftline.kit import Server
+from weftline.contract.protocol import Call
+from weftline.contract.steps import MAX_K, Merge, Source, Step
+from weftline.kit import Result, Server
 from weftline.kit.pieces import by_search
-from weftline.kit.results import item_of, rows_of
+from weftline.kit.results import behind, item_of, rows_of
 
-LINES: Spec = {"op": "line_list"}
+# The step's name for each of LlamaIndex's modes.
+RANKS: Mapping[FUSION_MODES, Any] = {
+    FUSION_MODES.RECIPROCAL_RANK: "reciprocal",
+    FUSION_MODES.RELATIVE_SCORE: "relative",
+    FUSION_MODES.DIST_BASED_SCORE: "distribution",
+    FUSION_MODES.SIMPLE: "score",
+}
+_WEIGHED = ("relative", "distribution")
 
 
 def is_fusion(retriever: object) -> bool:
@@ -35,20 +53,13 @@ def is_fusion(retriever: object) -> bool:
     return type(retriever) is QueryFusionRetriever and retriever.num_queries > 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Searches:
-    """The variables of one retriever's searches: for the query itself, and for those written."""
-
-    embedded: str
-    hits: str
-    embedded_lines: str
-    hits_of_lines: str
-
-
 class Fused(Composed):
-    """The call for queries, and of each retriever of this server the search for every query."""
+    """The call for queries, the search of each retriever of this server for every query, and what
+    `engine` does with the nodes, if all retrievers are of this server."""
 
-    def __init__(self, retriever: Any, query: QueryBundle, server: Server, run: SessionRun) -> None:
+    def __init__(
+        self, retriever: Any, query: QueryBundle, server: Server, run: SessionRun, engine: Any
+    ) -> None:
         findings = (finding_of(one, query) for one in retriever._retrievers)
         options = [
             Option(number, found, None)
@@ -58,37 +69,118 @@ class Fused(Composed):
         if not options:
             raise Unplannable("its retrievers search no store of this server")
         super().__init__(SelectorCall(_asking(retriever, query), ()), options, server, run)
-        self._query = query
-        self._most = retriever.num_queries - 1
-        self._searches = [
-            _Searches(*(f"{name}_{self.number}_{option.case}" for name in _Searches.__slots__))
-            for option in options
-        ]
+        self._retriever = retriever
+        self._query = query.query_str
+        self._server = server
+        most = retriever.num_queries - 1
+        self._lines: Spec = {"op": "query_list", "most": most, "first": self._query}
+        self._fused = f"fused_{self.number}"
+        self._best = f"ranked_{self.number}"
+        self._rerank = None
+        if engine is not None and len(options) == len(retriever._retrievers):
+            self._rerank = rerank_of(engine._node_postprocessors, server)
+            known = len(engine._node_postprocessors) == (0 if self._rerank is None else 1)
+            self.last = self._synthesis(engine._response_synthesizer) if known else None
+            self.streams = self.last is not None and bool(engine._response_synthesizer._streaming)
+
+    def asks(self, retriever: Any, query: Any) -> bool:
+        """Whether the queries of `retriever` were sent ahead."""
+        return retriever is self._retriever and getattr(query, "query_str", query) == self._query
+
+    def _synthesis(self, synthesizer: Any) -> CallPlan | None:
+        """The calls on the nodes; None if they are not certain."""
+        if not can_plan(synthesizer) or not is_sent_ahead(synthesizer._llm, self._server):
+            return None
+        kept = self._retriever.similarity_top_k
+        kept = kept if self._rerank is None else min(kept, self._rerank.top_n)
+        tokens = max(one.finding.node_tokens for one in self.options)
+        try:
+            plan = plan_on_hits(synthesizer, self._query, kept, tokens)
+            self._calls(plan)
+        except Unplannable:
+            return None
+        return plan
+
+    def _names(self, plan: CallPlan) -> Names:
+        found = self._fused if self._rerank is None else self._best
+        names: dict[Index, str] = {Given.HITS: found}
+        for at in range(len(plan.drafts)):
+            names[at] = f"{variable(self.number + 1)}_{at}"
+        return Names(self.run, names)
+
+    def _calls(self, plan: CallPlan) -> tuple[Call, ...]:
+        return calls_of(plan, plan.llm.parameters(), self._names(plan))
+
+    def reads_of_last(self) -> dict[Index, Result]:
+        """The results of the calls on the nodes, and the nodes."""
+        assert self.last is not None, "there are such calls"
+        return {at: self.results[name] for at, name in self._names(self.last).by_index.items()}
 
     def rest(self) -> Rest:
-        """The embeddings and searches of each retriever."""
-        lines = Source(var=self.decided, transforms=(dict(LINES),))
+        """The searches, the fusion, the reranking, and the calls on the nodes."""
+        lines = Source(var=self.decided, transforms=(dict(self._lines),))
         steps: list[Step] = []
         watch: list[str] = []
-        for option, names in zip(self.options, self._searches, strict=True):
-            finding = option.finding
-            steps += finding.steps([names.embedded], names.hits)
-            steps += finding.steps([names.embedded_lines], names.hits_of_lines, [lines])
-            watch += [names.embedded, names.hits, names.embedded_lines, names.hits_of_lines]
-        return Rest((), tuple(steps), tuple(watch))
+        for option in self.options:
+            embedded, hits = self._search(option)
+            steps += option.finding.steps([embedded], hits, [lines])
+            watch += [embedded, hits]
+        fuses = self._rerank is not None or self.last is not None
+        if fuses:
+            steps.append(self._fusion())
+            watch.append(self._fused)
+        if self._rerank is not None:
+            query = Source(value=self._query)
+            steps.append(rank_step(self._rerank, query, self._fused, self._best))
+            watch.append(self._best)
+        if self.last is None:
+            return Rest((), tuple(steps), tuple(watch))
+        calls = self._calls(self.last)
+        answers = [self._names(self.last).variable(at) for at in range(len(calls))]
+        return Rest(calls, tuple(steps), (*watch, *answers))
+
+    def _search(self, option: Option) -> tuple[str, str]:
+        """The variables of a retriever's embeddings and hits: a list for each query."""
+        return f"embedded_{self.number}_{option.case}", f"hits_{self.number}_{option.case}"
+
+    def _fusion(self) -> Merge:
+        """LlamaIndex's fusion of all hits. Raises Unplannable for a mode that it does not have."""
+        retriever = self._retriever
+        if retriever.mode not in RANKS or not 1 <= retriever.similarity_top_k <= MAX_K:
+            raise Unplannable("its fusion is not known")
+        rank = RANKS[FUSION_MODES(retriever.mode)]
+        first, *beside = [Source(var=self._search(option)[1]) for option in self.options]
+        return Merge(
+            in_=first,
+            out=self._fused,
+            by="node",
+            limit=retriever.similarity_top_k,
+            rank=rank,
+            beside=tuple(beside),
+            weights=tuple(retriever._retriever_weights) if rank in _WEIGHED else (),
+            share=retriever.num_queries,
+        )
+
+    def start(self) -> None:
+        """Submit the graph. Raises Unplannable, and then nothing is submitted."""
+        super().start()
+        if self._rerank is not None:
+            fused, best = self.results[self._fused], self.results[self._best]
+            self.ranked = RankedNodes(self._rerank, self._query, fused, best)
 
     def queries(self, decision: str) -> Iterator[Query]:
-        """The query itself, and those that LlamaIndex reads of the answer, for each retriever."""
-        lines = transforms.run((LINES,), decision)
-        said = [line.strip() for line in decision.strip("`").split("\n") if line.strip()]
-        places = [lines.index(text) for text in said[: self._most] if text in lines]
-        for option, names in zip(self.options, self._searches, strict=True):
-            results = self.results
-            yield Query(option, [results[names.embedded]], results[names.hits], None)
-            for at in places:
-                embedded = rows_of(results[names.embedded_lines], at, at + 1)
-                hits = item_of(results[names.hits_of_lines], at)
-                yield Query(option.about(QueryBundle(lines[at])), [embedded], hits, None)
+        """The queries that LlamaIndex asks, for each retriever. It may ask one twice."""
+        listed: list[str] = transforms.run((self._lines,), decision)
+        said = decision.strip("`").split("\n")
+        asked = [line.strip() for line in said if line.strip()][: self._lines["most"]]
+        for option in self.options:
+            embedded, hits = (self.results[name] for name in self._search(option))
+            if self._fused in self.results:
+                # LlamaIndex fuses the hits and asks on. The server's fusion must be here then.
+                hits = behind(hits, self.results[self._fused])
+            for at in map(listed.index, (self._query, *asked)):
+                about = option.about(QueryBundle(listed[at]))
+                yield Query(about, [rows_of(embedded, at, at + 1)], item_of(hits, at), None)
 
 
 def _asking(retriever: Any, query: QueryBundle) -> CallPlan:

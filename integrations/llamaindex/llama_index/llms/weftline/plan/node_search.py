@@ -15,6 +15,7 @@ from llama_index.core.base.embeddings.base import mean_agg
 from llama_index.core.indices.vector_store import VectorIndexRetriever
 from llama_index.core.schema import QueryBundle
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
+from llama_index.llms.weftline.plan.node_rerank import RankedNodes, rank_step, rerank_of
 from llama_index.llms.weftline.trace.run_provenance import SessionRun
 
 from weftline.contract.steps import Embed, Mean, Search, Source, Step
@@ -32,6 +33,11 @@ def found_in(number: int) -> str:
     return f"hits_{number}"
 
 
+def ranked_in(number: int) -> str:
+    """The variable of a query's best hits, in graph `number` of a session."""
+    return f"ranked_{number}"
+
+
 def embedded_in(number: int, texts: Sequence[str]) -> list[str]:
     """The variables of the embeddings of a query's texts, in graph `number` of a session."""
     return [f"embedded_{number}", *(f"embedded_{number}_{at}" for at in range(1, len(texts)))]
@@ -43,7 +49,8 @@ class NodeSearch:
 
     The finding embeds each of `texts`, which are the query alone or, for HyDE, a passage and the
     query. The search takes the mean of their vectors. `k` and `node_tokens` bound what the search
-    finds, if the index's splitter made the nodes.
+    finds, if the index's splitter made the nodes. `rerank` ranks the nodes, if an engine's first
+    postprocessor is a WeftlineRerank.
     """
 
     retriever: Any  # a VectorIndexRetriever
@@ -51,11 +58,13 @@ class NodeSearch:
     query: str
     texts: tuple[str, ...]
     node_tokens: int
+    rerank: Any = None
 
     @property
     def k(self) -> int:
-        """The most nodes that it finds."""
-        return int(self.retriever.similarity_top_k)
+        """The most nodes that it finds, and keeps."""
+        found = int(self.retriever.similarity_top_k)
+        return found if self.rerank is None else min(found, self.rerank.top_n)
 
     def embedding(self, text: str) -> AnswerSteps:
         asked: AnswerSteps = self.retriever._embed_model.asked([text])
@@ -84,6 +93,51 @@ class NodeSearch:
             near = f"mean_{embedded[0]}"
             made.append(Mean(parts=tuple(Source(var=name) for name in embedded), out=near))
         return (*made, replace(search, in_=Source(var=near), out=hits or None))
+
+    def ranking(
+        self, hits: str, ranked: str | None, query: Source | None = None
+    ) -> tuple[Step, ...]:
+        """The step that ranks the hits, if the variable `ranked` is to be written."""
+        if ranked is None:
+            return ()
+        return (rank_step(self.rerank, query or Source(value=self.query), hits, ranked),)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchGraph:
+    """A finding as steps, and their variables: its embeddings, its hits, and the best of them."""
+
+    finding: NodeSearch
+    embedded: tuple[str, ...]
+    hits: str
+    ranked: str | None  # if it ranks
+
+    @classmethod
+    def of(cls, finding: NodeSearch, number: int) -> SearchGraph:
+        """The finding in graph `number` of a session."""
+        ranked = None if finding.rerank is None else ranked_in(number)
+        return cls(finding, tuple(embedded_in(number, finding.texts)), found_in(number), ranked)
+
+    @property
+    def read(self) -> str:
+        """The variable that the engine's calls read."""
+        return self.ranked or self.hits
+
+    @property
+    def watch(self) -> tuple[str, ...]:
+        """All that the client waits for."""
+        return (*self.embedded, self.hits, *([] if self.ranked is None else [self.ranked]))
+
+    def steps(self) -> tuple[Step, ...]:
+        """The steps that write the variables."""
+        found = self.finding.steps(self.embedded, self.hits)
+        return (*found, *self.finding.ranking(self.hits, self.ranked))
+
+    def found(self, results: Mapping[str, Result]) -> NodeHits:
+        """The results of the finding."""
+        ranked = None if self.ranked is None else results[self.ranked]
+        embedded = [results[name] for name in self.embedded]
+        return NodeHits(self.finding, embedded, results[self.hits], ranked)
 
 
 def finding_of(retriever: Any, query: Any) -> NodeSearch | None:
@@ -115,6 +169,15 @@ def finding_of(retriever: Any, query: Any) -> NodeSearch | None:
     return finding
 
 
+def finding_of_engine(engine: Any, query: Any) -> NodeSearch | None:
+    """What the engine's retriever will ask, and the reranking of what it finds."""
+    finding = finding_of(engine.retriever, query)
+    if finding is None:
+        return None
+    rerank = rerank_of(engine._node_postprocessors, finding.server)
+    return replace(finding, rerank=rerank)
+
+
 def is_served(model: Any) -> bool:
     """Whether an embedding model or a store is one of ours."""
     return isinstance(model, ServerFields) and hasattr(model, "asked")
@@ -123,8 +186,17 @@ def is_served(model: Any) -> bool:
 class NodeHits:
     """The results of a finding that was sent ahead. Each is given to one request."""
 
-    def __init__(self, finding: NodeSearch, embedded: Sequence[Result], hits: Result) -> None:
+    def __init__(
+        self,
+        finding: NodeSearch,
+        embedded: Sequence[Result],
+        hits: Result,
+        ranked: Result | None = None,
+    ) -> None:
         self._finding = finding
+        self._ranked = (
+            None if ranked is None else RankedNodes(finding.rerank, finding.query, hits, ranked)
+        )
         self._embedded = tuple(embedded)
         self._left = [*zip(finding.texts, embedded, strict=True)]
         self._hits: Result | None = hits
@@ -145,6 +217,9 @@ class NodeHits:
 
     def claim(self, server: Server, asked: AnswerSteps) -> Result | None:
         """The result for a request equal to one of the finding's, if it is not claimed yet."""
+        ranked = None if self._ranked is None else self._ranked.claim(server, asked)
+        if ranked is not None:
+            return ranked
         if server.place != self._finding.server.place:
             return None
         with self._lock:
@@ -181,16 +256,13 @@ class LoneSearch:
         self.found: NodeHits | None = None
 
     def start(self) -> None:
-        """Submit the embeddings and the search."""
+        """Submit the embeddings, the search and the reranking."""
         run = self._run
-        number = 0 if run is None else run.reserve(1)
-        embedded, hits = embedded_in(number, self._finding.texts), found_in(number)
-        steps = self._finding.steps(embedded, hits)
-        self._feed.send((), (*embedded, hits), steps=steps, close=run is None)
+        search = SearchGraph.of(self._finding, 0 if run is None else run.reserve(1))
+        self._feed.send((), search.watch, steps=search.steps(), close=run is None)
         if run is not None:
             run.join(self._feed)
-        results = self._feed.results
-        self.found = NodeHits(self._finding, [results[name] for name in embedded], results[hits])
+        self.found = search.found(self._feed.results)
 
     def leave(self) -> None:
         """Note that the retriever has ended."""

@@ -16,7 +16,7 @@ from llama_index.llms.weftline.ahead.plan_calls import Names, calls_of
 from llama_index.llms.weftline.ahead.request_claims import request_key
 from llama_index.llms.weftline.plan.answer_symbols import Given, Index, Symbols
 from llama_index.llms.weftline.plan.call_plan import CallPlan, Unplannable, can_plan, plan_on_hits
-from llama_index.llms.weftline.plan.node_search import NodeSearch, finding_of
+from llama_index.llms.weftline.plan.node_search import NodeSearch, finding_of_engine
 from llama_index.llms.weftline.trace.run_provenance import SessionRun
 
 from weftline.contract.protocol import Call
@@ -66,11 +66,11 @@ def option_of(
     """
     if type(engine) is not RetrieverQueryEngine:
         return None
-    finding = finding_of(engine.retriever, query)
+    finding = finding_of_engine(engine, query)
     if finding is None or finding.server.place != server.place:
         return None
     synthesizer = engine._response_synthesizer
-    if engine._node_postprocessors or not can_plan(synthesizer):
+    if not knows_nodes(engine, finding) or not can_plan(synthesizer):
         return Option(case, finding, None)
     if not is_sent_ahead(synthesizer._llm, server):
         return Option(case, finding, None)
@@ -80,7 +80,14 @@ def option_of(
         plan = plan_on_hits(synthesizer, query.query_str, finding.k, tokens, symbols)
     except Unplannable:
         return Option(case, finding, None)
+    if len(plan.drafts) > 1:
+        return Option(case, finding, None)  # a list of parts has one answer for each
     return Option(case, finding, plan, bool(synthesizer._streaming))
+
+
+def knows_nodes(engine: Any, finding: NodeSearch) -> bool:
+    """Whether the finding has all that becomes of the nodes before the engine's first call."""
+    return len(engine._node_postprocessors) == (0 if finding.rerank is None else 1)
 
 
 def is_sent_ahead(llm: Any, server: Server) -> bool:
@@ -113,13 +120,15 @@ class Chosen:
 class OptionGraph:
     """Calls and steps, and the variables of the embedding, the hits and the answer.
 
-    `answer` is None if no option has a planned call.
+    `ranked` is the variable of the best hits, if all options rank them alike. `answer` is None if
+    no option has a planned call.
     """
 
     calls: tuple[Call, ...]
     steps: tuple[Step, ...]
     embedded: str
     hits: str
+    ranked: str | None
     answer: str | None
 
 
@@ -142,9 +151,20 @@ def choice(
     by_case = {one.case: searches[s] for one, (*_, s) in zip(options, found, strict=True)}
     steps: list[Step] = [embed, *(replace(search, out=out) for search, out in searches.items())]
     steps.append(chosen.branch(by_case, hits))
-    calls, deciding, answer = _calls(options, by_case, query, chosen, run, suffix)
+    ranking = _ranking(options, query, hits, f"ranked{suffix}")
+    ranked = ranking[0].out if ranking else None
+    calls, deciding, answer = _calls(options, by_case, query, chosen, run, suffix, ranked)
     # A branch that ends the calls of the other options is decided first.
-    return OptionGraph(tuple(calls), (*deciding, *steps), embedded, hits, answer)
+    steps = [*deciding, *steps, *ranking]
+    return OptionGraph(tuple(calls), tuple(steps), embedded, hits, ranked, answer)
+
+
+def _ranking(options: Sequence[Option], query: Source, hits: str, ranked: str) -> tuple[Step, ...]:
+    """The step that ranks what the chosen option has found, if all options rank alike."""
+    if any(one.finding.rerank is None for one in options):
+        return ()
+    first, *others = [one.finding.ranking(hits, ranked, query) for one in options]
+    return first if all(one == first for one in others) else ()
 
 
 def _calls(
@@ -154,6 +174,7 @@ def _calls(
     chosen: Chosen,
     run: SessionRun,
     suffix: str,
+    ranked: str | None,
 ) -> tuple[list[Call], list[Step], str | None]:
     """A call for each group of options that make the same one, behind a branch that opens it."""
     groups: dict[str, list[Option]] = {}
@@ -162,12 +183,17 @@ def _calls(
             groups.setdefault(one.call, []).append(one)
     if not groups or (len(groups) > 1 and any(one.streams for one in options)):
         return [], [], None  # only the text of a call is streamed, and not that of a branch
+    ranks = any(one.finding.rerank is not None for one in options)
+    if ranks and (ranked is None or any(one.call not in groups for one in options)):
+        return [], [], None  # a call reads what its own option ranks
+    if ranks and len(groups) > 1:
+        return [], [], None
     answer = f"answer{suffix}"
     calls: list[Call] = []
     steps: list[Step] = []
     sides: dict[str | int, str] = {}
     for number, group in enumerate(groups.values()):
-        reads, writes = f"hits{suffix}", answer
+        reads, writes = ranked or f"hits{suffix}", answer
         if len(group) < len(options):
             reads = f"open{suffix}_{number}"
             steps.append(chosen.branch({one.case: by_case[one.case] for one in group}, reads))

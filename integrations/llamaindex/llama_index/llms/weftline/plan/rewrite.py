@@ -31,7 +31,7 @@ from llama_index.llms.weftline.ahead.composition import Composed, Query, Rest
 from llama_index.llms.weftline.ahead.plan_calls import Names, calls_of, variable
 from llama_index.llms.weftline.plan.answer_symbols import Given, Index, PlannedAnswer, Spec, Symbols
 from llama_index.llms.weftline.plan.call_plan import STRIP, CallPlan, Unplannable
-from llama_index.llms.weftline.plan.node_search import embedded_in, found_in
+from llama_index.llms.weftline.plan.node_search import embedded_in, found_in, ranked_in
 from llama_index.llms.weftline.plan.options import Option, is_sent_ahead, option_of
 from llama_index.llms.weftline.plan.selector import SelectorCall, text_plan
 from llama_index.llms.weftline.trace.run_provenance import SessionRun
@@ -170,6 +170,7 @@ class Rewritten(Composed):
         self._said = said
         self._embedded = embedded_in(self.number + 1, option.finding.texts)
         self._hits = found_in(self.number + 1)
+        self._ranked = None if option.finding.rerank is None else ranked_in(self.number + 1)
         self._answer = variable(self.number + 1)
         self._after = f"after_{self.number}"
         self.last = self._last_call(option, server)
@@ -211,11 +212,15 @@ class Rewritten(Composed):
             stop = Case(when={"op": "contains", "value": rewriting.stop}, take=self.decided)
             steps = (*steps, Branch(on=on, cases=(stop,), default=found, out=self._hits))
         watch = [*self._embedded, self._hits]
+        if self._ranked is not None:
+            about = said if option.finding.query == self._said else None
+            steps = (*steps, *option.finding.ranking(self._hits, self._ranked, about))
+            watch.append(self._ranked)
         if option.plan is None:
             return Rest((), steps, tuple(watch))
         names: dict[Index, str] = {
             0: self._answer,
-            Given.HITS: self._hits,
+            Given.HITS: self._ranked or self._hits,
             Given.PART: self.decided,
         }
         calls = calls_of(option.plan, option.fields, Names(self.run, names))
@@ -230,4 +235,6 @@ class Rewritten(Composed):
         text = transforms.run(self._rewriting.reading, decision)
         embedded = [results[name] for name in self._embedded]
         about = option.about(self._rewriting.make(text))
-        yield Query(about, embedded, results[self._hits], results.get(self._answer), decision)
+        ranked = None if self._ranked is None else results[self._ranked]
+        answer = results.get(self._answer)
+        yield Query(about, embedded, results[self._hits], answer, decision, ranked)

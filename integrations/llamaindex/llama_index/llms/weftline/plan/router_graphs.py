@@ -95,16 +95,19 @@ class Routed(Composed):
         chosen = Chosen(on, default=self.decided)
         query = Source(value=self._query)
         made = choice(self.options, query, chosen, self.run, f"_{self.number + 1}")
-        self._embedded, self._hits, self._answer = made.embedded, made.hits, made.answer
-        watch = [made.embedded, made.hits, *([] if made.answer is None else [made.answer])]
-        return Rest(made.calls, made.steps, tuple(watch))
+        self._made = made
+        watch = (made.embedded, made.hits, made.ranked, made.answer)
+        return Rest(made.calls, made.steps, tuple(name for name in watch if name is not None))
 
     def queries(self, decision: Any) -> Iterator[Query]:
         """The query of the selected engine."""
         for one in self.options:
             if one.case == decision:
-                answer = None if self._answer is None else self.results[self._answer]
-                yield Query(one, [self.results[self._embedded]], self.results[self._hits], answer)
+                made, results = self._made, self.results
+                answer = None if made.answer is None else results[made.answer]
+                ranked = None if made.ranked is None else results[made.ranked]
+                embedded, hits = [results[made.embedded]], results[made.hits]
+                yield Query(one, embedded, hits, answer, ranked=ranked)
 
 
 def _like(options: Sequence[Option]) -> list[Option]:
@@ -134,6 +137,7 @@ class Divided(Composed):
         self._names = {
             "embedded": f"embedded_{self.number}",
             "hits": f"hits_{self.number}",
+            "ranked": f"ranked_{self.number}",
             "answer": f"answers_{self.number}",
             "pair": f"pairs_{self.number}",
         }
@@ -180,6 +184,8 @@ class Divided(Composed):
         made = choice(self.options, question, chosen, self.run, "")
         calls, steps = made.calls, list(made.steps)
         collect = {made.embedded: self._names["embedded"], made.hits: self._names["hits"]}
+        if made.ranked is not None:
+            collect[made.ranked] = self._names["ranked"]
         if made.answer is not None:
             collect[made.answer] = self._names["answer"]
         if self.last is not None:
@@ -204,7 +210,7 @@ class Divided(Composed):
     def queries(self, decision: Any) -> Iterator[Query]:
         """The query of each part."""
         names, results = self._names, self.results
-        answers = results.get(names["answer"])
+        answers, ranked = results.get(names["answer"]), results.get(names["ranked"])
         options = {one.case: one for one in self.options}
         for index, part in enumerate(decision):
             option = options.get(part["tool_name"])
@@ -215,4 +221,5 @@ class Divided(Composed):
                     item_of(results[names["hits"]], index),
                     None if answers is None else item_of(answers, index),
                     part,
+                    None if ranked is None else item_of(ranked, index),
                 )

@@ -28,6 +28,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import QueryBundle
 from llama_index.llms.weftline.ahead.composition import Composed
 from llama_index.llms.weftline.ahead.ingestion import Ingesting, ingestion_of
+from llama_index.llms.weftline.ahead.request_claims import request_key
 from llama_index.llms.weftline.ahead.submitted_graph import SubmittedGraph
 from llama_index.llms.weftline.plan.call_plan import (
     CallPlan,
@@ -38,8 +39,13 @@ from llama_index.llms.weftline.plan.call_plan import (
 )
 from llama_index.llms.weftline.plan.extraction import can_extract, llm_of, plan_extraction
 from llama_index.llms.weftline.plan.fusion import Fused, is_fusion
-from llama_index.llms.weftline.plan.node_search import LoneSearch, NodeSearch, finding_of
-from llama_index.llms.weftline.plan.options import is_sent_ahead
+from llama_index.llms.weftline.plan.node_search import (
+    LoneSearch,
+    NodeSearch,
+    finding_of,
+    finding_of_engine,
+)
+from llama_index.llms.weftline.plan.options import is_sent_ahead, knows_nodes
 from llama_index.llms.weftline.plan.rewrite import (
     Rewritten,
     is_transform,
@@ -155,7 +161,9 @@ class Spans:
         if method in QUERYING and can_route(span.instance):
             return self._routed(span)
         if method in FUSING and is_fusion(span.instance):
-            return self._fused(span)
+            given = dict(span.arguments)
+            query = given.get("query_bundle", given.get("str_or_query_bundle"))
+            return self._fused(span, span.instance, query, None)
         if method in RETRIEVING:
             return self._looked_up(span, method)
         if method in EMBEDDING:
@@ -168,19 +176,26 @@ class Spans:
         plan = _plan(span, method)
         if plan is None or len(plan.drafts) < 2:
             return None  # a single call gains nothing
+        if any(_has_first(one, plan) for one in span.ancestry()):
+            return None  # the graph of an engine has them
         return SubmittedGraph(plan, self.run_of(span, llm), parts=_streams(span.instance))
 
-    def _looked_up(self, span: Span, method: str) -> SubmittedGraph | LoneSearch | None:
-        """The embedding and the search of a query, and the call on what is found."""
+    def _looked_up(self, span: Span, method: str) -> Graph | None:
+        """The embedding and the search of a query, and what is done with the nodes."""
         engine = span.instance if method in QUERYING else None
         if engine is not None and type(engine) is not RetrieverQueryEngine:
             return None
-        retriever = span.instance if engine is None else engine.retriever
         query = span.arguments.get("query_bundle")
+        if engine is not None and is_fusion(engine.retriever):
+            return self._fused(span, engine.retriever, query, engine)
+        retriever = span.instance if engine is None else engine.retriever
         sent = (None if one.graph is None else one.graph.found for one in span.ancestry())
         if any(found is not None and found.covers(retriever, query) for found in sent):
             return None
-        finding = finding_of(retriever, query)
+        if engine is None:
+            finding = finding_of(retriever, query)
+        else:
+            finding = finding_of_engine(engine, query)
         if finding is None:
             return None
         if engine is not None and (graph := self._answered(span, finding)) is not None:
@@ -188,13 +203,13 @@ class Spans:
         return LoneSearch(finding, self._run_at(span, finding.server))
 
     def _answered(self, span: Span, finding: NodeSearch) -> SubmittedGraph | None:
-        """The graph of an engine's query, if its only call is certain."""
+        """The graph of an engine's query, if its calls are certain."""
         synthesizer = span.instance._response_synthesizer
         llm = _llm_of(synthesizer) if can_plan(synthesizer) else None
         if llm is None or llm.asking.server.place != finding.server.place:
             return None
         run = self.run_of(span, llm)
-        if span.instance._node_postprocessors or not is_sent_ahead(llm, llm.asking.server):
+        if not knows_nodes(span.instance, finding) or not is_sent_ahead(llm, llm.asking.server):
             return None
         try:
             plan = plan_on_hits(synthesizer, finding.query, finding.k, finding.node_tokens)
@@ -213,18 +228,19 @@ class Spans:
             return None
         return graph_of(span.instance, query, server, self.run_of(span, llm))
 
-    def _fused(self, span: Span) -> Composed | None:
-        """The queries of a retriever that asks others, and their searches."""
-        given = dict(span.arguments)
-        query, llm = given.get("query_bundle", given.get("str_or_query_bundle")), span.instance._llm
+    def _fused(self, span: Span, retriever: Any, query: Any, engine: Any) -> Composed | None:
+        """The queries of a retriever that asks others, their searches, and what follows."""
+        llm = retriever._llm
         if isinstance(query, str):
             query = QueryBundle(query)
         if not isinstance(query, QueryBundle) or not hasattr(llm, "asking"):
             return None
+        if any(_asks(one, retriever, query) for one in span.ancestry()):
+            return None  # the graph of its engine has them
         server = llm.asking.server
         if not is_sent_ahead(llm, server):
             return None
-        return Fused(span.instance, query, server, self.run_of(span, llm))
+        return Fused(retriever, query, server, self.run_of(span, llm), engine)
 
     def _rewritten(self, span: Span) -> Composed | None:
         """The call that rewrites a query, and the query of the engine behind it."""
@@ -379,6 +395,19 @@ def _plan(span: Span, method: str) -> CallPlan | None:
     if method == "aextract" and can_extract(span.instance):
         return plan_extraction(span.instance, list(given["nodes"]))
     return None
+
+
+def _asks(span: Span, retriever: Any, query: QueryBundle) -> bool:
+    """Whether the queries of `retriever` were sent ahead at the start of `span`."""
+    return isinstance(span.graph, Fused) and span.graph.asks(retriever, query)
+
+
+def _has_first(span: Span, plan: CallPlan) -> bool:
+    """Whether the first call of `plan` was sent ahead at the start of `span`."""
+    if not isinstance(span.graph, SubmittedGraph | Composed):
+        return False
+    first = plan.drafts[0]
+    return span.graph.has(request_key(first.messages, {**plan.llm.parameters(), **first.fields}))
 
 
 def _covers(span: Span, synthesizer: Any) -> bool:
