@@ -1,12 +1,13 @@
 """Measures the gain from sending calls to the engine that holds their prefix (Parrot, Figure 17).
 
-    make bench-affinity [ARGS="--real"]
+    make bench-affinity [ARGS="--real --engines 4"]
 
 Users of sixteen applications arrive at random: four of each of the figure's four kinds, at a
-quarter of their lengths. There are two engines, and each one's KV pool holds 60 % of the prompts.
+quarter of their lengths. Each of the engines, of which there are two without `--engines`, has a KV
+pool that holds 60 % of the prompts.
 Either weftline places each call (`app`), or calls go to the engines in turn (`turns`), as behind a
 proxy. The engines are simulated: 10 ms a step, 0.5 ms a prompt token, 0.8 ms a sequence. With
-`--real` they are two embedded engines of SmolLM2 behind a real server, on half of the cores each.
+`--real` they are embedded engines of SmolLM2 behind a real server, which share the cores evenly.
 
 The results, by requests a second, are the mean seconds of a request for each token of its answer,
 and the share of prompt tokens that the engines computed: medians of `--repeat` runs.
@@ -95,11 +96,11 @@ def applications(rng: random.Random, words: Sequence[str]) -> list[Application]:
 
 
 def requests(
-    seed: int, found: Sequence[Application], words: Sequence[str], rate: float
+    seed: int, found: Sequence[Application], words: Sequence[str], rate: float, most: int
 ) -> list[Request]:
     """Poisson arrivals of users of random applications."""
     rng, made, at = random.Random(seed), [], 0.0
-    for _ in range(REQUESTS):
+    for _ in range(most):
         at += rng.expovariate(rate)
         one = rng.choice(found)
         made.append(Request(at, one, _text(rng, words, one.query)))
@@ -116,21 +117,22 @@ def ask(one: Request, model: str) -> Call:
     return replace(asking(text, "out", one.application.answer, ignore_eos=True), model=model)
 
 
-def names(in_turn: bool) -> tuple[str, str]:
+def names(engines: int, in_turn: bool) -> list[str]:
     """The engines' model names; if calls go to them in turn, each has a name of its own."""
-    return ("m0", "m1") if in_turn else ("m", "m")
+    return [f"m{number}" if in_turn else "m" for number in range(engines)]
 
 
-async def simulated(loop: VirtualLoop, pool: int, todo: Sequence[Request], in_turn: bool) -> Found:
-    """Serve the requests on simulated engines."""
-    models = names(in_turn)
+async def simulated(
+    loop: VirtualLoop, pool: int, todo: Sequence[Request], models: Sequence[str]
+) -> Found:
+    """Serve the requests on a simulated engine for each name."""
     configs = [SimulatedConfig(kv_tokens=pool, words=WORDS, model=model) for model in models]
     async with world(loop, *configs) as made:
 
         async def user(number: int, one: Request) -> tuple[float, Mapping[str, Any]]:
             await asyncio.sleep(one.at - made.now)
             session = made.driver.open("t")
-            await made.ask(session, ask(one, models[number % 2]))
+            await made.ask(session, ask(one, models[number % len(models)]))
             graph = graph_view(session, ())
             made.driver.close(session)
             return (made.now - one.at) / one.application.answer, graph
@@ -138,14 +140,15 @@ async def simulated(loop: VirtualLoop, pool: int, todo: Sequence[Request], in_tu
         return summed(await asyncio.gather(*map(user, count(), todo)))
 
 
-async def real(url: str, todo: Sequence[Request], in_turn: bool) -> Found:
-    """Serve the requests on a real server with two engines, in real time."""
+async def real(url: str, todo: Sequence[Request], models: Sequence[str]) -> Found:
+    """Serve the requests on a real server with an engine for each name, in real time."""
     began = time.perf_counter()
     async with AsyncClient(url) as client:
 
         async def user(number: int, one: Request) -> tuple[float, Mapping[str, Any]]:
             await asyncio.sleep(one.at)
-            answer = await client.run([ask(one, names(in_turn)[number % 2])], ["out"], graph=True)
+            called = ask(one, models[number % len(models)])
+            answer = await client.run([called], ["out"], graph=True)
             spent = (time.perf_counter() - began - one.at) / one.application.answer
             assert answer.graph is not None, "it was asked for"
             return spent, answer.graph
@@ -164,18 +167,22 @@ def summed(users: Sequence[tuple[float, Mapping[str, Any]]]) -> Found:
 
 
 @contextmanager
-def server(pool: int, in_turn: bool, cores: Sequence[int]) -> Iterator[str]:
-    """The URL of a server with two embedded engines whose pools hold `pool` tokens each."""
+def server(pool: int, models: Sequence[str], cores: Sequence[int]) -> Iterator[str]:
+    """The URL of a server with an embedded engine for each name, whose pools hold `pool` tokens.
+
+    Each has its share of the cores, or one core that others have too where there are too few.
+    """
     entry = (
         '[[engine]]\nengine = "torch"\nname = "e{}"\ncall_it = "{}"\nkv_tokens = {}\ncores = {}\n'
     )
-    halves = (cores[: len(cores) // 2], cores[len(cores) // 2 :])
+    each = max(1, len(cores) // len(models))
+    shares = ([cores[(at * each + n) % len(cores)] for n in range(each)] for at in count())
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "weftline.toml")
         config.write_text(
             "".join(
-                entry.format(number, name, pool, list(half))
-                for number, (name, half) in enumerate(zip(names(in_turn), halves, strict=True))
+                entry.format(number, name, pool, share)
+                for number, (name, share) in enumerate(zip(models, shares, strict=False))
             )
         )
         with local_server("--config", str(config)) as url:
@@ -188,15 +195,15 @@ def measured(args: argparse.Namespace, rate: float, pool: int) -> dict[str, list
     runs: dict[str, list[Found]] = {way: [] for way in WAYS}
     for repetition in range(args.repeat):
         apps = applications(random.Random(0), words)
-        todo = requests(1 + repetition, apps, words, rate)
+        todo = requests(1 + repetition, apps, words, rate, args.requests)
         for way, found in runs.items():
-            in_turn = way == "turns"
+            models = names(args.engines, in_turn=way == "turns")
             if args.real:
                 # Each run has a new server, so that it begins with empty caches.
-                with server(pool, in_turn, sorted(os.sched_getaffinity(0))) as url:
-                    found.append(asyncio.run(real(url, todo, in_turn)))
+                with server(pool, models, sorted(os.sched_getaffinity(0))) as url:
+                    found.append(asyncio.run(real(url, todo, models)))
             else:
-                found.append(run(partial(simulated, pool=pool, todo=todo, in_turn=in_turn)))
+                found.append(run(partial(simulated, pool=pool, todo=todo, models=models)))
             print(rate, way, found[-1], flush=True)
     return runs
 
@@ -206,18 +213,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rates", help="requests a second, separated by commas")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each way, in turns")
-    parser.add_argument("--real", action="store_true", help="run on two engines of SmolLM2")
+    parser.add_argument("--real", action="store_true", help="run on engines of SmolLM2")
+    parser.add_argument("--engines", type=int, default=2, help="how many (default: 2)")
+    parser.add_argument("--requests", type=int, default=REQUESTS, help=f"default: {REQUESTS}")
     args = parser.parse_args()
-    cores = len(os.sched_getaffinity(0))
-    if args.real and cores < 2:
-        parser.error("two engines need two cores")
     rates = REAL_RATES if args.real else RATES
     if args.rates is not None:
         rates = tuple(map(float, args.rates.split(",")))
     pool = int(sum(prompt // SCALE for prompt, _, _ in KINDS) * OF_EACH * SHARE)
     runs = {rate: measured(args, rate, pool) for rate in rates}
     about = machine.describe()
-    report = {**stamp(about), "requests": REQUESTS, "repeat": args.repeat, "pool_tokens": pool}
+    sizes = {"requests": args.requests, "engines": args.engines}
+    report = {**stamp(about), **sizes, "repeat": args.repeat, "pool_tokens": pool}
     for name in ("s_per_token", "computed"):
         report[name] = {
             way: {
