@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help install install-bench install-clients install-llama install-llama-bench install-ray demo test test-fast \
   test-long test-page test-faults test-cluster test-vllm test-vllm-previous test-llama test-ray test-clients test-langchain-core \
-  test-langchain-ranges test-accelerated-graphs check coverage \
+  test-langchain-ranges test-accelerated-graphs check docs coverage \
   bench bench-engine bench-server bench-vllm bench-shapes bench-sizes bench-quality bench-affinity bench-langchain bench-llamaindex gpu \
   gpu-compile gpu-figures clean
 
@@ -85,13 +85,17 @@ test-faults: install ## what goes wrong: docs/reliability.md
 test-cluster: install ## three servers on a real PostgreSQL, which are killed and stopped; FAULTS=full does it more often
 	$(BY_FILE) $(STRICT) tests/cluster
 
+# Not -q: mkdocs then counts no warnings.
+SITE := $(BIN)/mkdocs build --strict
+docs: install ## docs/ as a site, in out/site, with the reference of HTTP and of Python that is made of the code
+	$(SITE)
+
 check: install ## lint, types, layers, docs/ as a site, and the README's programs from built wheels
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers 2
 	$(PYTEST) $(SHAPE) tests/test_packaging.py tests/benchmarks/test_gpu_results.py tests/test_hooks.py
-	@# not -q: mkdocs then counts no warnings
-	$(BIN)/mkdocs build --strict
+	$(SITE)
 	$(BIN)/python .ci/check_wheels.py
 
 # No stage of .ci/run, but a job of its own in .github: a line tracer makes the suites about half as slow

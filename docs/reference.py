@@ -1,6 +1,6 @@
-"""Writes docs/http.md from the server's OpenAPI document, and docs/python.md from the docstrings.
+"""A hook of mkdocs: http.md is made of the server's OpenAPI document, python.md of docstrings.
 
-`python docs/reference.py` writes both. tests/null/test_reference.py compares them with the code.
+`make docs` builds them with the site. They are in no commit.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import weftline
@@ -20,22 +19,29 @@ from weftline_server.config import ServerConfig
 from weftline_server.http.openai.message_fields import IGNORED, SERVED
 from weftline_server.http.openai.surface import OpenAIRoute, rows
 
-HERE = Path(__file__).parent
-
 _PYTHON_HEAD = """# The Python client
 
-Every public name of `weftline`. `python docs/reference.py` writes this page from the docstrings.
+Every public name of `weftline`. `make docs` makes this page from the docstrings.
 [serving.md](serving.md) explains sessions and variables, [steps.md](steps.md) your own functions.
 """
 
 
+def on_files(files: Any, *, config: Any) -> Any:
+    """Called by mkdocs with the files of docs/."""
+    from mkdocs.structure.files import File
+
+    for name, text in (("http.md", http()), ("python.md", python())):
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
 def http() -> str:
-    """The text of docs/http.md."""
+    """The text of http.md."""
     return _page(create_app(ServerConfig(), {}).openapi())
 
 
 def python() -> str:
-    """The text of docs/python.md."""
+    """The text of python.md."""
     parts = [_PYTHON_HEAD]
     for name in sorted(weftline.__all__):
         parts += _object(name, getattr(weftline, name))
@@ -89,8 +95,8 @@ def _signature(thing: Any) -> str:
 
 _HTTP_HEAD = """# The HTTP interface
 
-Every route, field and answer. `python docs/reference.py` writes this page from the server's own
-description, which it serves as `/openapi.json` and shows at `/docs`. [serving.md](serving.md)
+Every route, field and answer. `make docs` makes this page from the server's own description,
+which it serves as `/openapi.json` and shows at `/docs`. [serving.md](serving.md)
 explains how the routes work together.
 
 Every route takes the key as `Authorization: Bearer KEY` if the server has keys. Routes that need
@@ -209,8 +215,3 @@ def _code(example: Any) -> str:
 
 def _in_line(text: str) -> str:
     return "\n".join(line.strip() for line in text.splitlines()).strip()
-
-
-if __name__ == "__main__":
-    (HERE / "http.md").write_text(http(), encoding="utf-8")
-    (HERE / "python.md").write_text(python(), encoding="utf-8")

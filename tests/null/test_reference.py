@@ -1,15 +1,15 @@
-"""The description of the HTTP interface is complete, agrees with the answers, and is in docs/."""
+"""The description of the HTTP interface is complete, agrees with the answers, and makes a page."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+import weftline
 from tests.null.asgi import Serve, Server
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
@@ -133,15 +133,39 @@ async def test_the_examples_are_like_the_answers(serve: Serve) -> None:
         alike(ANSWERS[route].example, real, " ".join(route))
 
 
-@pytest.mark.parametrize("name", ["http", "python"])
-def test_the_pages_in_docs_are_up_to_date(name: str) -> None:
-    """docs/http.md and docs/python.md are what `python docs/reference.py` writes."""
+def generated() -> dict[str, str]:
+    """The pages that the site gets from the code, by their names."""
     spec = importlib.util.spec_from_file_location("reference", DOCS / "reference.py")
     assert spec is not None and spec.loader is not None
     reference = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(reference)
-    written = (DOCS / f"{name}.md").read_text(encoding="utf-8")
-    assert written == getattr(reference, name)(), "run `python docs/reference.py`"
+    return {"http.md": reference.http(), "python.md": reference.python()}
+
+
+def test_the_generated_pages_are_whole() -> None:
+    """One has a section for every route, the other for every public name; neither is committed."""
+    pages = generated()
+    for method, path in dict(operations()):
+        assert f"\n## {method} {path}\n" in pages["http.md"]
+    for name in weftline.__all__:
+        assert f"\n## {name}\n" in pages["python.md"]
+    assert not any((DOCS / name).exists() for name in pages)
+
+
+def test_links_into_the_generated_pages_hold() -> None:
+    """Every `http.md#...` and `python.md#...` of docs/ is a heading there, as mkdocs names it."""
+    headings = {}
+    for name, text in generated().items():
+        lines = re.findall(r"^#+ (.*)$", text, re.M)
+        headings[name] = {re.sub(r"[^\w\s-]", "", one).strip().lower() for one in lines}
+        headings[name] = {re.sub(r"[-\s]+", "-", one) for one in headings[name]}
+    links = {
+        link
+        for page in DOCS.rglob("*.md")
+        for link in re.findall(r"\((http\.md|python\.md)#([^)]+)\)", page.read_text())
+    }
+    assert ("http.md", "provenance") in links
+    assert not [(name, heading) for name, heading in links if heading not in headings[name]]
 
 
 async def test_the_page_of_the_routes_is_served_whole(serve: Serve) -> None:
@@ -153,7 +177,5 @@ async def test_the_page_of_the_routes_is_served_whole(serve: Serve) -> None:
         file = await server.http.get(f"/docs/{name}")
         assert file.status_code == 200, name
         assert "default-src 'none'" in file.headers["content-security-policy"]
-        assert "http" not in file.text.replace("http://www.w3.org/2000/svg", "").replace(
-            "http.md", ""
-        ), name
+        assert "http" not in file.text.replace("http://www.w3.org/2000/svg", ""), name
     assert (await server.http.get("/openapi.json")).status_code == 200

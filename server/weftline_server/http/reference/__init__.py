@@ -1,1 +1,1 @@
-"""The description of the HTTP interface: what /openapi.json, /docs and docs/http.md say."""
+"""The description of the HTTP interface: what /openapi.json, /docs and the site's http.md say."""
