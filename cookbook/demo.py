@@ -1,6 +1,6 @@
 """The demo: two LangChain summaries of this repository's documentation, plain and accelerated.
 
-    python cookbook/demo.py [--dtype bfloat16|float32] [--seconds 60] [--turns 2] [--output FOLDER]
+    python cookbook/demo.py [--details] [--dtype bfloat16|float32] [--seconds 30] [--turns 2]
 
 The first chain refines a summary with each part of a text. A proxy in this process keeps its server
 250 ms away. Each call waits for the one before it, and in plain LangChain also for a round trip.
@@ -38,7 +38,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnablePassthrough
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from langchain_weftline import ChatWeftline, accelerate
@@ -64,7 +64,7 @@ TURNS = (2, 3)  # at least and at most: the pages hold three long texts
 NOISE = 1.5  # equal requests that differ by more say that others use the machine
 KV_TOKENS = 16_384  # a server's KV cache: both servers fit beside each other
 
-TITLES = {"refine": "refine, 250 ms away", "map-reduce": "map-reduce, same machine"}
+TITLES = {"refine": "refine, 250 ms away", "map-reduce": "map-reduce, here"}
 
 FIRST = ChatPromptTemplate.from_template("Summarise in one sentence:\n\n{part0}")
 MAP = ChatPromptTemplate.from_messages([("human", "Summarise in one sentence:\n\n{text}")])
@@ -259,32 +259,28 @@ def main() -> int:
     """Run both programs in both ways, print the results, and write the pictures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--seconds", type=float, default=60.0, help="what all runs should take")
+    parser.add_argument("--seconds", type=float, default=30.0, help="what all runs should take")
     parser.add_argument("--turns", type=int, help="of both ways (default: 2, or 3 if they fit)")
-    parser.add_argument("--output", type=Path, default=Path("out"))
+    parser.add_argument("--details", action="store_true", help="also show calls and timelines")
+    parser.add_argument("--output", type=Path, default=Path("out"), help="folder of timelines")
     args = parser.parse_args()
     console = Console()
     model = str(resolve(DEFAULT_MODEL, progress=for_stream()))
     with ExitStack() as stack:
         serve = partial(local_server, model, "--dtype", args.dtype, "--kv-tokens", str(KV_TOKENS))
         console.print(
-            "Two LangChain programs run as they are, and inside `accelerate(...)`, on equal "
-            "servers. The servers start …",
+            "A LangChain chain waits for the client after each call; inside `accelerate(...)` the "
+            "server has begun the next one. Two servers start, one for each way …",
             soft_wrap=True,
         )
         urls = {way: stack.enter_context(serve()) for way in WAYS}
         speed = measure(urls)
         size, turns = plan(speed, args.seconds)
-        console.print(
-            f"this machine: {1 / speed.prompt_s:.0f} tokens of a prompt a second, "
-            f"{1 / speed.output_s:.0f} of an answer; so parts of {size.part} characters, "
-            f"summaries of {size.refined} tokens",
-            soft_wrap=True,
-        )
         found = run_in_turns(console, urls, speed, size, args.turns or turns)
-    report(console, found, speed)
-    draw(console, found, args.output)
-    return verdict(console, found, exact=args.dtype == "float32")
+    if args.details:
+        report(console, found, speed)
+        draw(console, found, args.output)
+    return verdict(console, found, speed, exact=args.dtype == "float32")
 
 
 _WORDS, _ANSWER = 64, 8  # of a probe: words of its prompt, tokens of its answer
@@ -329,25 +325,40 @@ def run_in_turns(
     todo = [programs(size, turn) for turn in range(turns)]
     found: Found = {(program.title, way): [] for program in todo[0] for way in WAYS}
     with Progress(
-        TextColumn("{task.description:<22}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("calls"),
-        TextColumn("in {task.fields[seconds]:.1f} s"),
+        TextColumn("{task.description:<34}"),
+        BarColumn(24),
+        TextColumn("{task.fields[requests]:>3} requests {task.fields[seconds]:6.2f} s"),
         console=console,
     ) as progress:
-        total = sum(program.calls for some in todo for program in some)
-        tasks = {way: progress.add_task(way, total=total, seconds=0.0) for way in WAYS}
-        for turn, some in enumerate(todo):
+        bars = {}
+        for program in todo[0]:
+            for way in WAYS:
+                total, name = program.calls * turns, f"{program.title}, {way.split()[0]}"
+                bars[program.title, way] = progress.add_task(
+                    name, total=total, requests=0, seconds=0.0
+                )
+        for some in todo:
             for program in some:
-                for way in ways(turn):
-                    speed.probes.append(probe(urls[way])[0])
-                    advance = partial(progress.advance, tasks[way])
-                    run = WAYS[way](urls[way], program, advance)
-                    seconds = progress.tasks[tasks[way]].fields["seconds"] + run.seconds
-                    progress.update(tasks[way], seconds=seconds)
-                    found[program.title, way].append(run)
+                _run_ways(program, urls, speed, found, progress, bars)
     return found
+
+
+def _run_ways(
+    program: Program,
+    urls: Mapping[str, str],
+    speed: Speed,
+    found: Found,
+    progress: Progress,
+    bars: Mapping[tuple[str, str], Any],
+) -> None:
+    """Run a program in both ways, and show what each has taken so far."""
+    turn = len(found[program.title, PLAIN])
+    for way in ways(turn):
+        speed.probes.append(probe(urls[way])[0])
+        bar, runs = bars[program.title, way], found[program.title, way]
+        runs.append(WAYS[way](urls[way], program, partial(progress.advance, bar)))
+        spent = sum(run.seconds for run in runs)
+        progress.update(bar, seconds=spent, requests=sum(run.requests for run in runs))
 
 
 def median(results: list[Result]) -> Result:
@@ -362,7 +373,7 @@ def ratio(found: Found, title: str) -> float:
 
 
 def report(console: Console, found: Found, speed: Speed) -> None:
-    """Print a summary, the table of the server's calls, and the times."""
+    """Print a summary, and the table of the server's calls."""
     title = next(title for title, _ in found)
     shown = median(found[title, ACCELERATED])
     console.rule("the refined summary")
@@ -381,23 +392,9 @@ def report(console: Console, found: Found, speed: Speed) -> None:
             str(sum(reads[v] for v in call["outputs"])),
         )
     console.print(table)
-    for title in dict.fromkeys(title for title, _ in found):
-        console.rule(title)
-        for way in WAYS:
-            runs = found[title, way]
-            run, times = median(runs), sorted(run.seconds for run in runs)
-            console.print(
-                f"{way:>20}: {run.seconds:5.2f} s (of {len(runs)} runs {times[0]:.2f} to "
-                f"{times[-1]:.2f}), requests: {run.requests:2}",
-                soft_wrap=True,
-            )
-        console.print(f"{'ratio':>20}: {ratio(found, title):5.2f}")
-    if speed.spread > NOISE:
-        console.print(
-            f"noisy: equal requests took {min(speed.probes):.2f} to {max(speed.probes):.2f} s. "
-            "Other programs use this machine, so the ratios may be off; run it again.",
-            soft_wrap=True,
-        )
+    console.print(
+        f"equal requests took {min(speed.probes):.2f} to {max(speed.probes):.2f} s", soft_wrap=True
+    )
 
 
 def draw(console: Console, found: Found, folder: Path) -> None:
@@ -411,29 +408,35 @@ def draw(console: Console, found: Found, folder: Path) -> None:
 
 
 def gains(found: Found) -> str:
-    """One sentence a program: its requests and its times in both ways."""
-    return "\n".join(
-        f"{title}: {median(found[title, ACCELERATED]).requests} request instead of "
-        f"{median(found[title, PLAIN]).requests}, {ratio(found, title):.2f} times as fast"
-        for title in TITLES.values()
+    """The gains of both programs in one line."""
+    far, near = TITLES.values()
+    plain, ours = (median(found[far, way]).requests for way in WAYS)
+    return (
+        f"{ours} request instead of {plain}: {ratio(found, far):.2f} times as fast 250 ms away. "
+        f"{median(found[near, ACCELERATED]).requests} instead of "
+        f"{median(found[near, PLAIN]).requests}: {ratio(found, near):.2f} times as fast on this "
+        "machine."
     )
 
 
-def verdict(console: Console, found: Found, exact: bool) -> int:
-    """The exit code: 1, with the reason, if two float32 texts differ; else 0."""
+def verdict(console: Console, found: Found, speed: Speed, exact: bool) -> int:
+    """Print the last line. The exit code is 1, with the reason, if two float32 texts differ."""
     titles = {title for title, _ in found}
     same = all(
         plain.text == ours.text
         for title in titles
         for plain, ours in zip(found[title, PLAIN], found[title, ACCELERATED], strict=True)
     )
-    console.print(
-        "texts:", "equal" if same else "not equal (in bfloat16, batches round differently)"
-    )
-    console.print(gains(found), soft_wrap=True)
     if exact and not same:
         console.print("[red]in float32 both ways must give the same text[/red]")
         return 1
+    if speed.spread > NOISE:
+        console.print(
+            "Other programs use this machine, so the ratios may be off; run it again.",
+            soft_wrap=True,
+        )
+    texts = "Same texts" if same else "Texts differ, because bfloat16 rounds by the batch"
+    console.print(f"{texts}, {gains(found)}", soft_wrap=True, highlight=False)
     return 0
 
 
