@@ -8,9 +8,12 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.callbacks.base_handler import BaseCallbackHandler
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.indices.prompt_helper import PromptHelper
-from llama_index.core.response_synthesizers import BaseSynthesizer, get_response_synthesizer
+from llama_index.core.response_synthesizers import (
+    BaseSynthesizer,
+    ResponseMode,
+    get_response_synthesizer,
+)
 from llama_index.llms.weftline import Weftline
-from llama_index.response_synthesizers.weftline import WeftlineSynthesizer
 
 from bench.harness.stage import Call, Stage
 from bench.harness.systems import Way
@@ -32,15 +35,10 @@ def synthesizer(stage: Stage, mode: str, tokens: int, helper: PromptHelper) -> B
         ahead=stage.way is Way.ACCELERATED,
         provenance=stage.way in (Way.CHAT_WEFTLINE, Way.ACCELERATED),
     )
-    options: dict[str, Any] = {
-        "llm": llm,
-        "response_mode": mode,
-        "prompt_helper": helper,
-        "callback_manager": watched,
-    }
-    if stage.way is Way.ACCELERATED:
-        return WeftlineSynthesizer(**options)
-    return get_response_synthesizer(**options)
+    made: BaseSynthesizer = get_response_synthesizer(
+        llm=llm, response_mode=ResponseMode(mode), prompt_helper=helper, callback_manager=watched
+    )
+    return made
 
 
 class _Watch(BaseCallbackHandler):

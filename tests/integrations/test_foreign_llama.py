@@ -15,7 +15,6 @@ from llama_index.embeddings.weftline import WeftlineEmbedding
 from llama_index.llms.weftline import Weftline
 from llama_index.llms.weftline.trace.run_provenance import begin_run
 from llama_index.llms.weftline.trace.span_handler import SPANS
-from llama_index.response_synthesizers.weftline import WeftlineSynthesizer
 
 from tests.integrations.test_foreign_exceptions import (
     TEXT_OF_CAUSE,
@@ -86,18 +85,13 @@ STREAMED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("ours", [False, True], ids=["sent ahead", "WeftlineSynthesizer"])
 @pytest.mark.parametrize("way", [*WHOLE, *STREAMED])
 def test_a_graph_that_cannot_be_sent(
-    way: str, ours: bool, echo_url: str, breaks: None, caplog: pytest.LogCaptureFixture
+    way: str, echo_url: str, breaks: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log says why, with the traceback. LlamaIndex's own request then raises the same."""
     streaming = way in STREAMED
-    if ours:
-        made: Any = WeftlineSynthesizer(bounded(echo_url), "refine", streaming=streaming)
-        made._inner._response_padding_size = 20
-    else:
-        made = synthesizer("refine", bounded(echo_url), streaming=streaming)
+    made = synthesizer("refine", bounded(echo_url), streaming=streaming)
     with caplog.at_level(logging.WARNING, "llama_index.llms.weftline"):
         error = raised(lambda: (WHOLE | STREAMED)[way](made))
     assert type(the_cause(error)) is TypeError

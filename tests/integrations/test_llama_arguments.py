@@ -12,12 +12,8 @@ from typing import Any
 
 import pytest
 from llama_index.core import PromptTemplate, VectorStoreIndex
-from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.extractors import KeywordExtractor
 from llama_index.core.ingestion import IngestionPipeline
-from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
-from llama_index.core.instrumentation.events.llm import LLMChatEndEvent
 from llama_index.core.llms import ChatMessage, ImageBlock
 from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.query_engine import RouterQueryEngine, SubQuestionQueryEngine
@@ -28,7 +24,6 @@ from llama_index.core.selectors import LLMSingleSelector
 from llama_index.core.tools import QueryEngineTool
 from llama_index.embeddings.weftline import WeftlineEmbedding
 from llama_index.llms.weftline import Weftline
-from llama_index.response_synthesizers.weftline import WeftlineSynthesizer
 from llama_index.vector_stores.weftline import WeftlineVectorStore
 from pydantic import BaseModel
 
@@ -287,34 +282,6 @@ def test_templates_that_change_an_answer(start_script: StartServer, by: str) -> 
             said.append(str(made.synthesize("What?", NODES)))
             assert "\ue000" not in str(proxy.requests) and "\\ue000" not in str(proxy.requests)
     assert said == ["It was loud."] * 2 and not any("\ue000" in value for value in seen)
-
-
-def test_the_synthesizer_s_calls_are_seen(start_script: StartServer) -> None:
-    """LlamaIndex's token counter and its events have every call of the one request."""
-    counters, events = [], []
-
-    class Seen(BaseEventHandler):
-        def handle(self, event: Any, **kwargs: Any) -> None:
-            if isinstance(event, LLMChatEndEvent):
-                events.append((event.messages[-1].content, str(event.response.message.content)))
-
-    handler = Seen()
-    get_dispatcher().add_event_handler(handler)
-    try:
-        for make in (WeftlineSynthesizer, get_response_synthesizer):
-            counter = TokenCountingHandler()
-            with recorded(start_script([("Rome is big.", "Better."), ("", "Good.")])) as proxy:
-                manager = CallbackManager([counter])
-                llm = Weftline(base_url=proxy.url, context_window=3900)
-                made = make(llm=llm, response_mode="refine", callback_manager=manager)
-                llm.callback_manager = manager
-                made.synthesize("What?", NODES)
-                assert (len(proxy.bodies(SUBMIT)), proxy.bodies(CHAT)) == (1, [])
-            counters.append((counter.prompt_llm_token_count, counter.completion_llm_token_count))
-    finally:
-        get_dispatcher().event_handlers.remove(handler)
-    assert counters[0] == counters[1] > (20, 1)
-    assert events[:2] == events[2:] and [answer for _, answer in events[:2]] == ["Good.", "Better."]
 
 
 def test_an_exception_of_on_graph_is_logged(

@@ -1,4 +1,4 @@
-"""Response synthesis in a weftline server: a whole synthesis as one request."""
+"""Query engines that ask a weftline server for more than LlamaIndex itself does."""
 
 from __future__ import annotations
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
-
 from llama_index.llms.weftline.ahead.plan_calls import Numbering, calls_of
 from llama_index.llms.weftline.ahead.request_claims import planned
-from llama_index.llms.weftline.plan.answer_symbols import Given, Index, filled
+from llama_index.llms.weftline.plan.answer_symbols import Given, Index
 from llama_index.llms.weftline.plan.call_plan import CallPlan
 from llama_index.llms.weftline.plan.node_search import NodeHits, NodeSearch, SearchGraph
 from llama_index.llms.weftline.trace.run_provenance import SessionRun
@@ -82,23 +79,6 @@ class SubmittedGraph:
         if isinstance(event, ValueEvent) and isinstance(event.value, str):
             self._numbering.run.answered(event.variable, event.value)
 
-    @property
-    def results(self) -> list[Result]:
-        """The results of the calls, in order."""
-        return [one.result for one in self._claims.planned]
-
-    def asked(self) -> Iterator[tuple[list[tuple[str, str]], Mapping[str, Any]]]:
-        """The request of each call: its messages, and its fields beside the LLM's own.
-
-        All values must be known.
-        """
-        answers: dict[Index, Any] = {
-            at: result.value.result().value for at, result in enumerate(self.results)
-        }
-        for draft in self._plan.drafts:
-            parts = [(role, self._plan.symbols.parts(text)) for role, text in draft.messages]
-            yield [(role, filled(found, answers)) for role, found in parts], draft.fields
-
     def claim(self, key: str) -> Result | None:
         """The result of the first call with this key that no request has claimed."""
         found = self._claims.claim(key)
@@ -120,11 +100,3 @@ class SubmittedGraph:
         """
         if not any(one.is_claimed and one.is_running for one in self._claims.planned):
             self._feed.close()
-
-    def abandon(self) -> None:
-        """Cancel every call that is not done, claimed or not."""
-        self._feed.close()
-
-    def when_over(self, then: Callable[[], None]) -> None:
-        """Call `then` when all values have arrived, or the graph was cancelled."""
-        self._feed.when_over(then)

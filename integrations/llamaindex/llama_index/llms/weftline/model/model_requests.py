@@ -83,15 +83,6 @@ class Asking:
         with self._lock:
             self.graphs.remove(graph)
 
-    @contextmanager
-    def answering(self, graph: SentCalls) -> Iterator[None]:
-        """Inside the block, requests get their answers from a graph that is already running."""
-        self.add(graph)
-        try:
-            yield
-        finally:
-            self.drop(graph)
-
     def ask(
         self, llm: Any, route: str, prompt: Mapping[str, Any], fields: Mapping[str, Any]
     ) -> Asked:
