@@ -26,7 +26,6 @@ from weftline_engine.own.embedded.model.config import (
     MatrixBiases,
     ModelConfig,
     Norms,
-    OptConfig,
     Rope,
     Scales,
 )
@@ -86,27 +85,6 @@ def mixed(*, layers: int = 2) -> LlamaConfig:
         scales=Scales(3.0, 0.5, 0.2, 2.0, logit_cap=8.0),
         activation=Activation.GELU_TANH,
         tied=True,
-    )
-
-
-def opt(*, layers: int = 2) -> OptConfig:
-    """Four heads of width 16."""
-    return OptConfig(
-        architecture="OPTForCausalLM",
-        vocabulary=VOCABULARY,
-        hidden=64,
-        layers=layers,
-        heads=4,
-        kv_heads=4,
-        head_size=16,
-        mlp=80,
-        context_limit=512,
-        tied=True,
-        eos=(0,),
-        embedding=64,
-        bias=True,
-        norm_first=True,
-        last_norm=True,
     )
 
 

@@ -14,7 +14,6 @@ from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
-    OPTConfig,
     SiglipVisionConfig,
 )
 
@@ -25,21 +24,12 @@ from weftline_engine.own.embedded.model.decoders import load_model
 from weftline_kernels.work_list import SequenceRows, build
 
 TINY: dict[str, Any] = {}
-OPT: dict[str, Any] = {"family": OPTConfig, "ffn_dim": 96, "init_std": 0.2}
 SHAPES = [
     pytest.param(TINY, id="grouped-query, untied head"),
     pytest.param({"tie_word_embeddings": True, "num_key_value_heads": 1}, id="tied head"),
     pytest.param({"num_key_value_heads": 4, "head_dim": 32}, id="wide heads, no groups"),
     *(pytest.param(changes, id=name) for name, changes in ROPES.items()),
     *(pytest.param(changes, id=name) for name, changes in FAMILIES.items()),
-    pytest.param({**OPT, "tie_word_embeddings": True}, id="OPT"),
-    pytest.param(OPT, id="OPT, untied head"),
-    pytest.param(
-        {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 32},
-        id="OPT 350M: norms behind, a narrow embedding",
-    ),
-    pytest.param({**OPT, "_remove_final_layer_norm": True}, id="OPT of old, no last norm"),
-    pytest.param({**OPT, "enable_bias": False}, id="OPT without biases"),
 ]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.engines import llama, mixed, on_cpu, on_device, opt, requests, run
+from tests.engines import llama, mixed, on_cpu, on_device, requests, run
 from weftline_engine.api import ContextMoved, Kind, Op, Retention
 from weftline_engine.own.embedded.model.config import ModelConfig
 from weftline_engine.own.embedded.model.device_model import CudaGraphs
@@ -25,8 +25,8 @@ def device() -> torch.device:
 
 @pytest.mark.parametrize(
     "config",
-    [llama(width=64), llama(width=128, kv_heads=4), llama(width=12, kv_heads=1), mixed(), opt()],
-    ids=["grouped heads", "wide heads", "one KV head", "mixed layers", "OPT"],
+    [llama(width=64), llama(width=128, kv_heads=4), llama(width=12, kv_heads=1), mixed()],
+    ids=["grouped heads", "wide heads", "one KV head", "mixed layers"],
 )
 @pytest.mark.parametrize("blocks", [160, 34], ids=["roomy", "with preemption"])
 def test_float32_gives_the_tokens_of_the_cpu(

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tests import pretend
-from tests.engines import llama, mixed, on_cpu, on_device, opt, requests, run
+from tests.engines import llama, mixed, on_cpu, on_device, requests, run
 from tests.pretended_engine import install
 from tests.torch_kernels import KERNELS, StandIn
 from weftline_engine.api import Failed, Op, Part, Retention
@@ -124,7 +124,6 @@ def test_a_captured_step_neither_allocates_nor_copies(device: pretend.Pretending
     [
         pytest.param(llama(layers=1), True, id="Llama"),
         pytest.param(llama(layers=1), False, id="Llama, one by one"),
-        pytest.param(opt(layers=1), True, id="OPT"),
         pytest.param(mixed(), True, id="every difference of a family"),
     ],
 )

@@ -200,16 +200,6 @@ class LlamaConfig(ModelConfig):
         return min(self.sliding.values(), default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptConfig(ModelConfig):
-    """OPT: learned positions, LayerNorm, ReLU."""
-
-    embedding: int  # width of the token embedding, which 350M projects to `hidden`
-    bias: bool
-    norm_first: bool  # before attention and MLP; after them in 350M
-    last_norm: bool
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file. Raises ModelError if there is none."""
     try:

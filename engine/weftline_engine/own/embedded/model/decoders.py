@@ -16,13 +16,11 @@ from weftline_engine.own.embedded.model.config import (
     LlamaConfig,
     ModelConfig,
     ModelError,
-    OptConfig,
 )
 from weftline_engine.own.embedded.model.device_model import CudaGraphs, DeviceModel
 from weftline_engine.own.embedded.model.families import read_config
 from weftline_engine.own.embedded.model.llama import LlamaDecoder
 from weftline_engine.own.embedded.model.native_decoder import NativeDecoder, runs
-from weftline_engine.own.embedded.model.opt import OptDecoder
 from weftline_engine.own.free_memory import available_bytes
 from weftline_kernels.cpu.blocks import QUANTISED, WeightType
 from weftline_kernels.cpu.compiler import variant_key
@@ -188,6 +186,4 @@ def torch_model(
     match config:
         case LlamaConfig():
             return LlamaDecoder(config, weights, dtype, device, operations)
-        case OptConfig():
-            return OptDecoder(config, weights, dtype, device, operations)
     raise ModelError(f"no decoder runs a {config.architecture}")

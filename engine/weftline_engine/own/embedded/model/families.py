@@ -22,7 +22,6 @@ from weftline_engine.own.embedded.model.config import (
     ModelConfig,
     ModelError,
     Norms,
-    OptConfig,
     Rope,
     Scales,
     read_json,
@@ -212,11 +211,11 @@ FAMILIES: Mapping[str, Family] = {
         norms=_OLMO_NORMS, layer_type=_one_full_in(4), local_theta="rope_theta"
     ),
 }
-ARCHITECTURES = (*FAMILIES, "OPTForCausalLM")
 # What people ask for, and what runs it.
 REFUSED: Mapping[str, str] = {
     "GptOssForCausalLM": "its attention sinks and MXFP4 experts are not computed here; serve it "
     "with --engine vllm, or a GGUF file of it with --engine llamacpp",
+    "OPTForCausalLM": "its learned positions are not computed here; serve it with --engine vllm",
 }
 
 # Other names of attention layers. "attention" is Granite 4's.
@@ -234,21 +233,19 @@ def read_config(directory: Path) -> ModelConfig:
     names = raw.get("architectures") or ["none"]
     if names[0] in REFUSED:
         raise ModelError(f"architecture {names[0]} is not supported: {REFUSED[names[0]]}")
-    if names[0] not in ARCHITECTURES:
+    if names[0] not in FAMILIES:
         raise ModelError(
-            f"architecture {names[0]} is not supported; this engine runs {', '.join(ARCHITECTURES)}"
+            f"architecture {names[0]} is not supported; this engine runs {', '.join(FAMILIES)}"
         )
     _check_not_quantised(names[0], raw)
     generation = directory / "generation_config.json"
     stops = read_json(generation).get("eos_token_id") if generation.exists() else None
     eos = stops if stops is not None else raw.get("eos_token_id")
     try:
-        if names[0] in FAMILIES:
-            family = FAMILIES[names[0]]
-            if family.text_defaults is not None:
-                raw = {**family.text_defaults, **raw["text_config"]}
-            return _llama(names[0], family, raw, _ids(eos))
-        return _opt(names[0], raw, _ids(eos))
+        family = FAMILIES[names[0]]
+        if family.text_defaults is not None:
+            raw = {**family.text_defaults, **raw["text_config"]}
+        return _llama(names[0], family, raw, _ids(eos))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ModelError(f"{directory / 'config.json'} lacks or misstates {error}") from None
 
@@ -348,26 +345,3 @@ def _rope_of(kind: str, family: Family, raw: Raw, head_size: int) -> Rope:
     if family.local_theta is not None and kind == SLIDING:
         return read_rope({"rope_theta": raw.get(family.local_theta) or 10000.0}, raw, head_size)
     return read_rope(found, raw, head_size)
-
-
-def _opt(name: str, raw: Raw, eos: tuple[int, ...]) -> OptConfig:
-    _only(name, raw, {"activation_function": "relu", "layer_norm_elementwise_affine": True})
-    heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
-    first = bool(raw.get("do_layer_norm_before", True))
-    return OptConfig(
-        architecture=name,
-        vocabulary=int(raw["vocab_size"]),
-        hidden=hidden,
-        layers=int(raw["num_hidden_layers"]),
-        heads=heads,
-        kv_heads=heads,
-        head_size=hidden // heads,
-        mlp=int(raw["ffn_dim"]),
-        context_limit=int(raw["max_position_embeddings"]),
-        tied=bool(raw.get("tie_word_embeddings", True)),
-        embedding=int(raw.get("word_embed_proj_dim") or hidden),
-        bias=bool(raw.get("enable_bias", True)),
-        norm_first=first,
-        last_norm=first and not raw.get("_remove_final_layer_norm", False),
-        eos=eos,
-    )
