@@ -1,0 +1,204 @@
+"""Finds how many coding agents a system sustains within a limit of time.
+
+    weftline bench agents --trace out/…/dataset.jsonl --scale 0.03 --ttft 5 --rate 5
+    weftline bench agents --systems vllm,vllm:4,weftline-vllm --shape qwen3-0.6b --kv-tokens 16384
+    weftline bench agents --url llamacpp=http://127.0.0.1:8080 --systems llamacpp,llamacpp:4
+
+The trace is a file of AIPerf's `synthesize agentic-code`; without one, sessions are drawn. The
+limit holds at a percentile of all requests: the time to the first token, and the tokens a second
+behind it. A system is a name, and behind a colon the requests that the client's semaphore lets
+through. Every agent runs a session of its own. The number of agents doubles up to the first run
+beyond the limit, and is then searched for between the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import random
+import shlex
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bench.harness import machine
+from bench.harness.fleet import Fleet
+from bench.harness.results import stamp, write
+from bench.harness.servers import ServerSpec, Setup
+from bench.harness.shape import random_model
+from bench.harness.systems import SYSTEMS, VLLM
+from bench.harness.texts import Texts, counter
+from bench.micro._agent_load import Limit, agents
+from bench.replay.coding_sessions import CodingSession, of_drawn, read_aiperf
+from bench.replay.trace import drawn
+from weftline.errors import InvalidRequest, WeftlineError
+from weftline_engine.own.models import DEFAULT_MODEL, for_stream, resolve
+
+Row = dict[str, Any]
+NAMES: Mapping[str, ServerSpec] = {
+    "vllm": VLLM,
+    **{
+        name: SYSTEMS[name].server for name in ("weftline", "weftline-vllm", "weftline-vllm-plugin")
+    },
+}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The exit code: 0 when done, 1 with a sentence where something is wrong."""
+    args = _parser().parse_args(words)
+    try:
+        rows = asyncio.run(_measure(args))
+    except WeftlineError as error:
+        print(f"weftline bench agents: {error}", file=sys.stderr)
+        return 1
+    if args.folder is not None:
+        told = {name: str(value) for name, value in vars(args).items() if value is not None}
+        write(args.folder, "agents", {**stamp(machine.describe()), "options": told, "rows": rows})
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="weftline bench agents", description=(__doc__ or "").splitlines()[0]
+    )
+    add = parser.add_argument
+    add("--trace", type=Path, help="a dataset.jsonl of AIPerf (default: drawn sessions)")
+    add("--scale", type=float, default=1 / 32, help="factor of all lengths")
+    add("--think-scale", type=float, default=0.1, help="factor of the seconds between requests")
+    add("--turns", type=int, default=8, help="requests of each agent")
+    add("--ttft", type=float, default=5.0, help="most seconds to the first token")
+    add("--rate", type=float, default=5.0, help="fewest tokens a second behind it")
+    add("--percentile", type=float, default=95.0, help="of the requests that keep to both")
+    add("--most", type=int, default=64, help="agents that are tried at most")
+    add("--ramp", type=float, default=0.5, help="seconds between the starts of two agents")
+    add("--systems", default="vllm,vllm:2,vllm:4,weftline-vllm,weftline-vllm-plugin",
+        help=f"of {', '.join(NAMES)} and those of --url")  # fmt: skip
+    add("--url", action="append", default=[], metavar="NAME=URL", help="a server that runs")
+    add("--null", action="store_true", help="the null engine in place of a model")
+    add("--model", default=DEFAULT_MODEL, help="model, as for `weftline serve`")
+    add("--shape", help="random weights of this shape, such as qwen3-0.6b, in place of the model's")
+    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    add("--kv-tokens", type=int, default=65_536, help="tokens of the KV cache")
+    add("--vllm-arguments", default="", help="added to every vLLM")
+    add("--seed", type=int, default=0, help="of the drawn sessions, and of their order")
+    add("--folder", type=Path, help="write the rows to this folder")
+    return parser
+
+
+async def _measure(args: argparse.Namespace) -> list[Row]:
+    sessions = _sessions(args)
+    systems = [_system(word, args.url) for word in args.systems.split(",")]
+    limit = Limit(args.ttft, args.rate, args.percentile)
+    setup = _setup(args)
+    count, salts = counter(setup.model), itertools.count(random.randrange(10_000))
+    rows: list[Row] = []
+    async with Fleet(lambda text: print(text, flush=True)) as fleet:
+        for name, where, most_at_once in systems:
+            if isinstance(where, ServerSpec):
+                await fleet.need(setup, {name.partition(":")[0]: where})
+                url = fleet.url(where, 0)
+            else:
+                url = where
+            tried: dict[int, bool] = {}
+            while (number := next_count(tried, min(args.most, len(sessions)))) is not None:
+                room = asyncio.Semaphore(most_at_once) if most_at_once else None
+                document = cache(Texts(count, next(salts)).document)
+                found = await agents(url, sessions[:number], document, room, args.ramp)
+                row = {"system": name, "agents": number, **limit.row(found)}
+                tried[number] = row["within"]
+                rows.append(row)
+                _print(row)
+                await fleet.rest()
+    ratios = summary(rows)
+    for row in ratios:
+        _print(row)
+    return [*rows, *ratios]
+
+
+def next_count(tried: Mapping[int, bool], most: int) -> int | None:
+    """How many agents to try next; None when the largest number within the limit is known to an
+    eighth of it."""
+    within = max((n for n, held in tried.items() if held), default=0)
+    beyond = min((n for n, held in tried.items() if not held), default=None)
+    if beyond is None:
+        return min(2 * within or 1, most) if within < most else None
+    if beyond - within <= max(1, within // 8):
+        return None
+    return (within + beyond) // 2
+
+
+def summary(rows: Sequence[Row]) -> list[Row]:
+    """The agents that each system sustains, over those of the same engine alone and with its best
+    semaphore. The first system is that engine."""
+    best: dict[str, int] = {}
+    for row in rows:
+        best[row["system"]] = max(best.get(row["system"], 0), row["agents"] * row["within"])
+    alone = next(iter(best))
+    gated = [found for name, found in best.items() if name.startswith(f"{alone}:")]
+    return [
+        {
+            "system": name,
+            "sustained": found,
+            "over_alone": _over(found, best[alone]),
+            "over_best_semaphore": _over(found, max(gated, default=0)),
+        }
+        for name, found in best.items()
+    ]
+
+
+def _over(one: int, other: int) -> float | None:
+    return round(one / other, 2) if other else None
+
+
+def _system(word: str, urls: Sequence[str]) -> tuple[str, ServerSpec | str, int | None]:
+    """A system's name, its server or address, and the size of the client's semaphore."""
+    known: dict[str, ServerSpec | str] = {**NAMES}
+    for one in urls:
+        key, found, url = one.partition("=")
+        if not found:
+            raise InvalidRequest(f"--url {one!r} is no NAME=URL")
+        known[key] = url
+    name, colon, size = word.partition(":")
+    if name not in known or (colon and not (size.isdecimal() and int(size))):
+        raise InvalidRequest(
+            f"there is no system {word!r}: there are {', '.join(known)}, and NAME:N"
+        )
+    return word, known[name], int(size) if colon else None
+
+
+def _sessions(args: argparse.Namespace) -> list[CodingSession]:
+    found = read_aiperf(args.trace) if args.trace else of_drawn(drawn(args.most, args.seed))
+    random.Random(args.seed).shuffle(found)
+    made = [one.scaled(args.scale, args.think_scale, args.turns) for one in found]
+    first = [sum(n for _, n in one.turns[0].pieces) for one in made]
+    print(
+        f"{len(made)} sessions, {statistics.mean(len(one.turns) for one in made):.1f} requests; "
+        f"median first prompt {statistics.median(first):.0f} tokens",
+        flush=True,
+    )
+    return made
+
+
+def _setup(args: argparse.Namespace) -> Setup:
+    model = None if args.null else resolve(args.model, progress=for_stream())
+    if model is not None and args.shape is not None:
+        model = random_model(args.shape, model)
+    return Setup(
+        model=model,
+        dtype=args.dtype,
+        kv_tokens=args.kv_tokens,
+        random_weights=args.shape is not None,
+        vllm_arguments=tuple(shlex.split(args.vllm_arguments)),
+    )
+
+
+def _print(row: Row) -> None:
+    print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
