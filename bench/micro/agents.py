@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import itertools
 import random
-import shlex
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -72,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--turns", type=int, default=8, help="requests of each agent")
     add("--ttft", type=float, default=5.0, help="most seconds to the first token")
     add("--rate", type=float, default=5.0, help="fewest tokens a second behind it")
-    add("--percentile", type=float, default=95.0, help="of the requests that keep to both")
+    add("--percentile", type=float, default=95.0, help="of the requests, for each of the two")
     add("--most", type=int, default=64, help="agents that are tried at most")
     add("--ramp", type=float, default=0.5, help="seconds between the starts of two agents")
     add("--systems", default="vllm,vllm:2,vllm:4,weftline-vllm,weftline-vllm-plugin",
@@ -83,7 +82,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--shape", help="random weights of this shape, such as qwen3-0.6b, in place of the model's")
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     add("--kv-tokens", type=int, default=65_536, help="tokens of the KV cache")
-    add("--vllm-arguments", default="", help="added to every vLLM")
     add("--seed", type=int, default=0, help="of the drawn sessions, and of their order")
     add("--folder", type=Path, help="write the rows to this folder")
     return parser
@@ -97,15 +95,13 @@ async def _measure(args: argparse.Namespace) -> list[Row]:
     count, salts = counter(setup.model), itertools.count(random.randrange(10_000))
     rows: list[Row] = []
     async with Fleet(lambda text: print(text, flush=True)) as fleet:
-        for name, where, most_at_once in systems:
+        for name, where, at_once in systems:
             if isinstance(where, ServerSpec):
                 await fleet.need(setup, {name.partition(":")[0]: where})
-                url = fleet.url(where, 0)
-            else:
-                url = where
+            url = where if isinstance(where, str) else fleet.url(where, 0)
             tried: dict[int, bool] = {}
             while (number := next_count(tried, min(args.most, len(sessions)))) is not None:
-                room = asyncio.Semaphore(most_at_once) if most_at_once else None
+                room = asyncio.Semaphore(at_once) if at_once else None
                 document = cache(Texts(count, next(salts)).document)
                 found = await agents(url, sessions[:number], document, room, args.ramp)
                 row = {"system": name, "agents": number, **limit.row(found)}
@@ -139,19 +135,12 @@ def summary(rows: Sequence[Row]) -> list[Row]:
         best[row["system"]] = max(best.get(row["system"], 0), row["agents"] * row["within"])
     alone = next(iter(best))
     gated = [found for name, found in best.items() if name.startswith(f"{alone}:")]
-    return [
-        {
-            "system": name,
-            "sustained": found,
-            "over_alone": _over(found, best[alone]),
-            "over_best_semaphore": _over(found, max(gated, default=0)),
-        }
-        for name, found in best.items()
-    ]
-
-
-def _over(one: int, other: int) -> float | None:
-    return round(one / other, 2) if other else None
+    others = {"over_alone": best[alone], "over_best_semaphore": max(gated, default=0)}
+    made = []
+    for name, found in best.items():
+        over = {key: round(found / one, 2) if one else None for key, one in others.items()}
+        made.append({"system": name, "sustained": found, **over})
+    return made
 
 
 def _system(word: str, urls: Sequence[str]) -> tuple[str, ServerSpec | str, int | None]:
@@ -192,7 +181,6 @@ def _setup(args: argparse.Namespace) -> Setup:
         dtype=args.dtype,
         kv_tokens=args.kv_tokens,
         random_weights=args.shape is not None,
-        vllm_arguments=tuple(shlex.split(args.vllm_arguments)),
     )
 
 
