@@ -74,6 +74,12 @@ def _run(argv: list[str]) -> int:
     except (ModelUnavailable, WeftlineError) as error:
         _say(str(error))
         return _FAILED
+    except OSError as error:
+        named = str(error.filename or "")
+        if not named or not any(named in word for word in argv):
+            raise  # the operator has not named this file
+        _say(f"{named}: {(error.strerror or 'it cannot be opened').lower()}")
+        return _FAILED
 
 
 def _version() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -80,9 +81,13 @@ async def test_only_its_tenant_sees_the_events(serve: Serve) -> None:
 
 
 def printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: dict[str, Any],
+    *words: str,
+    code: int = 0,
 ) -> tuple[str, str]:
-    """The path that `weftline trace --events s_1` asks for, and its output for `answer`."""
+    """The path that `weftline trace WORDS s_1` asks for, and its output for `answer`."""
     paths: list[str] = []
 
     def serve(request: httpx2.Request) -> httpx2.Response:
@@ -91,9 +96,10 @@ def printed(
 
     transport = httpx2.MockTransport(serve)
     monkeypatch.setattr(trace, "Client", partial(Client, transport=transport))
-    assert main(["trace", "--events", "s_1"]) == 0
+    assert main(["trace", *(words or ("--events",)), "s_1"]) == code
     (path,) = paths
-    return path, capsys.readouterr().out
+    said = capsys.readouterr()
+    return path, said.out if code == 0 else said.err
 
 
 def test_trace_prints_one_event_a_line(
@@ -114,3 +120,17 @@ def test_trace_of_a_session_without_events(
 ) -> None:
     """Only the head of the table is printed."""
     assert printed(monkeypatch, capsys, {"events": []})[1] == "n  seconds  event  about  text\n"
+
+
+def test_trace_draws_a_picture_only_where_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A path that does not exist is one sentence and no traceback."""
+    graph = {"session_id": "s_1", "calls": [], "steps": [], "variables": []}
+    monkeypatch.chdir(tmp_path)
+    _, text = printed(monkeypatch, capsys, graph, "--why")
+    assert "picture" not in text and list(tmp_path.iterdir()) == []
+    _, text = printed(monkeypatch, capsys, graph, "--output", "drawn.svg")
+    assert text.endswith("picture: drawn.svg\n") and (tmp_path / "drawn.svg").exists()
+    said = printed(monkeypatch, capsys, graph, "--output", "none/drawn.svg", code=1)[1]
+    assert said == "weftline: none/drawn.svg: no such file or directory\n"

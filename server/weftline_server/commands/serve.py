@@ -67,6 +67,8 @@ class _Gate:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments, in groups: first what most operators set."""
+    parser.usage = "weftline serve [MODEL] [options]"  # a list of all options takes 35 lines
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -87,52 +89,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="size llama.cpp's slots for the long sessions of coding agents, and print how to "
         "start each client",
     )
-    _add_policy_arguments(parser)
     parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument(
         "--port", type=int, help="port to listen on; 0 takes a free one (default: 8600)"
     )
-    _add_session_arguments(parser)
-    _add_store_arguments(parser)
-    _add_servers_arguments(parser)
-    parser.add_argument(
-        "--until-stdin-closes",
-        action="store_true",
-        help="stop when standard input closes, as it does when the program that started this ends",
-    )
-    parser.add_argument(
-        "--drain-s",
-        type=float,
-        metavar="SECONDS",
-        help="seconds that running calls may take to finish after SIGTERM (default: 10)",
-    )
-    _add_log_arguments(parser)
-    parser.add_argument(
-        "--engines-on",
-        metavar="HOST:PORT",
-        help="address on which engines of other machines join with the key in "
-        "WEFTLINE_ENGINE_KEY; without MODEL and --engine only those serve (default: none join)",
-    )
-    engine_spec.add_arguments(parser)
-    retrieval_tables.add_arguments(parser)
-    ray_replicas.add_arguments(parser)
-
-
-def _add_policy_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--policy",
-        choices=tuple(POLICIES),
-        help="schedule whole applications, or each request alone (default: app)",
-    )
-    parser.add_argument(
-        "--without",
-        metavar="NAMES",
-        help="comma-separated optimisations to switch off (default: none): "
-        + ", ".join(sorted(OPTIMISATIONS)),
-    )
-
-
-def _add_session_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--api-key-file",
         type=Path,
@@ -140,88 +100,126 @@ def _add_session_arguments(parser: argparse.ArgumentParser) -> None:
         help="file with the key that every client must send (default: the key in "
         "WEFTLINE_API_KEY, else none)",
     )
-    parser.add_argument(
+    engine_spec.add_arguments(parser)
+    retrieval_tables.add_arguments(parser)
+    _add_policy_arguments(parser.add_argument_group("scheduling"))
+    _add_session_arguments(parser.add_argument_group("sessions and clients"))
+    _add_process_arguments(parser.add_argument_group("the process and its log"))
+    _add_servers_arguments(parser.add_argument_group("several servers and machines"))
+    ray_replicas.add_arguments(parser)
+
+
+def _add_policy_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--policy",
+        choices=tuple(POLICIES),
+        help="schedule whole applications, or each request alone (default: app)",
+    )
+    group.add_argument(
+        "--without",
+        metavar="NAMES",
+        help="comma-separated optimisations to switch off (default: none): "
+        + ", ".join(sorted(OPTIMISATIONS)),
+    )
+
+
+def _add_session_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--no-ui",
         dest="ui",
         action="store_const",
         const=False,
         help="do not serve the page /ui, which shows sessions while they run",
     )
-    parser.add_argument(
+    group.add_argument(
         "--otlp",
         metavar="URL",
         help="send a span for each session and call to this collector of OpenTelemetry, such as "
         "http://127.0.0.1:4318/v1/traces (default: none)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--cors",
         action="append",
         metavar="ORIGIN",
         help="origin of web pages that may send requests, such as https://app.example.com; may be "
         "given several times (default: none)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--keep-closed",
         type=float,
         metavar="SECONDS",
         help="seconds that a closed session can still be looked at; 0 is not at all (default: 900)",
     )
-
-
-def _add_store_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    group.add_argument(
         "--durability",
         choices=("full", "batch"),
         help="what a power cut may cost of the sessions in --store FILE: full nothing that was "
         "acknowledged, batch the last second (default: full)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--store-key-file",
         metavar="FILE",
         help="file with 64 hex digits that encrypt the sessions in --store FILE (default: not "
         "encrypted)",
     )
-    parser.add_argument(
+
+
+def _add_servers_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--address",
         metavar="URL",
         help="where the other servers of one --store postgresql://... reach this one (default: "
         "made of --host and --port)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--lease-s",
         type=float,
         metavar="SECONDS",
         help="after how many seconds of silence the other servers take this one's sessions over "
         "(default: 5)",
     )
-
-
-def _add_servers_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    group.add_argument(
+        "--engines-on",
+        metavar="HOST:PORT",
+        help="address on which engines of other machines join with the key in "
+        "WEFTLINE_ENGINE_KEY; without MODEL and --engine only those serve (default: none join)",
+    )
+    group.add_argument(
         "--servers",
         type=int,
         metavar="N",
         help="how many servers share the port and --store postgresql://..., each on a core of its "
         "own; they share the engine that is started here (default: 1)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--as-server", type=GivenSockets.read, help=argparse.SUPPRESS
     )  # one of --servers, which its parent starts
 
 
-def _add_log_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def _add_process_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--until-stdin-closes",
+        action="store_true",
+        help="stop when standard input closes, as it does when the program that started this ends",
+    )
+    group.add_argument(
+        "--drain-s",
+        type=float,
+        metavar="SECONDS",
+        help="seconds that running calls may take to finish after SIGTERM (default: 10)",
+    )
+    group.add_argument(
         "--log-level",
         choices=get_args(LogLevel),
         help="least severe level to log (default: warning)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--log-format",
         choices=tuple(LogFormat),
         help="json writes one object per line and always a line per call; text writes those lines "
         "at level info (default: text)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--log-prompts",
         action="store_true",
         default=None,

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--base-url", help="the server's URL (default: WEFTLINE_BASE_URL, else this machine)"
     )
-    parser.add_argument("--output", type=Path, help="SVG file to write (default: SESSION.svg)")
+    parser.add_argument("--output", type=Path, help="also draw the chart into this SVG file")
     parser.add_argument(
         "--why",
         action="store_true",
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the session's events, or print its chart, write the picture, and name its file."""
+    """Print the session's events, or print its chart and write the picture where asked."""
     with Client(args.base_url) as client:
         session = Session(client, last(client) if args.last else args.session)
         if args.events:
@@ -45,9 +45,9 @@ def run(args: argparse.Namespace) -> int:
     print(timeline.text(graph))
     if args.why:
         print(why(graph))
-    picture = args.output or Path(f"{session.id}.svg")
-    picture.write_text(timeline.svg({session.id: graph}))
-    print(f"picture: {picture}")
+    if args.output is not None:
+        args.output.write_text(timeline.svg({session.id: graph}))
+        print(f"picture: {args.output}")
     return 0
 
 
