@@ -41,13 +41,20 @@ from weftline_server.http.direct import add_routes
 from weftline_server.http.guard import Connections
 from weftline_server.http.idempotency import Idempotency
 from weftline_server.http.json_bodies import DEFINITIONS, error_response
-from weftline_server.http.openai import completions, models, responses
+from weftline_server.http.openai import (
+    completions,
+    conversation_routes,
+    models,
+    response_routes,
+    responses,
+)
 from weftline_server.http.reference.document import describe
 from weftline_server.http.request_id import RequestIds
 from weftline_server.http.state import ServerState, state_of
 from weftline_server.http.unknown_routes import wrong_method, wrong_path
 from weftline_server.journal.backend import is_shared
 from weftline_server.journal.journal import Journal
+from weftline_server.journal.kept_objects import IN_MEMORY, Performer, SqliteObjects
 from weftline_server.observe.advice.advisor import Advisor
 from weftline_server.observe.cost import Prices
 from weftline_server.observe.logs import CallLog
@@ -73,12 +80,11 @@ EngineMakers = Mapping[str, Callable[[], Engine]]
 
 def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
     """The application. `engines` makes each engine by name, and again after it has died."""
-    journal, member, departure = _journal(config)
+    journal, member, departure, table = _journal(config)
     service = Service(_driver(config, engines, journal), member, departure)
     metrics = Metrics(service, Prices(config.price))
     advisor = Advisor()
     service.lifecycle.observe(metrics, CallLog(config.log_prompts), advisor)
-
     app = _Application(
         title="weftline",
         version=PROTOCOL_VERSION,
@@ -87,7 +93,7 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
     )
-    app.state = ServerState(config, service, metrics, advisor)
+    app.state = ServerState(config, service, metrics, advisor, table)
     if member is not None and departure is not None:
         peers = PeerClient(member.secret)
         app.state.others = PeerAnswers(member, peers)
@@ -111,6 +117,8 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
         submits.router,  # the routes that are asked most come first
         completions.router,
         responses.router,
+        response_routes.router,
+        conversation_routes.router,
         message_routes.router,
         session_routes.router,
         session_routes.lists,
@@ -134,19 +142,21 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
 
 def _journal(
     config: ServerConfig,
-) -> tuple[Journal | None, ClusterMember | None, Departure | None]:
-    """The journal of the store, if there is one, and the membership among the servers of the store,
-    if several may use it. Raises InvalidRequest.
+) -> tuple[Journal | None, ClusterMember | None, Departure | None, Performer]:
+    """The journal of the store, if there is one, the membership among the servers of the store,
+    if several may use it, and the table of clients' objects. Raises InvalidRequest.
     """
-    if not config.sessions.path:
-        return None, None, None
-    if not is_shared(config.sessions.path):
-        return Journal(config.sessions, time.monotonic), None, None
+    sessions = config.sessions
+    if not sessions.path:
+        return None, None, None, SqliteObjects(IN_MEMORY)
+    if not is_shared(sessions.path):
+        journal = Journal(sessions, time.monotonic)
+        return journal, None, None, SqliteObjects(sessions.path, sessions.durability)
     from weftline_server.cluster.member_wiring import member_of
     from weftline_server.cluster.shared_journal import SharedJournal  # an extra has its driver
 
-    journal = SharedJournal(config.sessions, time.monotonic)
-    return journal, *member_of(config, journal)
+    shared = SharedJournal(sessions, time.monotonic)
+    return shared, *member_of(config, shared)
 
 
 def _driver(config: ServerConfig, engines: EngineMakers, journal: Journal | None) -> Driver:
@@ -178,6 +188,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         await service.lifecycle.shut_down()
+        await state_of(app).background.close()
+        await state_of(app).kept.close()
         if (others := state_of(app).others) is not None:
             await others.close()
         if spans is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from weftline.contract.errors import InvalidRequest
 from weftline_server.cluster.session_lease import LeaseConfig
 from weftline_server.http.kept_responses import ResponsesConfig
+from weftline_server.journal.kept_objects import KeptConfig
 from weftline_server.journal.store import JournalStoreConfig
 from weftline_server.observe.cost import Price
 from weftline_server.runtime.registry import RegistryConfig
@@ -74,6 +75,7 @@ class ServerConfig:
     cluster: LeaseConfig = field(default_factory=LeaseConfig)  # of servers with one store
     registry: RegistryConfig = field(default_factory=RegistryConfig)
     responses: ResponsesConfig = field(default_factory=ResponsesConfig)
+    kept: KeptConfig = field(default_factory=KeptConfig)  # what clients of /v1/responses leave
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:

@@ -77,7 +77,10 @@ SERVED: dict[str, tuple[list[dict[str, Any]], str]] = {
 SHELL = {"type": "exec", "command": ["ls"], "env": {}}
 # An item of each type that is refused, and what the answer says to do.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "item_reference": ({"id": "msg_1"}, "no item is kept: send the item itself"),
+    "item_reference": (
+        {"id": "msg_1"},
+        "send the item itself, or continue with previous_response_id",
+    ),
     "compaction": (
         {"encrypted_content": "x"},
         "its text is encrypted: send the messages that it stands for",
@@ -307,7 +310,7 @@ def test_a_part_that_is_no_text_is_refused(refusal: Refusal) -> None:
         (["Rome?"], "input.0: Input should be an object"),
         ([{"type": 3}], "input.0.type: Input should be a valid string"),
         ([{"id": "msg_1"}], "input.0: an item of type 'item_reference' is not served: "
-                            "no item is kept: send the item itself"),
+                            "send the item itself, or continue with previous_response_id"),
     ],
 )  # fmt: skip
 def test_an_item_that_is_not_complete(

@@ -158,10 +158,10 @@ def _events(client: openai.OpenAI, request: dict[str, Any]) -> Iterator[Any]:
 
 
 def test_what_is_not_served_is_named(client: openai.OpenAI) -> None:
-    """No response is kept, so none can be continued."""
+    """A template of OpenAI's would be another prompt."""
     with pytest.raises(openai.BadRequestError) as refused:
-        client.responses.create(model="null", input="x", previous_response_id="resp_1")
-    assert refused.value.param == "previous_response_id"
+        client.responses.create(model="null", input="x", prompt={"id": "pmpt_1"})
+    assert refused.value.param == "prompt"
 
 
 def test_one_model_is_retrieved(client: openai.OpenAI) -> None:

@@ -45,6 +45,7 @@ async def test_every_route_of_the_table_is_there(serve: Serve) -> None:
     server = await serve()
     shown = set(re.findall(r"`(GET|POST|PUT|DELETE) (/[^`]*)`", SERVING.split("## Routes")[1]))
     names = {"{session_id}": "{id}", "{variable}": "{var}", "{call_id}": "{call}"}
+    names |= {"{response_id}": "{id}", "{conversation_id}": "{id}", "{item_id}": "{item}"}
     served = set()
     for path, methods in server.app.openapi()["paths"].items():
         for long, short in names.items():

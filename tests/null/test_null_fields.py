@@ -56,6 +56,8 @@ LEAST: dict[str, dict[str, Any]] = {
     "ChosenTool": CHOSEN,
     "ClientTool": {"name": "f"},
     "CompletionRequest": {"prompt": "Hi"},
+    "ConversationItems": {"items": []},
+    "ConversationName": {"id": "conv_1"},
     "CountRequest": {"model": "m", "messages": SAID},
     "CustomFormat": {"type": "text"},
     "CustomTool": {"type": "custom", "name": "x"},

@@ -99,6 +99,15 @@ async def examples(server: Server) -> dict[tuple[str, str], Any]:
         if route not in found and route[1] not in skipped:
             await ask(*route, {**REQUESTS[route], **({"session_id": session} if "get" in route[1]
                                                      else {})})  # fmt: skip
+        if route[1] == "/v1/conversations":
+            given["{conversation_id}"] = found[route]["id"]
+    items = found["POST", "/v1/conversations/{conversation_id}/items"]["data"]
+    given["{item_id}"] = items[0]["id"]
+    body = {"input": "Name a river.", "background": True}
+    begun = (await server.http.post("/v1/responses", json=body)).json()
+    given["{response_id}"] = begun["id"]
+    await ask("POST", "/v1/responses/{response_id}/cancel")
+    given["{response_id}"] = found["POST", "/v1/responses"]["id"]
     for route, answer in ANSWERS.items():
         if route in found or route[1] in skipped or answer.types == ("text/event-stream",):
             continue

@@ -21,7 +21,6 @@ ROUTES = [
     ("POST", "/v1/audio/transcriptions", "send it to POST /v1/chat/completions"),
     ("POST", "/v1/audio/speech", "send it to POST /v1/chat/completions"),
     ("POST", "/v1/images/generations", "send it to POST /v1/chat/completions"),
-    ("GET", "/v1/responses/resp_1", "send the whole input to POST /v1/responses"),
     ("DELETE", "/v1/files/file_1", "send its text to POST /v1/chat/completions"),
     ("POST", "/v1beta/models/m:generateContent", "use POST /v1/chat/completions"),
     ("POST", "/openai/deployments/m/chat/completions", "use POST /v1/chat/completions"),

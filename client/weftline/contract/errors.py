@@ -11,6 +11,8 @@
     ├── UnknownVariable                404
     ├── UnknownCall                    404
     ├── UnknownModel                   404
+    ├── UnknownResponse                404
+    ├── UnknownConversation            404
     ├── UnknownStore                   404
     ├── UnknownRoute                   404  (client side) no weftline server is at this address
     ├── GraphError                     422  the calls of a submit do not make a graph
@@ -189,6 +191,18 @@ class UnknownCall(WeftlineError):
 
 class UnknownModel(WeftlineError):
     """No engine serves this model."""
+
+    status = HTTPStatus.NOT_FOUND
+
+
+class UnknownResponse(WeftlineError):
+    """The server keeps no response with this id for this key."""
+
+    status = HTTPStatus.NOT_FOUND
+
+
+class UnknownConversation(WeftlineError):
+    """The server keeps no conversation, or no item of one, with this id for this key."""
 
     status = HTTPStatus.NOT_FOUND
 

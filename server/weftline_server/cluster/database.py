@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
@@ -23,10 +23,13 @@ from weftline_server.cluster.route import KeyPlace, SessionPlace
 from weftline_server.cluster.takeover import Orphan
 from weftline_server.journal.deadline import cut
 from weftline_server.journal.fence import Fenced
+from weftline_server.journal.kept_objects import Steps, StepsEnded, after, unusable
 from weftline_server.journal.postgres import STATEMENT_MS, conninfo
 from weftline_server.journal.postgres_schema import FENCED
-from weftline_server.journal.store import Keyed, Stored
+from weftline_server.journal.store import JournalStoreConfig, Keyed, Stored
 from weftline_server.runtime.tenant_tally import TenantTally
+
+T = TypeVar("T")
 
 FAILURES = (psycopg.Error, PoolTimeout)  # what the methods raise where the database fails
 CONNECTIONS = 4  # of a server at most, besides the writer's
@@ -130,7 +133,7 @@ class ClusterView:
     has_orphans: bool
 
 
-class _Pooled:
+class Pooled:
     """Statements through a pool of connections."""
 
     def __init__(self, pool: AsyncConnectionPool) -> None:
@@ -166,7 +169,7 @@ class _Pooled:
             raise
 
 
-class SessionTable(_Pooled):
+class SessionTable(Pooled):
     """Where sessions are, who adopts them, and what is stored of them."""
 
     async def orphans(self, deaths: int) -> list[Orphan]:
@@ -214,13 +217,41 @@ class SessionTable(_Pooled):
                 return KeyPlace(*rows[0])
 
 
-class ClusterDatabase(_Pooled):
-    """The leases of servers, and the table of their sessions."""
+class ObjectTable(Pooled):
+    """Performs what is done to the objects of clients. With `is_synced` it is on the disk then."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, pool: AsyncConnectionPool, *, is_synced: bool) -> None:
+        super().__init__(pool)
+        self._commits = f"SET LOCAL synchronous_commit TO {'on' if is_synced else 'off'}"
+
+    async def perform(self, steps: Steps[T], *, whole: bool) -> T:
+        """The steps are one transaction in any case."""
+        try:
+            async with self._connection() as db, db.transaction():
+                if whole:
+                    await db.execute(self._commits.encode())
+                rows = None
+                while True:
+                    ask = after(steps, rows)
+                    if isinstance(ask, StepsEnded):
+                        return ask.value
+                    sql = ask[0].replace(" objects", " weftline.objects").replace("?", "%s")
+                    cursor = await db.execute(sql.encode(), ask[1])
+                    rows = [] if cursor.description is None else await cursor.fetchall()
+        except FAILURES as error:
+            raise unusable(error) from error
+
+    async def close(self) -> None:
+        """Nothing: the pool is the member's."""
+
+
+class ClusterDatabase(Pooled):
+    """The leases of servers, and the tables of their sessions and of clients' objects."""
+
+    def __init__(self, config: JournalStoreConfig) -> None:
         settings = f"-c synchronous_commit=off -c statement_timeout={STATEMENT_MS}"
         pool = AsyncConnectionPool(
-            conninfo(address),
+            conninfo(config.path),
             min_size=1,
             max_size=CONNECTIONS,
             timeout=WAIT_S,
@@ -230,6 +261,7 @@ class ClusterDatabase(_Pooled):
         )
         super().__init__(pool)
         self.sessions = SessionTable(pool)
+        self.objects = ObjectTable(pool, is_synced=config.durability == "full")
 
     async def open(self) -> None:
         await self._pool.open()

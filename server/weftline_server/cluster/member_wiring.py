@@ -7,7 +7,7 @@ import socket
 
 from weftline_server.cluster.card import Card, digest_of
 from weftline_server.cluster.cluster_member import ClusterMember
-from weftline_server.cluster.database import ClusterDatabase
+from weftline_server.cluster.database import ClusterDatabase, ObjectTable
 from weftline_server.cluster.departure import Departure
 from weftline_server.cluster.shared_journal import SharedJournal
 from weftline_server.config import ServerConfig
@@ -15,8 +15,10 @@ from weftline_server.config import ServerConfig
 _EVERYWHERE = ("0.0.0.0", "::", "")
 
 
-def member_of(config: ServerConfig, journal: SharedJournal) -> tuple[ClusterMember, Departure]:
-    """The membership of a server with this journal, and how it ends."""
+def member_of(
+    config: ServerConfig, journal: SharedJournal
+) -> tuple[ClusterMember, Departure, ObjectTable]:
+    """The membership of a server with this journal, how it ends, and what clients leave there."""
     secret = journal.secret
     card = Card(
         config.cluster.address or _url(config.host, config.port),
@@ -25,9 +27,9 @@ def member_of(config: ServerConfig, journal: SharedJournal) -> tuple[ClusterMemb
         "",
         digest_of(config.keys, secret),
     )
-    database = ClusterDatabase(config.sessions.path)
+    database = ClusterDatabase(config.sessions)
     member = ClusterMember(config.cluster, database, journal, card, secret)
-    return member, Departure(member, database, journal)
+    return member, Departure(member, database, journal), database.objects
 
 
 def _url(host: str, port: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import time
 from typing import Annotated, Any, Protocol
 
 from fastapi import Depends, Request
@@ -12,10 +13,13 @@ from starlette.datastructures import State
 
 from weftline.contract.errors import Unauthorized
 from weftline_server.config import ServerConfig
+from weftline_server.http.openai.background_events import BackgroundResponses
 from weftline_server.http.openai.conversations import Conversations
 from weftline_server.http.openai.kept_thoughts import KeptThoughts
 from weftline_server.http.openai.runs import Runs
 from weftline_server.http.renderings import Renderings
+from weftline_server.journal.cipher import Cipher
+from weftline_server.journal.kept_objects import KeptObjects, Performer
 from weftline_server.observe.advice.advisor import Advisor
 from weftline_server.observe.cost import Prices
 from weftline_server.observe.metrics import Metrics
@@ -54,9 +58,16 @@ class ServerState(State):
     awaits_engine: bool  # before it listens, since others do
     conversations: Conversations | None  # finds the sessions of clients that name none
     thoughts: KeptThoughts | None  # puts back those that clients drop
+    kept: KeptObjects  # responses and conversations
+    background: BackgroundResponses
 
     def __init__(
-        self, config: ServerConfig, service: Service, metrics: Metrics, advisor: Advisor
+        self,
+        config: ServerConfig,
+        service: Service,
+        metrics: Metrics,
+        advisor: Advisor,
+        table: Performer,
     ) -> None:
         super().__init__()
         self.config = config
@@ -70,6 +81,13 @@ class ServerState(State):
         self.awaits_engine = False
         self.conversations = None
         self.thoughts = KeptThoughts() if config.restore_thoughts else None
+        self.kept = KeptObjects(
+            config.kept,
+            table,
+            lambda: time.monotonic() + service.registry.wall,
+            Cipher.of(config.sessions.key_file),
+        )
+        self.background = BackgroundResponses(config.kept)
         if "conversations" not in config.without:
             self.conversations = Conversations(service)
 

@@ -9,7 +9,6 @@ from starlette.routing import BaseRoute, Route
 
 _CHAT, _TEXT = "use POST /v1/chat/completions", "use POST /v1/completions"
 _EMBEDDINGS, _MODELS = "use POST /v1/embeddings", "use GET /v1/models"
-_WHOLE = "no response is kept: send the whole input to POST /v1/responses"
 _TEXT_ONLY = "only text is read and written: send it to POST /v1/chat/completions"
 _NO_FILES = "no file is kept: send its text to POST /v1/chat/completions"
 _NO_JOBS = "each request is answered at once: send them to POST /v1/chat/completions"
@@ -27,8 +26,6 @@ _INSTEAD: Mapping[str, str] = MappingProxyType({
     "/v1/moderations": _CHAT,
     "/v1/assistants": _CHAT,
     "/v1/threads": _CHAT,
-    "/v1/conversations": _WHOLE,
-    "/v1/responses/": _WHOLE,
     "/v1/batches": _NO_JOBS,
     "/v1/files": _NO_FILES,
     "/v1/uploads": _NO_FILES,

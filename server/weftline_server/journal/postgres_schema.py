@@ -120,4 +120,19 @@ CREATE TABLE tallies (
 COMMENT ON TABLE tallies IS 'what tenants have at each server, as of its last renewal';
 """
 
-MIGRATIONS = (_TABLES + _FUNCTIONS, _TALLIES)
+_OBJECTS = """
+CREATE TABLE objects (
+  tenant TEXT NOT NULL,
+  id TEXT NOT NULL,
+  previous TEXT NOT NULL,
+  body BYTEA NOT NULL,
+  size BIGINT NOT NULL,
+  expires DOUBLE PRECISION NOT NULL,
+  PRIMARY KEY (tenant, id)
+);
+COMMENT ON TABLE objects IS 'responses and conversations that clients have left here';
+CREATE INDEX objects_tenant ON objects (tenant, expires, size);
+CREATE INDEX objects_expires ON objects (expires);
+"""
+
+MIGRATIONS = (_TABLES + _FUNCTIONS, _TALLIES, _OBJECTS)

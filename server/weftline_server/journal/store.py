@@ -19,6 +19,7 @@ from typing import Any
 
 from weftline.contract.errors import InvalidRequest
 from weftline_server.journal.cipher import Cipher
+from weftline_server.journal.kept_objects import SCHEMA
 from weftline_server.journal.replay import Opened
 
 # One script for each version of the schema; the file's `user_version` counts those that have run.
@@ -49,6 +50,7 @@ MIGRATIONS = (
       PRIMARY KEY (tenant, key)
     ) WITHOUT ROWID;
     """,
+    SCHEMA,
 )
 BUSY_MS = 2000  # how long a write waits for another program that has locked the file
 EXPIRED_AT_ONCE = 200  # sessions that one transaction deletes

@@ -78,14 +78,14 @@ _KNOWN = SERVED | IGNORED.keys()
 
 def check_messages(messages: Any, name: str) -> None:
     """Raise InvalidRequest for the first field of a message that would change the prompt and is not
-    served. null, false and what is empty say nothing. Items of a response's input without a role or
-    of another type are no messages."""
+    served. null, false and what is empty say nothing. Items of a response or a conversation
+    without a role or of another type are no messages."""
     if not isinstance(messages, list):
         return
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or "role" not in message or message.keys() <= _KNOWN:
             continue
-        if name == "input" and message.get("type") not in (None, "message"):
+        if name in ("input", "items") and message.get("type") not in (None, "message"):
             continue
         for field, value in message.items():
             if field not in _KNOWN and value not in (None, False, "", [], {}):

@@ -27,7 +27,7 @@ from weftline_server.http.typed_objects import OTHER, by_type
 PASSED_OVER = frozenset({"mcp_list_tools"})
 _INSTEAD: Mapping[str, str] = MappingProxyType(
     {
-        "item_reference": "no item is kept: send the item itself",
+        "item_reference": "send the item itself, or continue with previous_response_id",
         "compaction": "its text is encrypted: send the messages that it stands for",
         "compaction_trigger": "the server compacts no input: leave it out",
         "configuration_update": "set reasoning and text of the request",
@@ -146,11 +146,12 @@ class Conversation:
     messages: list[ChatMessage] = field(default_factory=list)
     _thoughts: list[str] = field(default_factory=list)  # of the answer that follows
 
-    def read(self, items: Iterable[InputItem]) -> None:
-        """Take all items. Raises InvalidRequest, naming the item, for one that is not served."""
+    def read(self, items: Iterable[InputItem], field: str = "input", past: int = 0) -> None:
+        """Take all items, of which the first `past` are no part of this field. Raises
+        InvalidRequest, naming the item, for one that is not served."""
         calls: list[ToolCall] = []
-        for index, item in enumerate(items):
-            where = f"input.{index}"
+        for index, item in enumerate(items, -past):
+            where = f"{field}.{index}"
             match item:
                 case InputCall() | InputCustomCall():
                     calls.append(item.called())

@@ -6,11 +6,16 @@ A field that is not here is looked up in `surface`: one that would change what m
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 from weftline.contract.bodies import LooseBody
+from weftline.contract.calls import TemplateWord
 from weftline.contract.errors import InvalidRequest
+from weftline.contract.protocol import MAX_ITEMS
 from weftline_server.http.openai.constraint_fields import JsonSchema, ResponseFormat
 from weftline_server.http.openai.provenance import Provenance
 from weftline_server.http.openai.requests import (
@@ -59,8 +64,63 @@ class ReasoningConfig(LooseBody):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponsesRequest(SamplingFields):
-    """The body of POST /v1/responses. The server keeps no response: send the whole input."""
+class ConversationName(LooseBody):
+    """A conversation that the server keeps."""
+
+    id: str
+
+
+# What a client may write beside an object that is kept, as in OpenAI's API.
+MOST_PAIRS, KEY_CHARS, VALUE_CHARS = 16, 64, 512
+_ITEMS: TypeAdapter[tuple[InputItem, ...]] = TypeAdapter(tuple[InputItem, ...])
+
+
+def check_metadata(metadata: Mapping[str, str] | None) -> None:
+    """Raise InvalidRequest for metadata beyond these bounds."""
+    given = metadata or {}
+    if len(given) > MOST_PAIRS or any(
+        len(key) > KEY_CHARS or len(value) > VALUE_CHARS for key, value in given.items()
+    ):
+        raise InvalidRequest(
+            f"metadata has at most {MOST_PAIRS} pairs, of keys of {KEY_CHARS} characters and "
+            f"values of {VALUE_CHARS}",
+            param="metadata",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptFields(SamplingFields):
+    """The fields that say what a response continues, and how it is kept."""
+
+    store: bool = True
+    previous_response_id: str | None = None
+    conversation: str | ConversationName | None = None
+    background: bool = False
+    metadata: dict[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        check_metadata(self.metadata)
+        if self.background and not self.store:
+            raise InvalidRequest(
+                "a response in the background is read later: leave out store or background",
+                param="background",
+            )
+        if self.previous_response_id and self.thread:
+            raise InvalidRequest(
+                "previous_response_id and conversation exclude one another: give one",
+                param="previous_response_id",
+            )
+
+    @property
+    def thread(self) -> str | None:
+        """The id of the conversation; None for none."""
+        named = self.conversation
+        return (named.id if isinstance(named, ConversationName) else named) or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsesRequest(KeptFields):
+    """The body of POST /v1/responses. What it continues goes before its input."""
 
     input: str | tuple[InputItem, ...]
     model: str | None = None
@@ -71,12 +131,13 @@ class ResponsesRequest(SamplingFields):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
+    chat_template_kwargs: dict[str, TemplateWord] | None = None
     stream: bool = False
     weftline: Provenance | None = None
 
-    def chat(self, offer: Offer) -> ChatRequest:
-        """The request as a chat request, whose tools `offer` takes. Raises InvalidRequest for two
-        forms of the text."""
+    def chat(self, offer: Offer, past: Iterable[Mapping[str, Any]] = ()) -> ChatRequest:
+        """The request as a chat request, whose tools `offer` takes. The items of the `past` go
+        before its input. Raises InvalidRequest for two forms of the text."""
         shared = {one.name: getattr(self, one.name) for one in fields(SamplingFields)}
         if self.text is not None and self.text.format is not None:
             if self.response_format is not None:
@@ -86,9 +147,15 @@ class ResponsesRequest(SamplingFields):
                 )
             shared["response_format"] = self.text.format.of_chat()
         offer.read(self.tools or (), "tools")
-        said = self._conversation(offer)
+        said = self._conversation(offer, past)
         if not said.messages:
             raise InvalidRequest("input must have a message", param="input")
+        if len(said.messages) >= MAX_ITEMS:
+            raise InvalidRequest(
+                f"input has fewer than {MAX_ITEMS:,} messages, with those before it, and this has "
+                f"{len(said.messages):,}: begin anew with a summary",
+                param="input",
+            )
         tools, choice = chosen(self.tool_choice, tuple(offer.tools))
         return ChatRequest(
             **shared,
@@ -98,17 +165,20 @@ class ResponsesRequest(SamplingFields):
             tools=tools or None,
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls,
+            chat_template_kwargs=self.chat_template_kwargs,
             reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
-            stream=self.stream,
+            stream=self.stream or self.background,
             weftline=self.weftline,
         )
 
-    def _conversation(self, offer: Offer) -> Conversation:
+    def _conversation(self, offer: Offer, past: Iterable[Mapping[str, Any]]) -> Conversation:
         found = Conversation(offer)
         if self.instructions is not None:
             found.messages.append(ChatMessage(role="system", content=self.instructions))
+        before = _ITEMS.validate_python(tuple(past))
         if isinstance(self.input, str):
+            found.read(before)
             found.messages.append(ChatMessage(role="user", content=self.input))
         else:
-            found.read(self.input)
+            found.read((*before, *self.input), past=len(before))
         return found

@@ -111,9 +111,13 @@ async def start(
     shape: ReplyForm,
     *,
     goes_on: bool = False,
+    detach: bool = False,
 ) -> Running:
     """Submit the calls of `body`, in a session of the request's own, in the one that it names, or
-    in that of its conversation, which the client may say `goes_on`."""
+    in that of its conversation, which the client may say `goes_on`.
+
+    With `detach` they run without a request that waits for them. Where sessions are kept on disk,
+    the request's own is then one of them."""
     body.check()
     state = state_of(request.app)
     restored, kept = 0, state.thoughts
@@ -123,25 +127,24 @@ async def start(
             kept = None
         else:
             body, restored = kept.restored(tenant, served.name, body)
-    runs = state.runs
-    said = body.weftline or Provenance()
-    if body.session_id is not None:
-        said = replace(said, session_id=body.session_id)
+    runs, said = state.runs, _said(body)
     name_run(said.run_name)
     runs.close(tenant, said.close)
     found, guessed = None, state.conversations
-    if said.session_id is None and body.weftline is None and guessed is not None:
+    is_kept = detach and service.registry.journal is not None
+    if said.session_id is None and body.weftline is None and guessed is not None and not is_kept:
         found = guessed.find(tenant, request.headers, body, goes_on=goes_on)
     own = said.session_id is None and found is None
     if found is not None:
         session = found
     elif said.session_id is None:
-        session = service.open(tenant, stays=said.run_tools)  # its contexts wait for the tools
+        # The contexts of one that stays wait for the tools.
+        session = service.open(tenant, stays=said.run_tools, alias="" if is_kept else None)
     else:
         session = runs.enter(tenant, said.session_id, opens=said.open)
     try:
         calls = await _calls(service, session, body)
-        submit = SubmitBody(session_id=session.id, calls=calls)
+        submit = SubmitBody(session_id=session.id, calls=calls, detach=detach)
         if said.run_tools:
             submit = SubmitBody(session_id=session.id, steps=(_agent(calls, said),))
         tasks = await service.submit(session, submit, whole=not body.stream, restored=restored)
@@ -158,6 +161,12 @@ async def start(
     reply = Reply.new(shape, service.engines.model(body.model).name, ours)
     guessed = None if found is None else guessed
     return Running(service, runs, session, tasks, own, body, reply, state.prices, guessed, kept)
+
+
+def _said(body: Body) -> Provenance:
+    """What the request says of its session."""
+    said = body.weftline or Provenance()
+    return said if body.session_id is None else replace(said, session_id=body.session_id)
 
 
 async def _calls(service: Service, session: ServerSession, body: Body) -> tuple[Call, ...]:

@@ -61,7 +61,6 @@ class NotServed:
 
 
 _OFF = (False,)
-_KEPT = "is not served, since no response is kept: send the whole input"
 _LACKS = "asks for what the answer does not have: leave it out"
 _CHAT, _TEXT, _RESPONSES = (OpenAIRoute.CHAT,), (OpenAIRoute.TEXT,), (OpenAIRoute.RESPONSES,)
 _BY_CHATS = "is served by chats: use chat/completions"
@@ -94,9 +93,6 @@ REFUSED: tuple[NotServed, ...] = (
     NotServed("tool_choice", ("none", "auto"), _BY_CHATS, _TEXT),
     # Other prompts than the messages or the text.
     NotServed("prompt", (), "is not served: send the input", _RESPONSES),
-    NotServed("previous_response_id", ("",), _KEPT, _RESPONSES),
-    NotServed("conversation", ("",), _KEPT, _RESPONSES),
-    NotServed("background", _OFF, _KEPT, _RESPONSES),
     NotServed("context_management", ([],), of=_RESPONSES),
     NotServed("previous_input_messages", ([],), of=_RESPONSES),
     NotServed("input_ids", ([],)),
@@ -104,7 +100,7 @@ REFUSED: tuple[NotServed, ...] = (
     NotServed("session_params", ({},)),
     NotServed("documents", ([],)),
     NotServed("chat_template"),
-    NotServed("chat_template_kwargs", ({},), of=(OpenAIRoute.TEXT, OpenAIRoute.RESPONSES)),
+    NotServed("chat_template_kwargs", ({},), of=_TEXT),
     NotServed("add_generation_prompt", (), _OPENS, _CHAT, _opens),
     NotServed("add_generation_prompt", (True,), of=(OpenAIRoute.TEXT, OpenAIRoute.RESPONSES)),
     NotServed("continue_final_message", _OFF, _BY_CHATS, (OpenAIRoute.TEXT, OpenAIRoute.RESPONSES)),
@@ -173,14 +169,14 @@ _MEDIA = "about images, audio and video, which are refused where they stand"
 _PLACE = "where an engine computes is decided here"
 _LABEL = "a name for logs"
 ADVICE: Mapping[str, str] = {
-    "metadata": _LABEL,
+    "metadata": "responses keep it, and of others it is a name for logs",
     "custom_labels": _LABEL,
     "request_id": _LABEL,
     "rid": _LABEL,
     "user": _LABEL,
     "safety_identifier": _LABEL,
     "session_id": "responses name their session in `weftline`",
-    "store": "no answer is kept",
+    "store": "responses are kept, and no other answers",
     "service_tier": "there is one tier; `priority` orders calls",
     "priority": "responses run at the usual priority",
     "access_programs": "there is none",

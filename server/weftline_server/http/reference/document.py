@@ -22,6 +22,13 @@ _PARAMETERS = {
     "limit": ("The most rows of the answer.", 100),
     "text": ("Only sessions whose prompts or values contain this, whatever its case.", "river"),
     "id": ("Only the finding of this id.", "3f9a1c20b7de"),
+    "response_id": ("The response, as POST /v1/responses returned it.", "resp_1"),
+    "conversation_id": ("The conversation, as POST /v1/conversations returned it.", "conv_1"),
+    "item_id": ("An item of the conversation.", "msg_1"),
+    "stream": ("Answer with the events of a response in the background.", True),
+    "starting_after": ("Only events with a higher sequence_number.", 41),
+    "after": ("Only items after the one of this id.", "msg_1"),
+    "order": ("asc, or desc for the newest first.", "asc"),
     "lengths": ("Add the recorded lengths, and what a simulation needs of the engines.", False),
 }
 _KEY = {

@@ -314,6 +314,19 @@ _OPENAI = {
     "RefusalPart.refusal": Field("What the model said instead of an answer.", "I cannot say."),
     "RefusalPart.type": Field("Always refusal.", "refusal"),
     "ResponseTool.name": Field("The name by which the model calls it.", "get_weather"),
+    "ConversationName.id": Field("The conversation.", "conv_1"),
+    "items": Field("Messages, calls, their results and other items.", [_MESSAGE]),
+    "metadata": Field("Up to 16 pairs of the client's own.", {"topic": "rivers"}),
+    "ResponsesRequest.background": Field("Answer at once, and make the response in the background. "
+                                         "GET it until its status is neither queued nor "
+                                         "in_progress.", False),
+    "ResponsesRequest.conversation": Field("The conversation whose items go before the input, and "
+                                           "which gets the items of the input and the output.",
+                                           "conv_1"),
+    "ResponsesRequest.previous_response_id": Field("The response that is continued: its items, and "
+                                                   "those that it continues, go before the input.",
+                                                   "resp_1"),
+    "ResponsesRequest.store": Field("Keep the response.", True),
     "ResponsesRequest.input": Field("A text; or messages, calls, their results and other items.",
                                     "Name a river."),
     "ResponsesRequest.instructions": Field("The system message.", "Be brief."),

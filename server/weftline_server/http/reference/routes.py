@@ -107,7 +107,8 @@ _MODEL = {"id": "default", "object": "model", "created": 0, "owned_by": "weftlin
           "max_model_len": 8192}  # fmt: skip
 _RESPONSE = {
     "id": "resp_1", "object": "response", "created_at": 1800000000, "model": "default",
-    "instructions": None, "max_output_tokens": 64, "temperature": None, "top_p": None,
+    "background": False, "conversation": None, "instructions": None, "max_output_tokens": 64,
+    "previous_response_id": None, "store": True, "temperature": None, "top_p": None,
     "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "metadata": {},
     "status": "completed", "error": None, "incomplete_details": None,
     "output": [{"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
@@ -118,6 +119,20 @@ _RESPONSE = {
               "output_tokens": 5, "output_tokens_details": {"reasoning_tokens": 0},
               "total_tokens": 17},
 }  # fmt: skip
+_SAID = {"role": "user", "content": "Name a river."}
+_ITEM = {"role": "user", "content": [{"type": "input_text", "text": "Name a river."}],
+         "type": "message", "id": "msg_2", "status": "completed"}  # fmt: skip
+_ITEMS = {"object": "list", "data": [_ITEM], "first_id": "msg_2", "last_id": "msg_2",
+          "has_more": False}  # fmt: skip
+_CONVERSATION = {"id": "conv_1", "object": "conversation", "created_at": 1800000000,
+                 "metadata": {"topic": "rivers"}}  # fmt: skip
+_OF_RESPONSE = ("UnknownResponse", "StorageFull")
+_OF_CONVERSATION = ("UnknownConversation", "StorageFull")
+# A response in the background may run in a session of another server.
+_OF_RUNNING = (*_OF_RESPONSE, "UnknownSession", "EngineUnavailable")
+_ONE, _CONVERSATIONS = "/v1/responses/{response_id}", "/v1/conversations"
+_TALK = "/v1/conversations/{conversation_id}"
+
 _MESSAGE = {
     "id": "msg_1", "type": "message", "role": "assistant", "model": "default",
     "content": [{"type": "text", "text": "The Rhine."}], "stop_reason": "end_turn",
@@ -125,6 +140,7 @@ _MESSAGE = {
     "usage": {"input_tokens": 4, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 8,
               "output_tokens": 5},
 }  # fmt: skip
+_OF_KEPT = ("UnknownResponse", "UnknownConversation", "StorageFull")
 _TO_OPENAI = (*OF_BODY, *OF_SESSION, *OF_WORK, *OF_CALLS, *OF_RESULT)
 
 ANSWERS: Mapping[tuple[str, str], RouteAnswer] = MappingProxyType({
@@ -240,7 +256,33 @@ ANSWERS: Mapping[tuple[str, str], RouteAnswer] = MappingProxyType({
     ("POST", "/detokenize"): RouteAnswer(
         "The text.", {"prompt": "Name a"}, (*OF_BODY, *OF_WORK, "UnknownModel")),
     ("POST", "/v1/responses"): RouteAnswer(
-        "The response. With `stream` typed events.", _RESPONSE, _TO_OPENAI, (JSON, EVENTS)),
+        "The response. With `stream` typed events.", _RESPONSE, (*_TO_OPENAI, *_OF_KEPT),
+        (JSON, EVENTS)),
+    ("GET", _ONE): RouteAnswer(
+        "The response. With `stream` its events from number `starting_after` on.", _RESPONSE,
+        ("InvalidRequest", *_OF_RUNNING), (JSON, EVENTS)),
+    ("GET", f"{_ONE}/input_items"): RouteAnswer(
+        "The items.", _ITEMS, ("InvalidRequest", *_OF_RESPONSE)),
+    ("POST", f"{_ONE}/cancel"): RouteAnswer(
+        "The response as it has ended.", _RESPONSE, ("InvalidRequest", *_OF_RUNNING)),
+    ("DELETE", _ONE): RouteAnswer(
+        "The response is deleted.", {"id": "resp_1", "object": "response", "deleted": True},
+        _OF_RUNNING),
+    ("POST", _CONVERSATIONS): RouteAnswer(
+        "The conversation.", _CONVERSATION, (*OF_BODY, "EngineUnavailable", "StorageFull")),
+    ("GET", _TALK): RouteAnswer("The conversation.", _CONVERSATION, _OF_CONVERSATION),
+    ("POST", _TALK): RouteAnswer(
+        "The conversation.", _CONVERSATION, (*OF_BODY, *_OF_CONVERSATION)),
+    ("GET", f"{_TALK}/items"): RouteAnswer(
+        "The items.", _ITEMS, ("InvalidRequest", *_OF_CONVERSATION)),
+    ("POST", f"{_TALK}/items"): RouteAnswer(
+        "The items that were added.", _ITEMS, (*OF_BODY, *_OF_CONVERSATION)),
+    ("GET", f"{_TALK}/items/{{item_id}}"): RouteAnswer("The item.", _ITEM, _OF_CONVERSATION),
+    ("DELETE", f"{_TALK}/items/{{item_id}}"): RouteAnswer(
+        "The conversation without the item.", _CONVERSATION, _OF_CONVERSATION),
+    ("DELETE", _TALK): RouteAnswer(
+        "The conversation is deleted.",
+        {"id": "conv_1", "object": "conversation.deleted", "deleted": True}, _OF_CONVERSATION),
     ("POST", "/v1/messages"): RouteAnswer(
         "The message. With `stream` its events.", _MESSAGE, _TO_OPENAI, (JSON, EVENTS)),
     ("POST", "/v1/messages/count_tokens"): RouteAnswer(
@@ -269,6 +311,9 @@ REQUESTS: Mapping[tuple[str, str], Any] = MappingProxyType({
     ("POST", "/v1/chat/completions"): {
         "messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 16},
     ("POST", "/v1/responses"): {"input": "Name a river.", "max_output_tokens": 64},
+    ("POST", _CONVERSATIONS): {"metadata": {"topic": "rivers"}},
+    ("POST", _TALK): {"metadata": {"topic": "rivers"}},
+    ("POST", f"{_TALK}/items"): {"items": [_SAID]},
     ("POST", "/v1/messages"): {
         "model": "default", "max_tokens": 64,
         "messages": [{"role": "user", "content": "Name a river."}]},
