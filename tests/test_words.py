@@ -71,6 +71,12 @@ def test_an_old_word_is_gone(pattern: str, folders: tuple[str, ...], say: str) -
     assert not found, f"say {say!r} (see docs/glossary.md): {found}"
 
 
+def test_the_glossary_is_short() -> None:
+    """A newcomer reads it once."""
+    glossary = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
+    assert 40 <= len(re.findall(r"^- \*\*", glossary, re.M)) <= 70
+
+
 def test_every_folder_has_files() -> None:
     """A folder that was renamed would leave its words unchecked."""
     for _, folders, _ in OLD_WORDS:
