@@ -1,4 +1,4 @@
-"""The programs of docs/start.md and docs/migrate.md run unchanged, but for the server's address."""
+"""The programs of docs/index.md, start.md and migrate.md run, but for the server's address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from tests.integrations.recording import recorded
 
 DOCS = Path(__file__).parents[2] / "docs"
 # Of each page's programs: how many requests of a graph, and of OpenAI's chats, they send.
-PROGRAMS = {"start.md": [(1, 0), (1, 0), (0, 1)], "migrate.md": [(0, 1), (0, 1)]}
+PROGRAMS = {
+    "index.md": [(1, 0)],
+    "start.md": [(1, 0), (1, 0), (0, 1)],
+    "migrate.md": [(0, 1), (0, 1)],
+}
 
 
 @pytest.mark.parametrize(
