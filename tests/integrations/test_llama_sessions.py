@@ -6,9 +6,13 @@ Sessions and edges are those that the server shows when the run is over.
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import httpx2
 import pytest
 from llama_index.core import (
     SummaryIndex,
@@ -116,3 +120,20 @@ def test_one_session(rules_url: str, name: str) -> None:
         assert (*sent, *found) == (submits, singles, calls, edges)
         assert str(run(llm(ahead=False, provenance=False))) == str(said)
         assert len(proxy.bodies(CHAT)) - singles >= calls  # one by one
+
+
+SHORT_PROGRAM = """
+from llama_index.core import PromptTemplate
+from llama_index.llms.weftline import Weftline
+
+print(Weftline().predict(PromptTemplate("Close the door behind {guest}."), guest="the last one"))
+"""
+
+
+def test_a_program_that_ends_at_once_leaves_no_open_session(echo_url: str) -> None:
+    """The thread that closes sessions waits half a second, which the program does not last."""
+    environment = {**os.environ, "WEFTLINE_BASE_URL": echo_url}
+    subprocess.run([sys.executable, "-c", SHORT_PROGRAM], env=environment, check=True, timeout=60)
+    sessions = httpx2.get(f"{echo_url}/v1/sessions").raise_for_status().json()["sessions"]
+    states = [one["state"] for one in sessions if one["name"].startswith("Close the door")]
+    assert states == ["closed"]

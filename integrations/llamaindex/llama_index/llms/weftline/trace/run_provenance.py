@@ -6,6 +6,8 @@ of the run with their variables.
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import logging
 import re
 import secrets
@@ -50,6 +52,10 @@ _MARK = secrets.token_hex(8)
 _MARKED = re.compile(f"\ue000{_MARK}([^\ue000-\ue003]+)\ue001(.*?)\ue002{_MARK}\ue003", re.DOTALL)
 
 _CLOSERS = Closers()
+# A short program ends before the thread that closes its sessions has run.
+atexit.register(_CLOSERS.flush)
+# Closing a session waits no longer than this, because an unused session expires in the server.
+CLOSE_S = 2.0
 
 
 def by_template(
@@ -183,7 +189,7 @@ def _close(server: Server, id: str) -> None:
     async def close() -> None:
         await (await _session(server, id)).close()
 
-    BACKGROUND.run(close())
+    BACKGROUND.run(asyncio.wait_for(close(), CLOSE_S))
 
 
 def _show(server: Server, closer: Closer, on_graph: OnGraph, id: str) -> None:
