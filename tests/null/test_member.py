@@ -96,7 +96,7 @@ def test_what_other_servers_have_is_load_and_known_prefixes() -> None:
     """
     one = Member("e", None, description=api.Description(model="m", kv_tokens=300, is_shared=True))
     one.hold(sent(("a", 64)))
-    assert one.room == 300 and one.needs(10, 5) is None
+    assert one.others.room == 300 and one.others.needs(10, 5) is None
     told = elsewhere(running=2, held=90, latency=40, grouped=3, throughput=7, bounded=60, room=100)
     told = replace(told, strict=("b",))
     one.used_elsewhere(replace(told, grant=4, came=(("1.c", (("b", 64), ("c", 128))),)))
@@ -105,9 +105,9 @@ def test_what_other_servers_have_is_load_and_known_prefixes() -> None:
     assert (load.grouped, load.throughput, load.bounded) == (3, 7, 61)
     assert load.strict == {"b"}
     assert {"a", "b", "c"} <= set(load.prefixes) and one.is_busy
-    assert one.room == 100
-    assert one.needs(10, 5) == api.Claim(used=10, wanted=5, seen=4)
-    assert one.needs(10, 5) is None, "the engine knows"
+    assert one.others.room == 100
+    assert one.others.needs(10, 5) == api.Claim(used=10, wanted=5, seen=4)
+    assert one.others.needs(10, 5) is None, "the engine knows"
     one.used_elsewhere(elsewhere(moved=(("1.c", api.Residency.RESIDENT, 64),)))
     assert "b" in one.load().prefixes and "c" not in one.load().prefixes
     one.used_elsewhere(elsewhere(servers=1, moved=(("1.c", api.Residency.DROPPED, 0),)))

@@ -88,10 +88,11 @@ class Delivery:
         """Note what an engine says of itself. Return whether work may be placed that had no
         room."""
         if isinstance(event, api.Occupied):
-            return member.occupied_by_others(event.tokens)
+            return member.others.occupy(event.tokens)
         if isinstance(event, api.Elsewhere):
             # Without calls that wait only a new grant matters: it has to be acknowledged.
-            is_new = member.elsewhere is None or member.elsewhere.grant != event.grant
+            known = member.others.report
+            is_new = known is None or known.grant != event.grant
             member.used_elsewhere(event)
             return is_new or len(self._queue) > 0
         # The op of such an event may have ended and been freed: only its context counts.

@@ -147,7 +147,7 @@ class Dispatcher:
         was to be copied, and an agent computed 291 tokens of its paused context again.
         """
         member = self._fleet.members.get(engine)
-        if member is None or member.engine is None or member.elsewhere is not None:
+        if member is None or member.engine is None or member.others.report is not None:
             return
         costs = None if member.description is None else member.description.kv_costs
         if costs is not None and costs.host_tokens:
@@ -186,7 +186,7 @@ class Dispatcher:
         """Free all contexts that the engines keep for an application that has ended."""
         self._queue.withdrawn.discard(application)
         perform(self.memory.closed(application), self._fleet.members)
-        if self._queue or any(one.elsewhere is not None for one in self._fleet.members.values()):
+        if self._queue or any(one.others.report for one in self._fleet.members.values()):
             self._rounds.soon()
 
     async def _expire_forever(self) -> None:

@@ -138,12 +138,12 @@ class PlacementRounds:
     def _admit(self, models: Mapping[str, Sequence[Member]]) -> None:
         """Admit waiting applications to the KV caches, for each model on its own."""
         for model, members in models.items():
-            sizes = [one.room for one in members if one.description is not None]
+            sizes = [one.others.room for one in members if one.description is not None]
             known = [size for size in sizes if size is not None]
             pool = sum(known) if len(known) == len(sizes) else None
             self._memory.gate.progress(one.ops.left() for one in members)
             perform(self._memory.admit(model, pool, self._now()), self._fleet.members)
-            shared = [one for one in members if one.elsewhere is not None]
+            shared = [one for one in members if one.others.report is not None]
             if shared and known:
                 self._claim(model, shared)
 
@@ -156,7 +156,7 @@ class PlacementRounds:
         pools = [member.description.kv_tokens or 0 for member in members if member.description]
         whole = sum(pools) or 1
         for member, pool in zip(members, pools, strict=True):
-            claim = member.needs(ceil(used * pool / whole), ceil(wanted * pool / whole))
+            claim = member.others.needs(ceil(used * pool / whole), ceil(wanted * pool / whole))
             if claim is not None and isinstance(member.engine, api.IsShared):
                 member.engine.claim(claim)
 

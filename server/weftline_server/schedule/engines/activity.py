@@ -60,7 +60,7 @@ class EngineActivity:
         totals = member.ops.totals
         model = None if described is None else described.model
         whole = salt is None
-        elsewhere = member.elsewhere.running if whole and member.elsewhere is not None else 0
+        elsewhere = member.others.running if whole else 0
         return EngineActivity(
             name=member.name,
             state=member.state,

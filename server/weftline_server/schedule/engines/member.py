@@ -15,6 +15,7 @@ from weftline_server.graph.engine_score import EngineScore
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.engines.capacity import latency_tokens, most_at_once
 from weftline_server.schedule.engines.on_demand import OnDemand
+from weftline_server.schedule.engines.other_use import OtherUse
 from weftline_server.schedule.engines.prefix_index import KnownPrefixes, known_prefixes
 from weftline_server.schedule.engines.totals import Totals
 from weftline_server.schedule.lengths import Clues
@@ -286,9 +287,7 @@ class Member:
         self.description: api.Description | None = None
         self.kinds: frozenset[str] = frozenset()  # of op that it takes; set by `describe`
         self.prefixes: KnownPrefixes  # set by `describe`
-        self.others = 0  # tokens of its KV cache that other clients of the engine hold
-        self.elsewhere: api.Elsewhere | None = None  # what other servers of ours have on it
-        self.claim: api.Claim | None = None  # what this server has said that it needs
+        self.others = OtherUse()
         self._load: EngineLoad | None = None
         if isinstance(make, OnDemand):
             self.state, description = EngineState.ASLEEP, make.says
@@ -300,8 +299,7 @@ class Member:
         self.description = description
         self.kinds = frozenset(map(str, description.kinds))
         self.prefixes = known_prefixes(description)
-        self.others = 0
-        self.elsewhere = self.claim = None
+        self.others = OtherUse(description.kv_tokens)
         self._load = None
 
     def move_to(self, state: EngineState) -> None:
@@ -369,38 +367,14 @@ class Member:
         """Note that the engine has delivered the results of an op's first `items`."""
         self.ops.works[op] = self.ops.works[op].delivered(items)
 
-    def occupied_by_others(self, tokens: int) -> bool:
-        """Note how much of its KV cache others hold. Return whether that is less than before.
-
-        The tokens of others count for half of the cache at most: the calls of this server never
-        wait for them all.
-        """
-        pool = self.description.kv_tokens if self.description else None
-        before, self.others = self.others, min(tokens, (pool or 0) // 2)
-        if self.others != before:
-            self._load = None
-        return self.others < before
-
     def used_elsewhere(self, report: api.Elsewhere) -> None:
         """Note what other servers have on the engine, and the prefixes of their calls."""
         for context, prefixes in report.came:
             self.prefixes.expect(_foreign(context), prefixes)
         for context, residency, tokens in report.moved:
             self.prefixes.moved(_foreign(context), residency, tokens)
-        self.elsewhere = report
+        self.others.hear(report)
         self._load = None
-
-    def needs(self, used: int, wanted: int) -> api.Claim | None:
-        """What to tell the engine's ledger that this server's applications need; None where it
-        knows, or no other server uses the engine.
-        """
-        if self.elsewhere is None or self.elsewhere.servers < 2:
-            return None
-        claim = api.Claim(used=used, wanted=wanted, seen=self.elsewhere.grant)
-        if claim == self.claim:
-            return None
-        self.claim = claim
-        return claim
 
     def release(self, op: str) -> Work | None:
         """Note that the engine no longer has this op. Return its work; None if it never had it."""
@@ -417,46 +391,14 @@ class Member:
     @property
     def is_busy(self) -> bool:
         """Whether it runs calls, of this server or of another one."""
-        return bool(self.ops.works) or (self.elsewhere is not None and self.elsewhere.running > 0)
-
-    @property
-    def room(self) -> int | None:
-        """The tokens of its KV cache that this server may fill; None if its size is unknown.
-
-        Where other servers use the engine, its own ledger has the say.
-        """
-        pool = self.description.kv_tokens if self.description else None
-        if pool is None:
-            return None
-        if self.elsewhere is not None and self.elsewhere.room is not None:
-            pool = self.elsewhere.room
-        return pool - self.others
+        return bool(self.ops.works) or self.others.running > 0
 
     def load(self) -> EngineLoad:
         """Return the engine's load. It is kept, since of 256 engines few change between rounds."""
         if self._load is None:
             assert self.description is not None, "a ready engine has described itself"
-            load = self.ops.load(self.name, self.description, self.prefixes.hashes)
-            load = replace(load, held=load.held + self.others) if self.others else load
-            self._load = load if self.elsewhere is None else with_others(load, self.elsewhere)
-        return self._load
-
-
-def with_others(load: EngineLoad, others: api.Elsewhere) -> EngineLoad:
-    """The load of an engine with the ops of other servers, which are as good as calls of ours."""
-    if others.servers < 2:
-        return load
-    return replace(
-        load,
-        servers=others.servers,
-        running=load.running + others.running,
-        held=load.held + others.held,
-        latency=load.latency + others.latency,
-        grouped=load.grouped + others.grouped,
-        throughput=load.throughput + others.throughput,
-        bounded=load.bounded + others.bounded,
-        strict={*load.strict, *others.strict},
-    )
+            self._load = self.ops.load(self.name, self.description, self.prefixes.hashes)
+        return self.others.added(self._load)
 
 
 def _foreign(context: str) -> str:
