@@ -1,13 +1,17 @@
 """Builds the C kernels into the wheel: every variant that this machine's compiler can make.
 
-Such a wheel is of one platform. Without a compiler the wheel is of any platform, and a machine that
-has a compiler builds its variant at the first start.
+Such a wheel is of one platform. Without a compiler, or with WEFTLINE_WHEEL=any in the environment,
+the wheel is of any platform, and a machine that has a compiler builds its variant at the first
+start. The compiler's OpenMP library comes with the kernels, for machines that have none; GCC's
+Runtime Library Exception allows that.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -27,11 +31,13 @@ class Kernels(BuildHookInterface):  # type: ignore[misc]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, unless the install is editable: a checkout compiles what its sources say."""
         self._folder: Path | None = None
-        if self.target_name != "wheel" or version == "editable":
+        plain = os.environ.get("WEFTLINE_WHEEL") == "any"
+        if self.target_name != "wheel" or version == "editable" or plain:
             return
         sys.path.insert(0, str(Path(self.root) / "kernels"))
         try:
-            from weftline_kernels.cpu.compiler import NoCompiler, library_for
+            from weftline_kernels.cpu.compiler import NoCompiler, find_compiler, library_for
+            from weftline_kernels.cpu.loader import OPENMP
             from weftline_kernels.cpu.variants import VARIANTS, this_machine
         finally:
             del sys.path[0]
@@ -52,6 +58,8 @@ class Kernels(BuildHookInterface):  # type: ignore[misc]
                 build_data["force_include"][str(path)] = f"{_TARGET}/{path.name}"
                 built.append(library)
         if built:
+            if (openmp := _openmp(find_compiler(), OPENMP)) is not None:
+                build_data["force_include"][str(openmp)] = f"{_TARGET}/{OPENMP}"
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{_platform(built, machine.architecture)}"
         else:
@@ -63,9 +71,17 @@ class Kernels(BuildHookInterface):  # type: ignore[misc]
             shutil.rmtree(self._folder)
 
 
+def _openmp(compiler: str | None, name: str) -> Path | None:
+    """The OpenMP library of the compiler. The decoder is linked without one."""
+    asked = [str(compiler), f"-print-file-name={name}"]
+    found = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
+    return found.resolve() if found.is_absolute() else None
+
+
 def _platform(libraries: list[bytes], architecture: str) -> str:
     """The manylinux tag of the newest symbol of glibc that a library uses. They use no other
-    library but the OpenMP of torch, which is found at run time."""
+    library but OpenMP, which is found at run time: the wheel's own is the last resort, and needs a
+    glibc as new as the machine's that built it."""
     if sys.platform != "linux" or not any(map(_GLIBC.search, libraries)):
         return f"{sys.platform}_{architecture}"
     newest = max(int(found) for one in libraries for found in _GLIBC.findall(one))

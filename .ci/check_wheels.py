@@ -67,6 +67,8 @@ def _check_contents(wheels: list[Path]) -> None:
     assert packages == typed == ours, (packages, typed)
     machine = platform.machine()
     assert kernels == _KERNELS[machine], kernels
+    with zipfile.ZipFile(names["weftline"]) as wheel:
+        assert any(name.endswith("/libgomp.so.1") for name in wheel.namelist()), "OpenMP is missing"
     assert names["weftline"].stem.endswith(machine), "a wheel with kernels is of one platform"
     with zipfile.ZipFile(names["llama_index_llms_weftline"]) as wheel:
         shared = {"llama_index/__init__.py", "llama_index/llms/__init__.py"}

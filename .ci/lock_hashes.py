@@ -2,8 +2,8 @@
 
     pip install uv && python .ci/lock_hashes.py
 
-The versions are those of constraints.txt. The lists hold for every platform. torch and its CUDA
-packages have a list of their own, because PyTorch's own index has other builds of them.
+The versions are those of constraints.txt. The lists hold for every platform. torch and what it
+brings have a list of their own, because a machine without a GPU needs none of it.
 """
 
 from __future__ import annotations

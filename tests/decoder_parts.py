@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from weftline_kernels.cpu.blocks import WeightType
-from weftline_kernels.cpu.layout import pack, rounded_rows, scratch_row, stride
-from weftline_kernels.cpu.memory import WeightMemory
+from weftline_kernels.cpu.layout import rounded_rows, scratch_row, stride
+from weftline_kernels.cpu.panels import Panels, addresses
 
 
 class Parts:
     """Functions of one build of the decoder, on `threads` threads."""
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
-        self.threads, self._memory = threads, WeightMemory()
-        self.panel = int(library.weftline_panel())
+        self.threads, self._panels = threads, Panels(library, threads)
+        self.panel = self._panels.columns
         self._inputs = library.weftline_inputs
         self._inputs.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
         self._product = library.weftline_product
@@ -38,7 +38,9 @@ class Parts:
 
     def weights(self, weight_XY: Tensor) -> Tensor:
         """The weights of a product as `product` takes them."""
-        return pack(weight_XY, self.panel, self._memory)
+        rows = weight_XY.bfloat16().contiguous().view(torch.uint8).numpy()
+        packed = self._panels.pack(WeightType.BF16, addresses(rows), weight_XY.shape[1])
+        return torch.from_numpy(packed)
 
     def inputs(self, x_TY: Tensor) -> Tensor:
         """Rows as `product` takes them. Padding is 0."""

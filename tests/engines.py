@@ -15,7 +15,7 @@ import torch
 from weftline_engine.api import Failed, Kind, Op, Part, SamplingParams
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
 from weftline_engine.own.embedded.engine import Core
-from weftline_engine.own.embedded.model.base import Model, TorchModel
+from weftline_engine.own.embedded.model.base import Model
 from weftline_engine.own.embedded.model.checkpoint import RandomWeights
 from weftline_engine.own.embedded.model.config import (
     Activation,
@@ -29,8 +29,10 @@ from weftline_engine.own.embedded.model.config import (
     Rope,
     Scales,
 )
-from weftline_engine.own.embedded.model.decoders import torch_model
 from weftline_engine.own.embedded.model.device_model import Capture, DeviceModel
+from weftline_engine.own.embedded.model.host_model import HostModel
+from weftline_engine.own.embedded.model.torch_decoders import torch_model
+from weftline_engine.own.embedded.model.torch_model import TorchModel
 from weftline_kernels.operations import TORCH, TRITON, Operations
 
 VOCABULARY = 96
@@ -94,7 +96,7 @@ def network(
     device: torch.device,
     operations: Operations,
 ) -> TorchModel:
-    return torch_model(config, RandomWeights(device), dtype, device, operations)
+    return torch_model(config, RandomWeights(), dtype, device, operations)
 
 
 def core(model: Model, *, blocks: int = 160, max_running: int = 4, **options: Any) -> Core:
@@ -107,7 +109,7 @@ def core(model: Model, *, blocks: int = 160, max_running: int = 4, **options: An
 
 def on_cpu(config: ModelConfig, dtype: torch.dtype = torch.float32, **options: Any) -> Core:
     """The engine in plain torch. The others must give the same tokens."""
-    return core(network(config, dtype, torch.device("cpu"), TORCH), **options)
+    return core(HostModel(network(config, dtype, torch.device("cpu"), TORCH)), **options)
 
 
 def on_device(

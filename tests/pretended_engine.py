@@ -19,12 +19,13 @@ from torch import Tensor
 from tests import pretend
 from tests.torch_kernels import KERNELS, StandIn
 from weftline_engine.own import engine_process, loading
-from weftline_engine.own.embedded import array_copies, devices
+from weftline_engine.own.embedded import devices, torch_device
 from weftline_engine.own.embedded.config import EmbeddedConfig
-from weftline_engine.own.embedded.engine import Core
-from weftline_engine.own.embedded.model.decoders import checkpoint, torch_model
 from weftline_engine.own.embedded.model.device_model import CapturedStep, DeviceModel
 from weftline_engine.own.embedded.model.families import read_config
+from weftline_engine.own.embedded.model.torch_decoders import torch_model
+from weftline_engine.own.embedded.model.weights import checkpoint
+from weftline_engine.own.embedded.torch_device import TorchDevice
 from weftline_kernels.operations import TRITON
 
 
@@ -52,13 +53,8 @@ def install(
     for (module, name), launched in kernels.items():
         patch.setattr(module, name, pretend.kernel(launched, mode, name))
     # torch's inference mode and its tensor subclasses do not go together.
-    for owner, name in (
-        (Core, "step"),
-        (DeviceModel, "warm"),
-        (loading, "chunk_cost"),
-        (loading, "step_profile"),
-    ):
-        patch.setattr(owner, name, torch.no_grad()(getattr(owner, name).__wrapped__))
+    patch.setattr(TorchDevice, "computing", lambda self: torch.no_grad())
+    patch.setattr(DeviceModel, "warm", torch.no_grad()(vars(DeviceModel.warm)["__wrapped__"]))
     for name in ("load", "replay"):
         patch.setattr(CapturedStep, name, _still(mode, getattr(CapturedStep, name)))
     forward = DeviceModel.forward
@@ -68,7 +64,7 @@ def install(
         return forward(self, *args)
 
     patch.setattr(DeviceModel, "forward", logged)
-    patch.setattr(array_copies, "mark", mode.mark)
+    patch.setattr(torch_device, "mark", mode.mark)
     return mode
 
 
@@ -85,10 +81,10 @@ def main() -> None:
     patch = pytest.MonkeyPatch()
     mode = install(patch, {key: StandIn(function) for key, function in KERNELS.items()})
 
-    def decoder(options: argparse.Namespace, device: torch.device) -> DeviceModel:
+    def decoder(options: argparse.Namespace, device: TorchDevice) -> DeviceModel:
         dtype = getattr(torch, options.dtype)
         weights = checkpoint(options.model)
-        network = torch_model(read_config(options.model), weights, dtype, device, TRITON)
+        network = torch_model(read_config(options.model), weights, dtype, device.device, TRITON)
         return DeviceModel(network, max_running=options.max_running, capture=mode.capture)
 
     load = loading.load
@@ -97,7 +93,7 @@ def main() -> None:
         with mode.start():
             return load(options)
 
-    patch.setattr(devices, "choose", lambda wanted, dtype: pretend.DEVICE)
+    patch.setattr(devices, "choose", lambda wanted, dtype: TorchDevice(pretend.DEVICE))
     patch.setattr(loading, "_decoder", decoder)
     patch.setattr(loading, "load", loaded)
     with mode:

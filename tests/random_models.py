@@ -16,7 +16,7 @@ from weftline_engine.own.embedded.model.config import (
     Norms,
     Rope,
 )
-from weftline_engine.own.embedded.model.matrix import Blocks
+from weftline_engine.own.embedded.model.matrix import Matrix
 from weftline_kernels.cpu.blocks import SIZES, WeightType, row_bytes
 
 _QWEN3 = LlamaConfig(
@@ -84,7 +84,7 @@ class RandomBlocks(RandomWeights):
         super().__init__()
         self._kind, self._layers = kind, layers
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Blocks:
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
         kind = self._type_of(name)
         rows = min(shape[0], 64)
         draw = np.random.default_rng(0)
@@ -94,7 +94,7 @@ class RandomBlocks(RandomWeights):
         scale = np.array([1e-3 if weights == 32 else 1e-5], np.float16).view(np.uint8)
         for at in (208,) if kind == WeightType.Q6_K else (0, 2) if weights == 256 else (0,):
             blocks[..., at : at + 2] = scale
-        return Blocks(kind, np.tile(data, (-(-shape[0] // rows), 1))[: shape[0]], shape[1])
+        return Matrix(kind, np.tile(data, (-(-shape[0] // rows), 1))[: shape[0]], shape[1])
 
     def _type_of(self, name: str) -> WeightType:
         if self._kind != "q4_k_m":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from weftline_server.extras import EXTRAS
 
 ROOT = Path(__file__).parents[1]
 PROJECTS = (".", "integrations/langchain", "integrations/llamaindex")
@@ -104,7 +107,6 @@ def test_an_image_holds_nothing_without_a_hash() -> None:
     dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()
     installs = re.findall(r"pip install --no-cache-dir (.*)", dockerfile)
     assert all(one.startswith(("--require-hashes", "--no-deps")) for one in installs), installs
-    assert f'"torch=={pins["torch"]}"' in dockerfile
 
 
 def test_the_distributions_have_one_version() -> None:
@@ -145,3 +147,14 @@ def test_every_package_tells_type_checkers_that_it_has_types() -> None:
     packages = [*(ROOT / one for one in named), *parts]
     assert len(packages) == 10
     assert [one for one in packages if not (one / "py.typed").is_file()] == []
+
+
+def test_serving_imports_no_package_of_another_extra() -> None:
+    """Beside server and engine every extra is refused, as where it is not installed."""
+    ours = {name for extra in ("server", "engine") for name in EXTRAS[extra].values()}
+    others = {name for packages in EXTRAS.values() for name in packages.values()} - ours
+    refused = sorted({*others, "transformers", "safetensors"})
+    program = f"import sys; sys.modules.update(dict.fromkeys({refused!r})); "
+    program += "import weftline_server.commands.serve, weftline_engine.own.loading"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

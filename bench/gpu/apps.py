@@ -29,8 +29,8 @@ from tests.simulator.world import World, serving
 from weftline_engine import api
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
 from weftline_engine.own.embedded.engine import Core
-from weftline_engine.own.embedded.model.base import TorchModel
 from weftline_engine.own.embedded.model.device_model import DeviceModel
+from weftline_engine.own.embedded.model.torch_model import TorchModel
 from weftline_engine.pretend.simulation import words_tokenizer
 from weftline_server.prompt import prompter
 

@@ -31,8 +31,8 @@ import torch
 from bench.gpu import apps, attention, llama
 from bench.gpu.results import RESULTS, write
 from tests.kernels.hashes import kernel_hashes
-from weftline_engine.own.embedded.model.base import TorchModel
 from weftline_engine.own.embedded.model.config import LlamaConfig
+from weftline_engine.own.embedded.model.torch_model import TorchModel
 from weftline_kernels.work_list import SequenceRows
 
 BUDGET_S = 400.0

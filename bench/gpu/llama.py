@@ -18,11 +18,12 @@ from torch import Tensor
 from weftline_engine.api import Kind, Op, Part, SamplingParams
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
 from weftline_engine.own.embedded.engine import Core
-from weftline_engine.own.embedded.model.base import StepInput, TorchModel
+from weftline_engine.own.embedded.model.base import StepInput
 from weftline_engine.own.embedded.model.checkpoint import RandomWeights
 from weftline_engine.own.embedded.model.config import LayerKind, LlamaConfig, Rope
-from weftline_engine.own.embedded.model.decoders import torch_model
 from weftline_engine.own.embedded.model.device_model import CapturedStep, CudaGraphs, DeviceModel
+from weftline_engine.own.embedded.model.torch_decoders import torch_model
+from weftline_engine.own.embedded.model.torch_model import TorchModel
 from weftline_kernels.operations import TRITON
 from weftline_kernels.work_list import SequenceRows, build
 
@@ -55,7 +56,7 @@ TINY = replace(
 
 def load(config: LlamaConfig, device: torch.device) -> TorchModel:
     """A model of random bfloat16 weights."""
-    return torch_model(config, RandomWeights(device), torch.bfloat16, device, TRITON)
+    return torch_model(config, RandomWeights(), torch.bfloat16, device, TRITON)
 
 
 def token_bytes(config: LlamaConfig) -> int:
@@ -91,11 +92,11 @@ class Decode:
     @torch.inference_mode()
     def load(self, parts: Sequence[SequenceRows]) -> None:
         """Set the step that the next `run` computes."""
-        starts = torch.tensor([part.start for part in parts])
+        starts = np.array([part.start for part in parts])
         slots = [part.blocks[part.start // BLOCK] * BLOCK + part.start % BLOCK for part in parts]
         work = build(parts, BLOCK, min_blocks_saved=self.min_saved)
-        tokens, rows = torch.ones(len(parts), dtype=torch.int64), torch.arange(len(parts))
-        step = StepInput(tokens, starts, torch.tensor(slots), rows, work)
+        tokens, rows = np.ones(len(parts), np.int64), np.arange(len(parts))
+        step = StepInput(tokens, starts, np.array(slots), rows, work)
         self.step.load(step)
 
     @torch.inference_mode()

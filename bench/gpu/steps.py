@@ -11,15 +11,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from bench.gpu import attention, llama
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
 from weftline_engine.own.embedded.costs import kv_costs
 from weftline_engine.own.embedded.engine import Core
-from weftline_engine.own.embedded.model.base import StepInput, TorchModel
+from weftline_engine.own.embedded.model.base import StepInput
 from weftline_engine.own.embedded.model.config import HeadNorm, LlamaConfig, Norms
 from weftline_engine.own.embedded.model.device_model import DeviceModel
+from weftline_engine.own.embedded.model.torch_model import TorchModel
 from weftline_engine.own.embedded.step_inputs import chunk_cost
 from weftline_kernels.work_list import SequenceRows, build
 
@@ -72,7 +74,9 @@ def swaps(device: torch.device, dry: bool) -> Iterator[dict[str, object]]:
         model = DeviceModel(network, max_running=4, capture=llama.captures(device))
         core = Core(model, scheduling, llama.Silent())
         model.warm(core.cache)
-        found = kv_costs(chunk_cost(model, core.cache, scheduling), core.cache, scheduling)
+        found = kv_costs(
+            chunk_cost(model, core.cache, scheduling), core.cache, model.device, scheduling
+        )
         assert found is not None, "the step was measured"
         token = llama.token_bytes(config)
         yield {
@@ -110,17 +114,17 @@ def _launched(network: TorchModel, parts: list[SequenceRows], tables: list[list[
     model = DeviceModel(network, max_running=1, capture=lambda compute: compute)
     cache = network.new_cache(1 + tables[-1][-1], llama.BLOCK)
     count = sum(part.count for part in parts)
-    starts = torch.cat([torch.arange(part.start, part.start + part.count) for part in parts])
-    slots = torch.cat(
+    starts = np.concatenate([np.arange(part.start, part.start + part.count) for part in parts])
+    slots = np.concatenate(
         [
-            torch.tensor([part.blocks[at // llama.BLOCK] * llama.BLOCK + at % llama.BLOCK
+            np.array([part.blocks[at // llama.BLOCK] * llama.BLOCK + at % llama.BLOCK
                           for at in range(part.start, part.start + part.count)])
             for part in parts
         ]
     )  # fmt: skip
-    last = torch.tensor([part.first + part.count - 1 for part in parts])
+    last = np.array([part.first + part.count - 1 for part in parts])
     work = build(parts, llama.BLOCK, min_blocks_saved=8)
-    step = StepInput(torch.ones(count, dtype=torch.int64), starts, slots, last, work)
+    step = StepInput(np.ones(count, np.int64), starts, slots, last, work)
     times = []
     with torch.inference_mode():
         for _ in range(1 + (1 if network.device.type != "cuda" else REPEATS)):

@@ -40,10 +40,10 @@ def logits_of(model: Model, tokens: torch.Tensor) -> torch.Tensor:
     """Logits in the second half of a chunk, but for its last token."""
     at, blocks = np.arange(CHUNK), list(range(CHUNK // 16))
     cache = model.new_cache(len(blocks), 16)
-    wanted = torch.arange(CHUNK // 2, CHUNK - 1)
+    wanted = np.arange(CHUNK // 2, CHUNK - 1)
     work = build([SequenceRows(blocks, 0, CHUNK, 0)], 16)
-    places = torch.from_numpy(at)
-    return model.forward(StepInput(tokens, places, places, wanted, work), cache).float()
+    found = model.forward(StepInput(tokens.numpy(), at, at, wanted, work), cache)
+    return torch.from_numpy(found).float()
 
 
 def divergence(model: Model, reference: Model, chunks: torch.Tensor) -> dict[str, float]:

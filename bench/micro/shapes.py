@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from bench.harness import machine
 from bench.harness.metrics import spread
@@ -76,10 +75,9 @@ class Step:
             for i, first in enumerate(firsts)
         ]
         slots = np.concatenate([first * 16 + at for first in firsts])
-        last = torch.arange(1, self.streams + 1) * self.tokens - 1
-        tokens = torch.arange(self.streams * self.tokens) % 1000
-        every = torch.from_numpy(np.tile(at, self.streams))
-        return StepInput(tokens, every, torch.from_numpy(slots), last, build(rows, 16))
+        last = np.arange(1, self.streams + 1) * self.tokens - 1
+        tokens = np.arange(self.streams * self.tokens) % 1000
+        return StepInput(tokens, np.tile(at, self.streams), slots, last, build(rows, 16))
 
 
 def steps_of(prompt: int) -> list[Step]:
@@ -117,11 +115,11 @@ def bandwidth(library: ctypes.CDLL, threads: int) -> float:
     return found
 
 
-def decoder_of(config: LlamaConfig, kind: str, library: Any) -> NativeDecoder:
+def decoder_of(config: LlamaConfig, kind: str, library: Any, threads: int) -> NativeDecoder:
     """The decoder with random weights of a type."""
     plain = kind == "bfloat16"
     weights = RandomWeights() if plain else RandomBlocks(kind, config.layers)
-    return NativeDecoder(config, weights, library)
+    return NativeDecoder(config, weights, library, threads=threads)
 
 
 # A turn's tokens a second, and CPU seconds.
@@ -300,10 +298,11 @@ def rates_of(config: LlamaConfig, options: argparse.Namespace, raw: Path) -> dic
     """The floor's speed, and the rows of all systems."""
     with tempfile.TemporaryDirectory() as folder:
         library, choice = load(LibrarySearch(Path(folder), wanted=options.isa))
-        torch.set_num_threads(options.threads)
         speed = bandwidth(library, options.threads)
         print(f"  all cores read {speed / 1e9:.1f} GB/s", flush=True)
-        decoders = {kind: decoder_of(config, kind, library) for kind in options.type}
+        decoders = {
+            kind: decoder_of(config, kind, library, options.threads) for kind in options.type
+        }
         systems = systems_of(decoders, options, config)
         before = of_these_sources(raw, machine.describe()) if options.resume else None
         rates = measure(systems, options.repeat, before["rates"] if before else {}, raw)

@@ -29,11 +29,8 @@ EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "pyzmq": "zmq",
         },
         "engine": {
-            "torch": "torch",
             "numpy": "numpy",
-            "safetensors": "safetensors",
             "tokenizers": "tokenizers",
-            "transformers": "transformers",
             "gguf": "gguf",
             "huggingface-hub": "huggingface_hub",
             "llguidance": "llguidance",
@@ -55,7 +52,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "opentelemetry-sdk": "opentelemetry.sdk",
             "opentelemetry-exporter-otlp-proto-http": "opentelemetry.exporter.otlp.proto.http",
         },
-        "gpu": {"triton": "triton"},
+        "gpu": {"torch": "torch", "triton": "triton"},
         "vllm": {"vllm": "vllm"},
         "ray": {"ray": "ray"},
     }

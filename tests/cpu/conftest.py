@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from tests.cores import keep_to_own_cores
-from tests.variants import BUILDS
+from tests.variants import BUILDS, load_model
 from weftline_engine.api import (
     Event,
     Failed,
@@ -28,8 +28,7 @@ from weftline_engine.api import (
 )
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
 from weftline_engine.own.embedded.engine import Core
-from weftline_engine.own.embedded.model.base import TorchModel
-from weftline_engine.own.embedded.model.decoders import load_model
+from weftline_engine.own.embedded.model.host_model import HostModel
 from weftline_kernels.cpu.loader import library
 
 keep_to_own_cores()
@@ -160,12 +159,12 @@ def tiny_llama() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def decoders_by_type(tiny_directory: Path) -> dict[torch.dtype, TorchModel]:
+def decoders_by_type(tiny_directory: Path) -> dict[torch.dtype, HostModel]:
     return {kind: load_model(tiny_directory, kind) for kind in (torch.float32, torch.float64)}
 
 
 @pytest.fixture
-def make_bench(decoders_by_type: dict[torch.dtype, TorchModel]) -> Callable[..., Bench]:
+def make_bench(decoders_by_type: dict[torch.dtype, HostModel]) -> Callable[..., Bench]:
     def make(
         *,
         blocks: int = 256,

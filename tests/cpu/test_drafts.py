@@ -23,6 +23,7 @@ from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
 from weftline_engine.own.constraints.grammars import TokenGrammars
 from weftline_engine.own.detokenizer import ByteDetokenizer
 from weftline_engine.own.embedded.engine import Core
+from weftline_engine.own.embedded.host_device import HOST
 from weftline_engine.own.embedded.model.base import StepInput
 from weftline_engine.own.embedded.model.checkpoint import Checkpoint
 from weftline_engine.own.embedded.model.config import LlamaConfig
@@ -84,21 +85,21 @@ def said(outcome: Outcome) -> Any:
     return bits, end.reason, end.usage.prompt_tokens, end.usage.output_tokens
 
 
-def chunked(decoder: NativeDecoder, tokens: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
+def chunked(decoder: NativeDecoder, tokens: Tensor, counts: list[int]) -> tuple[Any, Any]:
     """Logits of every row of one sequence that is computed in these chunks, and its KV cache."""
     cache, blocks, found, start = decoder.new_cache(32, 16), list(range(31, -1, -1)), [], 0
     for count in counts:
         at = np.arange(start, start + count)
         step = StepInput(
-            tokens[start : start + count],
-            torch.from_numpy(at),
-            torch.from_numpy(np.asarray(blocks)[at // 16] * 16 + at % 16),
-            torch.arange(count),
+            tokens[start : start + count].numpy(),
+            at,
+            np.asarray(blocks)[at // 16] * 16 + at % 16,
+            np.arange(count),
             build([SequenceRows(blocks, 0, count, start)], 16),
         )
-        found.append(decoder.forward(step, cache).clone())
+        found.append(decoder.forward(step, cache))
         start += count
-    return torch.cat(found), cache
+    return np.concatenate(found), cache
 
 
 def test_a_row_has_the_same_bits_with_drafts_behind_it(variant: NativeDecoder) -> None:
@@ -108,8 +109,8 @@ def test_a_row_has_the_same_bits_with_drafts_behind_it(variant: NativeDecoder) -
     several = [300, *range(1, MOST_ROWS + 1)]
     alone, alone_cache = chunked(variant, tokens, [300, *[1] * sum(several[1:])])
     together, cache = chunked(variant, tokens, several)
-    assert torch.equal(alone, together)
-    assert torch.equal(alone_cache, cache)
+    assert np.array_equal(alone, together)
+    assert np.array_equal(alone_cache, cache)
 
 
 SAMPLINGS: dict[str, dict[str, Any]] = {
@@ -234,19 +235,19 @@ def test_forced_tokens_are_drafted(
 class Markov:
     """A model whose next token depends on the last one alone, by a table of probabilities."""
 
-    device = torch.device("cpu")
+    device = HOST
     min_blocks_saved = 1
     overlaps = False
 
     def __init__(self, table: list[list[float]], config: Any) -> None:
         self.config = replace(config, vocabulary=len(table), eos=())
-        self._logits = torch.tensor(table).log()
+        self._logits = np.log(np.array(table, np.float32))
 
-    def forward(self, step: StepInput, cache: Tensor, /) -> Tensor:
+    def forward(self, step: StepInput, cache: Any, /) -> Any:
         return self._logits[step.tokens_T[step.rows_R]]
 
-    def new_cache(self, blocks: int, block_size: int) -> Tensor:
-        return torch.zeros(1, 2, 1, blocks, block_size, 1)
+    def new_cache(self, blocks: int, block_size: int) -> Any:
+        return np.zeros((1, 2, 1, blocks, block_size, 1))
 
 
 def test_a_draft_without_finite_logits_ends_only_its_op(
@@ -257,7 +258,7 @@ def test_a_draft_without_finite_logits_ends_only_its_op(
     cycle = Markov([[0.01, 0.97, 0.02], [0.02, 0.01, 0.97], [0.97, 0.02, 0.01]], native.config)
     spoilt: list[int] = []
 
-    def probe(logits_RV: Tensor, ops: list[str]) -> None:
+    def probe(logits_RV: Any, ops: list[str]) -> None:
         rows = [row for row, op in enumerate(ops) if op == "bad"]
         if len(rows) > 1:
             spoilt.append(rows[-1])

@@ -18,9 +18,10 @@ from weftline.local import local_server
 from weftline_engine.api import Part
 from weftline_engine.own.embedded.config import EmbeddedConfig
 from weftline_engine.own.embedded.devices import choose
+from weftline_engine.own.embedded.host_device import HOST
 from weftline_engine.own.embedded.model.config import LlamaConfig, ModelError
-from weftline_engine.own.embedded.model.decoders import for_device
 from weftline_engine.own.embedded.model.families import read_config
+from weftline_engine.own.embedded.model.torch_decoders import for_device
 from weftline_engine.own.loading import load
 
 
@@ -89,7 +90,7 @@ def test_a_missing_device_is_an_error() -> None:
     """auto takes the CPU then. With cuda the error says why there is none."""
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device here")
-    assert choose("auto", "bfloat16") == choose("cpu", "float64") == torch.device("cpu")
+    assert (choose("auto", "bfloat16"), choose("cpu", "float64")) == (HOST, HOST)
     with pytest.raises(ModelError, match="torch sees no CUDA device; give --device cpu"):
         choose("cuda", "bfloat16")
 

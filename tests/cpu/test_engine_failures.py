@@ -22,7 +22,7 @@ from weftline_engine.api import (
     Residency,
     Retention,
 )
-from weftline_engine.own.embedded import worker
+from weftline_engine.own.embedded.host_device import HostBlocks
 
 Make = Callable[..., Any]
 
@@ -54,7 +54,7 @@ def test_nan_fails_one_request_and_no_other(
     expected = {name: make_bench().run(generate(name, p))[0].tokens for name, p in prompts.items()}
     seen = 0
 
-    def probe(logits_RV: Tensor, ops: list[str]) -> None:
+    def probe(logits_RV: Any, ops: list[str]) -> None:
         nonlocal seen
         if "b" in ops:
             seen += 1
@@ -80,9 +80,7 @@ def test_nan_in_the_cache_reaches_no_other_request(
     """
     prompt = tokens_of(1, 33)
     expected = make_bench(blocks=4).run(generate("op", prompt))[0].tokens
-    bench: Any = make_bench(
-        blocks=4, probe=lambda logits, ops: bench.core.cache.fill_(float("nan"))
-    )
+    bench: Any = make_bench(blocks=4, probe=lambda logits, ops: bench.core.cache.fill(float("nan")))
     bench.submit([generate("bad", prompt)])
     bench.step()
     assert bench.run() == []
@@ -251,7 +249,7 @@ def test_a_failed_step_frees_its_tensors_before_its_halves_run(
     assert alive == [False, False]
 
 
-@pytest.mark.parametrize("full", ["save_blocks", "restore_blocks"])
+@pytest.mark.parametrize("full", ["save", "restore"])
 def test_a_swap_that_runs_out_of_memory_changes_no_answer(
     full: str, make_bench: Make, generate: Make, fill: Make, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -267,10 +265,10 @@ def test_a_swap_that_runs_out_of_memory_changes_no_answer(
     expected, bench = make_bench(), make_bench()
     expected.run(fill("f", prompt, context="c"))
     bench.run(fill("f", prompt, context="c"))
-    monkeypatch.setattr(worker, full, no_room)
+    monkeypatch.setattr(HostBlocks, full, no_room)
     bench.core.retain("c", Retention.SWAP)
-    while full == "restore_blocks" and bench.core.book.scheduler.tree.evict():
-        bench.core.cache.zero_()
+    while full == "restore" and bench.core.book.scheduler.tree.evict():
+        bench.core.cache.fill(0)
     bench.core.retain("c", Retention.KEEP)
     found = bench.run(generate("g", [7, 8], **own))[0]
     assert found.tokens == expected.run(generate("g", [7, 8], **own))[0].tokens

@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.families import FAMILIES, ROPES
 from tests.gguf_files import write_gguf
-from tests.variants import prefill
-from weftline_engine.own.embedded.model.decoders import load_model
+from tests.variants import load_model, prefill
 from weftline_engine.own.models import resolve
 
 SIZES = {

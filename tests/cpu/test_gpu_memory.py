@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from weftline_engine.own import loading
-from weftline_engine.own.embedded import devices
+from weftline_engine.own.embedded import torch_device
 from weftline_engine.own.embedded.model.config import ModelError
 
 GPU = torch.device("cuda", 0)
@@ -21,9 +21,9 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(
     """140 GB of weights and 78 GB of free memory: the sentence has the line for several GPUs."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (78 * 10**9, 80 * 10**9))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    devices.check_memory(GPU, 78 * 10**9)
+    torch_device.check_memory(GPU, 78 * 10**9)
     with pytest.raises(ModelError) as error:
-        devices.check_memory(GPU, 140 * 10**9)
+        torch_device.check_memory(GPU, 140 * 10**9)
     assert str(error.value) == (
         "the weights need 140.0 GB, and 78.0 GB of the GPU's memory are free; take a smaller "
         "model, or spread it over 4 GPUs by vLLM: weftline serve MODEL --engine vllm "
@@ -36,9 +36,9 @@ def test_a_machine_with_several_gpus_is_told_that_one_computes(
 ) -> None:
     """With one there is nothing to say."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert devices.one_of_several() == ""
+    assert torch_device.one_of_several() == ""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert devices.one_of_several() == (
+    assert torch_device.one_of_several() == (
         "one of 2 GPUs computes: start a replica on each, with CUDA_VISIBLE_DEVICES, or spread it "
         "over 2 GPUs by vLLM: weftline serve MODEL --engine vllm --engine-python PYTHON "
         "--tensor-parallel 2."
@@ -48,7 +48,7 @@ def test_a_machine_with_several_gpus_is_told_that_one_computes(
 class OnGpu:
     """A model whose weights are on a GPU."""
 
-    device = GPU
+    device = torch_device.TorchDevice(GPU)
 
 
 def test_free_memory_is_measured_after_the_largest_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from weftline_engine.own.embedded.model.base import TorchModel
 from weftline_engine.own.embedded.model.decoders import load_decoder
+from weftline_engine.own.embedded.model.host_model import HostModel
 from weftline_engine.own.embedded.model.native_decoder import NativeDecoder
 from weftline_kernels.cpu.compiler import compile_library, flags_of, library_for, seal, variant_key
 from weftline_kernels.cpu.loader import (
@@ -238,7 +238,7 @@ def test_a_cpu_without_avx2_computes_in_float32(
 ) -> None:
     """torch would emulate bfloat16 there, so it gets float32, and the first log line says so."""
     model = load_decoder(tiny_directory, "bfloat16", 16, tmp_path, machine=OLD)
-    assert isinstance(model, TorchModel) and model.dtype is torch.float32
+    assert isinstance(model, HostModel) and model.network.dtype is torch.float32
     said = capsys.readouterr().err
     assert said.startswith("engine: torch, in float32 because this CPU has no bfloat16 products")
     assert "This CPU lacks abm, avx2, bmi1" in said
@@ -275,7 +275,7 @@ def test_loading_a_variant_executes_none_of_its_instructions(tmp_path: Path) -> 
     path = tmp_path / "widest.so"
     path.write_bytes(compile_library((*flags_of(widest), "-O1"), KEY))
     code = (
-        "import torch; from weftline_kernels.cpu import loader; loader._share_openmp();"
+        "from weftline_kernels.cpu import loader; loader._share_openmp();"
         f"import ctypes; print(ctypes.CDLL({str(path)!r}).weftline_forward)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -18,9 +18,8 @@ from transformers import (
 )
 
 from tests.families import FAMILIES, ROPES
-from tests.variants import prefill
+from tests.variants import load_model, prefill
 from weftline_engine.own.embedded.model.base import StepInput
-from weftline_engine.own.embedded.model.decoders import load_model
 from weftline_kernels.work_list import SequenceRows, build
 
 TINY: dict[str, Any] = {}
@@ -59,11 +58,10 @@ def test_logits_equal_transformers(
     cache = decoder.new_cache(8, 16)
     blocks = np.arange(7, -1, -1)
     slots = blocks[np.arange(75) // 16] * 16 + np.arange(75) % 16
-    step = StepInput(
-        tokens, torch.arange(75), torch.from_numpy(slots), torch.arange(75),
-        build([SequenceRows(blocks.tolist(), 0, 75, 0)], 16),
-    )  # fmt: skip
-    torch.testing.assert_close(decoder.forward(step, cache), expected, atol=atol, rtol=1e-5)
+    work = build([SequenceRows(blocks.tolist(), 0, 75, 0)], 16)
+    step = StepInput(tokens.numpy(), np.arange(75), slots, np.arange(75), work)
+    found = torch.from_numpy(decoder.forward(step, cache))
+    torch.testing.assert_close(found, expected, atol=atol, rtol=1e-5)
 
 
 def test_the_text_of_gemma_3_is_read_out_of_a_model_of_images(

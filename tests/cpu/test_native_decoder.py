@@ -26,6 +26,7 @@ from weftline_engine.own.embedded.model.checkpoint import Checkpoint
 from weftline_engine.own.embedded.model.config import LlamaConfig
 from weftline_engine.own.embedded.model.decoders import load_decoder
 from weftline_engine.own.embedded.model.families import read_config
+from weftline_engine.own.embedded.model.host_model import HostModel
 from weftline_engine.own.embedded.model.llama import LlamaDecoder
 from weftline_engine.own.embedded.model.native_decoder import NativeDecoder
 from weftline_kernels.attention import TorchAttention
@@ -57,7 +58,7 @@ ONE_SUM = 0.1
 )
 def pair(
     request: pytest.FixtureRequest, built: Any, tiny_llama: Make, tmp_path: Path
-) -> tuple[LlamaDecoder, NativeDecoder]:
+) -> tuple[HostModel, NativeDecoder]:
     """The same weights in float64, with a cache of bfloat16 numbers, and packed."""
     directory = tiny_llama(tmp_path, **request.param)
     path = directory / "model.safetensors"
@@ -66,7 +67,7 @@ def pair(
     assert isinstance(config, LlamaConfig)
     operations = TORCH._replace(rope_store=stored_in_bfloat16)
     reference = LlamaDecoder(config, weights, torch.float64, operations=operations)
-    return reference, NativeDecoder(config, weights, built)
+    return HostModel(reference), NativeDecoder(config, weights, built)
 
 
 def stored_in_bfloat16(*inputs: Any) -> torch.Tensor:
@@ -84,9 +85,7 @@ def mean(request: pytest.FixtureRequest) -> float:
     return MEAN_OF_PAIRS if "bf16" in flags or "PAIRS" in flags else MEAN
 
 
-def test_logits_equal_the_torch_decoder(
-    pair: tuple[LlamaDecoder, NativeDecoder], mean: float
-) -> None:
+def test_logits_equal_the_torch_decoder(pair: tuple[HostModel, NativeDecoder], mean: float) -> None:
     """300 tokens come in uneven chunks, so that an item is longer than the scores kept at once."""
     reference, native = pair
     tokens = torch.randint(0, 256, (300,), generator=torch.Generator().manual_seed(0))
@@ -101,7 +100,7 @@ def test_logits_equal_the_torch_decoder(
     assert (found.argmax(-1) == expected.argmax(-1)).float().mean() > 0.93
 
 
-def test_chunks_change_no_bit_of_a_row(pair: tuple[LlamaDecoder, NativeDecoder]) -> None:
+def test_chunks_change_no_bit_of_a_row(pair: tuple[HostModel, NativeDecoder]) -> None:
     """Every row is summed in the same order whatever rows are beside it. This holds up to 256
     tokens, where the context of a single query starts to be cut into parts.
     """
@@ -113,7 +112,7 @@ def test_chunks_change_no_bit_of_a_row(pair: tuple[LlamaDecoder, NativeDecoder])
     assert torch.equal(prefill(native, tokens, [250]), whole)
 
 
-def test_a_long_context_is_cut_and_merged(pair: tuple[LlamaDecoder, NativeDecoder]) -> None:
+def test_a_long_context_is_cut_and_merged(pair: tuple[HostModel, NativeDecoder]) -> None:
     """340 tokens make several tasks for one query. Their merge equals a prefill in one piece."""
     _, native = pair
     tokens = torch.randint(0, 256, (340,), generator=torch.Generator().manual_seed(0))
@@ -122,7 +121,7 @@ def test_a_long_context_is_cut_and_merged(pair: tuple[LlamaDecoder, NativeDecode
     torch.testing.assert_close(found, whole, atol=ONE_SUM, rtol=0)
 
 
-def test_drafts_change_no_bit_of_a_long_context(pair: tuple[LlamaDecoder, NativeDecoder]) -> None:
+def test_drafts_change_no_bit_of_a_long_context(pair: tuple[HostModel, NativeDecoder]) -> None:
     """A token behind 330 others gives the same bits alone and with four drafts behind it, where the
     context is cut into parts, and windows leave most parts out."""
     _, native = pair
@@ -145,7 +144,7 @@ class Texts:
 
 
 def test_batched_and_preempted_requests_equal_those_alone(
-    pair: tuple[LlamaDecoder, NativeDecoder], generate: Make, tokens_of: Make
+    pair: tuple[HostModel, NativeDecoder], generate: Make, tokens_of: Make
 ) -> None:
     """Six requests on two shared prefixes run batched and preempted, and each alone."""
     _, native = pair
@@ -168,7 +167,7 @@ def test_batched_and_preempted_requests_equal_those_alone(
 
 
 def test_a_task_of_more_queries_changes_no_bit(
-    pair: tuple[LlamaDecoder, NativeDecoder], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[HostModel, NativeDecoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This also holds for more rows than share a block: 768 in wide groups."""
     tokens, found = torch.arange(200) * 7 % 250, []

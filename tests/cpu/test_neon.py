@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from weftline_kernels.cpu.compiler import COMMON, FOLDER
-from weftline_kernels.cpu.layout import pack
-from weftline_kernels.cpu.memory import WeightMemory
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 PANEL = 32  # columns, where a vector has 16 lanes
@@ -34,6 +32,14 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+def packed(weight: torch.Tensor) -> torch.Tensor:
+    """Panels of rows, padded with zeros: pairs of columns, then the rows (packing.h)."""
+    rows, inner = weight.shape
+    padded = torch.zeros(-(-rows // PANEL) * PANEL, inner, dtype=torch.bfloat16)
+    padded[:rows] = weight
+    return padded.view(-1, PANEL, inner // 2, 2).transpose(1, 2).contiguous()
+
+
 @pytest.mark.parametrize(
     ("rows", "inner", "width"), [(1, 576, 70), (2, 96, 33), (7, 80, 64), (30, 576, 31)]
 )
@@ -46,7 +52,7 @@ def test_neon_computes_what_torch_does(program: Path, rows: int, inner: int, wid
     sent = [
         torch.tensor([rows, inner, width]),
         x,
-        pack(weight, PANEL, WeightMemory()),
+        packed(weight),
         norm,
     ]
     data = b"".join(one.contiguous().view(torch.uint8).numpy().tobytes() for one in sent)

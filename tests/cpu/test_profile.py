@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from weftline_engine.api import KvCosts
@@ -14,6 +15,7 @@ from weftline_engine.bookkeeping.schedule.step_scheduler import Chunk
 from weftline_engine.own.embedded import step_inputs
 from weftline_engine.own.embedded.config import EmbeddedConfig
 from weftline_engine.own.embedded.costs import kv_costs
+from weftline_engine.own.embedded.host_device import HOST
 from weftline_engine.own.embedded.step_budget import RowCost
 from weftline_engine.own.embedded.step_inputs import step_profile
 from weftline_engine.transport.process import ProcessEngine
@@ -70,10 +72,10 @@ async def test_the_child_announces_it(tiny_directory: Path) -> None:
 def test_the_costs_of_the_cache(make_bench: Callable[..., Any]) -> None:
     """16 blocks of 16 tokens take 2 s for both ways: 1/256 s a token. The blocks do not change."""
     core = make_bench(blocks=32).core
-    core.cache.normal_()
-    before = core.cache.clone()
+    core.cache[:] = np.random.default_rng(0).normal(size=core.cache.shape)
+    before = core.cache.copy()
     times = iter([0.0, 9.0, 10.0, 12.0, 20.0, 25.0])
-    found = kv_costs(RowCost(0.5, 0.25), core.cache, core.config, 100, lambda: next(times))
+    found = kv_costs(RowCost(0.5, 0.25), core.cache, HOST, core.config, 100, lambda: next(times))
     size = core.config.block_size
     assert found == KvCosts(
         step_s=0.5,
@@ -82,8 +84,8 @@ def test_the_costs_of_the_cache(make_bench: Callable[..., Any]) -> None:
         copy_s=1 / (16 * size),
         host_tokens=100,
     )
-    assert core.cache.equal(before)
-    assert kv_costs(None, core.cache, core.config) is None
+    assert np.array_equal(core.cache, before)
+    assert kv_costs(None, core.cache, HOST, core.config) is None
 
 
 def test_the_cost_of_a_prompt_is_that_of_the_largest_step(

@@ -21,13 +21,15 @@ from tests.families import FAMILIES
 from tests.random_gguf import write_gguf
 from tests.random_models import SHAPES
 from tests.variants import prefill
-from weftline_engine.own.embedded.model import decoders
+from weftline_engine.own.embedded.model import weights as model_weights
 from weftline_engine.own.embedded.model.blocks_file import BlocksFile
 from weftline_engine.own.embedded.model.checkpoint import Checkpoint
-from weftline_engine.own.embedded.model.config import LlamaConfig, ModelError
+from weftline_engine.own.embedded.model.config import LlamaConfig, ModelConfig, ModelError
 from weftline_engine.own.embedded.model.decoders import load_decoder
 from weftline_engine.own.embedded.model.families import read_config
+from weftline_engine.own.embedded.model.host_model import HostModel
 from weftline_engine.own.embedded.model.llama import LlamaDecoder
+from weftline_engine.own.embedded.model.matrix import Matrix, floats
 from weftline_engine.own.embedded.model.native_decoder import NativeDecoder
 from weftline_engine.own.models import resolve
 from weftline_engine.own.models.llama_gguf import LlamaGguf
@@ -55,6 +57,12 @@ def with_16_bits(name: str) -> WeightType:
     return {"gate": W.Q4_1, "o_proj": W.F16, "embed": W.F16}.get(
         next((part for part in ("gate", "o_proj", "embed") if part in name), ""), W.Q4_0
     )
+
+
+def in_float64(config: ModelConfig, weights: Checkpoint) -> HostModel:
+    """The model of these values in torch."""
+    assert isinstance(config, LlamaConfig)
+    return HostModel(LlamaDecoder(config, weights, torch.float64))
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -93,7 +101,7 @@ def test_logits_are_those_of_the_values_in_any_batch(
     assert torch.equal(prefill(native, TOKENS, [7, 1, 1, 30, 161, 50]), whole)
     native.threads = 2
     assert torch.equal(prefill(native, TOKENS, [250]), whole)
-    reference = prefill(LlamaDecoder(config, weights, torch.float64), TOKENS, [250])
+    reference = prefill(in_float64(config, weights), TOKENS, [250])
     if config.experts is None:
         assert 1e-4 < relative(whole, reference) < 0.1
         return
@@ -113,15 +121,13 @@ def test_safetensors_are_quantised_when_they_are_loaded(
     tensors = load_file(tiny_directory / "model.safetensors")
 
     class Quantised(Checkpoint):
-        def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-            found = tensors[name].float()
-            if found.dim() == 1:
-                return found
+        def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
             one = gguf.GGMLQuantizationType(int(kind))
-            return torch.from_numpy(gguf.dequantize(gguf.quantize(found.numpy(), one), one))
+            values = gguf.dequantize(gguf.quantize(tensors[name].float().numpy(), one), one)
+            return floats(values)
 
     weights = Quantised(tiny_directory)
-    reference = LlamaDecoder(decoder.config, weights, torch.float64)
+    reference = in_float64(decoder.config, weights)
     found, expected = prefill(decoder, TOKENS, [250]), prefill(reference, TOKENS, [250])
     assert 1e-4 < relative(found, expected) < 0.1
 
@@ -143,12 +149,18 @@ def test_a_gguf_is_computed_as_it_lies(
     assert not (directory / "model.safetensors").exists()
     model, weights = LlamaGguf(source), BlocksFile(directory)
     for name, values in model.weights():
-        assert np.array_equal(weights.read(name, values.shape).numpy(), values), name
+        rows, *columns = values.shape
+        lies = (
+            weights.matrix(name, (rows, *columns)).values()
+            if columns
+            else weights.vector(name, rows)
+        )
+        assert np.array_equal(lies, values), name
     decoder = load_decoder(directory, "bfloat16", 16, tmp_path / "kernels")
-    assert isinstance(decoder, NativeDecoder | LlamaDecoder)
+    assert isinstance(decoder, NativeDecoder | HostModel)
     if isinstance(decoder, NativeDecoder):
         assert "MB of weights in memory: BF16 " in capfd.readouterr().err
-    reference = LlamaDecoder(decoder.config, weights, torch.float64)
+    reference = in_float64(decoder.config, weights)
     found, expected = prefill(decoder, TOKENS, [60]), prefill(reference, TOKENS, [60])
     assert relative(found, expected) < 0.05
     assert resolve(str(source), home=tmp_path, direct=True) == directory
@@ -199,7 +211,7 @@ def test_too_little_memory_is_said_before_loading(
     tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sentence has both numbers. With fewer bits a weight the same model fits."""
-    monkeypatch.setattr(decoders, "available_bytes", lambda: 150_000)
+    monkeypatch.setattr(model_weights, "available_bytes", lambda: 150_000)
     with pytest.raises(ModelError, match=r"the weights need 0\.0 GB of memory, and 0\.0 GB are"):
         load_decoder(tiny_directory, "bfloat16", 16, tmp_path)
     load_decoder(tiny_directory, "bfloat16", 16, tmp_path, quantize="q4_0")

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from weftline_engine.api import FinishReason, Kind, Op, Part, SamplingParams
 from weftline_engine.own.embedded.sample.constraint import NoGrammars
@@ -24,6 +23,12 @@ REQUESTS = [
     replace(GREEDY, repetition_penalty=0.8, frequency_penalty=2.0, logprobs=2),
     replace(GREEDY, logprobs=0),
 ]
+
+
+def log_softmax(logits: Any) -> Any:
+    """The log probabilities of rows."""
+    wide = logits.astype(np.float64)
+    return wide - np.log(np.exp(wide).sum(-1, keepdims=True))
 
 
 def penalised(
@@ -50,7 +55,7 @@ def test_penalties_and_logprobs_are_the_plain_rules(seed: int) -> None:
     before = [sampler.add(REQUESTS[2], 0) for _ in range(3)]
     for slot in before:
         sampler.begin(slot, REQUESTS[2], [1, 2, 3])
-        sampler.choose(torch.zeros(1, 8), [slot], [0])
+        sampler.choose(np.zeros((1, 8), np.float32), [slot], [0])
     for slot in before:
         sampler.remove(slot)
     slots = [sampler.add(params, 0) for params in REQUESTS]
@@ -61,9 +66,7 @@ def test_penalties_and_logprobs_are_the_plain_rules(seed: int) -> None:
     for step in range(30):
         order = generator.permutation(6)[: 1 + step % 6].tolist()
         logits = generator.normal(size=(len(order), 8)) * 3
-        chosen = sampler.choose(
-            torch.from_numpy(logits.copy()), [slots[i] for i in order], [step] * len(order)
-        )
+        chosen = sampler.choose(logits.copy(), [slots[i] for i in order], [step] * len(order))
         for row, i in enumerate(order):
             expected = penalised(logits[row].tolist(), REQUESTS[i], prompts[i], outputs[i])
             assert chosen.tokens[row] == int(np.argmax(expected))
@@ -87,10 +90,10 @@ def test_a_row_of_nan_counts_nothing() -> None:
     slots = [sampler.add(params, 0), sampler.add(params, 0)]
     for slot in slots:
         sampler.begin(slot, params, [0])
-    logits = torch.tensor([[0.0, 1.0, 0.5, 0.0], [float("nan")] * 4])
-    assert sampler.choose(logits.clone(), slots, [0, 0]).tokens == [1, None]
+    logits = np.array([[0.0, 1.0, 0.5, 0.0], [float("nan")] * 4], np.float32)
+    assert sampler.choose(logits.copy(), slots, [0, 0]).tokens == [1, None]
     logits[1] = logits[0]
-    assert sampler.choose(logits.clone(), slots, [1, 1]).tokens == [2, 1]
+    assert sampler.choose(logits.copy(), slots, [1, 1]).tokens == [2, 1]
 
 
 def test_a_row_that_is_drawn_again_says_so() -> None:
@@ -98,14 +101,14 @@ def test_a_row_that_is_drawn_again_says_so() -> None:
     sampler = Sampler(1, 3000, (), NoGrammars())
     params = SamplingParams(max_tokens=9, top_p=0.9, logprobs=0)
     slots = [sampler.add(params, seed) for seed in (1, 2)]
-    logits = torch.linspace(0, 0.5, 6000).reshape(2, 3000)
+    logits = np.linspace(0, 0.5, 6000, dtype=np.float32).reshape(2, 3000)
     logits[1, 5] = 100
-    drawn = sampler.draw(logits.clone(), slots, [0, 0])
+    drawn = sampler.draw(logits.copy(), slots, [0, 0])
     assert drawn.next_R.tolist() == [0, 5]
     chosen = sampler.read(drawn)
     token = chosen.tokens[0]
     assert chosen.redrawn == {0} and token and chosen.tokens[1] == 5
-    plain = torch.log_softmax(logits.double(), -1)
+    plain = log_softmax(logits)
     said = [one["logprobs"][0] for one in chosen.logprobs]
     assert said == pytest.approx([float(plain[0, token]), 0.0])
 
@@ -167,7 +170,7 @@ def test_the_end_of_text_is_kept_back_or_ignored(
     tokens, or never.
     """
 
-    def probe(logits_RV: torch.Tensor, names: list[str]) -> None:
+    def probe(logits_RV: np.ndarray, names: list[str]) -> None:
         logits_RV[:, 0] = 1e4
 
     def run(**options: Any) -> tuple[int, FinishReason]:
@@ -203,8 +206,8 @@ def test_a_bias_is_added_bans_and_forces() -> None:
     """Four rows of the same logits in one step. The one without a bias is as it would be alone, and
     the log probabilities are the model's in all of them."""
     sampler = Sampler(2, 5, (4,), NoGrammars())
-    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0, -1.0]])
-    plain = torch.log_softmax(logits[0].double(), -1).tolist()
+    logits = np.array([[3.0, 2.0, 1.0, 0.0, -1.0]], np.float32)
+    plain = log_softmax(logits)[0].tolist()
     biases: list[tuple[tuple[int, float], ...]] = [
         (),
         ((0, -0.5), (2, 2.5)),
@@ -216,7 +219,7 @@ def test_a_bias_is_added_bans_and_forces() -> None:
         params = replace(GREEDY, logit_bias=bias, logprobs=0)
         slots.append(sampler.add(params, 0))
         sampler.begin(slots[-1], params, [0])
-    chosen = sampler.choose(logits.repeat(4, 1), slots, [0] * 4)
+    chosen = sampler.choose(logits.repeat(4, axis=0), slots, [0] * 4)
     assert chosen.tokens == [0, 2, 3, 3]
     said = [one["logprobs"][0] for one in chosen.logprobs]
     assert said == pytest.approx([plain[0], plain[2], plain[3], plain[3]])
@@ -224,7 +227,7 @@ def test_a_bias_is_added_bans_and_forces() -> None:
     again = sampler.add(GREEDY, 0)  # the same slot
     sampler.begin(again, GREEDY, [0])
     assert again == slots[3]
-    assert sampler.choose(logits.clone(), [again], [0]).tokens == [0]
+    assert sampler.choose(logits.copy(), [again], [0]).tokens == [0]
 
 
 @pytest.mark.parametrize("top", [{}, {"top_k": 3}, {"top_p": 0.99}, {"min_p": 0.001}])
@@ -234,8 +237,8 @@ def test_a_banned_token_is_never_drawn(top: dict[str, Any]) -> None:
     params = SamplingParams(max_tokens=1, temperature=100.0, logit_bias=((0, -100.0),), **top)
     slot = sampler.add(params, 7)
     sampler.begin(slot, params, [0])
-    logits = torch.tensor([[90.0, 2.0, 1.0, 0.0]])
-    drawn = {sampler.choose(logits.clone(), [slot], [at]).tokens[0] for at in range(2000)}
+    logits = np.array([[90.0, 2.0, 1.0, 0.0]], np.float32)
+    drawn = {sampler.choose(logits.copy(), [slot], [at]).tokens[0] for at in range(2000)}
     assert drawn == {1, 2, 3}
 
 
@@ -247,9 +250,9 @@ def test_a_ban_leaves_a_token() -> None:
     slots = [sampler.add(params, 0), sampler.add(params, 0)]
     for slot in slots:
         sampler.begin(slot, params, [0])
-    logits = torch.tensor([[0.0, 1.0, 0.0], [float("nan")] * 3])
-    assert sampler.choose(logits.clone(), slots, [0, 0]).tokens == [1, None]
-    assert sampler.choose(logits.clone(), slots, [1, 1]).tokens == [2, None]
+    logits = np.array([[0.0, 1.0, 0.0], [float("nan")] * 3], np.float32)
+    assert sampler.choose(logits.copy(), slots, [0, 0]).tokens == [1, None]
+    assert sampler.choose(logits.copy(), slots, [1, 1]).tokens == [2, None]
 
 
 def test_biases_are_the_same_alone_in_a_batch_and_after_preemption(

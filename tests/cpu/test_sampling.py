@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,10 +23,10 @@ from weftline_engine.own.embedded.sample.token_choice import (
 ROWS = 6
 
 
-def sample(logits: torch.Tensor, rows: Rows) -> npt.NDArray[np.int64]:
+def sample(logits: npt.NDArray[Any], rows: Rows) -> npt.NDArray[np.int64]:
     """The tokens of all rows, once the host has them."""
     draws = draw(logits, rows)
-    return draws.settle(draws.tokens_R.numpy())
+    return draws.settle(draws.tokens_R)
 
 
 def plain_choice(logits: npt.NDArray[np.float64], params: SamplingParams, uniform: float) -> int:
@@ -84,21 +85,21 @@ def test_a_batch_samples_like_the_plain_rule(
         plain_choice(row, one, float(uniform))
         for row, one, uniform in zip(logits, requests, rows.uniform, strict=True)
     ]
-    assert sample(torch.from_numpy(logits), rows).tolist() == expected
+    assert sample(logits, rows).tolist() == expected
 
 
 def test_a_row_with_too_few_candidates_is_drawn_again() -> None:
     """Of 3,000 tokens that are about equally likely, the 1,024 that are sorted first have less than
     half of the probability. The row beside it has enough with one, and keeps its token."""
-    logits = torch.linspace(0.5, 0, 3000, dtype=torch.float64).repeat(2, 1)
+    logits = np.linspace(0.5, 0, 3000)[None].repeat(2, axis=0)
     logits[1, 5] = 100
     table = SamplingTable(2)
     params = SamplingParams(max_tokens=9, top_p=0.9)
     rows = table.rows([table.add(params, 1), table.add(params, 2)], [0, 0])
-    draws = draw(logits.clone(), rows)
+    draws = draw(logits.copy(), rows)
     assert draws.tokens_R.tolist() == [UNSURE, 5]
-    settled = draws.settle(draws.tokens_R.numpy())
-    assert settled.tolist() == [plain_choice(logits[0].numpy(), params, rows.uniform[0]), 5]
+    settled = draws.settle(draws.tokens_R)
+    assert settled.tolist() == [plain_choice(logits[0], params, rows.uniform[0]), 5]
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -110,7 +111,7 @@ def test_draws_follow_the_distribution() -> None:
     table = SamplingTable(1)
     slot = table.add(SamplingParams(max_tokens=1), 42)
     rows = table.rows([slot] * count, list(range(count)))
-    logits = torch.from_numpy(np.log(p)).expand(count, 4).clone()
+    logits = np.log(p)[None].repeat(count, axis=0)
     found = np.bincount(sample(logits, rows), minlength=4) / count
     assert np.all(np.abs(found - p) < 5 * np.sqrt(p * (1 - p) / count))
 
@@ -133,7 +134,7 @@ def test_stop_tokens_are_banned_until_min_tokens() -> None:
     """
     table = SamplingTable(2)
     slot = table.add(SamplingParams(max_tokens=9, min_tokens=2, temperature=0), 0)
-    logits = torch.tensor([[0.0, 3.0, 9.0]]).repeat(3, 1)
+    logits = np.array([[0.0, 3.0, 9.0]], np.float32).repeat(3, axis=0)
     rows = table.rows([slot] * 3, [1, 2, 1])
     bar_end(logits, rows, (2,), {1: (1,), 2: (1,)})
     assert sample(logits, rows).tolist() == [1, 2, 0]
@@ -146,7 +147,7 @@ def test_a_row_that_is_not_finite_yields_minus_one(bad: float, temperature: floa
     table = SamplingTable(3)
     params = SamplingParams(max_tokens=1, temperature=temperature, top_k=2)
     slots = [table.add(params, i) for i in range(3)]
-    logits = torch.zeros(3, 50)
+    logits = np.zeros((3, 50), np.float32)
     logits[:, 7] = 100
     logits[1, 20] = bad
     assert sample(logits, table.rows(slots, [0, 0, 0])).tolist() == [7, -1, 7]

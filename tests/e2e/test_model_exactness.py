@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -15,17 +16,19 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.sizes import sized
+from tests.variants import load_model
 from weftline_engine.api import Finished, Kind, Op, Part, SamplingParams
 from weftline_engine.bookkeeping.op_table import Backend
 from weftline_engine.bookkeeping.schedule.sequence import Sequence as Planned
 from weftline_engine.bookkeeping.schedule.step_scheduler import Scheduler, SchedulerConfig
 from weftline_engine.own.detokenizer import ByteDetokenizer
 from weftline_engine.own.embedded.engine import Core
-from weftline_engine.own.embedded.model.base import Model, TorchModel
+from weftline_engine.own.embedded.model.base import Model
 from weftline_engine.own.embedded.model.checkpoint import Checkpoint
 from weftline_engine.own.embedded.model.config import LlamaConfig
-from weftline_engine.own.embedded.model.decoders import load_decoder, load_model
+from weftline_engine.own.embedded.model.decoders import load_decoder
 from weftline_engine.own.embedded.model.families import read_config
+from weftline_engine.own.embedded.model.host_model import HostModel
 from weftline_engine.own.embedded.model.native_decoder import NativeDecoder
 from weftline_engine.own.embedded.step_inputs import step_input
 from weftline_kernels.cpu.loader import FLAGS, library
@@ -93,12 +96,12 @@ def reference(smollm2_directory: Path) -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def decoder(smollm2_directory: Path) -> TorchModel:
+def decoder(smollm2_directory: Path) -> HostModel:
     return load_model(smollm2_directory, torch.float32)
 
 
 @pytest.fixture
-def core(decoder: TorchModel, tokenizer: Tokenizer) -> Core:
+def core(decoder: HostModel, tokenizer: Tokenizer) -> Core:
     return Core(decoder, SchedulerConfig(blocks=512), ByteDetokenizer(tokenizer))
 
 
@@ -225,7 +228,7 @@ def closeness(exact: list[Tensor], found: list[Tensor]) -> tuple[int, float]:
 def judged(
     smollm2_directory: Path,
     reference: torch.nn.Module,
-    decoder: TorchModel,
+    decoder: HostModel,
     tokenizer: Tokenizer,
     prompts: list[tuple[int, ...]],
 ) -> Judged:
@@ -275,7 +278,7 @@ def all_logits(decoder: Model, text: list[int]) -> Tensor:
         if not plan.chunks:
             break
         step = step_input(plan, 16, min_blocks_saved=decoder.min_blocks_saved)
-        every = torch.arange(len(step.tokens_T))
-        parts.append(decoder.forward(replace(step, rows_R=every), cache))
+        every = np.arange(len(step.tokens_T))
+        parts.append(torch.from_numpy(decoder.forward(replace(step, rows_R=every), cache)))
         scheduler.apply(plan)
     return torch.cat(parts)

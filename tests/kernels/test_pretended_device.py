@@ -20,10 +20,10 @@ from tests.engines import llama, mixed, on_cpu, on_device, requests, run
 from tests.pretended_engine import install
 from tests.torch_kernels import KERNELS, StandIn
 from weftline_engine.api import Failed, Op, Part, Retention
-from weftline_engine.own.embedded import array_copies
 from weftline_engine.own.embedded.engine import Core
 from weftline_engine.own.embedded.model.config import ModelConfig
 from weftline_engine.own.embedded.sample import token_choice
+from weftline_engine.own.embedded.torch_device import Readback
 from weftline_kernels.jit import INTERPRETED
 
 pytest.importorskip("triton")
@@ -99,7 +99,7 @@ def test_a_fetched_value_is_there_when_the_host_has_waited(device: pretend.Prete
     here.copy_(x, non_blocking=True)
     x.add_(1)
     assert here.tolist() == [pretend.NONSENSE] * 3
-    fetched = array_copies.Readback([here.to(pretend.DEVICE), x], pretend.DEVICE)
+    fetched = Readback([here.to(pretend.DEVICE), x], pretend.DEVICE)
     x.add_(1)
     assert [one.tolist() for one in fetched.values()] == [[0, 1, 2], [1, 2, 3]]
     assert device.log == ["read"]

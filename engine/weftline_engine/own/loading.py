@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
@@ -22,11 +21,11 @@ from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
 from weftline_engine.own.detokenizer import ByteDetokenizer
 from weftline_engine.own.embedded import devices
 from weftline_engine.own.embedded.costs import kv_costs
+from weftline_engine.own.embedded.device import ComputeDevice
 from weftline_engine.own.embedded.engine import Core
-from weftline_engine.own.embedded.model.base import Model, TorchModel
+from weftline_engine.own.embedded.model.base import Model
 from weftline_engine.own.embedded.model.config import ModelError
-from weftline_engine.own.embedded.model.decoders import load_decoder, load_on_device
-from weftline_engine.own.embedded.model.device_model import DeviceModel
+from weftline_engine.own.embedded.model.decoders import load_decoder
 from weftline_engine.own.embedded.model.native_decoder import NativeDecoder
 from weftline_engine.own.embedded.sample.constraint import Grammars
 from weftline_engine.own.embedded.step_budget import RowCost, budget
@@ -40,7 +39,6 @@ from weftline_engine.own.step_times import StepTimer, StepTimesFile
 
 def load(options: argparse.Namespace) -> tuple[Core, Description]:
     """The engine and its description. Raises ModelError with a sentence for the user."""
-    devices.use_cores()
     device = devices.choose(options.device, options.dtype)
     directory: Path = options.model
     dummy = options.load_format == "dummy"
@@ -52,11 +50,11 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
     tokenizer = Tokenizer.from_file(str(path))
     decoder = _decoder(options, device)
     cell = decoder.new_cache(1, 1)
-    per_token = cell.numel() * cell.element_size()
+    per_token = cell.nbytes
     # Only in the C decoder, a row's result does not depend on the rows beside it.
     drafting = isinstance(decoder, NativeDecoder) and not options.no_drafting
     timer = None
-    if device.type == "cpu":
+    if device.kind == "cpu":
         timer = StepTimer(decoder, options.block_size, _times_file(options, decoder, drafting))
     config = _scheduling(options, decoder, None if timer is None else timer.row, per_token)
     grammars = _grammars(path, decoder.config.vocabulary, decoder.config.eos)
@@ -81,15 +79,15 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         kv_tokens=config.blocks * config.block_size,
         kv_bytes_per_token=per_token,
         max_running=config.max_running,
-        dtype=_precision(decoder, str(options.dtype)),
-        device=devices.name(device),
+        dtype=decoder.precision,
+        device=device.name,
         default_sampling=default_sampling(directory),
         vocabulary=decoder.config.vocabulary,
         capabilities=_capabilities(grammars),
         constraints=() if grammars is None else tuple(Constraint),
         step_profile=profile,
         drafts=drafts is not None,
-        kv_costs=kv_costs(row, core.cache, config, options.host_kv_tokens),
+        kv_costs=kv_costs(row, core.cache, device, config, options.host_kv_tokens),
     )
     return core, description
 
@@ -121,10 +119,8 @@ def _step_times(
     if timer is not None:
         times = timer.times(core.cache, config, drafts=drafting)
         return times.row, times.drafts, times.profile
-    row = None
-    if isinstance(decoder, DeviceModel):
-        decoder.warm(core.cache)
-        row = chunk_cost(decoder, core.cache, config)
+    decoder.warm(core.cache)
+    row = chunk_cost(decoder, core.cache, config)
     return row, None, step_profile(decoder, core.cache, config)
 
 
@@ -134,15 +130,19 @@ def _capabilities(grammars: Grammars | None) -> tuple[Capability, ...]:
     return tuple(one for one in Capability if one not in lacks)
 
 
-def _decoder(options: argparse.Namespace, device: torch.device) -> Model:
+def _decoder(options: argparse.Namespace, device: ComputeDevice) -> Model:
     """The model with its weights. A terminal shows a progress bar while they are read."""
     dummy, dtype = options.load_format == "dummy", options.dtype
     quantize = str(options.quantize)
     progress = for_stream(sys.stderr) if sys.stderr.isatty() else Silent()
     with progress.stage("engine: weights", None, "bytes") as meter:
-        if device.type == "cuda":
+        if device.kind == "cuda":
             if quantize != "none":
                 raise ModelError("quantised weights need the C kernels: give --device cpu")
+            from weftline_engine.own.embedded.model.torch_decoders import load_on_device
+            from weftline_engine.own.embedded.torch_device import TorchDevice
+
+            assert isinstance(device, TorchDevice), "torch has all devices but the CPU"
             running = options.max_running
             return load_on_device(
                 options.model,
@@ -178,18 +178,13 @@ def announced(description: Description, cores: int, seconds: float) -> str:
     )
 
 
-def _precision(decoder: Model, asked: str) -> str:
-    """The type in which the decoder computes: float32 where torch would only emulate bfloat16."""
-    return str(decoder.dtype).removeprefix("torch.") if isinstance(decoder, TorchModel) else asked
-
-
 def _scheduling(
     options: argparse.Namespace, decoder: Model, measured: RowCost | None, per_token: int
 ) -> SchedulerConfig:
     """The bounds of a step, for `per_token` bytes of KV cache. Raises ModelError."""
     device = decoder.device
     chosen = budget(measured, options.max_running, options.step_tokens)
-    if device.type == "cuda" and not options.kv_tokens:
+    if device.kind == "cuda" and not options.kv_tokens:
         largest_step(decoder, chosen.step_tokens, options.block_size)
     tokens = options.kv_tokens or devices.kv_tokens(device, per_token, options.kv_fraction)
     try:
@@ -204,7 +199,7 @@ def _scheduling(
         )
     except ValueError as reason:
         raise ModelError(str(reason)) from None
-    if device.type != "cpu":
+    if device.kind != "cpu":
         return config
     sizes = decoder.config
     head = per_token * options.block_size // (2 * sizes.layers * sizes.kv_heads)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from torch import Tensor
 
 from weftline_engine.bookkeeping.drafting.draft_counts import StepCosts
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
+from weftline_engine.own.embedded.device import Array
 from weftline_engine.own.embedded.model.base import Model
 from weftline_engine.own.embedded.step_budget import RowCost
 from weftline_engine.own.embedded.step_inputs import (
@@ -105,7 +105,7 @@ class StepTimer:
         kept = self._kept
         self.row = kept.row if kept else step_cost(decoder, cache, block_size, self._one_s)
 
-    def times(self, cache: Tensor, config: SchedulerConfig, *, drafts: bool) -> StepTimes:
+    def times(self, cache: Array, config: SchedulerConfig, *, drafts: bool) -> StepTimes:
         """All times, for the KV cache `cache`. They are kept if they were measured now."""
         room = min(config.blocks * config.block_size, COUNTS[-1] * TOKENS)
         if self._kept is not None and self._kept.room == room:

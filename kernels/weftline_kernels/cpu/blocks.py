@@ -120,6 +120,13 @@ def widen(kind: WeightType, rows_XY: Bytes) -> Floats:
     return values.reshape(len(rows_XY), -1)
 
 
+def narrow(values: Floats) -> npt.NDArray[np.uint16]:
+    """The bits of finite numbers in bfloat16, rounded to nearest with ties to even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    odd = bits >> np.uint32(16) & np.uint32(1)
+    return (bits + np.uint32(0x7FFF) + odd >> np.uint32(16)).astype(np.uint16)
+
+
 def _nibbles(packed: Bytes, together: int) -> Wholes:
     """The low halves of `together` bytes, their high ones, and so on with the next bytes."""
     groups = packed.reshape(*packed.shape[:-1], -1, 1, together)

@@ -11,6 +11,7 @@ import ctypes
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -30,6 +31,7 @@ from weftline_kernels.cpu.compiler import (
 from weftline_kernels.cpu.variants import Cpu, Variant, cost, no_variant, order, this_machine
 
 FLAGS = (*COMMON, "-march=native")
+OPENMP = "libgomp.so.1"
 
 
 class LibraryOrigin(StrEnum):
@@ -184,14 +186,28 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def _share_openmp() -> None:
-    """Make the OpenMP library that torch has loaded visible to the decoder, which is linked
-    without one. Raises NoKernels if torch has loaded none."""
-    maps = Path("/proc/self/maps")
-    for line in maps.read_text().splitlines() if maps.is_file() else ():
-        if "libgomp" in line or "libiomp" in line or "libomp" in line:
-            ctypes.CDLL(line.split(maxsplit=5)[5], mode=ctypes.RTLD_GLOBAL)
+    """Make an OpenMP library visible to the decoder, which is linked without one. Raises NoKernels
+    if there is none.
+
+    The library that the process has loaded comes first, because two of them would compete for the
+    cores: torch has one of its own. Then come the system's, and the one that is in the wheel.
+    """
+    for path in (*_loaded_openmp(), OPENMP, str(FOLDER / "lib" / OPENMP)):
+        with suppress(OSError):
+            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
             return
-    raise NoKernels("torch has loaded no OpenMP library.")
+    raise NoKernels(f"No {OPENMP} loads: install libgomp1, or libgomp on Fedora.")
+
+
+def _loaded_openmp() -> list[str]:
+    """The OpenMP libraries of this process."""
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text().splitlines() if maps.is_file() else []
+    return [
+        line.split(maxsplit=5)[5]
+        for line in lines
+        if any(name in line for name in ("libgomp", "libiomp", "libomp"))
+    ][:1]
 
 
 def _reasons(notes: list[str], able: bool, machine: Cpu, more: str = "") -> str:

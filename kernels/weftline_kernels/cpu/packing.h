@@ -6,14 +6,13 @@
 #include "panels.h"
 #include "quantise.h"
 
-/* Returns the bytes of a panel of `inner` inputs. 0 if the type is not quantised, or has no block of
- * `inner` weights. */
+/* Returns the bytes of a panel of `inner` inputs. 0 if no whole number of blocks has so many. */
 int64_t weftline_panel_bytes(int32_t type, int64_t inner) {
     int64_t count = weights_of(type);
-    return count && inner % count == 0 ? panel_bytes(type, inner) : 0;
+    return count && inner % count ? 0 : panel_bytes(type, inner);
 }
 
-/* Packs rows of blocks, the columns of a product. `rows` are whole panels of addresses, NULL for a row
+/* Packs rows of weights, the columns of a product. `rows` are whole panels of addresses, NULL for a row
  * of zeros. Returns whether all scales are finite. */
 int32_t weftline_pack(int32_t type, const void *const *rows, int64_t count, int64_t inner, u8 *to,
                       int32_t threads) {

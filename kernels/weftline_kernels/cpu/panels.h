@@ -1,6 +1,7 @@
-/* Panels of quantised weights: how they lie in memory, and how rows of blocks become panels.
+/* Panels of weights: how they lie in memory, and how rows of a file become panels. Rows of floats
+ * become bfloat16, two numbers of a column together, then those of the next column.
  *
- * The numbers of LARGE inputs and PANEL columns are together, or those of SMALL inputs where the type
+ * In quantised panels, the numbers of LARGE inputs and PANEL columns are together, or those of SMALL inputs where the type
  * has small blocks alone. First come the scales of all columns, then the codes of each small block. A
  * small block is eight words, each of four inputs, and a word of all columns is adjacent. Two words of
  * 4 bits share their bytes: word p has the low bits, word p + 4 the high ones. The fifth bits of all
@@ -29,6 +30,7 @@ INLINE int64_t together(int32_t type) {
 
 /* Bytes of a panel. */
 INLINE int64_t panel_bytes(int32_t type, int64_t inner) {
+    if (!weights_of(type)) return (inner + 1) / 2 * 4 * PANEL;
     return inner / weights_of(type) * together(type);
 }
 
@@ -85,11 +87,39 @@ static int pack_scales(int32_t type, const Codes *read, int64_t column, u8 *to) 
     return good;
 }
 
+/* A float of a row as bfloat16. A mapped file may hold it at any address. */
+INLINE u16 float_at(int32_t type, const char *row, int64_t at) {
+    float value;
+    u16 bits;
+    if (type == F32) {
+        memcpy(&value, row + 4 * at, 4);
+        return narrow(value);
+    }
+    memcpy(&bits, row + 2 * at, 2);
+    return type == BF16 ? bits : narrow(half(bits));
+}
+
+/* Packs one panel of rows of `inner` floats; a row that is NULL is 0. */
+INLINE void pack_floats(int32_t type, const void *const rows[], int64_t inner, u16 *to) {
+    for (int64_t at = 0; at < inner; at += 2)
+        for (int64_t column = 0; column < PANEL; column++, to += 2) {
+            const char *row = rows[column];
+            to[0] = row ? float_at(type, row, at) : 0;
+            to[1] = row && at + 1 < inner ? float_at(type, row, at + 1) : 0;
+        }
+}
+
 /* Packs one panel of rows of `inner` weights; a row that is NULL is 0. Returns whether all scales are
  * finite. */
 static int pack_panel(int32_t type, const void *const rows[], int64_t inner, u8 *to) {
     int64_t count = weights_of(type);
     int good = 1;
+    if (!count) {
+        if (type == F32) pack_floats(F32, rows, inner, (u16 *)to);
+        else if (type == F16) pack_floats(F16, rows, inner, (u16 *)to);
+        else pack_floats(BF16, rows, inner, (u16 *)to);
+        return good;
+    }
     for (int64_t begin = 0; begin < inner; begin += count, to += together(type))
         for (int64_t column = 0; column < PANEL; column++) {
             Codes read = {0};

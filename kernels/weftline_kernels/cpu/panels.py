@@ -1,4 +1,4 @@
-"""Packs rows of quantised weights into the panels of one build of the C decoder."""
+"""Packs rows of weights into the panels of one build of the C decoder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Panels:
         self._quantise.argtypes = [c_int32, c_void_p, c_int64, c_void_p, c_int32]
 
     def bytes_of(self, kind: WeightType, rows: int, inner: int) -> int:
-        """The bytes of so many rows of `inner` weights in panels. 0 if the type has none."""
+        """The bytes of so many rows of `inner` weights in panels. 0 if no whole number of blocks
+        has so many."""
         return -(-rows // self.columns) * int(self._bytes(kind, inner))
 
     def pack(self, kind: WeightType, rows: Addresses, inner: int) -> Bytes | None:
@@ -61,7 +62,7 @@ class Panels:
 
 def addresses(rows: Bytes) -> Addresses:
     """The addresses of rows that lie one behind the other."""
-    assert rows.flags.c_contiguous
+    assert rows.flags.c_contiguous and rows.dtype == np.uint8
     return np.uint64(rows.ctypes.data) + np.arange(len(rows), dtype=np.uint64) * np.uint64(
         rows.shape[1]
     )

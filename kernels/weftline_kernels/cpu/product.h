@@ -133,7 +133,7 @@ static void multiply_quants(const Job *job, const Part *part, int64_t panel, int
 INLINE void multiply_tile(const Job *job, const Part *part, int64_t panel, int64_t row,
                           int64_t end, int second) {
     vec sums[TILE][2];
-    int64_t inner = job->inner, length = (inner + 1) / 2 * 4 * PANEL;
+    int64_t inner = job->inner, length = panel_bytes(BF16, inner);
     const char *numbers = (const char *)part->panels + (panel - part->first) * length;
     /* The second tile finds its weights in the cache, so it has time for the next panel. */
     int64_t ahead = LANES == 8 && second ? length : AHEAD;

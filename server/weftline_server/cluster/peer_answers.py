@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 
-from weftline_server.cluster.cluster_member import ClusterMember
 from weftline_server.cluster.peer_client import Addressee, PeerClient
+
+if TYPE_CHECKING:  # it needs the driver of PostgreSQL, which an extra has
+    from weftline_server.cluster.cluster_member import ClusterMember
 
 
 class PeerAnswers:

@@ -145,9 +145,9 @@ def judge(
     if missing:
         return {"runs": False, "why": f"run {install(*missing)}"}
     if engine == "torch":
-        if torch["error"]:
-            return {"runs": False, "why": f"torch does not load: {torch['error']}"}
         why = "on " + ", ".join(["CPU", *torch["devices"]])
+        if torch["error"]:
+            return {"runs": True, "why": f"{why}; torch does not load: {torch['error']}"}
         return {"runs": True, "why": f"{why}; {NO_DRAFTS_ON_A_GPU}" if torch["devices"] else why}
     if engine == "vllm":
         return _judge_vllm(vllm)
@@ -255,7 +255,8 @@ def _machine_rows(here: dict[str, Any], torch: dict[str, Any]) -> list[tuple[str
          here["compiler"] or "needed only where no prebuilt kernel fits"),
         ("memory", _gib(here["memory_bytes"]), f"{_gib(here['available_bytes'])} available"),
         ("disk", f"{_gib(here['cache_free_bytes'])} free", cache),
-        ("torch", torch["version"] or "missing", torch["error"] or ""),
+        ("torch", torch["version"] or "missing", torch["error"]
+         or ("" if torch["version"] else f"for a GPU: {install('gpu')}")),
         ("cuda", torch["cuda"] or "none", cuda),
     ]  # fmt: skip
 

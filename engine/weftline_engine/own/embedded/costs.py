@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from torch import Tensor
-
 from weftline_engine.api import KvCosts
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
-from weftline_engine.own.embedded.array_copies import restore_blocks, save_blocks
+from weftline_engine.own.embedded.device import Array, ComputeDevice
 from weftline_engine.own.embedded.step_budget import RowCost
 
 # Blocks of a measured copy, and how often it is repeated. The fastest counts.
@@ -19,7 +17,8 @@ REPEATS = 3
 
 def kv_costs(
     step: RowCost | None,
-    cache: Tensor,
+    cache: Array,
+    device: ComputeDevice,
     config: SchedulerConfig,
     host_tokens: int = 0,
     clock: Callable[[], float] = time.perf_counter,
@@ -35,8 +34,8 @@ def kv_costs(
     seconds = []
     for _ in range(REPEATS):
         began = clock()
-        restore_blocks(cache, save_blocks(cache, blocks), pairs)
-        cache[(0,) * cache.dim()].item()  # waits for the device
+        device.blocks.restore(cache, device.blocks.save(cache, blocks), pairs)
+        cache[(0,) * cache.ndim].item()  # waits for the device
         seconds.append(clock() - began)
     return KvCosts(
         step_s=step.base_s,

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from weftline_engine.api import Event, Fed, Hints, Op, Retention
 from weftline_engine.bookkeeping.book import Book
@@ -21,7 +19,7 @@ from weftline_engine.bookkeeping.op_checks import EngineLimits
 from weftline_engine.bookkeeping.op_table import Live
 from weftline_engine.bookkeeping.output import Detokenizer
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig, StepPlan
-from weftline_engine.own.embedded.array_copies import put
+from weftline_engine.own.embedded.device import Array
 from weftline_engine.own.embedded.model.base import Model
 from weftline_engine.own.embedded.sample.constraint import Grammars
 from weftline_engine.own.embedded.worker import Launched, Worker
@@ -56,7 +54,7 @@ class Core:
         grammars: Grammars | None = None,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
-        probe: Callable[[Tensor, list[str]], None] | None = None,
+        probe: Callable[[Array, list[str]], None] | None = None,
         tree_attention: bool = True,
         overlap: bool = True,
     ) -> None:
@@ -79,7 +77,7 @@ class Core:
         return self.book.busy or self._flight is not None
 
     @property
-    def cache(self) -> Tensor:
+    def cache(self) -> Array:
         """The KV cache, in the layout of the model."""
         return self.worker.cache
 
@@ -119,23 +117,23 @@ class Core:
     def free(self, context: str) -> None:
         self.book.free(context)
 
-    @torch.inference_mode()
     def step(self) -> list[Event]:
         """Plan, compute and sample one step. Returns all events since the last one.
 
         On a device the step is only launched: its tokens are read in the next call, after the next
         step was launched. So the host plans and launches while the device computes.
         """
-        flight = self._flight
-        plan = self.book.plan(flight.sampling if flight else ())
-        try:
-            self.worker.copy(plan)
-        except FAULTS as error:
-            self._land()
-            self.book.break_off(plan, f"a step failed: {error}")
-        else:
-            self._compute(plan)
-        return self.book.end_step(plan)
+        with self.worker.device.computing():
+            flight = self._flight
+            plan = self.book.plan(flight.sampling if flight else ())
+            try:
+                self.worker.copy(plan)
+            except FAULTS as error:
+                self._land()
+                self.book.break_off(plan, f"a step failed: {error}")
+            else:
+                self._compute(plan)
+            return self.book.end_step(plan)
 
     def _compute(self, plan: StepPlan) -> None:
         """Launch a step, record the tokens of the last one, and draw those of this one.
@@ -158,7 +156,7 @@ class Core:
             if half:
                 self._compute(replace(plan, chunks=half))
 
-    def _forward(self, plan: StepPlan) -> tuple[Tensor | None, str]:
+    def _forward(self, plan: StepPlan) -> tuple[Array | None, str]:
         """The logits of a step, or None and why the model failed.
 
         The exception ends here. Its traceback holds the tensors of the failed step, and the halves
@@ -170,7 +168,7 @@ class Core:
         except FAULTS as error:
             return None, f"a step failed: {error}"
 
-    def _draw(self, plan: StepPlan, logits_RV: Tensor) -> None:
+    def _draw(self, plan: StepPlan, logits_RV: Array) -> None:
         """Draw the tokens of a step. A sequence that has ended since the plan gets none."""
         try:
             drawing = [chunk for chunk in plan.chunks if chunk.samples]
@@ -179,7 +177,7 @@ class Core:
             kept = [row for row, chunk in enumerate(drawing) if chunk.current]
             if len(kept) < len(drawing):
                 assert not any(drafts), "a model that overlaps verifies no drafts"
-                logits_RV = logits_RV[put(np.array(kept, np.int64), logits_RV.device)]
+                logits_RV = logits_RV[self.worker.device.put(np.array(kept, np.int64))]
             if sampling and self.probe is not None:
                 rows = zip(sampling, drafts, strict=True)
                 self.probe(logits_RV, [live.op.id for live, some in rows for _ in (0, *some)])

@@ -1,4 +1,4 @@
-"""Turns a planned step into the input tensors of the model, and measures at start how long such
+"""Turns a planned step into the input arrays of the model, and measures at start how long such
 steps take (Parrot's Figure 10)."""
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from weftline_engine.api import Kind, Op
 from weftline_engine.bookkeeping.drafting.draft_counts import MOST_ROWS, StepCosts
 from weftline_engine.bookkeeping.schedule.sequence import UNREAD, Sequence
 from weftline_engine.bookkeeping.schedule.step_scheduler import Chunk, SchedulerConfig, StepPlan
+from weftline_engine.own.embedded.device import Array
 from weftline_engine.own.embedded.model.base import Late, Model, StepInput
 from weftline_engine.own.embedded.step_budget import RowCost, cost_of
 from weftline_kernels.work_list import SequenceRows, build
@@ -44,7 +43,7 @@ class Unread:
     """The tokens of the last step, which the host has not read: `tokens_R` on the device, and the
     row of each op."""
 
-    tokens_R: Tensor
+    tokens_R: Array
     row_of: Mapping[str, int]
 
 
@@ -88,10 +87,10 @@ def step_input(
         late = Late(lacks_L, np.array([unread.row_of[name] for name in names]), unread.tokens_R)
     wanted = np.array([1 + len(one.drafts) if one.samples else 0 for one in plan.chunks])
     return StepInput(
-        torch.from_numpy(tokens),
-        torch.from_numpy(positions),
-        torch.from_numpy(blocks * block_size + positions % block_size),
-        torch.from_numpy(np.repeat(firsts + counts - wanted, wanted) + _numbers(wanted)),
+        tokens,
+        positions,
+        blocks * block_size + positions % block_size,
+        np.repeat(firsts + counts - wanted, wanted) + _numbers(wanted),
         build(parts, block_size, min_blocks_saved=min_blocks_saved),
         late,
     )
@@ -102,15 +101,13 @@ def _numbers(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-@torch.inference_mode()
-def row_seconds(decoder: Model, cache: Tensor, block_size: int) -> float:
+def row_seconds(decoder: Model, cache: Array, block_size: int) -> float:
     """The measured seconds of a step of one row, after one that brings the weights into memory."""
     _prompt_seconds(decoder, cache, block_size, 1)
     return least(partial(_prompt_seconds, decoder, cache, block_size, 1))
 
 
-@torch.inference_mode()
-def step_cost(decoder: Model, cache: Tensor, block_size: int, one_s: float) -> RowCost:
+def step_cost(decoder: Model, cache: Array, block_size: int, one_s: float) -> RowCost:
     """The measured cost of a prompt row, where a step of one row takes `one_s` seconds.
 
     Measuring takes 0.3 s for SmolLM2-135M, 2 cores and AVX2.
@@ -119,12 +116,12 @@ def step_cost(decoder: Model, cache: Tensor, block_size: int, one_s: float) -> R
     return cost_of(one_s, least(partial(_prompt_seconds, decoder, cache, block_size, rows)), rows)
 
 
-def small_cache(decoder: Model, block_size: int, rows: int = PROMPT_ROWS) -> Tensor:
+def small_cache(decoder: Model, block_size: int, rows: int = PROMPT_ROWS) -> Array:
     """A KV cache for a prompt of `rows` tokens, or of as many as the model takes."""
     return decoder.new_cache(-(-min(rows, decoder.config.context_limit) // block_size), block_size)
 
 
-def _prompt_seconds(decoder: Model, cache: Tensor, block_size: int, count: int) -> float:
+def _prompt_seconds(decoder: Model, cache: Array, block_size: int, count: int) -> float:
     """The seconds of a step that computes a prompt of `count` tokens."""
     blocks = tuple(range(-(-count // block_size)))
     op = Op(id="cost", kind=Kind.FILL, context="cost")
@@ -144,7 +141,6 @@ def least(seconds: Callable[[], float]) -> float:
     return found
 
 
-@torch.inference_mode()
 def largest_step(decoder: Model, rows: int, block_size: int) -> None:
     """Compute a prompt of `rows` tokens, so that the device's allocator holds the memory that such
     a step takes, and what is free then is free for the KV cache."""
@@ -152,8 +148,7 @@ def largest_step(decoder: Model, rows: int, block_size: int) -> None:
     _prompt_seconds(decoder, small_cache(decoder, block_size, rows), block_size, rows)
 
 
-@torch.inference_mode()
-def chunk_cost(decoder: Model, cache: Tensor, config: SchedulerConfig) -> RowCost:
+def chunk_cost(decoder: Model, cache: Array, config: SchedulerConfig) -> RowCost:
     """The measured cost of a prompt row on a GPU, where a step takes far more rows before it takes
     longer: from a step of one row, and from the largest step of one prompt.
 
@@ -169,9 +164,8 @@ def chunk_cost(decoder: Model, cache: Tensor, config: SchedulerConfig) -> RowCos
     return cost_of(seconds(1), seconds(rows), rows)
 
 
-@torch.inference_mode()
 def step_profile(
-    decoder: Model, cache: Tensor, config: SchedulerConfig
+    decoder: Model, cache: Array, config: SchedulerConfig
 ) -> tuple[tuple[int, float], ...]:
     """Pairs of tokens in flight and seconds of a step, ascending in both.
 
@@ -195,10 +189,9 @@ def step_profile(
     return tuple(zip(tokens, itertools.accumulate(seconds, max), strict=False))
 
 
-@torch.inference_mode()
 def step_costs(
     decoder: Model,
-    cache: Tensor,
+    cache: Array,
     config: SchedulerConfig,
     clock: Callable[[], float] = time.perf_counter,
 ) -> StepCosts | None:
@@ -241,7 +234,7 @@ def _decoding(number: int, length: int, blocks: int, drafts: int = 0) -> Chunk:
 
 def _seconds(
     decoder: Model,
-    cache: Tensor,
+    cache: Array,
     block_size: int,
     chunks: tuple[Chunk, ...],
     clock: Callable[[], float] = time.perf_counter,
@@ -249,5 +242,6 @@ def _seconds(
     began = clock()
     least = decoder.min_blocks_saved
     step = step_input(StepPlan(chunks), block_size, min_blocks_saved=least)
-    decoder.forward(step, cache)[0, 0].item()  # waits for the device
+    with decoder.device.computing():
+        decoder.forward(step, cache)[0, 0].item()  # waits for the device
     return clock() - began

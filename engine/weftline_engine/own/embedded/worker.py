@@ -11,25 +11,17 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
 
-from torch import Tensor
+import numpy as np
 
 from weftline_engine.api import Op
 from weftline_engine.bookkeeping.op_checks import OpRefused
 from weftline_engine.bookkeeping.op_table import Backend, Live
 from weftline_engine.bookkeeping.output import Logprobs, Sampled
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig, StepPlan
-from weftline_engine.own.embedded.array_copies import (
-    copy_blocks,
-    put,
-    release_blocks,
-    restore_blocks,
-    save_blocks,
-    use_small_units,
-    wipe_blocks,
-)
+from weftline_engine.own.embedded.device import Array
 from weftline_engine.own.embedded.model.base import Model
+from weftline_engine.own.embedded.released_blocks import release_blocks, use_small_units
 from weftline_engine.own.embedded.sample.constraint import (
     BadConstraint,
     Grammars,
@@ -69,14 +61,15 @@ class CacheWorker(Backend):
 
     def __init__(self, decoder: Model, config: SchedulerConfig) -> None:
         self.decoder = decoder
+        self.device = decoder.device
         self.cache = decoder.new_cache(config.blocks, config.block_size)
         if config.windows is not None:
             use_small_units(self.cache)
 
-    def save(self, blocks: Sequence[int]) -> Tensor | None:
+    def save(self, blocks: Sequence[int]) -> Array | None:
         """These blocks in host memory. None if there is no memory for the copy now."""
         try:
-            return save_blocks(self.cache, blocks)
+            return self.device.blocks.save(self.cache, blocks)
         except (RuntimeError, MemoryError) as error:  # torch has no type for pinned memory
             _log.warning("a context of %d blocks stays on the device: %s", len(blocks), error)
             return None
@@ -85,7 +78,7 @@ class CacheWorker(Backend):
         """Copy block source of `saved` to block target of the cache, for each (source, target).
         False if there is no memory for the copy now."""
         try:
-            restore_blocks(self.cache, cast(Tensor, saved), pairs)
+            self.device.blocks.restore(self.cache, saved, pairs)
         except (RuntimeError, MemoryError) as error:
             _log.warning("a context of %d blocks stays in host memory: %s", len(pairs), error)
             return False
@@ -93,7 +86,7 @@ class CacheWorker(Backend):
 
     def wipe(self, blocks: Sequence[int], place: int | None = None) -> None:
         """Fill these blocks with zeros, or the place of one token in each."""
-        wipe_blocks(self.cache, blocks, place)
+        self.device.blocks.wipe(self.cache, blocks, place)
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give back the memory of the sliding layers' keys in these blocks."""
@@ -102,7 +95,7 @@ class CacheWorker(Backend):
     def copy(self, plan: StepPlan) -> None:
         """Copy the blocks of the plan. A plan may have copies and no chunks."""
         if plan.copies:
-            copy_blocks(self.cache, plan.copies)
+            self.device.blocks.copy(self.cache, plan.copies)
 
 
 class Worker(CacheWorker):
@@ -130,7 +123,7 @@ class Worker(CacheWorker):
             decoder.config.vocabulary,
             decoder.config.eos,
             self._grammars,
-            decoder.device,
+            self.device,
         )
 
     def accept(self, op: Op) -> None:
@@ -154,7 +147,7 @@ class Worker(CacheWorker):
         if slot is not None:
             self.sampler.remove(slot)
 
-    def forward(self, plan: StepPlan, last: Launched | None = None) -> Tensor:
+    def forward(self, plan: StepPlan, last: Launched | None = None) -> Array:
         """Compute the chunks of a plan: fills their KV blocks, and returns logits (R, V). The
         tokens of the `last` step may be unread."""
         step = step_input(
@@ -175,7 +168,7 @@ class Worker(CacheWorker):
         matcher = self._matchers.get(op)
         return len(tokens) if matcher is None else matcher.allowed(tokens)
 
-    def draw(self, ops: Sequence[Live], logits_RV: Tensor, place: int = 0) -> Launched:
+    def draw(self, ops: Sequence[Live], logits_RV: Array, place: int = 0) -> Launched:
         """Draw a token for each op, whose step has given it `place` tokens before. Does not wait
         for the device. The next step computes the tokens, also before `read`."""
         for live in ops:
@@ -191,7 +184,7 @@ class Worker(CacheWorker):
         return Launched(self.sampler, drawn, names, matchers)
 
     def verify(
-        self, ops: Sequence[Live], drafts: Sequence[Sequence[int]], logits_RV: Tensor
+        self, ops: Sequence[Live], drafts: Sequence[Sequence[int]], logits_RV: Array
     ) -> list[list[Sampled]]:
         """The next tokens of each op: the drafts that equal the token that is sampled in their
         place, and then the first sampled token that differs.
@@ -207,7 +200,7 @@ class Worker(CacheWorker):
         for i in bad:
             found[i].append(Sampled(None, {}))
         while active:
-            rows_RV = logits_RV[put([firsts[i] + place for i in active], logits_RV.device)]
+            rows_RV = logits_RV[self.device.put([firsts[i] + place for i in active])]
             launched = self.draw([ops[i] for i in active], rows_RV, place)
             for i, (sampled,) in zip(active, launched.read(), strict=True):
                 found[i].append(sampled)
@@ -242,10 +235,10 @@ def _goes_on(last: Sampled, drafts: Sequence[int], place: int) -> bool:
     return accepted and not last.error and not last.ended
 
 
-def _not_finite(firsts: Sequence[int], logits_RV: Tensor) -> set[int]:
+def _not_finite(firsts: Sequence[int], logits_RV: Array) -> set[int]:
     """The sequences with a row whose logits are not finite. Rows of rejected drafts count too:
     their keys and values stay in the cache until they are overwritten, and 0 times NaN is NaN. One
     logit of a row is enough to look at: if its hidden state is not finite, none of the logits
     is."""
-    rows = (~logits_RV[:, 0].isfinite()).nonzero()[:, 0].tolist()
+    rows = np.flatnonzero(~np.isfinite(logits_RV[:, 0])).tolist()
     return {bisect.bisect_right(firsts, row) - 1 for row in rows}

@@ -37,9 +37,10 @@ _DEFAULT_ALIGNMENT = 32
 
 @dataclass(frozen=True, slots=True)
 class TextCount:
-    """A list of texts, of which only the number is known."""
+    """A list of texts, of which only the number is known, and where it begins in the file."""
 
     count: int
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,14 @@ class GgufHeader:
             found[name] = self._placed(name, shape, kind, offset)
         return found
 
+    def texts(self, key: str) -> list[str]:
+        """A list of texts; empty if the file has no such list."""
+        found = self.values.get(key)
+        if not isinstance(found, TextCount):
+            return []
+        self._at = found.offset
+        return [self._text() for _ in range(found.count)]
+
     def values_of(
         self, tensor: StoredTensor, part: int = 0, parts: int = 1
     ) -> npt.NDArray[np.float32]:
@@ -143,11 +152,12 @@ class GgufHeader:
             _at_most(f"numbers in {key[:60]}", count, MOST_NUMBERS)
             return list(self._numbers(_letter(key, kind), count))
         self._need(8 * count)
+        begin = self._at
         for _ in range(count):
             (size,) = self._numbers("Q", 1)
             self._need(size)
             self._at += size
-        return TextCount(count)
+        return TextCount(count, begin)
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
         """Name, shape, type and offset of the next tensor."""

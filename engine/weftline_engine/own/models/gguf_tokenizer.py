@@ -1,33 +1,29 @@
-"""Reads the tokenizer and the chat template of a GGUF file, with transformers.
+"""Reads the tokenizer and the chat template of a GGUF file.
 
-transformers is imported after the file was checked, because it takes 8 s of a slow core, most of
-them for torch.
+The result splits texts as the tokenizer.json of the model's publisher does.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers, processors
 
+from weftline_engine.own.models.gguf_header import GgufHeader
 from weftline_engine.own.models.gguf_metadata import Metadata
+from weftline_engine.own.models.gguf_vocabulary import SPLITS, Vocabulary, byte_pairs, pieces
 from weftline_engine.own.models.name import ModelUnavailable
 
 # Pre-tokenizers by llama.cpp's name, as steps to add before GPT-2's. These split off each digit.
 _DIGITS = (pre_tokenizers.Digits(individual_digits=True),)
 _PRE_TOKENIZERS = {"smollm": _DIGITS, "refact": _DIGITS, "starcoder": _DIGITS}
-# The tokenizers that transformers reads as they are, or as GPT-2's, which they are.
-_READ = frozenset(
-    {"default", "gpt-2", "llama3", "llama-v3", "llama-bpe", "smaug-bpe", "dbrx", "tekken", "qwen2"}
-    | {"deepseek-r1-qwen", "gpt-4o"}
-)
+# Those that are read as GPT-2's, which they are, or by an expression of their own.
+_READ = frozenset({"default", "gpt-2", *SPLITS})
 # Tokens that end a turn, by the families that have them. Some files name only the end of a text.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
+# The special tokens by their names in tokenizer_config.json, and in a GGUF.
+_SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,52 +50,66 @@ def check_tokenizer(metadata: Metadata, source: Path) -> None:
 
 def read_tokenizer(metadata: Metadata, source: Path, size: int) -> GgufTokenizer:
     """Read the tokenizer of a model with `size` tokens. Raises ModelUnavailable."""
-    with _quiet():
-        found = _read(source)
-    tokenizer = _fitted(found.backend_tokenizer, size)
+    try:
+        header = GgufHeader(source)
+        vocabulary = Vocabulary(
+            header.texts("tokenizer.ggml.tokens"),
+            _numbers(header, "token_type"),
+            _numbers(header, "scores"),
+            header.texts("tokenizer.ggml.merges"),
+        )
+        if metadata.text("tokenizer.ggml.model") == "llama":
+            tokenizer = pieces(vocabulary, metadata.architecture)
+        else:
+            tokenizer = byte_pairs(vocabulary, metadata.text("tokenizer.ggml.pre", "default"))
+    except Exception as error:  # tokenizers raises Exception itself, for what a file may hold
+        raise ModelUnavailable(
+            f"the tokenizer of {source.name} cannot be read: fetch it again"
+        ) from error
     first = _PRE_TOKENIZERS.get(metadata.text("tokenizer.ggml.pre", "default"), ())
     if first:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*first, tokenizer.pre_tokenizer])
-    special = {name: str(token) for name, token in found.special_tokens_map.items()}
+    named = {name: metadata.token(f"{key}_token_id") for name, key in _SPECIAL.items()}
+    special = {
+        f"{name}_token": vocabulary.tokens[token]
+        for name, token in named.items()
+        if token is not None
+    }
+    special = {
+        name: token for name, token in special.items() if tokenizer.token_to_id(token) is not None
+    }
+    tokenizer.add_special_tokens(list(special.values()))
+    tokenizer.post_processor = _ends_of_texts(header, special, tokenizer)
+    template = header.values.get("tokenizer.chat_template")
     return GgufTokenizer(
         tokenizer,
-        _known(special, tokenizer),
-        found.chat_template,
+        special,
+        template if isinstance(template, str) else None,
         _ends(metadata, tokenizer),
     )
 
 
-def _read(source: Path) -> Any:
-    """Read the file with transformers. Any error comes from the file's contents."""
-    from transformers import PreTrainedTokenizerFast
-
-    try:
-        return PreTrainedTokenizerFast.from_pretrained(
-            source.parent, gguf_file=source.name, local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:  # tokenizers raises Exception itself
-        raise ModelUnavailable(
-            f"the tokenizer of {source.name} cannot be read: fetch it again"
-        ) from error
+def _numbers(header: GgufHeader, name: str) -> list[float]:
+    found = header.values.get(f"tokenizer.ggml.{name}")
+    return found if isinstance(found, list) else []
 
 
-def _fitted(tokenizer: Tokenizer, size: int) -> Tokenizer:
-    """A tokenizer of at most `size` tokens, the rows of the embedding.
-
-    transformers adds the special tokens of a class, such as GPT-2's end of a text, to each of its
-    tokenizers. Those that the file does not have are left out, because no row belongs to them.
-    """
-    if all(token < size for token in tokenizer.get_added_tokens_decoder()):
-        return tokenizer
-    raw = json.loads(tokenizer.to_str())
-    raw["added_tokens"] = [one for one in raw["added_tokens"] if one["id"] < size]
-    if raw["model"].get("unk_token") not in raw["model"]["vocab"]:
-        raw["model"]["unk_token"] = None
-    return Tokenizer.from_str(json.dumps(raw))
-
-
-def _known(special: dict[str, str], tokenizer: Tokenizer) -> dict[str, str]:
-    return {name: one for name, one in special.items() if tokenizer.token_to_id(one) is not None}
+def _ends_of_texts(
+    header: GgufHeader, special: dict[str, str], tokenizer: Tokenizer
+) -> processors.TemplateProcessing:
+    """What the file adds before and behind a text. A vocabulary of SentencePiece begins texts,
+    unless it says otherwise, as in llama.cpp."""
+    values = header.values
+    begins = values.get("tokenizer.ggml.add_bos_token", values["tokenizer.ggml.model"] == "llama")
+    first = special.get("bos_token") if begins else None
+    last = special.get("eos_token") if values.get("tokenizer.ggml.add_eos_token") else None
+    before = [f"{first}:0"] if first else []
+    after = [f"{last}:0"] if last else []
+    single = " ".join([*before, "$A:0", *after])
+    pair = " ".join([single, *(one.replace(":0", ":1") for one in before), "$B:1",
+                     *(f"{last}:1" for _ in after)])  # fmt: skip
+    added = [(one, tokenizer.token_to_id(one)) for one in (first, last) if one]
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=added)
 
 
 def _ends(metadata: Metadata, tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -107,20 +117,3 @@ def _ends(metadata: Metadata, tokenizer: Tokenizer) -> tuple[int, ...]:
     found = [metadata.token(f"{name}_token_id") for name in ("eos", "eot", "eom")]
     found += [tokenizer.token_to_id(name) for name in _TURN_ENDS]
     return tuple(sorted({id for id in found if id is not None}))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence transformers, because its progress bars and messages would mix with ours."""
-    from transformers.utils import logging as transformers_logging
-
-    level = transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(transformers_logging.ERROR)
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()

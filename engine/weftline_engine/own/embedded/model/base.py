@@ -1,27 +1,21 @@
-"""The interface of a model, and the common base of the decoders in torch.
+"""The interface of a model: a step that it computes, and its KV cache.
 
-T = packed tokens, N = query heads, K = KV heads, H = head size, V = vocabulary, L = layers,
-P = KV blocks, S = tokens a block, R = rows whose logits are wanted.
+T = packed tokens, V = vocabulary, R = rows whose logits are wanted.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
+from weftline_engine.own.embedded.device import Array, ComputeDevice
+from weftline_engine.own.embedded.host_device import Values
 from weftline_engine.own.embedded.model.config import ModelConfig
-from weftline_kernels.attention import Attention, TorchAttention
-from weftline_kernels.operations import TORCH, Operations
-from weftline_kernels.work_list import MIN_BLOCKS_SAVED, WorkList
-
-CPU = torch.device("cpu")
+from weftline_kernels.work_list import WorkList
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +25,7 @@ class Late:
 
     rows_L: npt.NDArray[np.int64]
     from_L: npt.NDArray[np.int64]
-    tokens_R: Tensor
+    tokens_R: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +35,10 @@ class StepInput:
     Only a model that `overlaps` gets tokens that are `late`.
     """
 
-    tokens_T: Tensor
-    positions_T: Tensor
-    slots_T: Tensor
-    rows_R: Tensor
+    tokens_T: Array
+    positions_T: Array
+    slots_T: Array
+    rows_R: Array
     work: WorkList
     late: Late | None = None
 
@@ -58,7 +52,12 @@ class Model(Protocol):
     def config(self) -> ModelConfig: ...
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> ComputeDevice: ...
+
+    @property
+    def precision(self) -> str:
+        """The type in which it computes, as a `config.Precision`."""
+        ...
 
     @property
     def min_blocks_saved(self) -> int: ...
@@ -69,66 +68,24 @@ class Model(Protocol):
         prepared meanwhile."""
         ...
 
-    def forward(self, step: StepInput, cache: Tensor, /) -> Tensor:
-        """Compute a step, given as tensors in host memory. Fills the tokens' KV slots, and returns
+    def forward(self, step: StepInput, cache: Array, /) -> Array:
+        """Compute a step, given as numpy's arrays. Fills the tokens' KV slots, and returns
         logits (R, V) on the device, in float32 or wider."""
         ...
 
-    def new_cache(self, blocks: int, block_size: int) -> Tensor:
-        """An empty KV cache. It is zeroed, because unused rows of a block must be finite."""
+    def warm(self, cache: Array, /) -> None:
+        """Prepare for decode steps over this cache."""
         ...
 
-
-class TorchModel(ABC):
-    """A decoder in torch: its weights on a device, and `compute`. The caller owns the KV cache."""
-
-    min_blocks_saved = MIN_BLOCKS_SAVED
-    overlaps = False
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        dtype: torch.dtype,
-        device: torch.device = CPU,
-        operations: Operations = TORCH,
-    ) -> None:
-        self.config = config
-        self.dtype = dtype
-        self.device = device
-        self.operations = operations
-        self.scale: float = config.head_size**-0.5
-
-    @abstractmethod
-    def compute(self, step: StepInput, attend: Attention, kv_L2KPSH: Tensor) -> Tensor:
-        """`forward` of a step whose tensors are on the device. It does not wait for the device, and
-        its control flow depends on no value there, so a CUDA graph can capture it.
-
-        A layer stores all its keys and values before its attention, so a row may read the keys and
-        values of another row of the same step.
-        """
-
-    def forward(self, step: StepInput, kv_L2KPSH: Tensor) -> Tensor:
-        """`Model.forward` on the CPU."""
-        return self.compute(step, TorchAttention(step.work, self.scale), kv_L2KPSH)
-
-    def new_cache(self, blocks: int, block_size: int) -> Tensor:
-        """An empty KV cache (L, 2, K, P, S, H)."""
-        config = self.config
-        shape = (config.layers, 2, config.kv_heads, blocks, block_size, config.head_size)
-        if self.device.type == "cpu":
-            return empty_cache(shape, self.dtype)
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
-
-
-def widened(logits_RV: Tensor) -> Tensor:
-    """The logits in float32 or wider, as sampling needs them."""
-    return logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
+    def new_cache(self, blocks: int, block_size: int) -> Array:
+        """An empty KV cache. It is zeroed, because unused rows of a block must be finite."""
+        ...
 
 
 _PIECE = 1 << 21  # bytes that a system with huge mappings gives out at once
 
 
-def empty_cache(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def empty_cache(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Values:
     """Zeros that take no memory until they are written, because numpy maps them lazily.
 
     The system gives them out in pieces of 2 MB, because numpy asks for that, so the first written
@@ -138,4 +95,4 @@ def empty_cache(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     count = math.prod(shape) * dtype.itemsize
     zeros = np.zeros(count + _PIECE, np.uint8)
     first = -zeros.ctypes.data % _PIECE
-    return torch.from_numpy(zeros[first : first + count]).view(dtype).view(shape)
+    return zeros[first : first + count].view(dtype).reshape(shape)

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
+from weftline_engine.own.embedded.host_device import Values
 from weftline_engine.own.embedded.model.checkpoint import Checkpoint, Heard
 from weftline_engine.own.embedded.model.config import ModelError, read_json
-from weftline_engine.own.embedded.model.matrix import Blocks, Matrix
-from weftline_kernels.cpu.blocks import QUANTISED, Bytes, WeightType, row_bytes
+from weftline_engine.own.embedded.model.matrix import Matrix
+from weftline_kernels.cpu.blocks import Bytes, WeightType, row_bytes, widen
 
 INDEX = "blocks.json"
 
@@ -70,17 +70,14 @@ class BlocksFile(Checkpoint):
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
-    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Tensor `name` in float32. Raises ModelError if it is not there in this shape."""
-        one = self._found(name, shape)
-        if len(shape) == 1:
-            return Blocks(one.kind, self._rows(one), shape[0]).values().view(shape) - one.added
-        return self._blocks(one).values()
+    def vector(self, name: str, size: int) -> Values:
+        one = self._found(name, (size,))
+        return widen(one.kind, self._rows(one)).reshape(size) - np.float32(one.added)
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
-        """Matrix `name`: its blocks, or its values if it is not quantised."""
         one = self._found(name, shape)
-        return self._blocks(one) if one.kind in QUANTISED else self._blocks(one).values()
+        order = None if one.heads is None else _unpermuted(one.shape[0], one.heads)
+        return Matrix(one.kind, self._rows(one), one.shape[1], order)
 
     def forget(self) -> None:
         """Give the memory back of what was read so far. It is read again if it is needed."""
@@ -100,10 +97,6 @@ class BlocksFile(Checkpoint):
     def _rows(self, one: _Tensor) -> Bytes:
         data = np.frombuffer(self._map, np.uint8, one.nbytes, one.offset)
         return data.reshape(-1, row_bytes(one.kind, one.shape[-1]))
-
-    def _blocks(self, one: _Tensor) -> Blocks:
-        order = None if one.heads is None else _unpermuted(one.shape[0], one.heads)
-        return Blocks(one.kind, self._rows(one), one.shape[1], order)
 
 
 def _read(one: Any) -> _Tensor:

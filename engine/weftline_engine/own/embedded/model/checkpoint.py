@@ -1,60 +1,39 @@
-"""Reads the tensors of a model directory from *.safetensors, which the library maps into memory.
-
-The library is imported when the first file is opened. The embedded engine must import with numpy,
-torch and triton alone, as `make gpu` runs it with random weights on such a machine.
-"""
+"""Reads the weights of a model directory from *.safetensors, which are mapped into memory."""
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from weftline_engine.own.embedded.host_device import Values
 from weftline_engine.own.embedded.model.config import ModelError, read_json
-from weftline_engine.own.embedded.model.matrix import Matrix
-
-# Bytes of a number of each type that is read, by the library's names.
-_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+from weftline_engine.own.embedded.model.matrix import Matrix, floats
+from weftline_engine.own.embedded.model.safetensors_reader import MappedTensor, stored_tensors
+from weftline_kernels.cpu.blocks import WeightType, narrow
 
 # Called for each tensor that is read, with the bytes read so far and the bytes of all tensors.
 Heard = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """A tensor in an open file: its name there, its shape and its bytes."""
-
-    file: Any  # a safe_open, which has no types
-    name: str
-    shape: tuple[int, ...]
-    nbytes: int
-
-
 class Checkpoint:
-    """The tensors of a model directory by name, read to a device when asked for.
+    """The weights of a model directory by name, which stay mapped.
 
-    `count` is the number of their weights, and `nbytes` that of their bytes in the files. On the
-    CPU the tensors stay mapped.
+    `count` is the number of the weights, and `nbytes` that of their bytes in the files.
     """
 
     count: int
     nbytes: int
 
-    def __init__(
-        self,
-        directory: Path,
-        heard: Heard | None = None,
-        device: torch.device = torch.device("cpu"),  # noqa: B008 - a constant
-    ) -> None:
+    def __init__(self, directory: Path, heard: Heard | None = None) -> None:
         """Map every shard. Raises ModelError for a missing, truncated or foreign file."""
-        self._stored: dict[str, _Stored] = {}
+        self._stored: dict[str, MappedTensor] = {}
         for path in _shards(directory):
-            self._stored.update(_stored(path, device))
+            found = stored_tensors(path)
+            self._stored |= {_text_name(name): one for name, one in found.items()}
         self.count = sum(prod(one.shape) for one in self._stored.values())
         self._heard = heard
         self._unread = {name: one.nbytes for name, one in self._stored.items()}
@@ -64,8 +43,18 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._stored
 
-    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Tensor `name` on the device. Raises ModelError if it is not there in this shape."""
+    def vector(self, name: str, size: int) -> Values:
+        """Vector `name` in float32. Raises ModelError if it is not there in this size."""
+        found: Values = self._matrix(name, (size,)).values()[0]
+        return found
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """Matrix `name` in the type that it has in the file. Raises ModelError if it is not there
+        in this shape."""
+        return self._matrix(name, shape)
+
+    def _matrix(self, name: str, shape: tuple[int, ...]) -> Matrix:
+        """The tensor as a matrix; a vector is its only row. float64 becomes float32."""
         stored = self._stored.get(name)
         if stored is None:
             raise ModelError(f"the weights hold no tensor {name}; fetch the model again")
@@ -76,41 +65,42 @@ class Checkpoint:
         self._done += self._unread.pop(name, 0)
         if self._heard is not None:
             self._heard(self._done, self.nbytes)
-        tensor: Tensor = stored.file.get_tensor(stored.name)
-        return tensor
-
-    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
-        """Matrix `name`, quantised if it is so in the file."""
-        return self.read(name, shape)
+        columns = shape[-1]
+        if stored.kind == "F64":
+            return floats(stored.data().view(np.float64).astype(np.float32).reshape(-1, columns))
+        rows = 1 if len(shape) == 1 else shape[0]
+        return Matrix(WeightType[stored.kind], stored.data().reshape(rows, -1), columns)
 
     def forget(self) -> None:
-        """Give the memory back of what was read so far, where that is possible."""
+        """Give the memory back of what was read so far. It is read again if it is needed."""
+        for mapped in {id(one.file): one.file for one in self._stored.values()}.values():
+            mapped.madvise(mmap.MADV_DONTNEED)
 
 
 class RandomWeights(Checkpoint):
-    """Random tensors of any name and shape, the same in every run. They are for benchmarks.
+    """Random weights of any name and shape, the same in every run. They are for benchmarks.
 
     The numbers repeat after 2^20, because drawing 7 billion takes minutes. Matrices keep the scale
     of their inputs, norms are 1 and biases 0, so that activations stay finite.
     """
 
-    def __init__(self, device: torch.device | None = None) -> None:
-        """Make the tensors on `device`, if given, which is faster than copying 13 GB there."""
-        drawn = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
-        self._drawn = drawn.to(device)
+    def __init__(self) -> None:
+        self._drawn = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
         self.count = self.nbytes = 0
 
     def __contains__(self, name: str) -> bool:
         return True
 
-    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        if len(shape) == 1:
-            full = 0.0 if name.endswith("bias") else 1.0
-            return torch.full(shape, full, dtype=torch.bfloat16, device=self._drawn.device)
-        count = torch.Size(shape).numel()
-        some = (self._drawn * shape[-1] ** -0.5).to(torch.bfloat16)
-        values: Tensor = some.repeat(-(-count // len(some)))
-        return values[:count].view(shape)
+    def vector(self, name: str, size: int) -> Values:
+        return np.full(size, 0.0 if name.endswith("bias") else 1.0, np.float32)
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        some = narrow(self._drawn * np.float32(shape[1] ** -0.5))
+        numbers = np.resize(some, shape)
+        return Matrix(WeightType.BF16, numbers.view(np.uint8).reshape(shape[0], -1), shape[1])
+
+    def forget(self) -> None:
+        """Nothing is mapped."""
 
 
 def _shards(directory: Path) -> list[Path]:
@@ -127,29 +117,6 @@ def _shards(directory: Path) -> list[Path]:
         if not path.exists():
             raise ModelError(f"shard {path.name} of {directory} is missing; fetch the model again")
     return paths
-
-
-def _stored(path: Path, device: torch.device) -> dict[str, _Stored]:
-    """The tensors of a file, by name, none of which is read yet."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        file: Any = safe_open(path, framework="pt", device=str(device))
-    except SafetensorError as error:
-        raise ModelError(
-            f"{path} is truncated or no safetensors file ({error}); fetch the model again"
-        ) from None
-    found = {}
-    for name in file.keys():  # noqa: SIM118 - it is no mapping
-        entry = file.get_slice(name)
-        if (size := _BYTES.get(entry.get_dtype())) is None:
-            raise ModelError(
-                f"tensor {name} in {path.name} is {entry.get_dtype()}; only floats of 16 bits and "
-                "more are read, and --engine vllm reads other types"
-            )
-        shape = tuple(entry.get_shape())
-        found[_text_name(name)] = _Stored(file, name, shape, size * prod(shape))
-    return found
 
 
 def _text_name(name: str) -> str:

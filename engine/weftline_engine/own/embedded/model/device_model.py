@@ -16,8 +16,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from weftline_engine.own.embedded.model.base import Late, StepInput, TorchModel
+from weftline_engine.own.embedded.model.base import Late, StepInput
 from weftline_engine.own.embedded.model.config import ModelConfig
+from weftline_engine.own.embedded.model.torch_model import TorchModel
+from weftline_engine.own.embedded.torch_device import TorchDevice
 from weftline_kernels.attention_triton import units
 from weftline_kernels.device_tiles import Capacity
 from weftline_kernels.kv_store import NO_SLOT
@@ -68,7 +70,8 @@ class DeviceModel:
     def __init__(self, network: TorchModel, *, max_running: int, capture: Capture) -> None:
         self.network = network
         self.config: ModelConfig = network.config
-        self.device = network.device
+        self.precision = str(network.dtype).removeprefix("torch.")
+        self.device = TorchDevice(network.device)
         self._capture = capture
         self._sizes = sizes(max_running)
         self._captured: dict[int, CapturedStep] = {}
@@ -100,11 +103,11 @@ class DeviceModel:
 
     def _launch(self, step: StepInput, cache: Tensor) -> Tensor:
         parts = (step.tokens_T, step.positions_T, step.slots_T, step.rows_R)
-        values = [part.numpy() for part in parts]
+        values = list(parts)
         if step.late is not None:
             values += [step.late.rows_L, step.late.from_L]
         counts = [len(part) for part in values]
-        staging = Staging(sum(counts), torch.int64, self.device)
+        staging = Staging(sum(counts), torch.int64, self.network.device)
         offsets = np.cumsum([0, *counts[:-1]]).tolist()
         staging.send(zip(offsets, values, strict=True), sum(counts))
         tokens_T, positions_T, slots_T, rows_R, *late = torch.split(staging.tensor, counts)
@@ -112,7 +115,7 @@ class DeviceModel:
             rows_L, from_L = late
             tokens_T.index_copy_(0, rows_L, step.late.tokens_R[from_L])
         on_device = StepInput(tokens_T, positions_T, slots_T, rows_R, step.work)
-        attention = StepAttention(shape_of(self.network, cache.shape[4]), self.device)
+        attention = StepAttention(shape_of(self.network, cache.shape[4]), self.network.device)
         attention.load(step.work)
         return self.network.compute(on_device, attention.function(wide=attention.wide), cache)
 
@@ -164,7 +167,7 @@ class CapturedStep:
         if not self._attention.load(step.work):
             return False
         parts = (step.positions_T, step.slots_T, step.tokens_T)
-        self._send(*(part.numpy() for part in parts), late=step.late)
+        self._send(*parts, late=step.late)
         return True
 
     def _send(self, *parts_T: npt.NDArray[np.int64], late: Late | None = None) -> None:

@@ -5,16 +5,16 @@ C = hidden, X = rows of a matrix.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from weftline_engine.own.embedded.host_device import Values
 from weftline_engine.own.embedded.model.checkpoint import Checkpoint
 from weftline_engine.own.embedded.model.config import Experts, HeadNorm, LlamaConfig
-from weftline_engine.own.embedded.model.matrix import Matrix, values_of
+from weftline_engine.own.embedded.model.matrix import Matrix
 
 
 class LayerWeights:
-    """The tensors of layer `index`, read when asked for."""
+    """The weights of layer `index`, read when asked for."""
 
     def __init__(self, weights: Checkpoint, config: LlamaConfig, index: int) -> None:
         self._weights = weights
@@ -23,11 +23,11 @@ class LayerWeights:
         heads, size = config.heads, config.head_size
         self._qkv = (heads * size, config.kv_heads * size, config.kv_heads * size)
 
-    def norm(self, name: str | None) -> Tensor | None:
+    def norm(self, name: str | None) -> Values | None:
         """The weight of an RMSNorm of the residual stream; None if the family has no such norm."""
         return None if name is None else self._norm(name, self._config.hidden)
 
-    def head_norms(self) -> tuple[Tensor, Tensor] | None:
+    def head_norms(self) -> tuple[Values, Values] | None:
         """The weights of the norms of queries and keys."""
         size = self._config.head_size
         match self._config.norms.heads:
@@ -43,23 +43,23 @@ class LayerWeights:
         """The matrices of queries, keys and values, one above the other; or all as one."""
         return self._matrices(self._config.names.qkv, self._qkv)
 
-    def qkv_bias(self) -> Tensor | None:
+    def qkv_bias(self) -> Values | None:
         """The biases of queries, keys and values as one vector."""
         if not self._config.biases.qkv:
             return None
-        return torch.cat(self._vectors(self._config.names.qkv, self._qkv))
+        return np.concatenate(self._vectors(self._config.names.qkv, self._qkv))
 
     def out(self) -> Matrix:
         """The matrix of what attention adds."""
         return self._matrix(self._config.names.out, self._config.hidden, self._qkv[0])
 
-    def out_bias(self) -> Tensor | None:
+    def out_bias(self) -> Values | None:
         """The bias of what attention adds."""
         return self._bias(self._config.names.out) if self._config.biases.out else None
 
-    def router(self, experts: Experts) -> Tensor:
+    def router(self, experts: Experts) -> Values:
         """The matrix that chooses a row's experts."""
-        return values_of(self._matrix("mlp.gate", experts.count, self._config.hidden))
+        return self._matrix("mlp.gate", experts.count, self._config.hidden).values()
 
     def expert(self, experts: Experts, number: int) -> tuple[Matrix, Matrix, Matrix]:
         """The matrices of an expert: the gate's, the one whose rows the gate multiplies, and the
@@ -80,7 +80,7 @@ class LayerWeights:
         gate, up = found
         return gate, up
 
-    def gate_up_bias(self) -> tuple[Tensor, Tensor] | None:
+    def gate_up_bias(self) -> tuple[Values, Values] | None:
         """The biases of the gate and of what it multiplies."""
         config = self._config
         if not config.biases.mlp:
@@ -95,34 +95,34 @@ class LayerWeights:
         """The matrix of what the MLP adds."""
         return self._matrix(self._config.names.down, self._config.hidden, self._config.mlp)
 
-    def down_bias(self) -> Tensor | None:
+    def down_bias(self) -> Values | None:
         """The bias of what the MLP adds."""
         return self._bias(self._config.names.down) if self._config.biases.mlp else None
 
-    def _norm(self, name: str, width: int) -> Tensor:
+    def _norm(self, name: str, width: int) -> Values:
         return norm_weight(self._weights, self._config, f"{self._before}{name}", width)
 
     def _matrix(self, name: str, rows: int, columns: int) -> Matrix:
         return self._weights.matrix(f"{self._before}{name}.weight", (rows, columns))
 
-    def _bias(self, name: str) -> Tensor:
-        return self._weights.read(f"{self._before}{name}.bias", (self._config.hidden,))
+    def _bias(self, name: str) -> Values:
+        return self._weights.vector(f"{self._before}{name}.bias", self._config.hidden)
 
     def _matrices(self, names: tuple[str, ...], rows: tuple[int, ...]) -> list[Matrix]:
         """The matrices of `names`, of which one may hold all rows."""
         sizes, hidden = (sum(rows),) if len(names) == 1 else rows, self._config.hidden
         return [self._matrix(name, size, hidden) for name, size in zip(names, sizes, strict=True)]
 
-    def _vectors(self, names: tuple[str, ...], rows: tuple[int, ...]) -> list[Tensor]:
+    def _vectors(self, names: tuple[str, ...], rows: tuple[int, ...]) -> list[Values]:
         """The biases of `names`, of which one may hold all rows."""
         sizes = (sum(rows),) if len(names) == 1 else rows
         return [
-            self._weights.read(f"{self._before}{name}.bias", (size,))
+            self._weights.vector(f"{self._before}{name}.bias", size)
             for name, size in zip(names, sizes, strict=True)
         ]
 
 
-def norm_weight(weights: Checkpoint, config: LlamaConfig, name: str, width: int) -> Tensor:
-    """The factors of an RMSNorm in float32 or wider: its weight and the family's offset."""
-    found = weights.read(f"{name}.weight", (width,))
-    return found.to(torch.promote_types(found.dtype, torch.float32)) + config.norms.offset
+def norm_weight(weights: Checkpoint, config: LlamaConfig, name: str, width: int) -> Values:
+    """The factors of an RMSNorm in float32: its weight and the family's offset."""
+    found = weights.vector(f"{name}.weight", width)
+    return found + np.float32(config.norms.offset)

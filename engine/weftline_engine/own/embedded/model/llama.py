@@ -13,13 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weftline_engine.own.embedded.model.base import CPU, StepInput, TorchModel, widened
+from weftline_engine.own.embedded.host_device import Values
+from weftline_engine.own.embedded.model.base import StepInput
 from weftline_engine.own.embedded.model.checkpoint import Checkpoint
 from weftline_engine.own.embedded.model.config import HeadNorm, LayerKind, LlamaConfig, Rope
 from weftline_engine.own.embedded.model.layer_weights import LayerWeights, norm_weight
-from weftline_engine.own.embedded.model.matrix import values_of
 from weftline_engine.own.embedded.model.mlp import Mixture, Mlp, gate_of
 from weftline_engine.own.embedded.model.rope_angles import frequencies
+from weftline_engine.own.embedded.model.torch_model import CPU, TorchModel, widened
 from weftline_kernels.attention import Attention, TorchAttention
 from weftline_kernels.operations import TORCH, Operations
 from weftline_kernels.rope import rope_tables
@@ -61,32 +62,33 @@ class LlamaDecoder(TorchModel):
         self.scale = config.score_scale
         self.kinds = [config.kind(i) for i in range(config.layers)]
         ropes = {kind.rope for kind in self.kinds if kind.rope is not None}
-        self.frequencies = {rope: frequencies(rope, config.head_size).to(device) for rope in ropes}
+        self.frequencies = {
+            rope: torch.from_numpy(frequencies(rope, config.head_size)).to(device) for rope in ropes
+        }
         hidden, vocabulary = config.hidden, config.vocabulary
 
-        def read(name: str, *shape: int) -> Tensor:
-            return weights.read(name, shape).to(device, dtype)
+        def read(name: str) -> Tensor:
+            return self.matrix(weights.matrix(name, (vocabulary, hidden)))
 
-        self.embedding_VC = read("model.embed_tokens.weight", vocabulary, hidden)
+        self.embedding_VC = read("model.embed_tokens.weight")
         self.gate = gate_of(config.activation, operations.silu_mul)
         self.layers = [
             self._layer(LayerWeights(weights, config, i), self.kinds[i])
             for i in range(config.layers)
         ]
-        self.norm_C = norm_weight(weights, config, "model.norm", hidden).to(device, dtype)
+        self.norm_C = self.vector(norm_weight(weights, config, "model.norm", hidden))
         tied = config.tied or "lm_head.weight" not in weights
-        self.head_VC = self.embedding_VC if tied else read("lm_head.weight", vocabulary, hidden)
+        self.head_VC = self.embedding_VC if tied else read("lm_head.weight")
 
     def _layer(self, found: LayerWeights, kind: LayerKind) -> LlamaLayer:
         norms, head_norms = self.config.norms, found.head_norms()
-        here, perhaps = self._here, self._perhaps
-
+        here, perhaps = self.vector, self._perhaps
         return LlamaLayer(
             perhaps(found.norm(norms.attention)),
-            here(torch.cat([values_of(one) for one in found.qkv()])),
+            torch.cat([self.matrix(one) for one in found.qkv()]),
             perhaps(found.qkv_bias()),
             None if head_norms is None else (here(head_norms[0]), here(head_norms[1])),
-            here(values_of(found.out())),
+            self.matrix(found.out()),
             perhaps(found.out_bias()),
             perhaps(found.norm(norms.attended)),
             perhaps(found.norm(norms.mlp)),
@@ -94,18 +96,15 @@ class LlamaDecoder(TorchModel):
             perhaps(found.norm(norms.mlp_out)),
         )
 
-    def _here(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device, self.dtype)
-
-    def _perhaps(self, tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else self._here(tensor)
+    def _perhaps(self, values: Values | None) -> Tensor | None:
+        return None if values is None else self.vector(values)
 
     def _mlp(self, found: LayerWeights) -> Mlp:
         bias = found.gate_up_bias()
         return Mlp(
-            self._here(torch.cat([values_of(one) for one in found.gate_up()])),
-            None if bias is None else self._here(torch.cat(bias)),
-            self._here(values_of(found.down())),
+            torch.cat([self.matrix(one) for one in found.gate_up()]),
+            None if bias is None else torch.cat([self.vector(one) for one in bias]),
+            self.matrix(found.down()),
             self._perhaps(found.down_bias()),
         )
 
@@ -113,12 +112,11 @@ class LlamaDecoder(TorchModel):
         kind, experts = self.config.experts, []
         assert kind is not None, "a layer of experts belongs to a model of experts"
         for number in range(kind.count):
-            gate, up, down = map(values_of, found.expert(kind, number))
-            experts.append(Mlp(self._here(torch.cat((gate, up))), None, self._here(down), None))
-        return Mixture(kind, self._here(found.router(kind)), tuple(experts))
+            gate, up, down = map(self.matrix, found.expert(kind, number))
+            experts.append(Mlp(torch.cat((gate, up)), None, down, None))
+        return Mixture(kind, self.vector(found.router(kind)), tuple(experts))
 
-    def forward(self, step: StepInput, kv_L2KPSH: Tensor) -> Tensor:
-        """`Model.forward` on the CPU."""
+    def attend(self, step: StepInput, kv_L2KPSH: Tensor) -> Tensor:
         cap = self.config.scales.score_cap
         attends = {
             window: TorchAttention(step.work, self.scale, window=window, cap=cap)

@@ -12,17 +12,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from weftline_engine.own.embedded.model.base import CPU, StepInput, empty_cache
+from weftline_engine.own.embedded.host_device import HOST, Values
+from weftline_engine.own.embedded.model.base import StepInput, empty_cache
 from weftline_engine.own.embedded.model.checkpoint import Checkpoint
 from weftline_engine.own.embedded.model.config import Activation, HeadNorm, LayerKind, LlamaConfig
 from weftline_engine.own.embedded.model.layer_weights import LayerWeights, norm_weight
-from weftline_engine.own.embedded.model.matrix import Blocks, Matrix
+from weftline_engine.own.embedded.model.matrix import Matrix
 from weftline_engine.own.embedded.model.packer import CWeight, Packer
 from weftline_engine.own.embedded.model.rope_angles import frequencies
-from weftline_kernels.cpu.blocks import WeightType
+from weftline_kernels.cpu.blocks import WeightType, narrow
 from weftline_kernels.cpu.layout import interleave, rounded_rows, scratch_row, stride
 from weftline_kernels.cpu.panels import Panels
 from weftline_kernels.cpu.work_arrays import Flat, flatten, queries_of_task
@@ -126,7 +125,8 @@ class NativeDecoder:
     `kernels` is the key of the compiled code.
     """
 
-    device = CPU
+    device = HOST
+    precision = "bfloat16"
     min_blocks_saved = MIN_BLOCKS_SAVED
     overlaps = False
 
@@ -138,10 +138,11 @@ class NativeDecoder:
         *,
         quantise: WeightType | None = None,
         kernels: str = "",
+        threads: int = 1,
     ) -> None:
         self.config = config
         self.kernels = kernels
-        self.threads = torch.get_num_threads()
+        self.threads = threads
         self._forward = library.weftline_forward
         self._packer = Packer(Panels(library, self.threads), quantise)
         self._panel = self._packer.panels.columns
@@ -183,14 +184,15 @@ class NativeDecoder:
 
     def _table(self, embedding: Matrix) -> dict[str, int]:
         """The embedding as the decoder looks rows up in it. Blocks stay in the mapped file."""
-        if isinstance(embedding, Blocks):
+        if embedding.quantised:
             return {
                 "embedding_type": embedding.kind,
                 "embedding": self._packer.keep(embedding.rows),
             }
-        # A copy, so that no tensor keeps the mapped file, which is as large as the packed weights.
-        copy = self._keep(embedding.to(torch.bfloat16, copy=True))
-        return {"embedding_type": WeightType.BF16, "embedding": copy}
+        # A copy, so that nothing keeps the mapped file, which is as large as the packed weights.
+        plain = embedding.kind == WeightType.BF16
+        copy = embedding.ordered().copy() if plain else narrow(embedding.values())
+        return {"embedding_type": WeightType.BF16, "embedding": self._packer.keep(copy)}
 
     def _layer(self, found: LayerWeights, kind: LayerKind, weights: Checkpoint) -> Any:
         norms, lanes = self.config.norms, self._panel // 2
@@ -233,30 +235,30 @@ class NativeDecoder:
             weights[2 * number] = self._packer.gated(gate, up)
             weights[2 * number + 1] = self._packer.stacked([down])
         self._experts.append(weights)
-        router = self._keep(found.router(kind).float())
+        router = self._packer.keep(found.router(kind))
         return {
             "router": router,
             "expert_weights": ctypes.cast(weights, ctypes.POINTER(CWeight)),
         }
 
-    def _vector(self, values_X: Tensor | None) -> int | None:
+    def _vector(self, values_X: Values | None) -> int | None:
         """The address of a vector in float32, padded to whole panels."""
         if values_X is None:
             return None
         padding = -len(values_X) % self._panel
-        return self._keep(torch.nn.functional.pad(values_X.float(), (0, padding)))
+        return self._packer.keep(np.pad(values_X.astype(np.float32), (0, padding)))
 
-    def _keep(self, tensor: Tensor) -> int:
-        return self._packer.keep(tensor)
+    def warm(self, cache_L2KPX: Values) -> None:
+        """There is nothing to prepare."""
 
-    def forward(self, step: StepInput, cache_L2KPX: Tensor) -> Tensor:
+    def forward(self, step: StepInput, cache_L2KPX: Values) -> Values:
         """Compute a step: fills the tokens' KV slots and returns logits (R, V) in float32."""
         config = self.config
         tokens, rows = len(step.tokens_T), len(step.rows_R)
         cosine, sine = self._turns(step.positions_T)
         queries = queries_of_task(tokens, config.kv_heads, self.threads)
         flat: Flat = flatten(step.work, queries=queries)
-        logits_RV = torch.empty(rows, config.vocabulary)
+        logits_RV = np.empty((rows, config.vocabulary), np.float32)
         heads = config.heads * len(flat.query)
         inputs = {
             "ids": step.tokens_T,
@@ -277,7 +279,7 @@ class NativeDecoder:
                     items=len(flat.item),
                     threads=self.threads,
                     blocks=cache_L2KPX.shape[3],
-                    **{name: tensor.data_ptr() for name, tensor in inputs.items()},
+                    **{name: array.ctypes.data for name, array in inputs.items()},
                     **{name: array.ctypes.data for name, array in flat._asdict().items()},
                     x=self._scratch_for("x", tokens * config.hidden),
                     normed=self._scratch_for("normed", max(tokens, rows) * stride(config.hidden)),
@@ -299,14 +301,14 @@ class NativeDecoder:
         )
         return logits_RV
 
-    def _turns(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+    def _turns(self, positions_T: Values) -> tuple[Values, Values]:
         """Cosines and sines of the positions, one rope after the other."""
-        cosine, sine = [torch.empty(0)], [torch.empty(0)]
+        cosine, sine = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
         for rope, frequencies_F in zip(self._ropes, self._frequencies, strict=True):
-            angles_TF = positions_T.to(torch.float32)[:, None] * frequencies_F[None, :]
-            cosine.append((angles_TF.cos() * rope.amplitude).flatten())
-            sine.append((angles_TF.sin() * rope.amplitude).flatten())
-        return torch.cat(cosine), torch.cat(sine)
+            angles_TF = positions_T.astype(np.float32)[:, None] * frequencies_F[None, :]
+            cosine.append(_rounded(np.cos, angles_TF) * np.float32(rope.amplitude))
+            sine.append(_rounded(np.sin, angles_TF) * np.float32(rope.amplitude))
+        return np.concatenate(cosine), np.concatenate(sine)
 
     @property
     def _uses(self) -> int:
@@ -350,8 +352,16 @@ class NativeDecoder:
             self._scratch[name] = np.zeros(count, np.float32)
         return self._scratch[name].ctypes.data
 
-    def new_cache(self, blocks: int, block_size: int) -> Tensor:
-        """An empty KV cache (L, 2, K, P, H * S); keys lie transposed in their block."""
+    def new_cache(self, blocks: int, block_size: int) -> Values:
+        """An empty KV cache (L, 2, K, P, H * S) of the bits of bfloat16; keys lie transposed in
+        their block."""
         config = self.config
         shape = (config.layers, 2, config.kv_heads, blocks, config.head_size * block_size)
-        return empty_cache(shape, torch.bfloat16)
+        return empty_cache(shape, np.dtype(np.uint16))
+
+
+def _rounded(function: np.ufunc, angles_TF: Values) -> Values:
+    """The function of float32 angles, rounded once: numpy's own float32 sine is off by 1.5 units
+    of the last place."""
+    found: Values = function(angles_TF.astype(np.float64)).astype(np.float32)
+    return found.ravel()

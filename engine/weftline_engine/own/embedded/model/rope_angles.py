@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 from weftline_engine.own.embedded.model.config import (
     LinearScaling,
@@ -20,6 +20,8 @@ from weftline_engine.own.embedded.model.config import (
     Rope,
     Yarn,
 )
+
+Floats = npt.NDArray[np.float32]
 
 _PLAIN_THETA = 10000.0
 
@@ -95,28 +97,34 @@ def _long(found: Mapping[str, Any], plain: Rope, original: int, longest: int, tu
     return Rope(plain.theta, plain.components, LongRope(factors), float(amplitude))
 
 
-def frequencies(rope: Rope, head_size: int) -> Tensor:
-    """The angle per position of each pair of components that is turned."""
+def frequencies(rope: Rope, head_size: int) -> Floats:
+    """The angle per position of each pair of components that is turned, in the float32 in which
+    models were trained."""
     turned = rope.components or head_size
-    plain_F = 1.0 / (rope.theta ** (torch.arange(0, turned, 2, dtype=torch.float32) / turned))
+    powers_F = np.arange(0, turned, 2, dtype=np.float32) / turned
+    # A power in float32 is off by some units of the last place.
+    wide_F: npt.NDArray[np.float64] = rope.theta ** powers_F.astype(np.float64)
+    plain_F: Floats = (1 / wide_F.astype(np.float32)).astype(np.float32)
     match rope.scaling:
         case None:
             return plain_F
         case LinearScaling(factor):
             return plain_F / factor
         case LongRope(factors):
-            return plain_F / torch.tensor(factors, dtype=torch.float32)
+            slower_F: Floats = np.array(factors, np.float32)
+            return plain_F / slower_F
         case Llama3(factor, low, high, original):
             share_F = (original * plain_F / (2 * math.pi) - low) / (high - low)
         case Yarn(factor, original, fast, slow, whole):
             share_F = 1 - _ramp(rope.theta, turned, original, fast, slow, whole)
-    share_F = share_F.clamp(0, 1)
-    return plain_F * (share_F + (1 - share_F) / factor)
+    share_F = share_F.clip(0, 1)
+    found: Floats = plain_F * (share_F + (1 - share_F) / factor)
+    return found
 
 
 def _ramp(
     theta: float, turned: int, original: int, fast: float, slow: float, whole: bool
-) -> Tensor:
+) -> Floats:
     """0 for the pairs up to the one that turns `fast` times in the original context, 1 from the one
     that turns `slow` times on."""
 
@@ -129,4 +137,5 @@ def _ramp(
     first, last = max(first, 0), min(last, turned - 1)
     if first == last:
         last += 0.001  # as the original does, so that the ramp is no division by zero
-    return (torch.arange(turned // 2, dtype=torch.float32) - first) / (last - first)
+    pairs_F = np.arange(turned // 2, dtype=np.float32)
+    return (pairs_F - first) / (last - first)

@@ -10,10 +10,8 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from weftline_engine.own.embedded.array_copies import put
+from weftline_engine.own.embedded.device import Array, ComputeDevice
 
 
 class BadConstraint(Exception):
@@ -71,15 +69,10 @@ class NoGrammars:
         raise AssertionError("there is no matcher")
 
 
-def forbid(logits_RV: Tensor, rows: Sequence[int], masks_RW: npt.NDArray[np.int32]) -> None:
+def forbid(
+    logits_RV: Array, rows: Sequence[int], masks_RW: npt.NDArray[np.int32], device: ComputeDevice
+) -> None:
     """Set to -inf the logits that the rows' masks do not allow; W = words of 32 tokens."""
-    device = logits_RV.device
-    if device.type == "cpu":  # numpy has an operation for it
-        bits = np.unpackbits(masks_RW.view(np.uint8), axis=1, bitorder="little")
-        allowed_RV = put(bits[:, : logits_RV.shape[1]], device).bool()
-    else:
-        at_32 = torch.arange(32, dtype=torch.int32, device=device)
-        bits_RW32 = (put(masks_RW, device)[:, :, None] >> at_32) & 1
-        allowed_RV = bits_RW32.flatten(1)[:, : logits_RV.shape[1]].bool()
-    index_R = put(rows, device)
-    logits_RV[index_R] = logits_RV[index_R].masked_fill(~allowed_RV, float("-inf"))
+    allowed_RV = device.rows.bits(masks_RW, logits_RV.shape[1])
+    index_R = device.put(rows)
+    logits_RV[index_R] = device.xp.where(allowed_RV, logits_RV[index_R], float("-inf"))

@@ -10,13 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from weftline_engine.api import SamplingParams
 from weftline_engine.bookkeeping.output import Logprobs
-from weftline_engine.own.embedded.array_copies import Readback, put
-from weftline_engine.own.embedded.model.base import CPU
+from weftline_engine.own.embedded.device import Array, ArraysOnTheWay, ComputeDevice
+from weftline_engine.own.embedded.host_device import HOST
 from weftline_engine.own.embedded.sample.biases import Biases
 from weftline_engine.own.embedded.sample.constraint import Grammars, Matcher, forbid
 from weftline_engine.own.embedded.sample.penalties import Penalties
@@ -49,14 +47,14 @@ class Drawn:
     `fetched` are the tokens, and the log probabilities of the rows `which_W`.
     """
 
-    next_R: Tensor
+    next_R: Array
     draws: Draws
     slots_R: npt.NDArray[np.int64]
     bound: list[int]  # the rows with constraints, and their matchers
     matchers: list[Matcher]
     which_W: npt.NDArray[np.intp]
-    plain_WV: Tensor | None
-    fetched: Readback
+    plain_WV: Array | None
+    fetched: ArraysOnTheWay
 
 
 class Sampler:
@@ -68,8 +66,9 @@ class Sampler:
         vocabulary: int,
         eos: Sequence[int],
         grammars: Grammars,
-        device: torch.device = CPU,
+        device: ComputeDevice = HOST,
     ) -> None:
+        self._device = device
         self._vocabulary = vocabulary
         self._eos = eos
         self._table = SamplingTable(capacity)
@@ -104,38 +103,42 @@ class Sampler:
         self._stops.pop(slot, None)
 
     def choose(
-        self, logits_RV: Tensor, slots: Sequence[int], produced: Sequence[int]
+        self, logits_RV: Array, slots: Sequence[int], produced: Sequence[int]
     ) -> SampledTokens:
         """`draw` and `read` in one: the next token of each row."""
         return self.read(self.draw(logits_RV, slots, produced))
 
-    def draw(self, logits_RV: Tensor, slots: Sequence[int], produced: Sequence[int]) -> Drawn:
+    def draw(self, logits_RV: Array, slots: Sequence[int], produced: Sequence[int]) -> Drawn:
         """Draw the next token of each row, without a wait for the device. `produced` counts those
         before it. May change `logits_RV`."""
-        at_R = np.asarray(slots, np.int64)
+        with self._device.computing():
+            return self._draw(logits_RV, slots, produced)
+
+    def _draw(self, logits_RV: Array, slots: Sequence[int], produced: Sequence[int]) -> Drawn:
+        device, at_R = self._device, np.asarray(slots, np.int64)
         rows = self._table.rows(slots, produced)
         which_W = np.flatnonzero(rows.logprobs != NO_LOGPROBS)
         # The log probabilities are the model's, before anything of the request changes the logits.
-        plain_WV: Tensor | None = None
+        plain_WV: Array | None = None
         if len(which_W):
-            wanted_WV = logits_RV[put(which_W, logits_RV.device)]
-            plain_WV = torch.log_softmax(wanted_WV.double(), -1)
+            wanted_WV = device.rows.wide(logits_RV[device.put(which_W)])
+            plain_WV = wanted_WV - device.rows.log_sum_exp(wanted_WV)[:, None]
         self._penalties.apply(logits_RV, at_R)
         self._biases.add(logits_RV, slots)
         bound = [row for row, slot in enumerate(slots) if slot in self._matchers]
         matchers = [self._matchers[slots[row]] for row in bound]
         if bound:
-            forbid(logits_RV, bound, self._grammars.masks(matchers))
+            forbid(logits_RV, bound, self._grammars.masks(matchers), device)
         own = {row: self._stops[slot] for row, slot in enumerate(slots) if slot in self._stops}
-        bar_end(logits_RV, rows, self._eos, own)
+        bar_end(logits_RV, rows, self._eos, own, device)
         self._biases.ban(logits_RV, slots)
-        draws = draw(logits_RV, rows)
-        next_R, wanted = draws.tokens_R.clamp(min=0), [draws.tokens_R]
+        draws = draw(logits_RV, rows, device)
+        next_R, wanted = draws.tokens_R.clip(min=0), [draws.tokens_R]
         if plain_WV is not None:
             most = min(int(rows.logprobs.max()), plain_WV.shape[1])
-            own_W = _of(plain_WV, next_R[put(which_W, next_R.device)])
-            wanted += [own_W, *torch.topk(plain_WV, most, dim=-1)]
-        fetched = Readback(wanted, logits_RV.device)
+            own_W = device.rows.at(plain_WV, next_R[device.put(which_W)])
+            wanted += [own_W, *device.rows.largest(plain_WV, most)]
+        fetched = device.fetch(wanted)
         return Drawn(next_R, draws, at_R, bound, matchers, which_W, plain_WV, fetched)
 
     def read(self, drawn: Drawn) -> SampledTokens:
@@ -155,18 +158,15 @@ class Sampler:
         if drawn.plain_WV is not None:
             plain_WV, which_W = drawn.plain_WV, drawn.which_W
             if np.isin(which_W, redrawn).any():
-                own_W = _of(plain_WV, put(tokens_R[which_W], plain_WV.device).clamp(min=0))
-                said[0] = Readback([own_W], plain_WV.device).values()[0]
+                own_W = self._device.rows.at(
+                    plain_WV, self._device.put(tokens_R[which_W].clip(min=0))
+                )
+                said[0] = self._device.fetch([own_W]).values()[0]
             counts_W = drawn.draws.rows.logprobs[which_W]
             for row, one in zip(which_W.tolist(), _logprobs(counts_W, *said), strict=True):
                 logprobs[row] = one
         tokens = [None if one == NO_TOKEN else one for one in tokens_R.tolist()]
         return SampledTokens(tokens, logprobs, frozenset(redrawn.tolist()))
-
-
-def _of(plain_WV: Tensor, tokens_W: Tensor) -> Tensor:
-    """The log probability of each row's token."""
-    return plain_WV.gather(1, tokens_W[:, None])[:, 0]
 
 
 def _logprobs(

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from weftline_engine.api import SamplingParams
-from weftline_engine.own.embedded.array_copies import Readback, put
+from weftline_engine.own.embedded.device import Array, ComputeDevice
+from weftline_engine.own.embedded.host_device import HOST
 
 # The rows of a step are arrays of integers, which hold no None. Ids and counts are never negative.
 NO_TOKEN = -1
@@ -119,17 +118,20 @@ def _mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def bar_end(
-    logits_RV: Tensor, rows: Rows, stop_ids: Sequence[int], own: Mapping[int, Sequence[int]]
+    logits_RV: Array,
+    rows: Rows,
+    stop_ids: Sequence[int],
+    own: Mapping[int, Sequence[int]],
+    device: ComputeDevice = HOST,
 ) -> None:
     """Let `stop_ids` not be chosen in the rows that `rows.banned` marks, which have not reached
     min_tokens, and neither those that a row has of its `own`."""
-    device = logits_RV.device
     for row, ids in own.items():
         if rows.banned[row]:
-            logits_RV[row, put(ids, device)] = float("-inf")
+            logits_RV[row, device.put(ids)] = float("-inf")
     if len(stop_ids) and rows.banned.any():
-        banned_R1 = put(np.flatnonzero(rows.banned), device)[:, None]
-        logits_RV[banned_R1, put(stop_ids, device)[None, :]] = float("-inf")
+        banned_R1 = device.put(np.flatnonzero(rows.banned))[:, None]
+        logits_RV[banned_R1, device.put(stop_ids)[None, :]] = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +142,11 @@ class Draws:
     has UNSURE. Such rows are among `part`, whose logits are kept in `x_PV` for `settle`.
     """
 
-    tokens_R: Tensor
+    tokens_R: Array
     rows: Rows
     part: npt.NDArray[np.intp]
-    x_PV: Tensor | None
+    x_PV: Array | None
+    device: ComputeDevice
 
     def settle(self, tokens_R: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """`tokens_R` on the host, in which the rows that are UNSURE are drawn from the whole
@@ -152,96 +155,95 @@ class Draws:
         if not len(unsure):
             return tokens_R
         assert self.x_PV is not None, "rows whose candidates suffice are not unsure"
-        device = self.x_PV.device
-        x_PV = self.x_PV[put(np.searchsorted(self.part, unsure), device)]
-        token_P = _draw_cut(x_PV, self.rows, unsure, x_PV.shape[1])
-        settled = tokens_R.copy()
-        settled[unsure] = Readback([token_P], device).values()[0]
+        with self.device.computing():
+            x_PV = self.x_PV[self.device.put(np.searchsorted(self.part, unsure))]
+            token_P = _draw_cut(x_PV, self.rows, unsure, x_PV.shape[1], self.device)
+            settled = tokens_R.copy()
+            settled[unsure] = self.device.fetch([token_P]).values()[0]
         return settled
 
 
-def draw(logits_RV: Tensor, rows: Rows) -> Draws:
+def draw(logits_RV: Array, rows: Rows, device: ComputeDevice = HOST) -> Draws:
     """Draw a token for each row. Does not wait for the device."""
-    device = logits_RV.device
-    best_R, token_R = _best(logits_RV)
-    drawn = np.flatnonzero(rows.temperature > 0)
-    cut = (rows.top_p[drawn] < 1) | (rows.top_k[drawn] > 0) | (rows.min_p[drawn] > 0)
-    plain, part = drawn[~cut], drawn[cut]
-    if len(plain):
-        token_R[put(plain, device)] = _draw_any(logits_RV, rows, plain)
-    x_PV: Tensor | None = None
-    if len(part):
-        x_PV = logits_RV[put(part, device)]
-        count = min(_CANDIDATES, int(_limits(rows, part, x_PV).max()), x_PV.shape[1])
-        token_R[put(part, device)] = _draw_cut(x_PV, rows, part, count)
-    # A draw from logits that are not finite is meaningless.
-    return Draws(torch.where(best_R.isfinite(), token_R, NO_TOKEN), rows, part, x_PV)
+    with device.computing():
+        best_R, token_R = device.rows.best(logits_RV)
+        drawn = np.flatnonzero(rows.temperature > 0)
+        cut = (rows.top_p[drawn] < 1) | (rows.top_k[drawn] > 0) | (rows.min_p[drawn] > 0)
+        plain, part = drawn[~cut], drawn[cut]
+        if len(plain):
+            token_R[device.put(plain)] = _draw_any(logits_RV, rows, plain, device)
+        x_PV: Array | None = None
+        if len(part):
+            x_PV = logits_RV[device.put(part)]
+            count = min(_CANDIDATES, int(_limits(rows, part, x_PV).max()), x_PV.shape[1])
+            token_R[device.put(part)] = _draw_cut(x_PV, rows, part, count, device)
+        # A draw from logits that are not finite is meaningless.
+        token_R = device.xp.where(device.xp.isfinite(best_R), token_R, NO_TOKEN)
+    return Draws(token_R, rows, part, x_PV, device)
 
 
-def _best(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
-    """The highest logit of each row (NaN if the row has one) and its token."""
-    if logits_RV.device.type != "cpu":
-        best_R, token_R = logits_RV.max(dim=-1)
-        return best_R, token_R
-    # For 64 rows of 49,152 logits numpy's argmax takes 1.5 ms, and torch's max 14 ms.
-    token_R = torch.from_numpy(logits_RV.numpy().argmax(axis=-1))
-    return logits_RV.gather(1, token_R[:, None])[:, 0], token_R
-
-
-def _draw_any(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> Tensor:
+def _draw_any(
+    logits_RV: Array, rows: Rows, part: npt.NDArray[np.intp], device: ComputeDevice
+) -> Array:
     """Draw from the whole vocabulary."""
-    temperature_R = put(rows.temperature[part].astype(np.float64), logits_RV.device)
-    x_RV = logits_RV[put(part, logits_RV.device)].double() / temperature_R[:, None]
-    p_RV = torch.softmax(x_RV, dim=-1)
-    return _invert(p_RV, put(rows.uniform[part], logits_RV.device))
+    x_PV = device.rows.wide(logits_RV[device.put(part)]) / _put_wide(rows.temperature[part], device)
+    p_PV = device.xp.exp(x_PV - device.rows.log_sum_exp(x_PV)[:, None])
+    return _invert(p_PV, device.put(rows.uniform[part]), device)
 
 
-def _limits(rows: Rows, part: npt.NDArray[np.intp], x_PV: Tensor) -> npt.NDArray[np.int64]:
+def _limits(rows: Rows, part: npt.NDArray[np.intp], x_PV: Array) -> npt.NDArray[np.int64]:
     """How many of the likeliest tokens each row of `part` may take."""
     return np.where(rows.top_k[part] > 0, rows.top_k[part], x_PV.shape[1])
 
 
-def _draw_cut(x_PV: Tensor, rows: Rows, part: npt.NDArray[np.intp], count: int) -> Tensor:
+def _put_wide(values_P: npt.NDArray[np.float32], device: ComputeDevice) -> Array:
+    """A number for each row, in float64: (P, 1)."""
+    return device.put(values_P.astype(np.float64))[:, None]
+
+
+def _draw_cut(
+    x_PV: Array, rows: Rows, part: npt.NDArray[np.intp], count: int, device: ComputeDevice
+) -> Array:
     """Draw from the tokens that have at least `min_p` of the likeliest one's probability; of these
     from the `top_k` likeliest; of these from the fewest whose probabilities add up to `top_p`.
 
     `x_PV` are the logits of the rows `part`. Sorts the `count` likeliest tokens. A row for which
     these are too few is UNSURE.
     """
-    device, vocabulary = x_PV.device, x_PV.shape[1]
+    xp, minus = device.xp, float("-inf")
     limits_P = _limits(rows, part, x_PV)
-    limit_P = put(limits_P, device)
-    min_p_P1 = put(rows.min_p[part].astype(np.float64), device)[:, None]
-    temperature_P1 = put(rows.temperature[part].astype(np.float64), device)[:, None]
-    best_PZ, ids_PZ = torch.topk(x_PV, count, dim=-1)
-    x_PZ = best_PZ.double() / temperature_P1
-    least_P1 = x_PZ[:, :1] + min_p_P1.log()
-    outside_PZ = torch.arange(count, device=device)[None, :] >= limit_P[:, None]
-    x_PZ = x_PZ.masked_fill(outside_PZ | (x_PZ < least_P1), float("-inf"))
-    total_P = torch.logsumexp(x_PZ, -1)
+    limit_P = device.put(limits_P)
+    min_p_P1 = _put_wide(rows.min_p[part], device)
+    temperature_P1 = _put_wide(rows.temperature[part], device)
+    top_p_P1 = _put_wide(rows.top_p[part], device)
+    best_PZ, ids_PZ = device.rows.largest(x_PV, count)
+    x_PZ = device.rows.wide(best_PZ) / temperature_P1
+    least_P1 = x_PZ[:, :1] + xp.log(min_p_P1)
+    outside_PZ = device.put(np.arange(count))[None, :] >= limit_P[:, None]
+    x_PZ = xp.where(outside_PZ | (x_PZ < least_P1), minus, x_PZ)
+    total_P = device.rows.log_sum_exp(x_PZ)
     if (limits_P > count).any():
         # The sum over the tokens that top_k keeps, or over the vocabulary if top_k is off.
-        wide_PV = x_PV.double() / temperature_P1
-        all_P = torch.logsumexp(wide_PV.masked_fill(wide_PV < least_P1, float("-inf")), -1)
-        total_P = torch.where(limit_P > count, all_P, total_P)
-    p_PZ = (x_PZ - total_P[:, None]).exp()
-    top_p_P = put(rows.top_p[part].astype(np.float64), device)
-    before_PZ = p_PZ.cumsum(-1) - p_PZ
-    kept_PZ = p_PZ.masked_fill(before_PZ >= top_p_P[:, None], 0.0)
-    index_P = _invert(kept_PZ, put(rows.uniform[part], device))
-    token_P = ids_PZ.gather(1, index_P[:, None])[:, 0]
-    if count == vocabulary:
+        wide_PV = device.rows.wide(x_PV) / temperature_P1
+        all_P = device.rows.log_sum_exp(xp.where(wide_PV < least_P1, minus, wide_PV))
+        total_P = xp.where(limit_P > count, all_P, total_P)
+    p_PZ = xp.exp(x_PZ - total_P[:, None])
+    before_PZ = xp.cumsum(p_PZ, -1) - p_PZ
+    kept_PZ = xp.where(before_PZ >= top_p_P1, 0.0, p_PZ)
+    token_P = device.rows.at(ids_PZ, _invert(kept_PZ, device.put(rows.uniform[part]), device))
+    if count == x_PV.shape[1]:
         return token_P
     # Candidates are sorted, so after one with probability 0 all have probability 0.
     whole_P = (limit_P <= count) | (p_PZ[:, -1] == 0)
-    return torch.where(whole_P | (p_PZ.sum(-1) >= top_p_P), token_P, UNSURE)
+    return xp.where(whole_P | (p_PZ.sum(-1) >= top_p_P1[:, 0]), token_P, UNSURE)
 
 
-def _invert(p_RZ: Tensor, uniform_R: Tensor) -> Tensor:
-    """The index at which the running sum of each row passes its share `uniform_R` of the total."""
-    sums_RZ = p_RZ.cumsum(-1)
-    total_R = sums_RZ[:, -1]
+def _invert(p_PZ: Array, uniform_P: Array, device: ComputeDevice) -> Array:
+    """The index at which the running sum of each row passes its share `uniform_P` of the total."""
+    xp = device.xp
+    sums_PZ = xp.cumsum(p_PZ, -1)
+    total_P = sums_PZ[:, -1]
     # A share just below 1 may round to the total, which no running sum exceeds.
-    share_R = torch.minimum(uniform_R * total_R, total_R.nextafter(torch.zeros_like(total_R)))
-    at_R1 = torch.searchsorted(sums_RZ, share_R[:, None], right=True)
-    return at_R1[:, 0].clamp(max=p_RZ.shape[-1] - 1)  # beyond it where the row is NaN
+    share_P = xp.minimum(uniform_P * total_P, xp.nextafter(total_P, xp.zeros_like(total_P)))
+    at_P = device.rows.passed(sums_PZ, share_P)
+    return at_P.clip(max=p_PZ.shape[-1] - 1)  # beyond it where the row is NaN
