@@ -10,6 +10,7 @@ import pytest
 from weftline.local import local_server
 from weftline_engine.own.embedded import devices
 from weftline_engine.own.embedded.config import Device
+from weftline_engine.own.embedded.model import decoders
 from weftline_engine.own.embedded.model.config import ModelError
 from weftline_engine.own.embedded.model.decoders import load_decoder
 
@@ -43,7 +44,8 @@ def test_what_needs_torch_says_how_to_install_it(
 ) -> None:
     """A type that the C kernels do not compute in, and a GPU. The CPU is chosen where nothing is
     said."""
-    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)
+    for module in (devices, decoders):
+        monkeypatch.setattr(module, "has_torch", lambda: False)
     line = r"pip install 'weftline\[server,engine,gpu\]'"
     with pytest.raises(ModelError, match=f"this model needs torch: {line}. The C kernels do not"):
         load_decoder(tiny_directory, "float32", 16, tmp_path)
