@@ -48,7 +48,9 @@ def test_bfloat16_is_as_near_as_its_rounding(device: torch.device) -> None:
         on_device(llama(width=64), CudaGraphs(), device, torch.bfloat16),
     )
     for engine, found in zip(engines, seen, strict=True):
-        engine.probe = lambda logits, ops, found=found: found.append(logits.double().cpu())
+        engine.probe = lambda logits, ops, found=found: found.append(
+            torch.as_tensor(logits).double().cpu()
+        )
         run(engine, requests(tokens=1))
     expected, found = (torch.cat(side) for side in seen)
     assert ((found - expected).abs().mean() / expected.std()) < 0.03

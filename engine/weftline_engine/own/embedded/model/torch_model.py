@@ -70,14 +70,21 @@ class TorchModel(ABC):
         """A matrix of a checkpoint on the device. Floats are copied from the mapped file."""
         if found.quantised:
             return self.vector(found.values())
-        rows = found.ordered()
-        rows = rows if rows.flags.writeable else rows.copy()
-        tensor = torch.from_numpy(rows.reshape(-1)).view(_FLOATS[found.kind]).view(found.shape)
+        tensor = (
+            torch.from_numpy(_writable(found.ordered()).reshape(-1))
+            .view(_FLOATS[found.kind])
+            .view(found.shape)
+        )
         return tensor.to(self.device, self.dtype, copy=True)
 
     def vector(self, values: Values) -> Tensor:
         """Numbers of a checkpoint on the device."""
-        return torch.from_numpy(values).to(self.device, self.dtype)
+        return torch.from_numpy(_writable(values)).to(self.device, self.dtype)
+
+
+def _writable(values: Values) -> Values:
+    """The values, or a copy of those that are for reading alone: torch has no such tensors."""
+    return values if values.flags.writeable else values.copy()
 
 
 def widened(logits_RV: Tensor) -> Tensor:
