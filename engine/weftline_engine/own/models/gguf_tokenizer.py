@@ -18,7 +18,7 @@ from weftline_engine.own.models.name import ModelUnavailable
 # Pre-tokenizers by llama.cpp's name, as steps to add before GPT-2's. These split off each digit.
 _DIGITS = (pre_tokenizers.Digits(individual_digits=True),)
 _PRE_TOKENIZERS = {"smollm": _DIGITS, "refact": _DIGITS, "starcoder": _DIGITS}
-# Those that are read as GPT-2's, which they are, or by an expression of their own.
+# The pre-tokenizers that are GPT-2's, or are read by an expression of their own.
 _READ = frozenset({"default", "gpt-2", *SPLITS})
 # Tokens that end a turn, by the families that have them. Some files name only the end of a text.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
