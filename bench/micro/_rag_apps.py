@@ -12,17 +12,12 @@ from enum import StrEnum
 from typing import Any
 
 from llama_index.core.prompts.default_prompts import (
-    DEFAULT_REFINE_PROMPT_TMPL,
     DEFAULT_TEXT_QA_PROMPT_TMPL,
-    DEFAULT_TREE_SUMMARIZE_TMPL,
 )
 
 from bench.harness.texts import Texts
 
 ANSWER = DEFAULT_TEXT_QA_PROMPT_TMPL
-REFINE = DEFAULT_REFINE_PROMPT_TMPL
-SUMMARY = DEFAULT_TREE_SUMMARIZE_TMPL
-EXPAND = "Write three other questions about the same thing, as a JSON list of texts.\n{query_str}"
 PAIR = "Sub question: {question}\nResponse: {answer}"  # SubQuestionQueryEngine's own
 PLAN = (
     "Split this question into four questions about parts of it, as a JSON list of texts.\n"
@@ -40,6 +35,7 @@ CHUNKS = 8  # of an uploaded text: embedding them takes about as long as the exp
 HITS = 16  # of each query, or all chunks if there are fewer
 TOP = 3  # chunks that the answer reads
 OUTPUT = 32  # tokens of an answer
+WINDOW = 2048  # tokens: a chunk, an answer and the words around them
 QUERY_CHARS = 72  # of each expanded query
 PARTS = 4  # questions into which a question is split
 # Held to one word, so that all systems do the same work.
@@ -55,7 +51,7 @@ def questions(count: int) -> dict[str, Any]:
     }
 
 
-QUERIES = questions(3)
+LINES = {"regex": "\n".join([f"[A-Z][a-z ]{{{QUERY_CHARS - 2}}}[?]"] * 3)}  # three queries
 PLANNED = questions(PARTS)
 
 

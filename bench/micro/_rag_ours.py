@@ -10,7 +10,9 @@ from typing import Any
 import httpx2
 
 from bench.micro import _rag_apps as apps
+from bench.micro import _rag_programs
 from bench.micro._rag_apps import App, Task
+from bench.micro._rag_programs import STORE
 from weftline.contract.protocol import (
     Call,
     InOut,
@@ -29,16 +31,12 @@ from weftline.contract.steps import (
     Embed,
     FunctionStep,
     Ingest,
-    Rerank,
     Search,
     Source,
     Step,
 )
-from weftline.contract.steps import Merge as MergeStep
 
-STORE = "docs"
 FIXED = Sampling(temperature=0, max_tokens=apps.OUTPUT, ignore_eos=True)
-LISTED = Sampling(temperature=0, max_tokens=160, constraint=apps.QUERIES)
 PLANNED = Sampling(temperature=0, max_tokens=220, constraint=apps.PLANNED)
 JUDGED = Sampling(temperature=0, max_tokens=8, constraint=apps.VERDICT)
 Given = Mapping[str, "str | Placeholder"]
@@ -70,11 +68,6 @@ def read(name: str, variable: str, *transforms: dict[str, Any]) -> Placeholder:
     )
 
 
-def hit(number: int) -> Placeholder:
-    """The text of one of the best chunks."""
-    return read(f"hit{number}", "top", {"op": "path", "keys": [number, "text"]})
-
-
 def submit(task: Task) -> SubmitBody:
     """The graph of a task; its answer is the variable `final`."""
     calls, steps = GRAPHS[task.app](task)
@@ -103,30 +96,6 @@ def _search(task: Task, vectors: str, k: int) -> Search:
     return Search(
         in_=Source(var=vectors), store=STORE, k=k, filter=about, after=("indexed",), out="hits"
     )
-
-
-def advanced(task: Task) -> Graph:
-    """Three expanded queries, the hits of each, the best three of all, and a refined answer."""
-    question = task.question
-    steps = (
-        *_indexed(task),
-        Embed(in_=Source(var="expanded", transforms=({"op": "json"},)), out="queries"),
-        _search(task, "queries", apps.HITS),
-        MergeStep(in_=Source(var="hits"), by="text", out="pool"),
-        Rerank(in_=Source(var="pool"), query=Source(value=question), k=apps.TOP, out="top"),
-    )
-    calls = [
-        ask("expanded", apps.EXPAND, {"query_str": question}, LISTED),
-        ask("answer0", apps.ANSWER, {"context_str": hit(0), "query_str": question}),
-    ]
-    for n in range(1, apps.TOP):
-        given: Given = {
-            "query_str": question,
-            "existing_answer": read("before", f"answer{n - 1}"),
-            "context_msg": hit(n),
-        }
-        calls.append(ask(f"answer{n}" if n + 1 < apps.TOP else "final", apps.REFINE, given))
-    return tuple(calls), steps
 
 
 def search(task: Task) -> Graph:
@@ -188,14 +157,15 @@ def sub_questions(task: Task) -> Graph:
 
 
 GRAPHS = {
-    App.ADVANCED: advanced,
     App.SEARCH: search,
     App.SUB_QUESTIONS: sub_questions,
 }
 
 
 async def run(http: httpx2.AsyncClient, task: Task) -> str:
-    """Send the graph, and wait for its answer."""
+    """Send the graph, and wait for its answer. That of `advanced` is LlamaIndex's program's."""
+    if task.app is App.ADVANCED:
+        return await _rag_programs.advanced(str(http.base_url).rstrip("/"), task)
     response = await http.post("/v1/submit", content=body(task))
     if response.is_error:
         raise SystemExit(f"weftline bench rag_graph: {response.text[:400]}")

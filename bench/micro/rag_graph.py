@@ -2,7 +2,8 @@
 
     weftline bench rag_graph --quick
 
-An application is one request with its calls and steps. The model is on core 0, and the embedder on
+An application is one request with its calls and steps. `advanced` is a program of LlamaIndex, which
+makes two. The model is on core 0, and the embedder on
 core 1. The engine drafts nothing: it drafts from what it has written before, so the same expansion
 took 0.22 to 2.6 s by what earlier tasks had left. The texts of tasks differ in one number, so that
 no server finds another task's work in its cache.
@@ -30,7 +31,7 @@ from bench.harness.machine import describe
 from bench.harness.metrics import spread
 from bench.harness.results import dated, stamp, write
 from bench.micro import _rag_apps as apps
-from bench.micro import _rag_ours, _rag_web
+from bench.micro import _rag_ours, _rag_programs, _rag_web
 from bench.micro._rag_apps import App, Task
 from weftline.local import local_server
 
@@ -74,7 +75,7 @@ name = "minilm"
 cores = [1]
 start = "eager"
 [[store]]
-name = "{_rag_ours.STORE}"
+name = "{_rag_programs.STORE}"
 store = "memory"
 start = "eager"
 [[function]]

@@ -1,17 +1,18 @@
-"""The applications of `bench rag_graph` run as one request each."""
+"""The applications of `bench rag_graph` run, and so do the programs of `bench rag_programs`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
 
 from bench.micro import _rag_apps as apps
-from bench.micro import _rag_ours
+from bench.micro import _rag_ours, rag_programs
 from bench.micro._rag_apps import App
+from bench.micro._rag_programs import Program
 from bench.micro.rag_graph import Texts, in_turns
 from tests.integrations.conftest import served
 
@@ -43,7 +44,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     config.write_text(TABLES)
     rules = {
         apps.PLAN[:40]: listed(apps.PARTS),
-        apps.EXPAND[:40]: listed(3),
+        "Generate 3 search queries": "A question?\nAnother one?\nA third one?",
         "Does this answer need a search?": apps.NEEDS,
         "Sub question: ": "the whole",
         "Query: AAA": "one",
@@ -52,6 +53,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "Query: DDD": "four",
         "existing answer": "a better one",
         "Question 0": "an answer",
+        "You are an AI language model assistant": "A question?\nAnother one?",
+        rag_programs.QUESTION: "the Tiber",
     }
     script.write_text(json.dumps([{"when": k, "reply": v} for k, v in rules.items()]))
     options = ("--config", str(config), "--null-mode", "script", "--null-script", str(script))
@@ -60,8 +63,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("app", App)
-async def test_an_application_is_one_request(url: str, app: App) -> None:
-    """It ends with its answer, whatever its calls and steps are."""
+async def test_an_application_has_its_answer(url: str, app: App) -> None:
+    """Whatever its calls and steps are."""
     async with httpx2.AsyncClient(base_url=url, timeout=60) as http:
         assert await _rag_ours.run(http, Texts().task(app, 0)) == ANSWERS[app]
 
@@ -71,3 +74,14 @@ async def test_two_servers_take_turns(url: str) -> None:
     async with httpx2.AsyncClient(base_url=url, timeout=60) as http:
         found = await in_turns({"with": http, "without": http}, App.ADVANCED, Texts(), 2)
     assert {name: len(seconds) for name, seconds in found.items()} == {"with": 2, "without": 2}
+
+
+@pytest.mark.parametrize("make", rag_programs.PROGRAMS.values(), ids=rag_programs.PROGRAMS)
+def test_a_program_gives_one_answer_plainly_and_ahead(
+    url: str, make: Callable[[str, bool], Program]
+) -> None:
+    plain, ahead = rag_programs.rounds(make(url, False), make(url, True), 2)
+    assert len(plain) == len(ahead) == 2
+    line = rag_programs.row("A", 0.02, 0.25, [1.0, 1.0], [0.5, 0.25])
+    assert line.startswith("| A | 20 ms | 250 ms | 1.00 s (1.00 to 1.00) |")
+    assert line.endswith("| 3.00 (2.50 to 3.50) |")

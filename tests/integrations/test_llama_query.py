@@ -212,6 +212,11 @@ def test_an_error_is_that_of_the_plain_request(recording: Recording) -> None:
     assert "nowhere" in str(plain) and not isinstance(plain, EngineUnavailable)
 
 
+def test_the_window_of_a_model_beside_an_embedder(recording: Recording) -> None:
+    """Without a window of its own the LLM takes that of the server's first model that generates."""
+    assert Weftline().metadata.context_window == 1 << 20
+
+
 def test_queries_at_once(index: VectorStoreIndex, recording: Recording) -> None:
     """Each query gets its own results."""
     engine = index.as_query_engine(llm=llm(), similarity_top_k=1)

@@ -82,18 +82,6 @@ def rows_of(embedded: Result, start: int, end: int) -> Result:
     return _part_of(embedded, part)
 
 
-def behind(result: Result, other: Result) -> Result:
-    """A result that is there when the `other` one is there too, or has failed."""
-    made = Result()
-
-    def settle(_: Future[Value]) -> None:
-        error = error_of(result.value)
-        made.settle(result.value.result() if error is None else VariableFailed("", error))
-
-    result.value.add_done_callback(lambda _: other.value.add_done_callback(settle))
-    return made
-
-
 def _part_of(whole: Result, part: Callable[[Value], Value | VariableFailed]) -> Result:
     """The result of a part. It fails with the error of the whole."""
     made = Result()

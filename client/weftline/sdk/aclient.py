@@ -172,7 +172,8 @@ class AsyncClient:
     async def context_limits(self) -> dict[str, int]:
         """The context limit of each served model, in tokens. The default model comes first."""
         found = (await self.connection.request("GET", "/v1/models"))["data"]
-        return {model["id"]: model["max_model_len"] for model in found}
+        limits = ((model["id"], model.get("max_model_len")) for model in found)
+        return {name: limit for name, limit in limits if limit is not None}  # not of embedders
 
     async def openai(self, route: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request of OpenAI's API and return the response's JSON.

@@ -16,6 +16,7 @@ from langchain_weftline.lower.drafts import (
     CallDraft,
     CallOptions,
     EachDraft,
+    MergeDraft,
     RerankDraft,
     SearchDraft,
     StepDraft,
@@ -26,6 +27,7 @@ from langchain_weftline.lower.symbols import Hole, Prompt, PromptMessage, Ref
 from weftline.contract import transforms
 from weftline.errors import TransformFailed, WeftlineError
 from weftline.kit import Claims, Later, Planned, ReadValue, Result, Server
+from weftline.kit.fused_hits import FusedHits
 from weftline.kit.results import item_of, settled
 from weftline.predicates import holds
 from weftline.watching import Value
@@ -57,8 +59,8 @@ def watched(drafts: Sequence[CallDraft], steps: Sequence[StepDraft]) -> list[str
             made += step.writes
     bodies = [step for step in steps if isinstance(step, EachDraft)]
     own = {name for body in bodies for name in (body.item, *body.lists)}
-    # The values of branches and texts follow from what these read.
-    own |= {step.var for step in steps if isinstance(step, (BranchDraft, TextDraft))}
+    # The values of branches, texts and merges follow from what these read.
+    own |= {step.var for step in steps if isinstance(step, (BranchDraft, TextDraft, MergeDraft))}
     read = [name for draft in _all(drafts, steps) for name in sorted(draft.reads)]
     read += [name for step in steps for name in step.reads]
     return [name for name in dict.fromkeys([*made, *read]) if name not in own]
@@ -74,6 +76,9 @@ def claims_of(
             values[step.var] = BranchValue(step, values)
         elif isinstance(step, TextDraft):
             values[step.var] = TextValue(step, values)
+        elif isinstance(step, MergeDraft):
+            inputs = tuple(values[name] for name in step.hits)
+            values[step.var] = FusedHits(step.steps()[0], inputs)
         elif isinstance(step, RerankDraft):
             values[step.var] = RankedValue(step, results[step.var], values)
     planned: list[Planned[Key]] = [_call(draft, server, results, values) for draft in drafts]
@@ -226,8 +231,6 @@ def _rerank(rerank: RerankDraft, best: Result, values: Values) -> Planned[Key]:
 
     def key_of(found: Mapping[str, Any]) -> Key | None:
         query, hits = rerank.query, found[rerank.hits]
-        if rerank.merged is not None:
-            hits = {hit["id"]: hit for listed in hits for hit in listed}.values()
         try:
             text = query if isinstance(query, str) else str(_value(query, found))
         except WeftlineError:

@@ -170,16 +170,41 @@ class SearchDraft:
 
 
 @dataclass(frozen=True, slots=True)
-class RerankDraft:
-    """The reranking of what was found, before it is submitted. Its hits become the variable `var`.
+class MergeDraft:
+    """The fusion of what was found, before it is submitted. Its hits become the variable `var`.
 
-    `hits` is a list of hits. With `merged` it is a list for each query: each document is taken
-    once, in the order of the lists, as LangChain takes it.
+    `how` has the fields of the step.
     """
 
     var: str
+    hits: tuple[str, ...]
+    name: str
+    how: Mapping[str, Any]
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The documents, each once."""
+        return (self.var,)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The hits of each search."""
+        return self.hits
+
+    def steps(self) -> tuple[steps.Merge]:
+        """The step of the submit."""
+        first, *beside = [steps.Source(var=one) for one in self.hits]
+        name = f"merge{self.name}"
+        return (steps.Merge(in_=first, beside=tuple(beside), out=self.var, name=name, **self.how),)
+
+
+@dataclass(frozen=True, slots=True)
+class RerankDraft:
+    """The reranking of a list of hits, before it is submitted. Its hits become the variable
+    `var`."""
+
+    var: str
     hits: str
-    merged: str | None
     query: str | Ref
     server: Server
     engine: str | None
@@ -196,25 +221,22 @@ class RerankDraft:
         """The hits, and the variable of the query, if the server has it."""
         return (self.hits, *((self.query.var,) if isinstance(self.query, Ref) else ()))
 
-    def steps(self) -> tuple[steps.Step, ...]:
-        """The steps of the submit."""
+    def steps(self) -> tuple[steps.Rerank]:
+        """The step of the submit."""
         if isinstance(self.query, Ref):
             query = steps.Source(var=self.query.var, transforms=self.query.transforms)
         else:
             query = steps.Source(value=self.query)
-        rerank = steps.Rerank(
-            in_=steps.Source(var=self.merged or self.hits),
-            query=query,
-            out=self.var,
-            engine=self.engine,
-            k=self.k,
-            name=f"rerank{self.name}",
+        return (
+            steps.Rerank(
+                in_=steps.Source(var=self.hits),
+                query=query,
+                out=self.var,
+                engine=self.engine,
+                k=self.k,
+                name=f"rerank{self.name}",
+            ),
         )
-        if self.merged is None:
-            return (rerank,)
-        hits = steps.Source(var=self.hits)
-        name = f"merge{self.name}"
-        return steps.Merge(in_=hits, out=self.merged, rank="order", name=name), rerank
 
 
 @dataclass(frozen=True, slots=True)

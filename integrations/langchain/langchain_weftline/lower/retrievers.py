@@ -32,7 +32,9 @@ from langchain_weftline.lower.symbols import (
 )
 from langchain_weftline.retrieval.rerank import WeftlineRerank
 from langchain_weftline.retrieval.vectorstore import WeftlineRetriever
+from weftline.errors import InvalidRequest
 
+_DOCUMENTS = (ValueKind.DOCUMENTS, ValueKind.UNIQUE_DOCUMENTS)
 _JOINED = "LangChain joins what the queries and the question have found"
 _KEPT = "LangChain keeps of the documents what the model says"
 
@@ -88,10 +90,22 @@ class Retrievers:
             return None, error.reason
 
     def _ensemble(self, step: ChainStep, value: Any) -> Any:
-        """Several retrievers search for one query, and LangChain ranks what they find."""
-        for number, retriever in enumerate(step.runnable.retrievers):
+        """Several retrievers search for one query, and what they find is ranked."""
+        ensemble = step.runnable
+        found = [
             self._lowering.part(step.of(retriever, f"retriever[{number}]"), value)
-        return self._lowering.unknown(step, "LangChain ranks what was found")
+            for number, retriever in enumerate(ensemble.retrievers)
+        ]
+        if not all(isinstance(one, Ref) and one.kind in _DOCUMENTS for one in found):
+            return self._lowering.unknown(step, "LangChain ranks what was found")
+        if ensemble.id_key is not None:
+            return self._lowering.unknown(
+                step, f"its documents are told apart by {ensemble.id_key!r}"
+            )
+        try:
+            return self._searches.fused(step, found, ensemble.weights, ensemble.c)
+        except InvalidRequest:
+            return self._lowering.unknown(step, "its weights or its c is not what a merge takes")
 
     def _compression(self, step: ChainStep, value: Any) -> Any:
         """The documents are reranked, or a model is asked about each document by itself.
@@ -127,8 +141,7 @@ class Retrievers:
 
     def _reranked(self, step: ChainStep, found: Any, value: Any) -> Any:
         """The documents that a WeftlineRerank keeps."""
-        kinds = (ValueKind.DOCUMENTS, ValueKind.UNIQUE_DOCUMENTS)
-        if not isinstance(found, Ref) or found.kind not in kinds:
+        if not isinstance(found, Ref) or found.kind not in _DOCUMENTS:
             return self._lowering.unknown(step, "its documents are known only in the run")
         query = query_of(step.runnable, value)
         return self._searches.reranked(step, step.runnable.base_compressor, found, query)

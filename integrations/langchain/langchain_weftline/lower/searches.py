@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.vectorstores import VectorStoreRetriever
 
 from langchain_weftline.lower.chain_steps import ChainStep, Handler, Lowerer
-from langchain_weftline.lower.drafts import RerankDraft, SearchDraft, StepDraft, Terms
+from langchain_weftline.lower.drafts import MergeDraft, RerankDraft, SearchDraft, StepDraft, Terms
 from langchain_weftline.lower.symbols import CannotCompile, Ref, Unknown, ValueKind
 from langchain_weftline.lower.texts import can_be_sent
 from langchain_weftline.model.answers import new_variable
@@ -70,6 +70,25 @@ class Searches:
         self._lowering.note(step, why, in_server=True)
         return Ref(draft.var, is_text=False, kind=kind)
 
+    def listed(self, step: ChainStep, found: Ref) -> str:
+        """The variable of one list of the documents, each once, in the order of their lists."""
+        if found.kind is not ValueKind.UNIQUE_DOCUMENTS:
+            return found.var
+        draft = MergeDraft(self._mint(), (found.var,), name_at(step.path), {"rank": "order"})
+        self.drafts.append(draft)
+        return draft.var
+
+    def fused(self, step: ChainStep, found: Sequence[Ref], weights: Sequence[float], c: int) -> Ref:
+        """The documents of several retrievers by their weighted reciprocal ranks."""
+        hits = tuple(self.listed(step, one) for one in found)
+        # LangChain counts places from 1.
+        how = {"by": "text", "rank": "reciprocal", "weights": tuple(weights), "first": c + 1}
+        draft = MergeDraft(self._mint(), hits, name_at(step.path), how)
+        draft.steps()
+        self.drafts.append(draft)
+        self._lowering.note(step, "rank what was found", in_server=True)
+        return Ref(draft.var, is_text=False, kind=ValueKind.DOCUMENTS)
+
     def reranked(
         self, step: ChainStep, rerank: WeftlineRerank, found: Ref, query: str | Ref
     ) -> Ref:
@@ -82,8 +101,7 @@ class Searches:
             raise CannotCompile(rerank, "its top_n is more than a rerank keeps")
         draft = RerankDraft(
             var=self._mint(),
-            hits=found.var,
-            merged=self._mint() if found.kind is ValueKind.UNIQUE_DOCUMENTS else None,
+            hits=self.listed(step, found),
             query=query,
             server=rerank.server.server,
             engine=rerank.model,

@@ -25,7 +25,7 @@ from weftline.contract import transforms
 from weftline.contract.protocol import Call
 from weftline.contract.steps import Step
 from weftline.errors import WeftlineError
-from weftline.kit import Claims, Planned, Result, RunFeed, Server
+from weftline.kit import Claims, Planned, ReadValue, Result, RunFeed, Server
 from weftline.kit.results import settled
 from weftline.kit.retrieval_requests import AnswerSteps
 from weftline.watching import Failed, Value
@@ -60,7 +60,7 @@ class Query:
         plan = self.option.plan
         if plan is None or self.answer is None:
             return None
-        results: dict[Index, Result] = {
+        results: dict[Index, ReadValue] = {
             0: self.answer,
             Given.HITS: self.ranked or self.hits,
             Given.PART: settled(self.part),
@@ -96,7 +96,7 @@ class Composed(ABC):
     def queries(self, decision: Any) -> Iterator[Query]:
         """The queries that a decision leads to. Raises TypeError or KeyError if it is a bad one."""
 
-    def reads_of_last(self) -> dict[Index, Result]:
+    def reads_of_last(self) -> dict[Index, ReadValue]:
         """The results of the last calls, and of what they read."""
         return {}
 

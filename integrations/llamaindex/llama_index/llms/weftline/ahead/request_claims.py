@@ -13,7 +13,7 @@ from llama_index.llms.weftline.plan.answer_symbols import Index, filled, reads
 from llama_index.llms.weftline.plan.call_plan import CallPlan
 
 from weftline.errors import TransformFailed
-from weftline.kit import Planned, Result
+from weftline.kit import Planned, ReadValue, Result
 
 
 def request_key(messages: Iterable[tuple[str, str]], fields: Mapping[str, Any]) -> str:
@@ -33,7 +33,7 @@ class SentCalls(Protocol):
 
 
 def planned(
-    plan: CallPlan, index: int, fields: Mapping[str, Any], results: Mapping[Index, Result]
+    plan: CallPlan, index: int, fields: Mapping[str, Any], results: Mapping[Index, ReadValue]
 ) -> Planned[str]:
     """Call number `index` of a plan, with the results of the calls and the values that it reads."""
     draft = plan.drafts[index]
@@ -49,4 +49,6 @@ def planned(
         return request_key(texts, {**fields, **draft.fields})
 
     read = {str(one): results[one] for one in inputs}
-    return Planned(results[index], read, key_of)
+    answer = results[index]
+    assert isinstance(answer, Result), "an answer comes from the server"
+    return Planned(answer, read, key_of)

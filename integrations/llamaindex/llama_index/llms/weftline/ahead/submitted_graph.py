@@ -9,7 +9,7 @@ from llama_index.llms.weftline.plan.call_plan import CallPlan
 from llama_index.llms.weftline.plan.node_search import NodeHits, NodeSearch, SearchGraph
 from llama_index.llms.weftline.trace.run_provenance import SessionRun
 
-from weftline.kit import Claims, Result, RunFeed
+from weftline.kit import Claims, ReadValue, Result, RunFeed
 from weftline.sdk.http import OnGraph
 from weftline.watching import Failed
 from weftline.watching import Value as ValueEvent
@@ -60,7 +60,7 @@ class SubmittedGraph:
         self._numbering.run.join(self._feed)
         if self._on_graph is not None:
             self._feed.show_graph(self._on_graph)
-        results: dict[Index, Result] = {
+        results: dict[Index, ReadValue] = {
             at: self._feed.results[name] for at, name in enumerate(self.variables)
         }
         if search is not None:

@@ -34,9 +34,10 @@ from llama_index.llms.weftline.trace.run_provenance import MIN_SEARCHED, Session
 from weftline.contract import transforms
 from weftline.contract.protocol import Call
 from weftline.contract.steps import MAX_K, Merge, Source, Step
-from weftline.kit import Result, Server
+from weftline.kit import ReadValue, Server
+from weftline.kit.fused_hits import FusedHits
 from weftline.kit.pieces import by_search
-from weftline.kit.results import behind, item_of, rows_of
+from weftline.kit.results import item_of, rows_of
 
 # The step's name for each of LlamaIndex's modes.
 RANKS: Mapping[FUSION_MODES, Any] = {
@@ -111,10 +112,14 @@ class Fused(Composed):
     def _calls(self, plan: CallPlan) -> tuple[Call, ...]:
         return calls_of(plan, plan.llm.parameters(), self._names(plan))
 
-    def reads_of_last(self) -> dict[Index, Result]:
+    def reads_of_last(self) -> dict[Index, ReadValue]:
         """The results of the calls on the nodes, and the nodes."""
         assert self.last is not None, "there are such calls"
-        return {at: self.results[name] for at, name in self._names(self.last).by_index.items()}
+        names = self._names(self.last).by_index
+        found: dict[Index, ReadValue] = {
+            at: self.results[name] for at, name in names.items() if name in self.results
+        }
+        return {Given.HITS: self._fused_hits(), **found}
 
     def rest(self) -> Rest:
         """The searches, the fusion, the reranking, and the calls on the nodes."""
@@ -128,7 +133,6 @@ class Fused(Composed):
         fuses = self._rerank is not None or self.last is not None
         if fuses:
             steps.append(self._fusion())
-            watch.append(self._fused)
         if self._rerank is not None:
             query = Source(value=self._query)
             steps.append(rank_step(self._rerank, query, self._fused, self._best))
@@ -161,12 +165,16 @@ class Fused(Composed):
             share=retriever.num_queries,
         )
 
+    def _fused_hits(self) -> FusedHits:
+        found = tuple(self.results[self._search(option)[1]] for option in self.options)
+        return FusedHits(self._fusion(), found)
+
     def start(self) -> None:
         """Submit the graph. Raises Unplannable, and then nothing is submitted."""
         super().start()
         if self._rerank is not None:
-            fused, best = self.results[self._fused], self.results[self._best]
-            self.ranked = RankedNodes(self._rerank, self._query, fused, best)
+            best = self.results[self._best]
+            self.ranked = RankedNodes(self._rerank, self._query, self._fused_hits(), best)
 
     def queries(self, decision: str) -> Iterator[Query]:
         """The queries that LlamaIndex asks, for each retriever. It may ask one twice."""
@@ -175,9 +183,6 @@ class Fused(Composed):
         asked = [line.strip() for line in said if line.strip()][: self._lines["most"]]
         for option in self.options:
             embedded, hits = (self.results[name] for name in self._search(option))
-            if self._fused in self.results:
-                # LlamaIndex fuses the hits and asks on. The server's fusion must be here then.
-                hits = behind(hits, self.results[self._fused])
             for at in map(listed.index, (self._query, *asked)):
                 about = option.about(QueryBundle(listed[at]))
                 yield Query(about, [rows_of(embedded, at, at + 1)], item_of(hits, at), None)

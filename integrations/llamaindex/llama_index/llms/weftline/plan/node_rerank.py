@@ -16,7 +16,7 @@ from llama_index.llms.weftline.plan.answer_symbols import Spec
 from weftline.contract import transforms
 from weftline.contract.steps import Rerank, Source
 from weftline.errors import InvalidRequest, WeftlineError
-from weftline.kit import Result, Server
+from weftline.kit import ReadValue, Result, Server
 from weftline.kit.retrieval_requests import AnswerSteps
 from weftline.kit.server_fields import ServerFields
 from weftline.watching import Value
@@ -49,7 +49,7 @@ def rank_step(rerank: Any, query: Source, found: str, out: str) -> Rerank:
 class RankedNodes:
     """The result of a reranking of the nodes `found`. It is given to one request."""
 
-    def __init__(self, rerank: Any, query: str, found: Result, ranked: Result) -> None:
+    def __init__(self, rerank: Any, query: str, found: ReadValue, ranked: Result) -> None:
         self._rerank, self._query, self._found = rerank, query, found
         self._ranked: Result | None = ranked
         self._lock = Lock()

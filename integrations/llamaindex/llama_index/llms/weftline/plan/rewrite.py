@@ -39,7 +39,7 @@ from llama_index.llms.weftline.trace.run_provenance import SessionRun
 from weftline.contract import transforms
 from weftline.contract.protocol import Call
 from weftline.contract.steps import Branch, Case, Source, Step
-from weftline.kit import Result, Server
+from weftline.kit import ReadValue, Server
 
 LOWER: Spec = {"op": "text", "method": "lower"}
 # The query in the first tag of a text, such as "[Search(Who?)]" (QueryTaskOutputParser).
@@ -195,7 +195,7 @@ class Rewritten(Composed):
     def _names_of_last(self) -> dict[Index, str]:
         return {0: self._after, Given.PART: self.decided, Given.REPLY: self._answer}
 
-    def reads_of_last(self) -> dict[Index, Result]:
+    def reads_of_last(self) -> dict[Index, ReadValue]:
         """The rewriter's result, the answer and the reply."""
         return {index: self.results[name] for index, name in self._names_of_last.items()}
 

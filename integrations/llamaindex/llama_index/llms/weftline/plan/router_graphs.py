@@ -35,7 +35,7 @@ from llama_index.llms.weftline.trace.run_provenance import SessionRun
 
 from weftline.contract.protocol import Call
 from weftline.contract.steps import Body, Each, Source, Text
-from weftline.kit import Result, Server
+from weftline.kit import ReadValue, Server
 from weftline.kit.results import LOST, item_of
 
 ITEM = "part"  # the variable of a part in the body that runs for it
@@ -172,7 +172,7 @@ class Divided(Composed):
         names = Names(self.run, {0: self._combined, Given.PAIRS: self._names["pair"]})
         return calls_of(plan, plan.llm.parameters(), names)
 
-    def reads_of_last(self) -> dict[Index, Result]:
+    def reads_of_last(self) -> dict[Index, ReadValue]:
         """The router's result, and the texts of the parts with their answers."""
         pairs = self.results[self._names["pair"]]
         return {0: self.results[self._combined], Given.PAIRS: pairs}
