@@ -24,13 +24,20 @@ QUESTION = "And what lies on the other side of the river, behind the old mill?"
 
 
 class Usages(BaseCallbackHandler):
-    """The usage of each model call, in the order of their ends."""
+    """The usage of each model call, in the order of their ends, and the second of the first end."""
 
     def __init__(self) -> None:
         self.found: list[tuple[int, int]] = []
+        self.began, self.first_s = time.monotonic(), 0.0
+
+    def wait(self) -> None:
+        """Wait longer than a summary and the fill behind it take: together they compute less than a
+        tenth of what the first call did."""
+        time.sleep(max(4.0, 2 * self.first_s))
 
     def on_llm_end(self, response: Any, **_: Any) -> None:
         usage = response.generations[0][0].message.usage_metadata
+        self.first_s = self.first_s or time.monotonic() - self.began
         self.found.append((usage["input_tokens"], usage["input_token_details"]["cache_read"]))
 
 
@@ -40,13 +47,6 @@ class Forces(AgentMiddleware[Any, Any, Any]):
     def wrap_model_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
         asks = request.messages[-1].type == "human" and "other side" not in str(request.messages)
         return handler(request.override(tool_choice="look" if asks else None))
-
-
-@tool
-def look(at: str) -> str:
-    """Look at a place."""
-    time.sleep(5)  # a tool runs while the summary is written
-    return RESULT
 
 
 def marked(path: Path, role: str, text: str) -> int:
@@ -60,6 +60,14 @@ def marked(path: Path, role: str, text: str) -> int:
 def test_nothing_is_computed_twice(reads: bool, model_url: str, smollm2_directory: Path) -> None:
     """The call that summarises has at least 95 % of its prompt from the cache. The first turn after
     it computes its own new tokens and at most a block: those of the user, or of a tool."""
+    usages = Usages()
+
+    @tool
+    def look(at: str) -> str:
+        """Look at a place."""
+        usages.wait()  # the summary is written while a tool runs
+        return RESULT
+
     llm = ChatWeftline(base_url=model_url, temperature=0, max_tokens=24)
     trigger = ("messages", 5 if reads else 3)
     summing = WeftlineSummarizationMiddleware(llm, trigger=trigger, keep=("messages", 2))
@@ -69,11 +77,10 @@ def test_nothing_is_computed_twice(reads: bool, model_url: str, smollm2_director
             checkpointer=InMemorySaver(),
         )
     )  # fmt: skip
-    usages = Usages()
     config: Any = {"configurable": {"thread_id": "a"}, "callbacks": [usages]}
     agent.invoke({"messages": [("user", "Look at the river.")]}, config)
     if reads:
-        time.sleep(5)
+        usages.wait()
         agent.invoke({"messages": [("user", QUESTION)]}, config)
     *_, (asked, cached), (prompt, kept) = usages.found
     assert len(usages.found) == 3 + reads

@@ -175,6 +175,18 @@ async def test_another_model_or_function_summarises_the_history_as_text(
     assert [body["model"] for body in sent] == ["default", "default", "null", "default"]
 
 
+async def test_an_equal_model_is_the_agents(recording: Recording) -> None:
+    """A model of one's own for the middleware, of the same server and name, has the live context,
+    too."""
+    llm, equal = (ChatWeftline(base_url=recording.url, max_tokens=n) for n in (64, 32))
+    summing = WeftlineSummarizationMiddleware(equal, trigger=("messages", 5), keep=("messages", 2))
+    agent: Any = create_agent(llm, [search], middleware=[summing])
+    await agent.ainvoke({"messages": [("user", "look")]})
+    _, second, summary, *_ = recording.bodies("/v1/chat/completions")
+    assert summary["messages"][:-1] == second["messages"]
+    assert (summary["tools"], summary["max_tokens"]) == (second["tools"], 32)
+
+
 async def test_a_result_that_is_too_long(recording: Recording) -> None:
     """A conversation that only a tool's result makes too long is summarised where LangChain's class
     does it, behind the live context too."""
