@@ -22,13 +22,14 @@ TIMEOUT_S = 300.0
 class Timed:
     """A request: when the client wanted to send it, and its first and its last token.
 
-    A request that failed has no first token.
+    A request that failed has no first token, and what the server said.
     """
 
     wanted: float
     first: float = math.inf
     last: float = math.inf
     tokens: int = 0
+    error: str = ""
 
     @property
     def ttft_s(self) -> float:
@@ -57,12 +58,14 @@ class Limit:
         """The figures of a run, and whether it was within the limit."""
         ttft = ranked([one.ttft_s for one in requests], self.percentile)
         rate = -ranked([-one.rate for one in requests], self.percentile)
+        errors = [one.error for one in requests if one.error]
         return {
             "requests": len(requests),
             "failed": sum(one.tokens == 0 for one in requests),
             "ttft_s": round(ttft, 3),
             "tokens_per_s": round(rate, 2),
             "within": ttft <= self.ttft_s and rate >= self.rate,
+            **({"error": errors[0][:200]} if errors else {}),
         }
 
 
@@ -137,13 +140,15 @@ async def _asked(
                     continue
                 chunk = json.loads(line[6:])
                 if "error" in chunk:
-                    return Timed(wanted), ""
+                    return Timed(wanted, error=str(chunk["error"])), ""
                 if (usage := chunk.get("usage")) is not None:
                     count = usage["completion_tokens"]
                 for choice in chunk.get("choices") or ():
                     if said := choice["delta"].get("content"):
                         last, text = time.perf_counter(), text + said
                         first = min(first, last)
-    except httpx2.HTTPError:
-        return Timed(wanted), ""
-    return (Timed(wanted, first, last, count) if text else Timed(wanted)), text
+            if answer.is_error:
+                return Timed(wanted, error=f"HTTP {answer.status_code}"), ""
+    except httpx2.HTTPError as error:
+        return Timed(wanted, error=repr(error)), ""
+    return (Timed(wanted, first, last, count) if text else Timed(wanted, error="no text")), text

@@ -78,9 +78,10 @@ def test_a_run_is_within_the_limit_at_its_percentile() -> None:
     """Of ten requests one may be late at the 90th percentile, and a failed one is late and slow."""
     good = [Timed(0.0, 1.0, 3.0, 21) for _ in range(9)]
     limit = Limit(ttft_s=1.0, rate=10.0, percentile=90.0)
-    row = limit.row([*good, Timed(0.0)])
+    row = limit.row([*good, Timed(0.0, error="gone")])
     assert row == {
         "requests": 10, "failed": 1, "ttft_s": 1.0, "tokens_per_s": 10.0, "within": True,
+        "error": "gone",
     }  # fmt: skip
     two = limit.row([*good[:8], Timed(0.0), Timed(0.0)])
     assert (two["ttft_s"], two["tokens_per_s"], two["within"]) == (math.inf, 0.0, False)
@@ -140,3 +141,9 @@ def test_a_wrong_system_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> Non
     assert "there is no system 'vllm:0'" in capsys.readouterr().err
     assert agents.main(["--null", "--systems", "x", "--url", "x"]) == 1
     assert "--url 'x' is no NAME=URL" in capsys.readouterr().err
+
+
+def test_a_server_that_does_not_answer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--null", "--url", "x=http://127.0.0.1:9", "--systems", "x", "--turns", "1"]
+    assert agents.main(words) == 0
+    assert "within False  error ConnectError(" in capsys.readouterr().out
