@@ -111,7 +111,8 @@ class TorchBlocks:
         copies back, are on the same stream, so they run after this copy.
         """
         first = cache.movedim(3, 0)
-        saved = torch.empty((len(blocks), *first.shape[1:]), dtype=cache.dtype, pin_memory=True)
+        shape, pinned = (len(blocks), *first.shape[1:]), self._device.type != "cpu"
+        saved = torch.empty(shape, dtype=cache.dtype, pin_memory=pinned)
         for begin, past in _pieces(first, len(blocks)):
             piece = first.index_select(0, put(blocks[begin:past], self._device))
             saved[begin:past].copy_(piece, non_blocking=True)
@@ -142,6 +143,8 @@ class TorchDevice:
 
     @property
     def name(self) -> str:
+        if self.kind != "cuda":
+            return self.kind
         return f"cuda: {torch.cuda.get_device_name(self.device)}"
 
     def free_bytes(self) -> int:
