@@ -6,12 +6,14 @@ import asyncio
 
 import pytest
 
-from tests.null.asgi import Serve
+from tests.null.asgi import Serve, Server
 from tests.null.kept import ended, events_of, got, refused, respond, text_of
 from tests.waits import until
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullMode
 from weftline_server.config import ServerConfig
 from weftline_server.http.openai import background_events
+from weftline_server.http.openai.background_events import BackgroundResponse
+from weftline_server.http.state import state_of
 from weftline_server.journal.kept_objects import KeptConfig
 
 SLOW = NullConfig(mode=NullMode.FIXED, latency=LatencyProfile(step_s=0.01))
@@ -19,22 +21,36 @@ NEVER = NullConfig(mode=NullMode.FIXED, latency=LatencyProfile(step_s=3600.0))
 BACK = {"background": True, "max_output_tokens": 5}
 
 
+def running(server: Server, id: str) -> BackgroundResponse:
+    """The response as the server has it in memory."""
+    found = state_of(server.app).background.find("local", id)
+    assert found is not None
+    return found
+
+
 async def test_a_client_polls_until_the_end(serve: Serve) -> None:
     """The request is answered before the engine begins. What is there so far is seen."""
     server = await serve(SLOW)
     begun = await respond(server, "Go", **BACK)
     assert (begun["status"], begun["output"], begun["usage"]) == ("queued", [], None)
-    seen = set()
-    while (found := await got(server, f"/v1/responses/{begun['id']}"))["usage"] is None:
-        seen.add((found["status"], text_of(found)))
-        await asyncio.sleep(0.001)
-    assert len(seen) > 2
-    assert {status for status, _ in seen} <= {"queued", "in_progress"}
-    assert all(text_of(found).startswith(text) for _, text in seen)
+    found = await ended(server, begun["id"])
     assert (found["status"], found["usage"]["output_tokens"]) == ("completed", 5)
-    assert {name: found[name] for name in ("id", "created_at", "background")} == {
-        name: begun[name] for name in ("id", "created_at", "background")
-    }
+    grown = ("status", "output", "usage")
+    assert {**found, **{name: begun[name] for name in grown}} == begun
+
+
+async def test_what_is_there_so_far(serve: Serve) -> None:
+    """A response that runs has the text that was made, also when it is cancelled."""
+    server = await serve(SLOW)
+    begun = await respond(server, "Go", background=True, max_output_tokens=10_000)
+    made = running(server, begun["id"])
+    await until(lambda: text_of(made.body))
+    path = f"/v1/responses/{begun['id']}"
+    found = await got(server, path)
+    assert (found["status"], found["output"][0]["status"]) == ("in_progress", "in_progress")
+    last = (await server.http.post(f"{path}/cancel")).json()
+    assert (last["status"], last["output"][0]["status"]) == ("cancelled", "incomplete")
+    assert text_of(last).startswith(text_of(found)) and text_of(found)
 
 
 async def test_a_stream_is_read_on(serve: Serve) -> None:
@@ -135,7 +151,8 @@ async def test_events_of_many_that_have_ended(
     begun = [await respond(server, "Go", **BACK) for _ in range(2)]
     for one in begun:
         await ended(server, one["id"])
-    monkeypatch.setattr(background_events, "MOST_BYTES", 6000)
+    size = running(server, begun[1]["id"]).size
+    monkeypatch.setattr(background_events, "MOST_BYTES", size)
     paths = [f"/v1/responses/{one['id']}?stream=true" for one in begun]
     found = [(await server.http.get(path)).status_code for path in paths]
     assert found == [400, 200]
@@ -143,11 +160,10 @@ async def test_events_of_many_that_have_ended(
 
 async def test_one_that_has_made_room(serve: Serve) -> None:
     """The bounds of its tenant took it while it ran. It does not come back."""
-    server = await serve(SLOW, ServerConfig(kept=KeptConfig(max_objects=1)))
-    begun = await respond(server, "Go", background=True, max_output_tokens=50)
-    whole = await respond(server, "Go", max_output_tokens=1)
-    await until(lambda: not server.service.registry.busy())
-    await asyncio.sleep(0.1)
-    assert await got(server, f"/v1/responses/{whole['id']}") == whole
+    server = await serve(NEVER, ServerConfig(kept=KeptConfig(max_objects=1)))
+    begun = await respond(server, "Go", **BACK)
+    talk = (await server.http.post("/v1/conversations", json={})).json()
+    await running(server, begun["id"]).cancel()
+    assert await got(server, f"/v1/conversations/{talk['id']}") == talk
     gone = await refused(server, "GET", f"/v1/responses/{begun['id']}")
     assert gone == (404, "UnknownResponse", "response_id")

@@ -30,7 +30,7 @@ _ELSEWHERE = "is run by Anthropic and not here: leave it out"
 REFUSED: Mapping[str, str] = {
     "container": _ELSEWHERE,
     "mcp_servers": f"{_ELSEWHERE}, or give the tools of the MCP server as tools",
-    "previous_response_id": "no response is kept: send the whole conversation",
+    "previous_response_id": "messages continue none: send the whole conversation",
 }
 
 
