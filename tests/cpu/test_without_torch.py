@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx2
@@ -14,6 +17,7 @@ from weftline_engine.own.embedded.model import decoders
 from weftline_engine.own.embedded.model.config import ModelError
 from weftline_engine.own.embedded.model.decoders import load_decoder
 
+Write = Callable[..., Path]
 WITHOUT = Path(__file__).parents[2] / ".ci" / "without_torch"
 
 
@@ -37,6 +41,23 @@ def test_a_server_answers_without_torch(
     assert all(len(values) == 8 for _, values in expected)
     monkeypatch.setenv("PYTHONPATH", str(WITHOUT))
     assert asked(tiny_directory) == expected
+
+
+def test_a_gguf_is_converted_without_torch(write_gguf: Write, tmp_path: Path) -> None:
+    """Nor with transformers or safetensors: the process finds none of them."""
+    source = write_gguf(tmp_path / "tiny.gguf")
+    program = f"""
+import sys
+sys.modules.update(dict.fromkeys(("torch", "transformers", "safetensors")))
+from pathlib import Path
+from weftline_engine.own.models import resolve
+home = Path({str(tmp_path)!r})
+for direct in (False, True):
+    found = resolve({str(source)!r}, home=home, direct=direct)
+    print(sorted(path.suffix for path in found.iterdir() if path.stem == "tokenizer"))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "['.json']\n" * 2, done.stderr
 
 
 def test_what_needs_torch_says_how_to_install_it(

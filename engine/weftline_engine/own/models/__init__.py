@@ -49,8 +49,8 @@ WORDS_PREFIX = "words--"
 GGUF = "model.gguf"
 # Bytes at a GGUF file's beginning that hold its metadata. The largest tokenizer takes 20 MB.
 _HEAD = 64 << 20
-# What converting a GGUF imports of the extra `engine`. A GGUF is read with torch, by transformers.
-_CONVERTER_NEEDS = ("gguf", "numpy", "tokenizers", "torch", "transformers")
+# What converting a GGUF imports of the extra `engine`.
+_CONVERTER_NEEDS = ("gguf", "numpy", "tokenizers")
 
 
 def resolve(
