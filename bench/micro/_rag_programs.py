@@ -99,11 +99,10 @@ def _engine(
 
 async def advanced(url: str, task: Task) -> str:
     """Index the chunks of a task, and answer its question: two requests."""
-    about = {"of": str(task.number)}
-    nodes = [
-        TextNode(text=text, metadata=about, excluded_llm_metadata_keys=["of"])
-        for text in task.chunks
-    ]
+    about: dict[str, Any] = {"metadata": {"of": str(task.number)}}
+    for reader in ("llm", "embed"):
+        about[f"excluded_{reader}_metadata_keys"] = ["of"]
+    nodes = [TextNode(text=text, **about) for text in task.chunks]
     store = WeftlineVectorStore(base_url=url, store=STORE)
     pipeline = IngestionPipeline(
         transformations=[WeftlineEmbedding(base_url=url)], vector_store=store
