@@ -9,6 +9,7 @@ gives it values: each call and each search is a request, and the program decides
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -135,7 +136,8 @@ CLASSES = (OneByOne, OneGraph)
 def main(program: Callable[[App], Any]) -> None:
     """Run a program with both classes on a server, and print the answers and the seconds."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--url", default="http://127.0.0.1:8600", help="a weftline server")
+    server = os.environ.get("WEFTLINE_BASE_URL", "http://127.0.0.1:8600")
+    parser.add_argument("--url", default=server, help="a weftline server")
     url = parser.parse_args().url
     for runner in CLASSES:
         with Client(url) as client:

@@ -10,6 +10,7 @@ run embeds only files that are new or have changed. The two LLMs differ in one l
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("question")
     parser.add_argument("--llm", choices=("plain", "weftline"), default="weftline")
-    parser.add_argument("--url", default="http://127.0.0.1:8600", help="a weftline server")
+    server = os.environ.get("WEFTLINE_BASE_URL", "http://127.0.0.1:8600")
+    parser.add_argument("--url", default=server, help="a weftline server")
     parser.add_argument("--index", type=Path, help="where the index is kept (FOLDER/.index)")
     parser.add_argument("--postgres", help="a database for the passages, in place of LanceDB")
     args = parser.parse_args()

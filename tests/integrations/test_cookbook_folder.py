@@ -154,15 +154,23 @@ def a_pdf(text: str) -> bytes:
 
 
 @pytest.mark.parametrize("recipe", ADDED)
-def test_the_plain_llm(recipe: str, ask: Ask, tmp_path: Path, start_script: StartServer) -> None:
-    """`--llm plain` makes a request a call, with equal prompts and answers."""
+def test_the_plain_llm(
+    recipe: str,
+    ask: Ask,
+    tmp_path: Path,
+    start_script: StartServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`--llm plain` makes a request a call, with equal prompts and answers. The server is that of
+    the environment."""
     if recipe == "ask_a_folder" and not find_spec("llama_index.llms.openai_like"):
         pytest.skip("OpenAILike needs an openai package before 3, which LangChain's tests do not")
     fill(tmp_path)
     with recorded(start_script(RULES)) as proxy:
-        ours = ask(recipe, tmp_path, QUESTION, "--url", proxy.url)
+        monkeypatch.setenv("WEFTLINE_BASE_URL", proxy.url)
+        ours = ask(recipe, tmp_path, QUESTION)
         assert (len(proxy.bodies(SUBMIT)), proxy.bodies(CHAT)) == (1, [])
-        plain = ask(recipe, tmp_path, QUESTION, "--url", proxy.url, "--llm", "plain")
+        plain = ask(recipe, tmp_path, QUESTION, "--llm", "plain")
         assert plain[1:] == ours[1:]
         assert (plain[0], len(proxy.bodies(SUBMIT))) == (ADDED[recipe].format(0), 1)
         prompts = [body["messages"][-1]["content"] for body in proxy.bodies(CHAT)]

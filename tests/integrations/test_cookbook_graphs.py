@@ -67,6 +67,17 @@ def test_a_program_with_both_classes(name: str, url: str, monkeypatch: pytest.Mo
     assert requests == [parts, one]
 
 
+def test_the_server_of_the_environment(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A program without arguments asks the server that WEFTLINE_BASE_URL names."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setenv("WEFTLINE_BASE_URL", url)
+    monkeypatch.setattr("sys.argv", ["router"])
+    import_module("runners").main(_module("router").run)
+    assert capsys.readouterr().out.split().count("42") == 2
+
+
 def _module(name: str) -> ModuleType:
     """The program, under a name of its own: cookbook/langchain has programs of the same names."""
     spec = spec_from_file_location(f"graphs_{name}", FOLDER / f"{name}.py")
