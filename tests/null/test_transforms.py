@@ -120,6 +120,7 @@ def test_the_flow_of_each_transform() -> None:
         "numbered_list": ValueFlow.ITEMS,
         "markdown_list": ValueFlow.ITEMS,
         "line_list": ValueFlow.ITEMS,
+        "query_list": ValueFlow.ITEMS,
     }
 
 
