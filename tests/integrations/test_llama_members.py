@@ -27,6 +27,7 @@ from llama_index.core.indices.query.query_transform import (
 from llama_index.core.indices.query.query_transform.base import StepDecomposeQueryTransform
 from llama_index.core.indices.vector_store import VectorIndexRetriever
 from llama_index.core.llms import LLM
+from llama_index.core.memory import ChatSummaryMemoryBuffer
 from llama_index.core.node_parser import TokenTextSplitter
 from llama_index.core.program import FunctionCallingProgram
 from llama_index.core.query_engine import (
@@ -147,6 +148,8 @@ MEMBERS: list[tuple[Any, tuple[str, ...], Callable[..., Any] | None]] = [
     (llm_selectors, ("_build_choices_text",), None),
     (RouterQueryEngine, ("_aquery", "_query"), None),
     (FunctionTool, ("_async_fn", "_field_defaults"), None),
+    (ChatSummaryMemoryBuffer, ("_split_messages_summary_or_full_text",), None),
+    (ChatSummaryMemoryBuffer, ("_summarize_oldest_chat_history",), None),
 ]
 # Read with a default; a LlamaIndex without them works.
 OPTIONAL = {"_multimodal", "_output_parser", "_response_padding_size"}

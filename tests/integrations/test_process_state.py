@@ -167,10 +167,14 @@ GLOBAL = re.compile(
 
 def test_no_line_changes_what_is_global() -> None:
     """No line of the adapters sets an attribute of another object by name, or changes the
-    environment, the warnings, the logging or the event loops."""
+    environment, the warnings, the logging or the event loops.
+
+    `weftline compare` runs programs in processes of its own, whose classes it changes on purpose.
+    """
     root = Path(__file__).parents[2]
     folders = ("integrations/langchain/langchain_weftline", "integrations/llamaindex/llama_index")
     files = [path for one in (*folders, "client/weftline") for path in (root / one).rglob("*.py")]
+    files = [path for path in files if not path.name.endswith("program_watch.py")]
     lines = [line for path in files for line in path.read_text().splitlines()]
     assert len(files) > 100
     found = [line.strip() for line in lines if GLOBAL.search(line)]
