@@ -126,7 +126,7 @@ def test_trace_draws_a_session(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The command prints the chart and writes the picture, here or to the given path."""
+    """The command prints the chart, and writes the picture to a path that is given."""
     monkeypatch.chdir(tmp_path)
     with Client(slow_url) as client, client.session() as session:
         semantic_function(_shout)("one two").get()
@@ -134,7 +134,7 @@ def test_trace_draws_a_session(
         command = ["trace", session.id, "--base-url", slow_url, "--output", str(picture)]
         assert cli.main(command) == 0
         assert cli.main(command[:-2]) == 0
-        assert (tmp_path / f"{session.id}.svg").read_text() == picture.read_text()
+        assert list(tmp_path.iterdir()) == [picture]
     said = capsys.readouterr().out
     assert "_shout |" in said and f"picture: {picture}" in said
     assert "_shout" in picture.read_text()
