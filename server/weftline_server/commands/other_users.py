@@ -20,7 +20,7 @@ _QUESTION = "User {user}, question {number}: what should I know about the histor
 
 @contextmanager
 def other_users(url: str, model: str, users: int) -> Iterator[None]:
-    """So many users chat without a pause as long as the block runs; it begins once each has asked.
+    """So many users chat without a pause as long as the block runs; it begins with a first answer.
 
     Raises EngineUnavailable after the block if the server refused a chat.
     """
@@ -44,7 +44,7 @@ def other_users(url: str, model: str, users: int) -> Iterator[None]:
 async def _chat(
     url: str, model: str, users: int, began: Event, over: Event, refused: list[str]
 ) -> None:
-    numbers = count()
+    numbers, answered = count(), asyncio.Event()
 
     async def user(client: httpx2.AsyncClient, name: int) -> None:
         while not over.is_set():
@@ -57,15 +57,18 @@ async def _chat(
             answer = await client.post(f"{url}/v1/chat/completions", json=body)
             if answer.status_code != httpx2.codes.OK:
                 refused.append(answer.text)
+            answered.set()
+            if refused:
                 return
 
     async with httpx2.AsyncClient(timeout=600.0) as client:
         chats = [asyncio.create_task(user(client, name)) for name in range(users)]
-        await asyncio.sleep(0.5)  # all have asked, and the first answers are being written
+        first = asyncio.create_task(answered.wait())
+        await asyncio.wait([first, *chats], return_when=asyncio.FIRST_COMPLETED)
         began.set()
         await asyncio.to_thread(over.wait)
-        for chat in chats:
-            chat.cancel()
-        for ended in await asyncio.gather(*chats, return_exceptions=True):
+        for task in (first, *chats):
+            task.cancel()
+        for ended in await asyncio.gather(first, *chats, return_exceptions=True):
             if isinstance(ended, httpx2.HTTPError):
                 refused.append(str(ended))
