@@ -153,7 +153,10 @@ def test_large_applications_do_not_wait_for_all_small_ones() -> None:
     ours = simulate(agents, config, frozenset())
     plain = replace(config, predicts=False)
     off = frozenset({"retention", "admission"})
-    lru, few = (simulate(replace(agents, at_once=room), plain, off) for room in (None, 4))
+    # What LRU evicts among contexts of one age depends on the ids of sessions: 40 to 53 s.
+    runs = [simulate(replace(agents, at_once=None), plain, off) for _ in range(3)]
+    _, lru, _ = sorted(runs, key=lambda one: one.largest_s)
+    few = simulate(replace(agents, at_once=4), plain, off)
     assert ours.largest_s < 0.66 * lru.largest_s and ours.largest_s < 1.2 * few.largest_s
     assert max(ours.ended) < 0.7 * max(lru.ended) and max(ours.ended) < max(few.ended)
 
