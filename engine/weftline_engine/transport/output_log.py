@@ -62,9 +62,11 @@ class Printed(asyncio.Protocol):
 
     async def end(self) -> None:
         """Hear the last words of a process that has ended, and no more of it."""
-        with suppress(TimeoutError):  # a process that it has started may hold the pipe
-            await asyncio.wait_for(self.whole.wait(), LAST_WORDS_S)
-        self.close()
+        try:
+            with suppress(TimeoutError):  # a process that it has started may hold the pipe
+                await asyncio.wait_for(self.whole.wait(), LAST_WORDS_S)
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Hear no more of it."""

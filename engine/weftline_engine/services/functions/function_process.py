@@ -89,5 +89,8 @@ class FunctionProcess:
         self._writer.close()
         # A caller that is cancelled twice would leave a zombie without the shield.
         loop = asyncio.get_running_loop()
-        await asyncio.shield(loop.run_in_executor(None, self._process.wait))
-        await self._printed.end()
+        try:
+            await asyncio.shield(loop.run_in_executor(None, self._process.wait))
+            await self._printed.end()
+        finally:
+            self._printed.close()
