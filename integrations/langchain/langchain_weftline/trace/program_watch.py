@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any
@@ -112,17 +113,21 @@ def _way(chain: Runnable[Any, Any], side: Side) -> Runnable[Any, Any]:
     return accelerate(chain) if side.accelerated else chain
 
 
-def _begin(
+@contextmanager
+def _outermost(
     chain: Runnable[Any, Any], args: tuple[Any, ...], side: Side, current: Current
-) -> Runnable[Any, Any]:
-    """The chain as it runs on this side, once what is known of it before is noted."""
+) -> Iterator[Runnable[Any, Any]]:
+    """The chain as it runs on this side, timed, once what is known of it before is noted."""
     way = _way(chain, side)
     if isinstance(way, AcceleratedChain) and args:
-        found = way.explain(args[0])
-        current.watch.note(
-            ChainNote(way.bound.get_name(), found.before.count, [*found.what_follows()])
-        )
-    return way
+        found, name = way.explain(args[0]), way.bound.get_name()
+        current.watch.note(ChainNote(name, found.before.count, [*found.what_follows()]))
+    _inside.set(True)
+    try:
+        with current.watch.chain():
+            yield way
+    finally:
+        _inside.set(False)
 
 
 def _whole(method: Callable[..., Any], side: Side, current: Current) -> Callable[..., Any]:
@@ -130,13 +135,8 @@ def _whole(method: Callable[..., Any], side: Side, current: Current) -> Callable
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _inside.get():
             return method(self, *args, **kwargs)
-        way = _begin(self, args, side, current)
-        _inside.set(True)
-        try:
-            with current.watch.chain():
-                return getattr(way, method.__name__)(*args, **kwargs)
-        finally:
-            _inside.set(False)
+        with _outermost(self, args, side, current) as way:
+            return getattr(way, method.__name__)(*args, **kwargs)
 
     return run
 
@@ -146,13 +146,8 @@ def _awaited(method: Callable[..., Any], side: Side, current: Current) -> Callab
     async def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _inside.get():
             return await method(self, *args, **kwargs)
-        way = _begin(self, args, side, current)
-        _inside.set(True)
-        try:
-            with current.watch.chain():
-                return await getattr(way, method.__name__)(*args, **kwargs)
-        finally:
-            _inside.set(False)
+        with _outermost(self, args, side, current) as way:
+            return await getattr(way, method.__name__)(*args, **kwargs)
 
     return run
 
@@ -163,13 +158,8 @@ def _parts(method: Callable[..., Any], side: Side, current: Current) -> Callable
         if _inside.get():
             yield from method(self, *args, **kwargs)
             return
-        way = _begin(self, args, side, current)
-        _inside.set(True)
-        try:
-            with current.watch.chain():
-                yield from getattr(way, method.__name__)(*args, **kwargs)
-        finally:
-            _inside.set(False)
+        with _outermost(self, args, side, current) as way:
+            yield from getattr(way, method.__name__)(*args, **kwargs)
 
     return run
 
@@ -181,14 +171,9 @@ def _awaited_parts(method: Callable[..., Any], side: Side, current: Current) -> 
             async for part in method(self, *args, **kwargs):
                 yield part
             return
-        way = _begin(self, args, side, current)
-        _inside.set(True)
-        try:
-            with current.watch.chain():
-                async for part in getattr(way, method.__name__)(*args, **kwargs):
-                    yield part
-        finally:
-            _inside.set(False)
+        with _outermost(self, args, side, current) as way:
+            async for part in getattr(way, method.__name__)(*args, **kwargs):
+                yield part
 
     return run
 
