@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 
 import pytest
 from hypothesis import given
@@ -94,18 +95,19 @@ async def test_another_tenants_load_is_not_shown(serve: Serve, tenants: int) -> 
     assert line[2] == ("-" if tenants == 2 else f"{one['score']:,.0f}")
 
 
-async def test_a_wait_for_kv_cache_is_told(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wait_for_kv_cache_is_told(serve: Serve) -> None:
     """A call whose application is not admitted waits for KV cache; then it waits no more for it."""
     server = await serve()
-    gate = server.driver.dispatcher.memory.gate
-    monkeypatch.setattr(gate, "may_start", lambda application: False)
-    monkeypatch.setattr(type(gate), "counts", (0, 1))
+    dispatcher = server.driver.dispatcher
     session = await server.session()
+    dispatcher._queue.allow(session, False, monotonic())
     await server.submit(session, call("draft", "one two {{output:x}}", x="x"))
     async with asyncio.timeout(30):
-        while not server.driver.dispatcher._rounds._held:  # noqa: ASYNC110 - nothing tells
+        while not dispatcher.queued:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.001)
-    monkeypatch.undo()
+    assert not dispatcher.members[0].ops.works
+    dispatcher._queue.allow(session, True, monotonic())
+    dispatcher.advise()
     assert (await server.get(session, "x")).status_code == 200
     (step,) = (await server.graph(session))["calls"][0]["steps"]
     assert 0 < step["kv_s"] <= step["queue_s"]

@@ -152,7 +152,7 @@ class Dispatcher:
         costs = None if member.description is None else member.description.kv_costs
         if costs is not None and costs.host_tokens:
             return
-        if member.state is EngineState.READY and not self.memory.gate.waiting(model):
+        if member.state is EngineState.READY and not self.memory.gate.line.waits(model):
             member.fills.add(op.id)
             member.engine.submit(op)
 
@@ -180,11 +180,11 @@ class Dispatcher:
         """Start nothing more of an application that ends. What waits is taken back one by one, and
         then the application is forgotten.
         """
-        self._queue.withdrawn.add(application)
+        self._queue.withdraw(application)
 
     def forget(self, application: str) -> None:
         """Free all contexts that the engines keep for an application that has ended."""
-        self._queue.withdrawn.discard(application)
+        self._queue.forget(application)
         perform(self.memory.closed(application), self._fleet.members)
         if self._queue or any(one.others.report for one in self._fleet.members.values()):
             self._rounds.soon()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from weftline_engine import api
@@ -19,32 +19,69 @@ UNAVAILABLE_S = 20.0
 
 
 class Queue:
-    """Waiting work by the id of its op, in the order of arrival, and in `lines` in that of the
-    policy."""
+    """Waiting work by the id of its op, in the order of arrival.
+
+    `lines` has what may be placed beside others, in the order of the policy. The rest waits outside
+    the lines: a call that runs alone, one with a prompt whose application is not admitted to the KV
+    cache, and one whose application ends.
+    """
 
     def __init__(self, policy: str) -> None:
         self._works: dict[str, Work] = {}
-        self._order = ORDER[policy]
-        self._lines = WaitingLines(self._order)
+        self.lines = WaitingLines(ORDER[policy])
         self._suspects = 0
         self._of: Counter[str] = Counter()  # by salt
-        self.withdrawn: set[str] = set()  # applications that end: their work is not given out
+        self._parts: dict[str, dict[str, None]] = {}  # the ops of each application
+        self._held: set[str] = set()  # applications that are not admitted
+        self._allowed_at: dict[str, float] = {}  # ops that were held: when they no longer were
+        self._withdrawn: set[str] = set()  # applications that end: their work is not given out
 
     def __len__(self) -> int:
         return len(self._works)
 
     def __iter__(self) -> Iterator[Work]:
-        if not self.withdrawn:
+        if not self._withdrawn:
             return iter(self._works.values())
-        return (work for work in self._works.values() if self._may_start(work))
+        return (work for work in self._works.values() if self._is_given_out(work))
 
     def __contains__(self, op: object) -> bool:
         """Whether the op waits and may start."""
         work = self._works.get(op) if isinstance(op, str) else None
-        return work is not None and self._may_start(work)
+        return work is not None and self._is_given_out(work)
 
-    def _may_start(self, work: Work) -> bool:
-        return work.op.hints.application not in self.withdrawn
+    def _is_given_out(self, work: Work) -> bool:
+        return work.op.hints.application not in self._withdrawn
+
+    def _is_held(self, work: Work) -> bool:
+        return work.op.hints.application in self._held and work.item.has_prompt
+
+    def allow(self, application: str, may_start: bool, now: float) -> None:
+        """Say whether the calls of an application with a prompt may be placed from now on."""
+        if may_start and application in self._held:
+            for op in self._parts.get(application, ()):
+                if self._is_held(self._works[op]):
+                    self._allowed_at[op] = now
+        (self._held.discard if may_start else self._held.add)(application)
+        self._line_up(application)
+
+    def allowed_at(self, op: str) -> float | None:
+        """When the op, which was held at first, might be placed; None if it was never held."""
+        return self._allowed_at.get(op)
+
+    def withdraw(self, application: str) -> None:
+        """Give out no work of an application that ends."""
+        self._withdrawn.add(application)
+        self._line_up(application)
+
+    def forget(self, application: str) -> None:
+        """Take note that an application has ended."""
+        self._withdrawn.discard(application)
+        self._held.discard(application)
+        self._line_up(application)
+
+    def _line_up(self, application: str) -> None:
+        for op in self._parts.get(application, ()):
+            self._put(self._works[op])
 
     def of(self, salt: str) -> int:
         """How many of the tenant with this salt wait."""
@@ -60,14 +97,20 @@ class Queue:
         assert work.op.id not in self._works, f"{work.op.id} waits already"
         self._of[work.op.salt] += 1
         self._suspects += is_suspect(work)
+        self._parts.setdefault(work.op.hints.application, {})[work.op.id] = None
         self._put(work)
 
     def remove(self, op: str) -> Work | None:
         """Remove an op and return its work; None if it does not wait here."""
         work = self._works.pop(op, None)
         if work is not None:
-            self._lines.remove(op)
+            self.lines.discard(op)
+            self._allowed_at.pop(op, None)
             self._suspects -= is_suspect(work)
+            parts = self._parts[work.op.hints.application]
+            del parts[op]
+            if not parts:
+                del self._parts[work.op.hints.application]
             self._of[work.op.salt] -= 1
             if not self._of[work.op.salt]:
                 del self._of[work.op.salt]
@@ -79,7 +122,6 @@ class Queue:
         work = self._works.get(op)
         if work is None:
             return None
-        self._lines.remove(op)
         fed = work.fed(part, last)
         self._put(fed)
         return fed
@@ -88,27 +130,19 @@ class Queue:
         """Give an op its new hints. Return whether it waits here."""
         work = self._works.get(op)
         if work is not None:
-            self._lines.remove(op)
             self._put(replace(work, op=replace(work.op, hints=hints)))
         return work is not None
 
     def _put(self, work: Work) -> None:
+        """Keep the work, and let it wait in its line if it may be placed beside others."""
         self._works[work.op.id] = work
-        self._lines.add(work.item)
+        self.lines.discard(work.op.id)
+        if self._is_given_out(work) and not is_suspect(work) and not self._is_held(work):
+            self.lines.add(work.item)
 
     def suspects(self) -> list[Work]:
         """The calls that have to run alone."""
         return [work for work in self if is_suspect(work)] if self._suspects else []
-
-    def lines(self, may_start: Callable[[Work], bool] | None) -> WaitingLines:
-        """The calls that may be placed beside others. Where all may, this costs nothing."""
-        if may_start is None and not self._suspects and not self.withdrawn:
-            return self._lines
-        found = WaitingLines(self._order)
-        for work in self:
-            if not is_suspect(work) and (may_start is None or may_start(work)):
-                found.add(work.item)
-        return found
 
     def take_expired(self, fleet: Fleet, now: float) -> list[Work]:
         """Remove and return the work that no engine has taken for UNAVAILABLE_S."""

@@ -18,7 +18,6 @@ from weftline_server.schedule.memory.verbs import perform
 from weftline_server.schedule.placement.round import place_lines
 from weftline_server.schedule.placement.round_data import Placement
 from weftline_server.schedule.placement.shares import Served
-from weftline_server.schedule.placement.waiting_lines import WaitingLines
 from weftline_server.schedule.queue import Queue
 from weftline_server.schedule.session_protocol import Sent, Sessions
 from weftline_server.schedule.suspects import alone
@@ -52,8 +51,6 @@ class PlacementRounds:
         self._due = False  # a round will run in this turn of the event loop
         self._placed: deque[Placement] = deque()  # what the last round has not sent yet
         self._served = served
-        # Waiting ops that were not admitted at first: when they were, or None.
-        self._held: dict[str, float | None] = {}
 
     def soon(self) -> None:
         """Run a round at the end of this turn, so that a burst of calls is placed as a whole."""
@@ -79,7 +76,9 @@ class PlacementRounds:
         for op, member in suspects:
             self._send(op, member)
         ready = [member for member in ready if member.name not in closed]
-        lines = self._admitted()
+        for application in gate.moved():
+            self._queue.allow(application, gate.may_start(application), self._now())
+        lines = self._queue.lines
         tenants = lines.tenants()
         # Summing up the loads of 256 engines takes milliseconds, so it is left out without need.
         loads = [member.load() for member in ready] if tenants else []
@@ -119,22 +118,6 @@ class PlacementRounds:
             if member is not None and is_ready and placement.id in self._queue:
                 self._send(placement.id, member, placement.why)
 
-    def _admitted(self) -> WaitingLines:
-        """The waiting work whose application may use a KV cache, or that needs none."""
-        gate, now = self._memory.gate, self._now()
-        self._held = {id: at or now for id, at in self._held.items() if id in self._queue}
-        _, outside = gate.counts
-        if not outside:
-            return self._queue.lines(None)
-
-        def may_start(work: Work) -> bool:
-            if gate.may_start(work.op.hints.application) or not work.item.has_prompt:
-                return True
-            self._held[work.op.id] = None
-            return False
-
-        return self._queue.lines(may_start)
-
     def _admit(self, models: Mapping[str, Sequence[Member]]) -> None:
         """Admit waiting applications to the KV caches, for each model on its own."""
         for model, members in models.items():
@@ -152,7 +135,7 @@ class PlacementRounds:
         engine its part, by its size.
         """
         gate = self._memory.gate
-        used, wanted = needs(gate.admitted(model), gate.waiting(model))
+        used, wanted = needs(gate.admitted(model), gate.line.first(model))
         pools = [member.description.kv_tokens or 0 for member in members if member.description]
         whole = sum(pools) or 1
         for member, pool in zip(members, pools, strict=True):
@@ -161,6 +144,7 @@ class PlacementRounds:
                 member.engine.claim(claim)
 
     def _send(self, op: str, member: Member, why: tuple[EngineScore, ...] = ()) -> None:
+        admitted = self._queue.allowed_at(op)
         work = self._queue.remove(op)
         assert work is not None and member.engine is not None
         if why and work.op.open:
@@ -172,7 +156,6 @@ class PlacementRounds:
         perform(self._memory.restoring(member.name, sent), self._fleet.members)
         member.engine.submit(sent)
         if not work.op.open or not work.item.has_prompt:
-            admitted = self._held.pop(op, None)
             news = Sent(member.name, self._now(), member.node, why, admitted)
             self._sessions.outcome(work.primitive, news)
 

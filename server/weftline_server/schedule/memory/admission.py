@@ -115,8 +115,17 @@ def admit(
 
 def _fitting(queue: list[Application], admitted: Sequence[Application], room: float) -> int:
     """How many of the queue fit beside those admitted, at the peak of all."""
-    # The peak never falls when an application is added, so a binary search finds the count.
-    count = bisect_right(range(len(queue)), room, key=lambda n: peak((*admitted, *queue[: n + 1])))
+
+    # The peak never falls when an application is added. In most rounds none fits, so the search
+    # doubles its bound until it is too large, and halves it from there.
+    def need(last: int) -> float:
+        return peak((*admitted, *queue[: last + 1]))
+
+    bound = 1
+    while bound <= len(queue) and need(bound - 1) <= room:
+        bound *= 2
+    some = range(bound // 2, min(bound, len(queue)))
+    count = bound // 2 + bisect_right(some, room, key=need)
     return count or (0 if admitted else min(1, len(queue)))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from weftline_engine.api import Usage
 from weftline_server.schedule.memory.admission import Admission, ModelPool, admit
+from weftline_server.schedule.memory.admission_line import AdmissionLine
 from weftline_server.schedule.memory.applications import Application
 from weftline_server.schedule.memory.constants import FEWEST_TIMED
 from weftline_server.schedule.memory.habits import mean
@@ -16,7 +17,8 @@ class Gate:
     """Admits applications as a whole, for each model on its own."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, Application] = {}  # in the order of arrival
+        self.line = AdmissionLine()
+        self._moved: set[str] = set()  # those that began or ceased to wait
         self._admitted: dict[str, Application] = {}
         self._evicted: set[str] = set()  # those that have not come back
         self._entered: set[str] = set()  # those that have not ended a call since
@@ -25,7 +27,12 @@ class Gate:
 
     def may_start(self, application: str) -> bool:
         """Return whether the calls of an application may go to an engine."""
-        return application not in self._waiting
+        return application not in self.line
+
+    def moved(self) -> set[str]:
+        """The applications that have begun or ceased to wait since this was asked last."""
+        moved, self._moved = self._moved, set()
+        return moved
 
     def is_admitted(self, application: str) -> bool:
         return application in self._admitted
@@ -37,7 +44,7 @@ class Gate:
     @property
     def counts(self) -> tuple[int, int]:
         """How many applications are admitted, and how many wait for that."""
-        return len(self._admitted), len(self._waiting)
+        return len(self._admitted), len(self.line)
 
     def arrive(self, application: Application, placed: bool = False) -> bool:
         """Hold back the calls of an application until it is admitted. Return whether it is.
@@ -45,12 +52,16 @@ class Gate:
         One with a call that is `placed` already holds the room that it needs.
         """
         self._evicted.discard(application.id)
-        (self._admitted if placed else self._waiting).setdefault(application.id, application)
+        if placed:
+            self._admitted.setdefault(application.id, application)
+        else:
+            self.line.add(application)
+            self._moved.add(application.id)
         return placed
 
-    def waiting(self, model: str) -> list[Application]:
-        """Return the applications that wait for room in the model's KV cache."""
-        return [one for one in self._waiting.values() if one.model == model]
+    def _stop_waiting(self, application: str) -> Application | None:
+        self._moved.add(application)
+        return self.line.remove(application)
 
     def leave(self, application: str) -> None:
         """Give the room of an application to others."""
@@ -58,7 +69,7 @@ class Gate:
 
     def forget(self, application: str) -> None:
         self._rested.pop(application, None)
-        self._waiting.pop(application, None)
+        self._stop_waiting(application)
         self._admitted.pop(application, None)
         self._evicted.discard(application)
         self._entered.discard(application)
@@ -97,7 +108,7 @@ class Gate:
 
     def progress(self, engines: Iterable[Mapping[str, int]]) -> None:
         """Note how many tokens the running calls may still generate, by application."""
-        if not self._waiting:
+        if not self.line:
             return
         for left in engines:
             for id, tokens in left.items():
@@ -139,13 +150,13 @@ class Gate:
         Applications are also evicted, whether or not any waits, where those admitted have grown
         until they evict each other. A `pool` of None is of unknown size, and admits everything.
         """
-        waiting = self.waiting(model)
         use = self.use(model)
-        if not waiting and not use.again:
+        if not self.line.waits(model) and not use.again:
             return Admission()
         if pool is None:
-            for one in waiting:
-                del self._waiting[one.id]
+            while waiting := self.line.first(model):
+                for one in waiting:
+                    self._stop_waiting(one.id)
             return Admission()
         dormant = self._release_dormant(model, now)
         state = ModelPool(
@@ -158,9 +169,10 @@ class Gate:
             changed=now - use.changed,
             forced=now - use.forced,
         )
-        decided = admit(waiting, self.admitted(model), state, now)
+        decided = admit(self.line.first(model), self.admitted(model), state, now)
         for one in decided.enter:
-            self._admitted[one.id] = self._waiting.pop(one.id)
+            self._stop_waiting(one.id)
+            self._admitted[one.id] = one
             self._entered.add(one.id)
         for one in decided.out:
             del self._admitted[one.id]

@@ -235,10 +235,10 @@ class Memory:
         decided = self.gate.admit(model, pool, now)
         found = [verb for one in decided.out for verb in _read_last(one)]
         waited = model in self._pressed
-        waits = bool(self.gate.waiting(model))
+        waits = self.gate.line.waits(model)
         (self._pressed.add if waits else self._pressed.discard)(model)
         if (waits and not waited) or (decided.enter and self._takes_room(model, pool)):
-            kept = [c for a in self._applications if a.model == model for c in a.kept]
+            kept = [context for one in self._keeping(model) for context in one.kept]
             found += self.paused_contexts.press(kept, now)
         return found
 
@@ -247,8 +247,8 @@ class Memory:
         pool."""
         others = (
             kept.tokens
-            for one in self._applications
-            if one.model == model and not self.gate.is_admitted(one.id)
+            for one in self._keeping(model)
+            if not self.gate.is_admitted(one.id)
             for context, kept in one.kept.items()
             if not self.paused_contexts.is_copied(kept.engine, context)
         )
@@ -256,6 +256,12 @@ class Memory:
             pool is not None
             and sum(one.own for one in self.gate.admitted(model)) + sum(others) > pool
         )
+
+    def _keeping(self, model: str) -> list[Application]:
+        """The applications of a model with a kept context. Most of those that wait have none."""
+        sessions = dict.fromkeys(made.session for made in self._made.values())
+        found = map(self._applications.find, sessions)
+        return [one for one in found if one is not None and one.model == model]
 
     def _pin_for(self, one: Application, op: Op) -> list[Verb]:
         """Pin the contexts that `op` will continue, so that no context is evicted before `op`
@@ -337,7 +343,7 @@ class Memory:
         one.habits.learn_release(gives_up)
         if gives_up:
             self.gate.leave(one.id)
-        found += self.paused_contexts.begin(paused, bool(self.gate.waiting(one.model)))
+        found += self.paused_contexts.begin(paused, self.gate.line.waits(one.model))
         return found
 
     def continuing(self, engine: str, op: Op) -> Op:

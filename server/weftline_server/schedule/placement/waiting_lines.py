@@ -34,7 +34,10 @@ class WaitingLines:
         line = tenants.setdefault(item.tenant, {}).setdefault(item.of, [])
         insort(line, (key, self._came, item.id))
 
-    def remove(self, id: str) -> None:
+    def discard(self, id: str) -> None:
+        """Remove a call, if it is in a line."""
+        if id not in self._items:
+            return
         key, came, item = self._items.pop(id)
         tenants = self._lines[item.model]
         classes = tenants[item.tenant]
