@@ -56,8 +56,9 @@ class AdmissionLine:
     def first(self, model: str) -> list[Application]:
         """The applications that admission looks at: the first of each tenant that waits.
 
-        They are CONSIDERED in all, in equal parts of the tenants, and at least CONSIDERED_OF_TENANT
-        of each. Of so many tenants that not even these find room, the first ones are looked at.
+        CONSIDERED applications are looked at, in equal parts of the tenants. Of each tenant at
+        least CONSIDERED_OF_TENANT are looked at, and of more than CONSIDERED tenants only the
+        applications of the first ones.
         """
         tenants = self._models.get(model, {})
         each = max(CONSIDERED_OF_TENANT, CONSIDERED // max(1, len(tenants)))
