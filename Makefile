@@ -4,7 +4,7 @@
 .PHONY: help install install-bench install-clients install-llama install-llama-bench install-ray demo test test-fast \
   test-long test-page test-faults test-cluster test-vllm test-vllm-previous test-llama test-ray test-clients test-langchain-core \
   test-langchain-ranges test-accelerated-graphs check docs coverage \
-  bench bench-engine bench-server bench-vllm bench-shapes bench-sizes bench-quality bench-affinity bench-langchain bench-llamaindex gpu \
+  bench bench-engine bench-server bench-vllm bench-shapes bench-sizes bench-quality bench-affinity bench-mixed bench-langchain bench-llamaindex gpu \
   gpu-compile gpu-figures clean
 
 PYTHON ?= python3
@@ -264,6 +264,9 @@ bench-quality: install install-llama-bench ## what quantised weights cost, in ou
 
 bench-affinity: install ## a call to where its prefix is, against engines in turn
 	$(BIN)/python -m bench.micro.affinity $(ARGS)
+
+bench-mixed: install ## chats beside summaries on several real engines
+	$(BIN)/python -m bench.micro.mixed_engines $(ARGS)
 
 bench-langchain: install ## ten LangChain programs: ChatOpenAI, and every tier
 	$(BIN)/python -m bench.micro.langchain $(ARGS)

@@ -167,11 +167,12 @@ def summed(users: Sequence[tuple[float, Mapping[str, Any]]]) -> Found:
 
 
 @contextmanager
-def server(pool: int, models: Sequence[str], cores: Sequence[int]) -> Iterator[str]:
+def server(pool: int, models: Sequence[str], *options: str) -> Iterator[str]:
     """The URL of a server with an embedded engine for each name, whose pools hold `pool` tokens.
 
     Each has its share of the cores, or one core that others have too where there are too few.
     """
+    cores = sorted(os.sched_getaffinity(0))
     entry = (
         '[[engine]]\nengine = "torch"\nname = "e{}"\ncall_it = "{}"\nkv_tokens = {}\ncores = {}\n'
     )
@@ -185,7 +186,7 @@ def server(pool: int, models: Sequence[str], cores: Sequence[int]) -> Iterator[s
                 for number, (name, share) in enumerate(zip(models, shares, strict=False))
             )
         )
-        with local_server("--config", str(config)) as url:
+        with local_server("--config", str(config), *options) as url:
             yield url
 
 
@@ -200,7 +201,7 @@ def measured(args: argparse.Namespace, rate: float, pool: int) -> dict[str, list
             models = names(args.engines, in_turn=way == "turns")
             if args.real:
                 # Each run has a new server, so that it begins with empty caches.
-                with server(pool, models, sorted(os.sched_getaffinity(0))) as url:
+                with server(pool, models) as url:
                     found.append(asyncio.run(real(url, todo, models)))
             else:
                 found.append(run(partial(simulated, pool=pool, todo=todo, models=models)))

@@ -56,9 +56,9 @@ def map_reduce(chunks: int, own: int, output: int, joined: int = 32) -> Program:
     return [*each, Step(own=joined, output=output, reads=tuple(range(chunks)))]
 
 
-def text(rng: random.Random, tokens: int) -> str:
+def text(rng: random.Random, tokens: int, words: Sequence[str] = WORDS) -> str:
     """Random words, each followed by a space."""
-    return "".join(rng.choices(WORDS, k=tokens))
+    return "".join(rng.choices(words, k=tokens))
 
 
 @cache
@@ -79,21 +79,26 @@ async def perform(
 ) -> Ran:
     """Run one application as compile_chain does: all calls in one request."""
     began = made.now
-    rng = random.Random(f"{seed}")
-    calls = tuple(_call(number, step, rng) for number, step in enumerate(program))
-    read = {number for step in program for number in step.reads}
     session = made.driver.open("simulated", stays=False)
-    if criteria is not None:
-        calls = tuple(
-            call if number in read else replace(call, criteria=criteria)
-            for number, call in enumerate(calls)
-        )
+    calls, wanted = application(program, seed, criteria)
     await made.driver.submit(session, SubmitBody(calls=calls))
-    wanted = [number for number in range(len(program)) if number not in read]
-    await asyncio.gather(*(made.driver.readers.get(session, f"v{number}") for number in wanted))
+    await asyncio.gather(*(made.driver.readers.get(session, name) for name in wanted))
     ran = [run.step for run in session.primitives.values()]
     made.driver.close(session)
     return Ran(made.now - began, [step.engine or "" for step in ran if step is not None])
+
+
+def application(
+    program: Program, seed: object, criteria: Criterion | None = None, words: Sequence[str] = WORDS
+) -> tuple[tuple[Call, ...], list[str]]:
+    """The calls of a program, of which the last ones have the criteria, and what these write."""
+    rng = random.Random(f"{seed}")
+    read = {number for step in program for number in step.reads}
+    calls = tuple(
+        replace(_call(number, step, rng, words), criteria=None if number in read else criteria)
+        for number, step in enumerate(program)
+    )
+    return calls, [f"v{number}" for number in range(len(program)) if number not in read]
 
 
 async def by_client(made: World, program: Program, seed: object, round_trip_s: float) -> float:
@@ -123,14 +128,14 @@ async def by_client(made: World, program: Program, seed: object, round_trip_s: f
     return made.now - began
 
 
-def _call(number: int, step: Step, rng: random.Random) -> Call:
+def _call(number: int, step: Step, rng: random.Random, words: Sequence[str]) -> Call:
     sampling = Sampling(max_tokens=step.output, temperature=0.0, ignore_eos=True)
     out = Placeholder(name="o", in_out=InOut.OUT, semantic_var_id=f"v{number}", sampling=sampling)
     given = tuple(
         Placeholder(name=f"i{i}", in_out=InOut.IN, semantic_var_id=f"v{i}") for i in step.reads
     )
     inputs = [Segment(input=one.name) for one in given]
-    own = [Segment(text=text(rng, step.own))] if step.own else []
+    own = [Segment(text=text(rng, step.own, words))] if step.own else []
     role = [Segment(text=_shared(step.role, step.shared))] if step.shared else []
     body = [*inputs, *own] if step.late_text else [*own, *inputs]
     prompt = (*role, *body, Segment(output="o"))
