@@ -12,7 +12,7 @@ from weftline.contract.protocol import Criterion
 async def test_chats_and_summaries_are_measured(
     echo_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two groups of three summaries arrive in 0.4 s. There is one engine, and all of them use it."""
+    """Two groups of three summaries arrive in 0.4 s. There is one engine, and all use it."""
     monkeypatch.setattr(mixed_engines, "GAP_S", 0.2)
     found = await beside(echo_url, 1, 19, 0.4, 20, Criterion.THROUGHPUT)
     assert 0 < found.chat_ms <= found.slow_ms
