@@ -60,7 +60,7 @@ $(INSTALLED): $(LISTS)
 	$(PIP) -c constraints.txt -e '.[server,engine,retrieval,cookbook,dev]' -e integrations/langchain -e integrations/llamaindex
 	@touch $@
 
-demo: install ## two LangChain summaries, plain and as one graph, on a real model
+demo: install ## two LangChain summaries, plain and as one graph, on a real model, and an agent
 	$(BIN)/python cookbook/demo.py
 
 test-fast: install ## about a minute: decisions on the null engine, layers, words, and one real answer

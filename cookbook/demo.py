@@ -1,11 +1,15 @@
-"""The demo: two LangChain summaries of this repository's documentation, plain and accelerated.
+"""The demo: two LangChain summaries of this repository's documentation, plain and accelerated, and
+an agent with slow tools.
 
-    python cookbook/demo.py [--details] [--dtype bfloat16|float32] [--seconds 30] [--turns 2]
+    python cookbook/demo.py [--details] [--dtype bfloat16|float32] [--seconds 20] [--turns 2]
 
 The first chain refines a summary with each part of a text. A proxy in this process keeps its server
 250 ms away. Each call waits for the one before it, and in plain LangChain also for a round trip.
 The second chain summarises parts in parallel and joins the summaries, on a server of the same
 machine. When accelerated, each chain is one request: LangChain runs, and the server has begun.
+The agent searches for the weather of three towns. A search takes 0.5 to 1.5 s, and starts after the
+model's turn, or early: when its call is written. The small model cannot call tools well, so that a
+script takes its place, which writes 50 words a second.
 
 Each way has a server of its own, and each turn has a text of its own, so nothing is found in a KV
 cache. Requests of a fixed size measure the machine first. The texts are as long as fits into
@@ -18,9 +22,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
+import os
 import queue
 import re
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -259,7 +266,9 @@ def main() -> int:
     """Run both programs in both ways, print the results, and write the pictures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--seconds", type=float, default=30.0, help="what all runs should take")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="what the summaries should take"
+    )
     parser.add_argument("--turns", type=int, help="of both ways (default: 2, or 3 if they fit)")
     parser.add_argument("--details", action="store_true", help="also show calls and timelines")
     parser.add_argument("--output", type=Path, default=Path("out"), help="folder of timelines")
@@ -277,10 +286,11 @@ def main() -> int:
         speed = measure(urls)
         size, turns = plan(speed, args.seconds)
         found = run_in_turns(console, urls, speed, size, args.turns or turns)
+    agents = run_agents(console)
     if args.details:
         report(console, found, speed)
         draw(console, found, args.output)
-    return verdict(console, found, speed, exact=args.dtype == "float32")
+    return verdict(console, found, agents, speed, exact=args.dtype == "float32")
 
 
 _WORDS, _ANSWER = 64, 8  # of a probe: words of its prompt, tokens of its answer
@@ -419,10 +429,42 @@ def gains(found: Found) -> str:
     )
 
 
-def verdict(console: Console, found: Found, speed: Speed, exact: bool) -> int:
+@dataclass(frozen=True, slots=True)
+class Agents:
+    """The answers and the seconds of the agent with tools after the turn, and with early ones."""
+
+    late: tuple[str, float]
+    early: tuple[str, float]
+
+    def __str__(self) -> str:
+        return f"An agent's slow tools, started early: {self.late[1] / self.early[1]:.2f} times."
+
+
+def run_agents(console: Console) -> Agents:
+    """Run the agent of cookbook/tools in both ways, on a server that has no model."""
+    own = {name: value for name, value in os.environ.items() if name != "WEFTLINE_BASE_URL"}
+    done = subprocess.run(
+        [sys.executable, ROOT / "cookbook" / "tools" / "langchain_agent.py", "--short"],
+        env=own,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    found = Agents(*map(tuple, json.loads(done.stdout).values()))
+    for name, (_, seconds) in (("plain", found.late), ("early", found.early)):
+        console.print(
+            f"{f'agent, slow tools, {name}':<34} {'━' * 24}   2 requests {seconds:6.2f} s",
+            soft_wrap=True,
+            highlight=False,
+        )
+    return found
+
+
+def verdict(console: Console, found: Found, agents: Agents, speed: Speed, exact: bool) -> int:
     """Print the last line. The exit code is 1, with the reason, if two float32 texts differ."""
     titles = {title for title, _ in found}
-    same = all(
+    same = agents.late[0] == agents.early[0] and all(
         plain.text == ours.text
         for title in titles
         for plain, ours in zip(found[title, PLAIN], found[title, ACCELERATED], strict=True)
@@ -436,7 +478,7 @@ def verdict(console: Console, found: Found, speed: Speed, exact: bool) -> int:
             soft_wrap=True,
         )
     texts = "Same texts" if same else "Texts differ, because bfloat16 rounds by the batch"
-    console.print(f"{texts}, {gains(found)}", soft_wrap=True, highlight=False)
+    console.print(f"{texts}, {gains(found)} {agents}", soft_wrap=True, highlight=False)
     return 0
 
 

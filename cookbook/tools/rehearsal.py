@@ -1,6 +1,7 @@
 """What the agents of this folder share: a server with a given answer, slow tools, and a timeline.
 
-Each agent is run with and without early tools. With a file's name it draws both runs into it.
+Each agent is run with and without early tools. With a file's name it draws both runs into it, and
+with `--short` it prints only how long both took.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ class Times:
         models = [(a, b) for kind, _, a, b in self.spans if kind == "model"]
         tools = [(a, b) for kind, _, a, b in self.spans if kind == "tool"]
         return sum(max(0.0, min(b, d) - max(a, c)) for a, b in models for c, d in tools)
+
+    @property
+    def seconds(self) -> float:
+        """From the beginning of the first span to the end of the last one."""
+        return max(end for *_, end in self.spans) - min(began for _, _, began, _ in self.spans)
 
     def graph(self) -> dict[str, Any]:
         """The spans as a session's graph, which `weftline.timeline` draws."""
@@ -125,6 +131,11 @@ def main(run: Run) -> None:
     """Print both runs of an agent, or draw them into the file that the command names."""
     with server() as url:
         runs = compare(run, url)
+    if sys.argv[1:] == ["--short"]:
+        print(
+            json.dumps({title: [answer, times.seconds] for title, (answer, times) in runs.items()})
+        )
+        return
     if sys.argv[1:]:
         Path(sys.argv[1]).write_text(drawn(runs))
         return

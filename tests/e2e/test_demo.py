@@ -32,11 +32,14 @@ def test_the_demo_in_float32(smollm2_directory: Path, tmp_path: Path) -> None:
         ("refine, 250 ms away, accelerated", "1"),
         ("map-reduce, here, plain", "5"),
         ("map-reduce, here, accelerated", "1"),
+        ("agent, slow tools, plain", "2"),
+        ("agent, slow tools, early", "2"),
     ]
     last = re.sub(r"\d+\.\d\d", "N", done.stdout.splitlines()[-1])
     assert last == (
         "Same texts, 1 request instead of 8: N times as fast 250 ms away. "
-        "1 instead of 5: N times as fast on this machine."
+        "1 instead of 5: N times as fast on this machine. "
+        "An agent's slow tools, started early: N times."
     )
     for name, title in (("refine", "refine, 250 ms away"), ("map-reduce", "map-reduce, here")):
         drawn = ElementTree.parse(tmp_path / f"{name}.svg").getroot().iter()
