@@ -82,7 +82,7 @@ def mixed(*, layers: int = 2) -> LlamaConfig:
     return replace(
         llama(layers=layers),
         kinds=(LayerKind(Rope(500.0, 12, LinearScaling(2.0), 1.25)), LayerKind(None)),
-        norms=Norms(None, "after", "before", "behind", HeadNorm.ROW, 1.0),
+        norms=Norms(None, "after", "before", "behind", HeadNorm.ROW, offset=1.0),
         biases=MatrixBiases(qkv=True, out=True, mlp=True),
         scales=Scales(3.0, 0.5, 0.2, 2.0, logit_cap=8.0),
         activation=Activation.GELU_TANH,

@@ -42,6 +42,8 @@ def write_gguf(directory: Path, path: Path, architecture: str, metadata: dict[st
         "attn_q": metadata[f"{architecture}.attention.head_count"],
         "attn_k": metadata[f"{architecture}.attention.head_count_kv"],
     }
+    if architecture == "lfm2":  # converters leave the middle dimension of (C, 1, taps) out
+        tensors = {name: one.flatten(1) if one.dim() > 1 else one for name, one in tensors.items()}
     for name, source in _sources(architecture, tensors).items():
         values = tensors[name]
         kind = source.split(".")[-2]

@@ -15,6 +15,7 @@ from weftline_kernels.rms_norm import (
     rms_norm_triton,
 )
 from weftline_kernels.rope_store import rope_store, rope_store_triton
+from weftline_kernels.short_conv import short_conv
 from weftline_kernels.silu_mul import silu_mul, silu_mul_triton
 
 
@@ -26,9 +27,16 @@ class Operations(NamedTuple):
     rope_store: Callable[..., Tensor]
     silu_mul: Callable[[Tensor], Tensor]
     kv_store: Callable[[Tensor, Tensor, Tensor], None]
+    short_conv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-TORCH = Operations(rms_norm, add_rms_norm, rope_store, silu_mul, kv_store)
+TORCH = Operations(rms_norm, add_rms_norm, rope_store, silu_mul, kv_store, short_conv)
+# No device runs a model with convolutions yet.
 TRITON = Operations(
-    rms_norm_triton, add_rms_norm_triton, rope_store_triton, silu_mul_triton, kv_store_triton
+    rms_norm_triton,
+    add_rms_norm_triton,
+    rope_store_triton,
+    silu_mul_triton,
+    kv_store_triton,
+    short_conv,
 )

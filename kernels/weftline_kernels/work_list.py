@@ -20,6 +20,7 @@ Ints = npt.NDArray[np.int64]
 # time they read 2 MB, about 32 blocks of 3 heads of 64 in bfloat16.
 MIN_BLOCKS_SAVED = 32
 NEVER_SHARED = 1 << 62  # more blocks than any sharing saves, so every sequence reads its own table
+NOWHERE = -1  # the slot of a token that is not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,20 @@ class WorkList:
         for item in self.items:
             np.maximum.at(found, item.queries, item.start + item.visible - 1)
         return found
+
+    def slots_before(self, count: int, block_size: int) -> Ints:
+        """The KV slots of the `count` tokens before each row, the nearest first: (rows, count).
+        NOWHERE before the first token of a sequence."""
+        positions_R, steps_C = self.positions(), np.arange(1, count + 1)
+        found_RC = np.full((self.rows, count), NOWHERE, np.int64)
+        for item in self.items:
+            places_QC = positions_R[item.queries, None] - steps_C - item.start
+            inside_QC = (places_QC >= 0) & (places_QC < item.length)
+            rows_Q, steps_Q = np.nonzero(inside_QC)
+            blocks_Q, places_Q = np.divmod(places_QC[inside_QC], block_size)
+            slots_Q = item.blocks[blocks_Q] * block_size + places_Q
+            found_RC[item.queries[rows_Q], steps_Q] = slots_Q
+        return found_RC
 
 
 def build(

@@ -104,8 +104,8 @@ def test_an_unknown_load_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_device_gets_no_window(tiny_llama: Callable[..., Path], tmp_path: Path) -> None:
-    """Attention on a GPU has no windows and no caps. So the context ends where the first window
-    would, and a cap is refused."""
+    """Attention on a GPU has no windows and no caps, and no kernel there has convolutions. So the
+    context ends where the first window would, and a cap and convolutions are refused."""
     config = read_config(tiny_llama(tmp_path / "m", **FAMILIES["Mistral, windows"]))
     assert isinstance(config, LlamaConfig)
     assert (config.window, config.context_limit) == (20, 512)
@@ -115,3 +115,6 @@ def test_a_device_gets_no_window(tiny_llama: Callable[..., Path], tmp_path: Path
     gemma = read_config(tiny_llama(tmp_path / "g", **FAMILIES["Gemma 2, caps"]))
     with pytest.raises(ModelError, match="attn_logit_softcapping is not supported on a GPU"):
         for_device(gemma)
+    lfm2 = read_config(tiny_llama(tmp_path / "l", **FAMILIES["LFM2, convolutions"]))
+    with pytest.raises(ModelError, match="conv_L_cache is not supported on a GPU yet"):
+        for_device(lfm2)

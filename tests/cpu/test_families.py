@@ -121,6 +121,32 @@ def test_phi_4_mini_turns_a_part_of_a_head(read: Any) -> None:
     assert (kind.window, found.biases) == (None, MatrixBiases())
 
 
+def test_lfm2_of_old_has_names_of_its_own(read: Any) -> None:
+    """The first files of the 350M state which layers have attention, and channels of the MLP of
+    which it has two thirds. A convolution keeps the numbers of two layers of the cache."""
+    found = read(
+        "Lfm2ForCausalLM",
+        hidden_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        norm_eps=1e-05,
+        block_ff_dim=6656,
+        block_ffn_dim_multiplier=1.0,
+        block_multiple_of=256,
+        conv_L_cache=3,
+        conv_bias=False,
+        full_attn_idxs=[2],
+        theta=1000000.0,
+        tie_embedding=True,
+    )
+    short = LayerKind(None, taps=3)
+    assert found.kinds == (short, short, LayerKind(Rope(1000000.0)), short)
+    assert (found.mlp, found.tied, found.norm_eps, found.window) == (4608, True, 1e-05, None)
+    assert [found.cached(layer) for layer in (1, 2)] == [range(2, 4), range(4, 5)]
+    assert (found.cache_layers, found.sliding) == (7, dict.fromkeys((0, 1, 2, 3, 5, 6), 3))
+
+
 def test_smollm3_has_no_rope_in_every_fourth_layer(read: Any) -> None:
     """no_rope_layers holds 1 where there is a rope."""
     found = read("SmolLM3ForCausalLM", no_rope_layers=[1, 1, 1, 0] * 3, rope_theta=5000000.0)

@@ -124,6 +124,16 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
+    "LFM2, convolutions": (
+        "lfm2",
+        {
+            "block_count": 4,
+            "attention.head_count_kv": [0, 0, 2, 0],
+            "shortconv.l_cache": 3,
+            "rope.freq_base": 1000000.0,
+        },
+        {"block_auto_adjust_ff_dim": False, "norm_eps": 1e-6},
+    ),
     "OLMo 2": ("olmo2", {}, {}),
     "OLMo 3": (
         "olmo2",

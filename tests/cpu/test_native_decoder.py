@@ -35,6 +35,7 @@ from weftline_kernels.cpu.variants import runnable, this_machine
 from weftline_kernels.cpu.work_arrays import flatten, queries_of_task
 from weftline_kernels.operations import TORCH
 from weftline_kernels.rope_store import rope_store
+from weftline_kernels.short_conv import short_conv
 from weftline_kernels.work_list import SequenceRows, build
 
 Make = Callable[..., Any]
@@ -65,7 +66,7 @@ def pair(
     save_file({name: t.bfloat16() for name, t in load_file(path).items()}, path)
     config, weights = read_config(directory), Checkpoint(directory)
     assert isinstance(config, LlamaConfig)
-    operations = TORCH._replace(rope_store=stored_in_bfloat16)
+    operations = TORCH._replace(rope_store=stored_in_bfloat16, short_conv=kept_in_bfloat16)
     reference = LlamaDecoder(config, weights, torch.float64, operations=operations)
     return HostModel(reference), NativeDecoder(config, weights, built)
 
@@ -76,6 +77,12 @@ def stored_in_bfloat16(*inputs: Any) -> torch.Tensor:
     for cache in inputs[4:6]:
         cache.copy_(cache.bfloat16())
     return found
+
+
+def kept_in_bfloat16(x: torch.Tensor, taps: torch.Tensor, *places: torch.Tensor) -> torch.Tensor:
+    """`short_conv` from a cache that holds bfloat16 numbers. A token's own input is not rounded."""
+    rounded = x.bfloat16().to(x.dtype)
+    return short_conv(rounded, taps, *places) + (x - rounded) * taps[:, -1]
 
 
 @pytest.fixture
@@ -211,6 +218,18 @@ def test_cut_items_equal_the_work_list(shared: bool, queries: int) -> None:
     rows = [flat.query[flat.part[a:b]].tolist() for a, b in itertools.pairwise(flat.part_at)]
     assert all(set(found) == {row} for row, found in enumerate(rows))
     assert TorchAttention(work, 1.0).merged == shared
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_earlier_tokens_are_found_across_blocks_and_items(shared: bool) -> None:
+    """Two sequences share two blocks, and the third begins. The nearest earlier token comes first,
+    and before the first token of a sequence is none."""
+    parts = [SequenceRows([9, 4, 20 + i], i, 1, 32 + i) for i in range(2)]
+    parts.append(SequenceRows([7], 2, 3, 0))
+    work = build(parts, 16, min_blocks_saved=1 if shared else 10**9)
+    assert work.merged == shared
+    expected = [[79, 78], [336, 79], [-1, -1], [112, -1], [113, 112]]
+    assert work.slots_before(2, 16).tolist() == expected
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the instructions are x86's")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,19 +22,32 @@ from weftline_engine.own.embedded.released_blocks import release_blocks
 from weftline_engine.own.embedded.window_sizes import WindowSizes, window_sizes
 
 SLIDING = (0, 2)  # of three layers
+LAYERS = ["conv", "full_attention", "conv"]
 PLAIN = SchedulerConfig(blocks=40, max_running=2, step_tokens=32)
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+MODELS = {
+    "Gemma 3": FAMILIES["Gemma 3"],
+    "LFM2": {**FAMILIES["LFM2, convolutions"], "num_hidden_layers": 3, "layer_types": LAYERS},
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=itertools.product(MODELS, ["bfloat16", "float32"]),
+    ids=lambda param: ", ".join(param),
+)
 def decoder(
     request: pytest.FixtureRequest,
     tiny_llama: Callable[..., Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Model:
-    """A Gemma 3 whose heads fill a page in each block, in C and in torch."""
-    folder = tmp_path_factory.mktemp("gemma")
-    directory = tiny_llama(folder, **{**FAMILIES["Gemma 3"], "head_dim": 128})
-    return load_decoder(directory, request.param, 16, folder / "kernels")
+    """A model whose heads fill a page in each block, in C and in torch. Two of its layers have
+    windows, or convolutions."""
+    name, dtype = request.param
+    folder = tmp_path_factory.mktemp("sliding")
+    directory = tiny_llama(folder, **{**MODELS[name], "head_dim": 128})
+    return load_decoder(directory, dtype, 16, folder / "kernels")
 
 
 def answer(bench: Bench, name: str, tokens: list[int], parent: str | None = None) -> list[int]:
@@ -66,7 +80,8 @@ def test_released_windows_change_no_text(decoder: Model) -> None:
     """The same tokens as with all keys. In the sliding layers, the blocks in the middle of the long
     prompt hold nothing, and in the full layer they hold all keys."""
     expected = conversation(Bench(Core(decoder, PLAIN, ByteDetokenizerOfTest())))
-    config = replace(PLAIN, blocks=60, window=20, window_blocks=18)
+    window = max(decoder.config.sliding.values())
+    config = replace(PLAIN, blocks=60, window=window, window_blocks=18)
     bench = Bench(Core(decoder, config, ByteDetokenizerOfTest()))
     seen: list[bool] = []
     plan = bench.core.book.scheduler.plan
@@ -99,7 +114,8 @@ def test_only_whole_pages_of_a_block_are_given_back() -> None:
 def test_what_windows_save_becomes_blocks(decoder: Model) -> None:
     """Two of three layers slide: a fifth of their memory is 40 % more blocks of the full layer.
     Where a head's keys are no whole pages, nothing is given back."""
-    assert window_sizes(decoder.config, 100, 4096) == WindowSizes(140, 20, 80)
+    window = max(decoder.config.sliding.values())
+    assert window_sizes(decoder.config, 100, 4096) == WindowSizes(140, window, 80)
     assert window_sizes(decoder.config, 100, 2048) == WindowSizes(100)
 
 

@@ -17,11 +17,14 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, Lfm2Config, PretrainedConfig
 
 from tests.contract.target import Target
 from tests.llamacpp.conftest import ROOT
+from tests.variants import load_model, prefill
 from weftline_engine import api
+from weftline_engine.own.models import resolve
 from weftline_engine.own.models.gguf_header import GgufHeader
 from weftline_engine.remote.llamacpp.config import LlamaServerConfig
 from weftline_engine.remote.llamacpp.engine import LlamaEngine
@@ -158,3 +161,17 @@ async def test_conversations_with_windows_keep_their_prompts_without_files(
         assert await computed_by_second_turns(target) <= 3 * (5 + 30)
     finally:
         await target.close()
+
+
+async def test_our_own_engine_computes_the_file_of_llama_cpps_converter(
+    convolutions: Path, tmp_path: Path
+) -> None:
+    """It reads names, sizes and layers of convolutions as llama.cpp's converter writes them."""
+    reference = AutoModelForCausalLM.from_pretrained(convolutions.parent, dtype=torch.float32)
+    tokens = torch.randint(0, 49_000, (75,), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = reference(tokens[None]).logits[0]
+    decoder = load_model(resolve(str(convolutions), home=tmp_path), torch.float32)
+    # Matrices are rounded to float16 in the file, and from there to bfloat16.
+    error = (prefill(decoder, tokens, [75]) - expected).abs()
+    assert float(error.max()) < 0.02 < 0.1 < float(expected.std())

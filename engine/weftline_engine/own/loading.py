@@ -202,7 +202,7 @@ def _scheduling(
     if device.kind != "cpu":
         return config
     sizes = decoder.config
-    head = per_token * options.block_size // (2 * sizes.layers * sizes.kv_heads)
+    head = per_token * options.block_size // (2 * sizes.cache_layers * sizes.kv_heads)
     bounds = window_sizes(sizes, config.blocks, head)
     try:
         return replace(

@@ -16,6 +16,7 @@
 #include "packing.h"
 #include "parts.h"
 #include "rows.h"
+#include "short_conv.h"
 
 /* Makes the inputs of a product from the residual stream. */
 static void enter(const Model *m, const Step *s, const float *norm) {
@@ -42,20 +43,30 @@ static void leave(const Model *m, const Step *s, const act *from, int64_t inner,
                        s->x + t * hidden);
 }
 
-static void run_layer(const Model *m, const Step *s, int64_t index) {
-    const Layer *layer = m->layer + index;
+/* Makes what attention or a short convolution adds, and adds it. */
+static void mix_tokens(const Model *m, const Step *s, const Layer *layer) {
     int64_t hidden = m->hidden, query = m->heads * m->head_size, tokens = s->tokens;
-    int64_t wide = query + 2 * m->kv_heads * m->head_size;
-    u16 *keys = keys_of(m, s, index), *values = values_of(m, s, index);
+    int64_t wide = layer->taps ? 3 * hidden : query + 2 * m->kv_heads * m->head_size;
+    u16 *keys = keys_of(m, s, layer), *values = values_of(m, s, layer);
     Plain qkv = {s->qkv, layer->qkv_bias, wide};
-    Gated gated = {s->gated, layer->gate_up_bias, m->mlp, stride_of(m->mlp), m->gelu};
     enter(m, s, layer->attention_norm);
     multiply(s->normed, tokens, hidden, layer->qkv, (wide + PANEL - 1) / PANEL, s->rounded,
              put, &qkv);
+    if (layer->taps) {
+        convolve_all(m, s, layer, keys);
+    } else {
 #pragma omp for
-    for (int64_t t = 0; t < tokens; t++) place(m, layer, s, t, keys, values);
-    attend_all(m, s, layer, keys, values);
-    leave(m, s, s->attended, query, layer->out, layer->out_bias, layer->attended_norm);
+        for (int64_t t = 0; t < tokens; t++) place(m, layer, s, t, keys, values);
+        attend_all(m, s, layer, keys, values);
+    }
+    leave(m, s, s->attended, layer->taps ? hidden : query, layer->out, layer->out_bias,
+          layer->attended_norm);
+}
+
+static void run_layer(const Model *m, const Step *s, const Layer *layer) {
+    int64_t hidden = m->hidden, tokens = s->tokens;
+    Gated gated = {s->gated, layer->gate_up_bias, m->mlp, stride_of(m->mlp), m->gelu};
+    mix_tokens(m, s, layer);
     if (layer->router) {
         mix(m, s, layer);
         return;
@@ -93,7 +104,7 @@ void weftline_forward(const Model *m, const Step *s) {
 #pragma omp for
         for (int64_t t = 0; t < s->tokens; t++)
             look_up(m, s->ids[t], s->x + t * hidden);
-        for (int64_t index = 0; index < m->layers; index++) run_layer(m, s, index);
+        for (int64_t index = 0; index < m->layers; index++) run_layer(m, s, m->layer + index);
 #pragma omp for
         for (int64_t r = 0; r < s->rows; r++)
             normalise(s->x + s->wanted[r] * hidden, m->norm, hidden, m->eps,

@@ -13,7 +13,11 @@ typedef struct {
     const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias;
     int32_t rope;   /* which sines and cosines turn the heads; -1 if none do */
     int32_t window; /* tokens that a row sees, itself among them; 0 if it sees all */
+    int32_t cached; /* which layer of the cache is the layer's first */
     Weight qkv, out, gate_up, down;
+    /* The factors of a short convolution, a row of all channels for each tap, the token's own last. Its
+     * `qkv` makes two gates and the inputs. NULL where the layer has attention. */
+    const float *taps;
     const float *router; /* experts x hidden; NULL where the layer has one MLP, gate_up and down */
     const Weight *expert_weights; /* gate_up and down of each expert */
 } Layer;
@@ -23,6 +27,7 @@ typedef struct {
 typedef struct {
     int32_t layers, hidden, heads, kv_heads, head_size, mlp, vocabulary, turned, gelu, row_norms;
     int32_t experts, used, expert_mlp, normalised; /* whether the shares of a row add up to 1 */
+    int32_t taps; /* tokens that a short convolution sees; 0 if no layer has one */
     float eps, embedding_scale, residual_scale, score_scale, logit_scale, score_cap, logit_cap;
     int32_t embedding_type;
     const void *embedding; /* rows as a GGUF file has them */
@@ -43,6 +48,7 @@ typedef struct {
     const Item *item;
     const int32_t *block, *query, *visible;
     const int32_t *part_at, *part; /* query slots of each row */
+    const int64_t *before;         /* T x (taps - 1): slots of earlier tokens, the nearest first, or -1 */
     u16 *cache;                    /* L x 2 x K x blocks x (H * 16) */
     float *x, *qkv, *added;         /* scratch, T rows each */
     act *normed, *attended, *gated; /* scratch, rows `stride_of` apart */
@@ -65,11 +71,11 @@ INLINE int64_t value_at(int64_t token, int64_t i, int64_t size) {
     return token / 2 * 2 * size + i * 2 + token % 2;
 }
 
-/* The keys of a layer, of all heads. */
-INLINE u16 *keys_of(const Model *m, const Step *s, int64_t layer) {
-    return s->cache + 2 * layer * m->kv_heads * s->blocks * m->head_size * BLOCK;
+/* The keys of a layer, of all heads; or what its convolution keeps. */
+INLINE u16 *keys_of(const Model *m, const Step *s, const Layer *layer) {
+    return s->cache + 2 * layer->cached * m->kv_heads * s->blocks * m->head_size * BLOCK;
 }
 
-INLINE u16 *values_of(const Model *m, const Step *s, int64_t layer) {
+INLINE u16 *values_of(const Model *m, const Step *s, const Layer *layer) {
     return keys_of(m, s, layer) + m->kv_heads * s->blocks * m->head_size * BLOCK;
 }

@@ -28,7 +28,7 @@ def window_sizes(config: ModelConfig, blocks: int, head_bytes: int) -> WindowSiz
     """Blocks that take the memory of `blocks` blocks of all layers. `head_bytes` are those of one
     head's keys in a block. The system takes back whole units of memory, and no parts."""
     sliding = config.sliding
-    full = config.layers - len(sliding)
+    full = config.cache_layers - len(sliding)
     if not sliding or head_bytes % mmap.ALLOCATIONGRANULARITY:
         return WindowSizes(blocks)
     whole = int(blocks * WHOLE_SHARE)

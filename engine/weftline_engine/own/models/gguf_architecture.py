@@ -2,8 +2,8 @@
 
 A letter stands for a dimension: C hidden, Q all query heads, K all KV heads, H one head, M MLP
 channels, S stacked queries, keys and values, T two MLPs stacked, V vocabulary, E experts, X the
-channels of an expert. A tensor of three dimensions holds the matrices of all experts. The name of
-one has the expert's number in place of the star.
+channels of an expert, G gates and inputs of a convolution, L its taps. A tensor of three dimensions
+holds the matrices of all experts. The name of one has the expert's number in place of the star.
 """
 
 from __future__ import annotations
@@ -71,7 +71,26 @@ _PHI: Tensors = {
     "ffn_up": ("mlp.gate_up_proj", "TC"),
     "ffn_down": ("mlp.down_proj", "CM"),
 }
-
+_LFM2: Tensors = {
+    "attn_norm": ("operator_norm", "C"),
+    "ffn_norm": ("ffn_norm", "C"),
+    "ffn_gate": ("feed_forward.w1", "MC"),
+    "ffn_up": ("feed_forward.w3", "MC"),
+    "ffn_down": ("feed_forward.w2", "CM"),
+}
+_LFM2_LAYERS: Mapping[str, Tensors] = {
+    "full_attention": {
+        **{name: found for name, found in _MATRICES.items() if found not in _MLP.values()},
+        "attn_output": ("self_attn.out_proj", "CQ"),
+        "attn_q_norm": ("self_attn.q_layernorm", "H"),
+        "attn_k_norm": ("self_attn.k_layernorm", "H"),
+    },
+    "conv": {
+        "shortconv.in_proj": ("conv.in_proj", "GC"),
+        "shortconv.conv": ("conv.conv", "CL"),
+        "shortconv.out_proj": ("conv.out_proj", "CC"),
+    },
+}
 
 Biases = tuple[tuple[str, ...], ...]
 
@@ -151,6 +170,19 @@ def _experts(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def _lfm2(metadata: Metadata) -> dict[str, Any]:
+    """A layer without heads of keys has a convolution."""
+    attends = metadata.has("attention.head_count_kv", metadata.number("block_count"))
+    return {
+        "hidden_act": "silu",
+        "norm_eps": metadata.real("attention.layer_norm_rms_epsilon"),
+        "block_auto_adjust_ff_dim": False,
+        "conv_bias": False,
+        "conv_L_cache": metadata.number("shortconv.l_cache"),
+        "layer_types": ["full_attention" if one else "conv" for one in attends],
+    }
+
+
 def _phi(metadata: Metadata) -> dict[str, Any]:
     original = metadata.number("rope.scaling.original_context_length", 0)
     return {
@@ -164,14 +196,17 @@ def _phi(metadata: Metadata) -> dict[str, Any]:
 class Architecture:
     """An architecture of GGUF, and what it is called in a config.json.
 
-    Of each group of `biases`, a file has all or none. llama.cpp reorders the rows of queries and
-    keys where `permuted`, and stores the weights of norms with `offset` added. `keys` are entries
-    of config.json that only this architecture has.
+    `layers` are the tensors that only layers of a type have. `last` is the norm behind the last
+    layer. Of each group of `biases`, a file has all or none. llama.cpp reorders the rows of queries
+    and keys where `permuted`, and stores the weights of norms with `offset` added. `keys` are
+    entries of config.json that only this architecture has.
     """
 
     name: str
     model_type: str
     tensors: Tensors = field(default_factory=lambda: _LLAMA)
+    layers: Mapping[str, Tensors] = field(default_factory=dict)
+    last: tuple[str, str] = ("output_norm.weight", "model.norm.weight")
     biases: Biases = _ALL_BIASES
     permuted: bool = False
     offset: float = 0.0
@@ -199,4 +234,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3", permuted=True),
     "granite": Architecture("GraniteForCausalLM", "granite", permuted=True, keys=_granite),
     "olmo2": Architecture("Olmo2ForCausalLM", "olmo2", _OLMO, keys=_olmo),
+    "lfm2": Architecture(
+        "Lfm2ForCausalLM",
+        "lfm2",
+        _LFM2,
+        _LFM2_LAYERS,
+        ("token_embd_norm.weight", "model.embedding_norm.weight"),
+        biases=(),
+        keys=_lfm2,
+    ),
 }

@@ -40,10 +40,11 @@ class Metadata:
         return value
 
     def number(self, key: str, default: int | None = None) -> int:
-        """A size. A list of equal sizes, one for each layer, is that size."""
+        """A size. A list of equal sizes, one for each layer, is that size. Layers may have none,
+        which is 0."""
         value = self._value(f"{self.architecture}.{key}", default)
-        if isinstance(value, list) and len(set(map(str, value))) == 1:
-            value = value[0]
+        if isinstance(value, list) and len(found := set(map(str, value)) - {"0"}) == 1:
+            value = next(one for one in value if str(one) in found)
         if value == default == 0:
             return 0
         if type(value) is not int or not 0 < value <= _MAX_DIMENSION:
@@ -71,6 +72,15 @@ class Metadata:
         if not isinstance(found, list) or len(found) < layers or not set(found) <= {True, False}:
             raise _odd(key, "a mark for each layer")
         return [bool(one) for one in found[:layers]]
+
+    def has(self, key: str, layers: int) -> list[bool]:
+        """Whether each layer has a size that is not 0."""
+        found = self._value(f"{self.architecture}.{key}", None)
+        if not isinstance(found, list):
+            return [bool(found)] * layers
+        if len(found) != layers:
+            raise _odd(key, "a size for each layer")
+        return [bool(one) for one in found]
 
     def length(self, key: str) -> int:
         """How many entries a list of the whole file has."""

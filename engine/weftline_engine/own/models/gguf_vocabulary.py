@@ -32,7 +32,7 @@ _GPT4O = (
 )
 # The expressions that cut a text before its merges, by llama.cpp's name of the pre-tokenizer.
 SPLITS: Mapping[str, str] = {
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "smaug-bpe", "dbrx"), _LLAMA3),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "smaug-bpe", "dbrx", "lfm2"), _LLAMA3),
     "tekken": _TEKKEN,
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
     "gpt-4o": _GPT4O,

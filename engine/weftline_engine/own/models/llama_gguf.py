@@ -63,20 +63,22 @@ def tensors_of(
     permuted = {"attn_q": heads["Q"], "attn_k": heads["K"]} if architecture.permuted else {}
     found = {"model.embed_tokens.weight": Tensor("token_embd.weight", embedding)}
     for layer in range(config["num_hidden_layers"]):
-        for source, (name, letters) in architecture.tensors.items():
+        kind = config["layer_types"][layer] if architecture.layers else ""
+        tensors = {**architecture.tensors, **architecture.layers.get(kind, {})}
+        for source, (name, letters) in tensors.items():
             shape = tuple(sizes[letter] for letter in letters)
             offset = architecture.offset if len(shape) == 1 else 0.0
             here = f"blk.{layer}.{source}"
             if len(shape) == 3:
                 found |= _matrices(f"model.layers.{layer}.{name}.weight", f"{here}.weight", shape)
                 continue
-            for kind, width in (("weight", shape), ("bias", shape[:1])):
-                if kind == "weight" or source in biased:
-                    found[f"model.layers.{layer}.{name}.{kind}"] = Tensor(
-                        f"{here}.{kind}", width, permuted.get(source), offset
+            for part, width in (("weight", shape), ("bias", shape[:1])):
+                if part == "weight" or source in biased:
+                    found[f"model.layers.{layer}.{name}.{part}"] = Tensor(
+                        f"{here}.{part}", width, permuted.get(source), offset
                     )
-    norm = Tensor("output_norm.weight", (sizes["C"],), offset=architecture.offset)
-    found["model.norm.weight"] = norm
+    stored_norm, norm = architecture.last
+    found[norm] = Tensor(stored_norm, (sizes["C"],), offset=architecture.offset)
     if not config["tie_word_embeddings"]:
         found["lm_head.weight"] = Tensor("output.weight", embedding)
     return found
@@ -106,6 +108,8 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
         "V": config["vocab_size"],
         "E": config.get("num_experts", 0),
         "X": config.get("moe_intermediate_size", 0),
+        "G": 3 * config["hidden_size"],
+        "L": config.get("conv_L_cache", 0),
     }
 
 
@@ -198,7 +202,7 @@ class LlamaGguf:
         if found not in ARCHITECTURES:
             raise ModelUnavailable(
                 f"architecture {found[:40]!r} is not read from a GGUF; {', '.join(ARCHITECTURES)} "
-                "are"
+                "are; --engine llamacpp serves the others"
             )
         return ARCHITECTURES[found]
 

@@ -64,12 +64,14 @@ class Rope:
 class LayerKind:
     """In what a layer may differ from its neighbours.
 
-    A row sees the last `window` tokens, itself among them. None means all tokens.
+    A row sees the last `window` tokens, itself among them. None means all tokens. A layer with
+    `taps` has a short convolution of so many tokens in place of attention.
     """
 
     rope: Rope | None
     window: int | None = None
     experts: bool = False
+    taps: int = 0
 
 
 class HeadNorm(Enum):
@@ -92,7 +94,8 @@ class Norms:
     """The RMSNorms of a layer by the names of their weights. None: the family has no such norm.
 
     `attended` and `mlp_out` normalise what attention and MLP add to the residual stream. A row is
-    multiplied by its weight plus `offset`, which Gemma's checkpoints leave out.
+    multiplied by its weight plus `offset`, which Gemma's checkpoints leave out. `last` is the norm
+    behind the last layer.
     """
 
     attention: str | None = "input_layernorm"
@@ -100,6 +103,9 @@ class Norms:
     mlp: str | None = "post_attention_layernorm"
     mlp_out: str | None = None
     heads: HeadNorm = HeadNorm.NONE
+    query: str = "self_attn.q_norm"
+    key: str = "self_attn.k_norm"
+    last: str = "model.norm"
     offset: float = 0.0
 
 
@@ -163,8 +169,13 @@ class ModelConfig:
     eos: tuple[int, ...]
 
     @property
+    def cache_layers(self) -> int:
+        """The layers of the KV cache."""
+        return self.layers
+
+    @property
     def sliding(self) -> Mapping[int, int]:
-        """The window of each layer that has one."""
+        """The window of each layer of the KV cache that has one."""
         return {}
 
 
@@ -190,14 +201,34 @@ class LlamaConfig(ModelConfig):
         return self.head_size**-0.5 if self.scales.scores is None else self.scales.scores
 
     @property
+    def taps(self) -> int:
+        """The tokens that a short convolution sees; 0 if no layer has one."""
+        return max((kind.taps for kind in self.kinds), default=0)
+
+    def cached(self, layer: int) -> range:
+        """The layers of the KV cache that a layer uses. A convolution keeps `hidden` numbers of a
+        token, and a layer of the cache has the room of a token's keys and values."""
+        wide = -(-self.hidden // (2 * self.kv_heads * self.head_size))
+        sizes = [wide if self.kind(one).taps else 1 for one in range(layer + 1)]
+        return range(sum(sizes[:-1]), sum(sizes))
+
+    @property
+    def cache_layers(self) -> int:
+        return self.cached(self.layers - 1).stop
+
+    @property
     def sliding(self) -> Mapping[int, int]:
-        windows = {layer: self.kind(layer).window for layer in range(self.layers)}
-        return {layer: window for layer, window in windows.items() if window is not None}
+        found: dict[int, int] = {}
+        for layer in range(self.layers):
+            kind = self.kind(layer)
+            if window := kind.window or kind.taps:
+                found |= dict.fromkeys(self.cached(layer), window)
+        return found
 
     @property
     def window(self) -> int | None:
-        """The smallest window of a layer. None if every layer sees all tokens."""
-        return min(self.sliding.values(), default=None)
+        """The smallest window of attention in a layer. None if every layer sees all tokens."""
+        return min((kind.window for kind in self.kinds if kind.window is not None), default=None)
 
 
 def read_json(path: Path) -> dict[str, Any]:

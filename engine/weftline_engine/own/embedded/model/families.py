@@ -30,7 +30,7 @@ from weftline_engine.own.embedded.model.rope_angles import read_rope
 
 Raw = Mapping[str, Any]
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CONVOLUTION = "full_attention", "sliding_attention", "conv"
 
 
 def _every_layer_full(raw: Raw, layer: int) -> str:
@@ -93,6 +93,26 @@ def _experts_of_qwen(raw: Raw) -> Experts | None:
     return Experts(count, used, mlp, bool(raw.get("norm_topk_prob")))
 
 
+def _keys_of_lfm2(raw: Raw) -> Raw:
+    """Liquid's names. Unless told otherwise, an MLP has two thirds of the channels that are stated,
+    rounded up."""
+    mlp = int(raw.get("block_ff_dim") or raw["intermediate_size"])
+    if raw.get("block_auto_adjust_ff_dim", True):
+        factor = float(raw.get("block_ffn_dim_multiplier") or 1)
+        multiple = int(raw.get("block_multiple_of") or 256)
+        mlp = -(-int(factor * int(2 * mlp / 3)) // multiple) * multiple
+    full, layers = raw.get("full_attn_idxs"), range(int(raw["num_hidden_layers"]))
+    types = [FULL if full is None or layer in full else CONVOLUTION for layer in layers]
+    return {
+        "rope_theta": raw.get("theta") or 1000000.0,
+        "tie_word_embeddings": raw.get("tie_embedding", True),
+        **raw,
+        "layer_types": raw.get("layer_types") or types,
+        "rms_norm_eps": raw["norm_eps"],
+        "intermediate_size": mlp,
+    }
+
+
 def _has_experts(raw: Raw, layer: int) -> bool:
     """Whether a layer of a model with experts has them."""
     dense = raw.get("mlp_only_layers") or ()
@@ -119,8 +139,8 @@ class Family:
     `layer_type` tells which layers slide if config.json has no `layer_types`. `slides` is whether
     they do without `use_sliding_window`. `has_rope` tells which layers have a rope. `only` are keys
     of which one value is run. `biased` are the biases that are there whatever config.json says;
-    None if `attention_bias` and `mlp_bias` say so. A family with `text_defaults` reads more than
-    text: its keys are those of `text_config`, which leaves out those defaults.
+    None if `attention_bias` and `mlp_bias` say so. `keys` gives the keys of Llama for those of the
+    family.
     """
 
     norms: Norms = _LLAMA_NORMS
@@ -135,7 +155,7 @@ class Family:
     has_rope: Callable[[Raw, int], bool] = field(default=lambda raw, layer: True)
     experts: Callable[[Raw], Experts | None] = field(default=lambda raw: None)
     local_theta: str | None = None  # the key of the sliding layers' theta, if their rope is plain
-    text_defaults: Mapping[str, Any] | None = None
+    keys: Callable[[Raw], Raw] = field(default=lambda raw: raw)
     only: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -185,7 +205,9 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "Gemma2ForCausalLM": _GEMMA2,
     "Gemma3ForCausalLM": _GEMMA3,
-    "Gemma3ForConditionalGeneration": replace(_GEMMA3, text_defaults=_GEMMA3_DEFAULTS),
+    "Gemma3ForConditionalGeneration": replace(
+        _GEMMA3, keys=lambda raw: {**_GEMMA3_DEFAULTS, **raw["text_config"]}
+    ),
     "Phi3ForCausalLM": Family(
         names=MatrixNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
         biased=MatrixBiases(),
@@ -206,6 +228,26 @@ FAMILIES: Mapping[str, Family] = {
         has_rope=lambda raw, layer: raw.get("position_embedding_type") == "rope",
         only={"num_local_experts": 0},
     ),
+    "Lfm2ForCausalLM": Family(
+        norms=Norms(
+            "operator_norm",
+            None,
+            "ffn_norm",
+            heads=HeadNorm.HEAD,
+            query="self_attn.q_layernorm",
+            key="self_attn.k_layernorm",
+            last="model.embedding_norm",
+        ),
+        names=MatrixNames(
+            out="self_attn.out_proj",
+            gate_up=("feed_forward.w1", "feed_forward.w3"),
+            down="feed_forward.w2",
+        ),
+        biased=MatrixBiases(),
+        tied=True,
+        keys=_keys_of_lfm2,
+        only={"conv_bias": False},
+    ),
     "Olmo2ForCausalLM": Family(norms=_OLMO_NORMS),
     "Olmo3ForCausalLM": Family(
         norms=_OLMO_NORMS, layer_type=_one_full_in(4), local_theta="rope_theta"
@@ -219,7 +261,7 @@ REFUSED: Mapping[str, str] = {
 }
 
 # Other names of attention layers. "attention" is Granite 4's.
-_TYPES = {FULL: FULL, "attention": FULL, SLIDING: SLIDING}
+_TYPES = {FULL: FULL, "attention": FULL, SLIDING: SLIDING, CONVOLUTION: CONVOLUTION}
 _ACTIVATIONS = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,
@@ -235,7 +277,8 @@ def read_config(directory: Path) -> ModelConfig:
         raise ModelError(f"architecture {names[0]} is not supported: {REFUSED[names[0]]}")
     if names[0] not in FAMILIES:
         raise ModelError(
-            f"architecture {names[0]} is not supported; this engine runs {', '.join(FAMILIES)}"
+            f"architecture {names[0]} is not supported; this engine runs {', '.join(FAMILIES)}; "
+            "serve others with --engine vllm, or a GGUF file of them with --engine llamacpp"
         )
     _check_not_quantised(names[0], raw)
     generation = directory / "generation_config.json"
@@ -243,9 +286,7 @@ def read_config(directory: Path) -> ModelConfig:
     eos = stops if stops is not None else raw.get("eos_token_id")
     try:
         family = FAMILIES[names[0]]
-        if family.text_defaults is not None:
-            raw = {**family.text_defaults, **raw["text_config"]}
-        return _llama(names[0], family, raw, _ids(eos))
+        return _llama(names[0], family, family.keys(raw), _ids(eos))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ModelError(f"{directory / 'config.json'} lacks or misstates {error}") from None
 
@@ -318,7 +359,8 @@ def _kinds(name: str, family: Family, raw: Raw, head_size: int) -> list[LayerKin
     """The kind of each layer. A window as long as the longest context is none."""
     layers, stated = int(raw["num_hidden_layers"]), raw.get("layer_types")
     types = [stated[i] if stated else family.layer_type(raw, i) for i in range(layers)]
-    odd = [kind for kind in types if kind not in _TYPES]
+    taps = int(raw.get("conv_L_cache") or 0)
+    odd = [kind for kind in types if kind not in _TYPES or (kind == CONVOLUTION and taps < 2)]
     if odd:
         raise ModelError(f"layer_types {odd[0]!r} is not supported in a {name}")
     window = raw.get("sliding_window") if raw.get("use_sliding_window", family.slides) else None
@@ -327,7 +369,9 @@ def _kinds(name: str, family: Family, raw: Raw, head_size: int) -> list[LayerKin
     experts = family.experts(raw)
     ropes = {kind: _rope_of(kind, family, raw, head_size) for kind in (FULL, SLIDING)}
     return [
-        LayerKind(
+        LayerKind(None, taps=taps)
+        if kind == CONVOLUTION
+        else LayerKind(
             ropes[kind] if family.has_rope(raw, i) else None,
             int(window) if kind == SLIDING and window is not None else None,
             experts is not None and _has_experts(raw, i),

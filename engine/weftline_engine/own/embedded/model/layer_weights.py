@@ -37,7 +37,8 @@ class LayerWeights:
                 widths = size, size
             case HeadNorm.ROW:
                 widths = self._qkv[0], self._qkv[1]
-        return self._norm("self_attn.q_norm", widths[0]), self._norm("self_attn.k_norm", widths[1])
+        norms = self._config.norms
+        return self._norm(norms.query, widths[0]), self._norm(norms.key, widths[1])
 
     def qkv(self) -> list[Matrix]:
         """The matrices of queries, keys and values, one above the other; or all as one."""
@@ -49,13 +50,21 @@ class LayerWeights:
             return None
         return np.concatenate(self._vectors(self._config.names.qkv, self._qkv))
 
-    def out(self) -> Matrix:
-        """The matrix of what attention adds."""
-        return self._matrix(self._config.names.out, self._config.hidden, self._qkv[0])
+    def out(self) -> tuple[Matrix, Values | None]:
+        """The matrix of what attention adds, and its bias."""
+        name = self._config.names.out
+        bias = self._bias(name) if self._config.biases.out else None
+        return self._matrix(name, self._config.hidden, self._qkv[0]), bias
 
-    def out_bias(self) -> Values | None:
-        """The bias of what attention adds."""
-        return self._bias(self._config.names.out) if self._config.biases.out else None
+    def convolution(self, taps: int) -> tuple[Matrix, Values, Matrix]:
+        """A short convolution: the matrix of its gates and inputs, the factor of each channel and
+        tap, and the matrix of what it adds."""
+        hidden = self._config.hidden
+        return (
+            self._matrix("conv.in_proj", 3 * hidden, hidden),
+            self._matrix("conv.conv", hidden, taps).values(),
+            self._matrix("conv.out_proj", hidden, hidden),
+        )
 
     def router(self, experts: Experts) -> Values:
         """The matrix that chooses a row's experts."""

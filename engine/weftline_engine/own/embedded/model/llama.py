@@ -30,15 +30,31 @@ Turns = dict[Rope | None, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaLayer:
-    """The weights of one layer; q, k and v are one matrix."""
+class Heads:
+    """The weights of attention; q, k and v are one matrix."""
 
-    attention_norm_C: Tensor | None
     qkv_XC: Tensor  # X = (N + 2K) * H
     qkv_bias_X: Tensor | None
-    head_norms: tuple[Tensor, Tensor] | None
+    norms: tuple[Tensor, Tensor] | None
     out_CX: Tensor  # X = N * H
     out_bias_C: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """The weights of a short convolution: of its gates and inputs, its taps, and its output."""
+
+    in_XC: Tensor  # X = 3 * C
+    taps_CD: Tensor
+    out_CC: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaLayer:
+    """The weights of one layer."""
+
+    attention_norm_C: Tensor | None
+    mixer: Heads | Convolution
     attended_norm_C: Tensor | None
     mlp_norm_C: Tensor | None
     mlp: Mlp | Mixture
@@ -61,6 +77,7 @@ class LlamaDecoder(TorchModel):
         super().__init__(config, dtype, device, operations)
         self.scale = config.score_scale
         self.kinds = [config.kind(i) for i in range(config.layers)]
+        self.cached = [config.cached(i) for i in range(config.layers)]
         ropes = {kind.rope for kind in self.kinds if kind.rope is not None}
         self.frequencies = {
             rope: torch.from_numpy(frequencies(rope, config.head_size)).to(device) for rope in ropes
@@ -76,25 +93,34 @@ class LlamaDecoder(TorchModel):
             self._layer(LayerWeights(weights, config, i), self.kinds[i])
             for i in range(config.layers)
         ]
-        self.norm_C = self.vector(norm_weight(weights, config, "model.norm", hidden))
+        self.norm_C = self.vector(norm_weight(weights, config, config.norms.last, hidden))
         tied = config.tied or "lm_head.weight" not in weights
         self.head_VC = self.embedding_VC if tied else read("lm_head.weight")
 
     def _layer(self, found: LayerWeights, kind: LayerKind) -> LlamaLayer:
-        norms, head_norms = self.config.norms, found.head_norms()
-        here, perhaps = self.vector, self._perhaps
+        norms, perhaps = self.config.norms, self._perhaps
         return LlamaLayer(
             perhaps(found.norm(norms.attention)),
-            torch.cat([self.matrix(one) for one in found.qkv()]),
-            perhaps(found.qkv_bias()),
-            None if head_norms is None else (here(head_norms[0]), here(head_norms[1])),
-            self.matrix(found.out()),
-            perhaps(found.out_bias()),
+            self._convolution(found, kind.taps) if kind.taps else self._heads(found),
             perhaps(found.norm(norms.attended)),
             perhaps(found.norm(norms.mlp)),
             self._mixture(found) if kind.experts else self._mlp(found),
             perhaps(found.norm(norms.mlp_out)),
         )
+
+    def _heads(self, found: LayerWeights) -> Heads:
+        norms, (out, out_bias) = found.head_norms(), found.out()
+        return Heads(
+            torch.cat([self.matrix(one) for one in found.qkv()]),
+            self._perhaps(found.qkv_bias()),
+            None if norms is None else (self.vector(norms[0]), self.vector(norms[1])),
+            self.matrix(out),
+            self._perhaps(out_bias),
+        )
+
+    def _convolution(self, found: LayerWeights, taps: int) -> Convolution:
+        enters, factors, leaves = found.convolution(taps)
+        return Convolution(self.matrix(enters), self.vector(factors), self.matrix(leaves))
 
     def _perhaps(self, values: Values | None) -> Tensor | None:
         return None if values is None else self.vector(values)
@@ -125,7 +151,7 @@ class LlamaDecoder(TorchModel):
         return self._compute(step, attends.__getitem__, kv_L2KPSH)
 
     def compute(self, step: StepInput, attend: Attention, kv_L2KPSH: Tensor) -> Tensor:
-        assert self.config.window is None, "a device's attention has no windows"
+        assert not self.config.sliding, "a device's attention has no windows"
         return self._compute(step, lambda window: attend, kv_L2KPSH)
 
     def _compute(
@@ -135,14 +161,20 @@ class LlamaDecoder(TorchModel):
         # What a layer adds is added where the next norm is made, in one operation.
         x_TC = self._embed(step.tokens_T)
         more_TC: Tensor | None = None
-        for layer, kind, (keys, values) in zip(self.layers, self.kinds, kv_L2KPSH, strict=True):
+        for index, (layer, kind) in enumerate(zip(self.layers, self.kinds, strict=True)):
             x_TC, normed_TC = self._add_norm(x_TC, more_TC, layer.attention_norm_C)
-            qkv_TXH, norms = self._qkv(layer, normed_TC)
-            q_TNH = self.operations.rope_store(
-                qkv_TXH, *turns[kind.rope], norms, keys, values, step.slots_T
-            )
-            o_TNH = attend(kind.window)(q_TNH, keys, values)
-            out_TC = F.linear(o_TNH.flatten(1), layer.out_CX, layer.out_bias_C)
+            cache = kv_L2KPSH[self.cached[index].start : self.cached[index].stop]
+            match layer.mixer:
+                case Heads() as heads:
+                    qkv_TXH, norms = self._qkv(heads, normed_TC)
+                    keys, values = cache[0]
+                    q_TNH = self.operations.rope_store(
+                        qkv_TXH, *turns[kind.rope], norms, keys, values, step.slots_T
+                    )
+                    o_TNH = attend(kind.window)(q_TNH, keys, values)
+                    out_TC = F.linear(o_TNH.flatten(1), heads.out_CX, heads.out_bias_C)
+                case Convolution() as short:
+                    out_TC = self._convolve(short, normed_TC, step, cache.flatten(0, 2))
             more_TC = self._more(out_TC, layer.attended_norm_C)
             x_TC, normed_TC = self._add_norm(x_TC, more_TC, layer.mlp_norm_C)
             more_TC = self._more(layer.mlp(normed_TC, self.gate), layer.mlp_out_norm_C)
@@ -150,6 +182,20 @@ class LlamaDecoder(TorchModel):
         rows_R = step.rows_R
         _, normed_RC = self._add_norm(x_TC[rows_R], more_TC[rows_R], self.norm_C)
         return self._logits(normed_RC)
+
+    def _convolve(
+        self, short: Convolution, normed_TC: Tensor, step: StepInput, cache_YPSH: Tensor
+    ) -> Tensor:
+        enters_TC, leaves_TC, x_TC = F.linear(normed_TC, short.in_XC).chunk(3, dim=1)
+        before_TE = step.work.slots_before(short.taps_CD.shape[1] - 1, cache_YPSH.shape[2])
+        sum_TC = self.operations.short_conv(
+            enters_TC * x_TC,
+            short.taps_CD,
+            cache_YPSH,
+            step.slots_T,
+            torch.from_numpy(before_TE),
+        )
+        return F.linear(leaves_TC * sum_TC, short.out_CC)
 
     def _turns(self, positions_T: Tensor) -> Turns:
         """Cosines and sines by rope. A layer without a rope turns two components by nothing."""
@@ -186,12 +232,12 @@ class LlamaDecoder(TorchModel):
         return out_TC if scale == 1 else out_TC * scale
 
     def _qkv(
-        self, layer: LlamaLayer, normed_TC: Tensor
+        self, layer: Heads, normed_TC: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor, float] | None]:
         """Queries, keys and values, and the norms that their heads still need."""
         config = self.config
         qkv_TX = F.linear(normed_TC, layer.qkv_XC, layer.qkv_bias_X)
-        norms = None if layer.head_norms is None else (*layer.head_norms, config.norm_eps)
+        norms = None if layer.norms is None else (*layer.norms, config.norm_eps)
         if norms is not None and config.norms.heads is HeadNorm.ROW:
             query, key = len(norms[0]), len(norms[1])
             sides = qkv_TX.split_with_sizes([query, key, qkv_TX.shape[1] - query - key], dim=1)

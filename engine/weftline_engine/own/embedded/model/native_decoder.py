@@ -16,7 +16,7 @@ import numpy.typing as npt
 from weftline_engine.own.embedded.host_device import HOST, Values
 from weftline_engine.own.embedded.model.base import StepInput, empty_cache
 from weftline_engine.own.embedded.model.checkpoint import Checkpoint
-from weftline_engine.own.embedded.model.config import Activation, HeadNorm, LayerKind, LlamaConfig
+from weftline_engine.own.embedded.model.config import Activation, HeadNorm, LlamaConfig
 from weftline_engine.own.embedded.model.layer_weights import LayerWeights, norm_weight
 from weftline_engine.own.embedded.model.matrix import Matrix
 from weftline_engine.own.embedded.model.packer import CWeight, Packer
@@ -30,6 +30,7 @@ from weftline_kernels.work_list import MIN_BLOCKS_SAVED
 BLOCK = 16  # fixed in decoder.c
 _MOST_SIZE = 256  # of a head, in step.h
 _MOST_EXPERTS = 1024  # in experts.h
+_NONE = np.empty(0, np.int64)
 
 Pointer = ctypes.c_void_p
 
@@ -42,11 +43,11 @@ _NORMS = ("attention_norm", "attended_norm", "mlp_norm", "mlp_out_norm", "q_norm
 _BIASES = ("qkv_bias", "out_bias", "gate_up_bias", "down_bias")
 _MATRICES = ("qkv", "out", "gate_up", "down")
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_size", "mlp", "vocabulary")
-_KINDS = ("turned", "gelu", "row_norms", "experts", "used", "expert_mlp", "normalised")
+_KINDS = ("turned", "gelu", "row_norms", "experts", "used", "expert_mlp", "normalised", "taps")
 _SCALES = ("eps", "embedding_scale", "residual_scale", "score_scale", "logit_scale")
 _CAPS = ("score_cap", "logit_cap")
 _ARRAYS = ("ids", "positions", "slots", "wanted", "cosine", "sine", "item", "block", "query")
-_PARTS = ("visible", "part_at", "part", "cache")
+_PARTS = ("visible", "part_at", "part", "before", "cache")
 _ROWS = ("x", "qkv", "added", "normed", "attended", "gated")
 _SCRATCH = ("partial", "top", "weight", "rounded")
 _ROUTED = ("expert", "place", "owner", "first", "share", "made", "routed")
@@ -55,8 +56,9 @@ _CLayer = _struct(
     "_CLayer",
     [
         *((name, Pointer) for name in (*_NORMS, *_BIASES)),
-        *((name, ctypes.c_int32) for name in ("rope", "window")),
+        *((name, ctypes.c_int32) for name in ("rope", "window", "cached")),
         *((name, CWeight) for name in _MATRICES),
+        ("taps", Pointer),
         ("router", Pointer),
         ("expert_weights", ctypes.POINTER(CWeight)),
     ],
@@ -106,6 +108,7 @@ def _described(config: LlamaConfig) -> dict[str, float]:
         "used": 0 if experts is None else experts.used,
         "expert_mlp": 0 if experts is None else experts.mlp,
         "normalised": experts is not None and experts.normalised,
+        "taps": config.taps,
         "turned": turned,
         "gelu": config.activation is Activation.GELU_TANH,
         "row_norms": config.norms.heads is HeadNorm.ROW,
@@ -163,7 +166,7 @@ class NativeDecoder:
         weights.forget()
         self._layers = (_CLayer * config.layers)(
             *(
-                self._layer(LayerWeights(weights, config, i), config.kind(i), weights)
+                self._layer(LayerWeights(weights, config, i), i, weights)
                 for i in range(config.layers)
             )
         )
@@ -171,7 +174,7 @@ class NativeDecoder:
             **{name: getattr(config, name) for name in _SIZES},
             **_described(config),
             **self._table(embedding),
-            norm=self._vector(norm_weight(weights, config, "model.norm", hidden)),
+            norm=self._vector(norm_weight(weights, config, config.norms.last, hidden)),
             head=head,
             layer=self._layers,
         )
@@ -194,19 +197,14 @@ class NativeDecoder:
         copy = embedding.ordered().copy() if plain else narrow(embedding.values())
         return {"embedding_type": WeightType.BF16, "embedding": self._packer.keep(copy)}
 
-    def _layer(self, found: LayerWeights, kind: LayerKind, weights: Checkpoint) -> Any:
-        norms, lanes = self.config.norms, self._panel // 2
-        q_norm, k_norm = found.head_norms() or (None, None)
+    def _layer(self, found: LayerWeights, index: int, weights: Checkpoint) -> Any:
+        norms, lanes, kind = self.config.norms, self._panel // 2, self.config.kind(index)
         bias = None if kind.experts else found.gate_up_bias()
         vectors = {
             "attention_norm": found.norm(norms.attention),
             "attended_norm": found.norm(norms.attended),
             "mlp_norm": found.norm(norms.mlp),
             "mlp_out_norm": found.norm(norms.mlp_out),
-            "q_norm": q_norm,
-            "k_norm": k_norm,
-            "qkv_bias": found.qkv_bias(),
-            "out_bias": found.out_bias(),
             "gate_up_bias": None if bias is None else interleave(*bias, lanes),
             "down_bias": None if kind.experts else found.down_bias(),
         }
@@ -214,12 +212,32 @@ class NativeDecoder:
             **{name: self._vector(values_X) for name, values_X in vectors.items()},
             rope=-1 if kind.rope is None else self._ropes.index(kind.rope),
             window=kind.window or 0,
-            qkv=self._packer.stacked(found.qkv()),
-            out=self._packer.stacked([found.out()]),
+            cached=self.config.cached(index).start,
+            **(self._convolution(found, kind.taps) if kind.taps else self._heads(found)),
             **(self._mixture(found) if kind.experts else self._mlp(found)),
         )
         weights.forget()
         return layer
+
+    def _heads(self, found: LayerWeights) -> dict[str, Any]:
+        q_norm, k_norm = found.head_norms() or (None, None)
+        out, out_bias = found.out()
+        return {
+            "q_norm": self._vector(q_norm),
+            "k_norm": self._vector(k_norm),
+            "qkv_bias": self._vector(found.qkv_bias()),
+            "out_bias": self._vector(out_bias),
+            "qkv": self._packer.stacked(found.qkv()),
+            "out": self._packer.stacked([out]),
+        }
+
+    def _convolution(self, found: LayerWeights, taps: int) -> dict[str, Any]:
+        enters, factors_CD, leaves = found.convolution(taps)
+        return {
+            "qkv": self._packer.stacked([enters]),
+            "out": self._packer.stacked([leaves]),
+            "taps": self._packer.keep(factors_CD.T.astype(np.float32)),
+        }
 
     def _mlp(self, found: LayerWeights) -> dict[str, Any]:
         gate_up = self._packer.gated(*found.gate_up())
@@ -267,6 +285,7 @@ class NativeDecoder:
             "wanted": step.rows_R,
             "cosine": cosine,
             "sine": sine,
+            "before": self._before(step),
             "cache": cache_L2KPX,
             "logits": logits_RV,
         }
@@ -283,12 +302,8 @@ class NativeDecoder:
                     **{name: array.ctypes.data for name, array in flat._asdict().items()},
                     x=self._scratch_for("x", tokens * config.hidden),
                     normed=self._scratch_for("normed", max(tokens, rows) * stride(config.hidden)),
-                    qkv=self._scratch_for(
-                        "qkv", tokens * (config.heads + 2 * config.kv_heads) * config.head_size
-                    ),
-                    attended=self._scratch_for(
-                        "attended", tokens * stride(config.heads * config.head_size)
-                    ),
+                    qkv=self._scratch_for("qkv", tokens * self._mixer_row()),
+                    attended=self._scratch_for("attended", tokens * stride(self._mixed_row())),
                     added=self._scratch_for("added", tokens * config.hidden),
                     gated=self._scratch_for("gated", tokens * self._gated_row()),
                     partial=self._scratch_for("partial", heads * config.head_size),
@@ -309,6 +324,23 @@ class NativeDecoder:
             cosine.append(_rounded(np.cos, angles_TF) * np.float32(rope.amplitude))
             sine.append(_rounded(np.sin, angles_TF) * np.float32(rope.amplitude))
         return np.concatenate(cosine), np.concatenate(sine)
+
+    def _before(self, step: StepInput) -> Values:
+        """The slots of the tokens that a convolution sees besides each row's own."""
+        earlier = self.config.taps - 1
+        return step.work.slots_before(earlier, BLOCK) if earlier > 0 else _NONE
+
+    def _mixer_row(self) -> int:
+        """The numbers of a token that attention or a convolution takes."""
+        config = self.config
+        heads = (config.heads + 2 * config.kv_heads) * config.head_size
+        return max(heads, 3 * config.hidden) if config.taps else heads
+
+    def _mixed_row(self) -> int:
+        """The numbers of a token that attention or a convolution makes."""
+        config = self.config
+        heads = config.heads * config.head_size
+        return max(heads, config.hidden) if config.taps else heads
 
     @property
     def _uses(self) -> int:
@@ -356,7 +388,7 @@ class NativeDecoder:
         """An empty KV cache (L, 2, K, P, H * S) of the bits of bfloat16; keys lie transposed in
         their block."""
         config = self.config
-        shape = (config.layers, 2, config.kv_heads, blocks, config.head_size * block_size)
+        shape = (config.cache_layers, 2, config.kv_heads, blocks, config.head_size * block_size)
         return empty_cache(shape, np.dtype(np.uint16))
 
 

@@ -54,6 +54,8 @@ def for_device(config: ModelConfig) -> ModelConfig:
         return config
     if config.scales.score_cap is not None:
         raise ModelError("attn_logit_softcapping is not supported on a GPU; give --device cpu")
+    if config.taps:
+        raise ModelError("conv_L_cache is not supported on a GPU yet; give --device cpu")
     if config.experts is not None:
         raise ModelError("num_experts is not supported on a GPU yet; give --device cpu")
     if config.window is None:

@@ -59,7 +59,7 @@ class TorchModel(ABC):
     def cache_shape(self, blocks: int, block_size: int) -> tuple[int, ...]:
         """(L, 2, K, P, S, H)."""
         config = self.config
-        return (config.layers, 2, config.kv_heads, blocks, block_size, config.head_size)
+        return (config.cache_layers, 2, config.kv_heads, blocks, block_size, config.head_size)
 
     def new_cache(self, blocks: int, block_size: int) -> Tensor:
         """An empty KV cache on the device."""
