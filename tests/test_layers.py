@@ -114,7 +114,8 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     # Runs what authors of tools write with the client's toolkit.
     "weftline_engine.services.tools": (*CONTRACT, "weftline.sdk.toolkit", "weftline_engine"),
     "weftline_engine.own.models": (),
-    "weftline_engine.transport.wire": ("weftline_engine.api",),
+    # Vectors are the one value that is no JSON.
+    "weftline_engine.transport.wire": ("weftline.contract.vectors", "weftline_engine.api"),
     "weftline_engine.transport.tcp": (
         *CONTRACT,
         "weftline_engine.api",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from msgspec.msgpack import Ext
 
+from weftline.contract.vectors import Vectors
 from weftline_engine import api
 from weftline_engine.transport import wire
 
@@ -44,8 +49,14 @@ MESSAGES: list[Any] = [
         **HEAD,
         reason=api.FinishReason.FILLED,
         usage=USAGE,
-        value={"vectors": [[0.5, 1]], "n": None},
+        value={"scores": [[0.5, 1]], "n": None},
     ),
+    api.Finished(
+        **HEAD, reason=api.FinishReason.STOP, usage=USAGE, value=Vectors.of([[0.5, 1], [2, 3]])
+    ),
+    api.Items(**HEAD, offset=1, values=(Vectors.of([[0.5]]), {"score": 1})),
+    wire.Feed("s", 1, None, None, False, (Vectors.of([[0.5, 1]]), "text")),
+    wire.Submit(api.Op(id="s", kind="search", context="f", inputs={"vectors": Vectors.of([[1]])})),
     wire.Submit(api.Op(id="e", kind="embed", context="f", inputs={"texts": ["a", "b"]})),
     api.Description(model="m", kinds=("embed",)),
     api.Failed(**HEAD, error="EngineFailed", message="why", retryable=True),
@@ -65,10 +76,46 @@ def test_every_message_comes_back_equal() -> None:
     assert submitted.op.kind == api.Kind.GENERATE
 
 
-def test_half_a_character_comes_back_equal() -> None:
-    """Such text has no UTF-8. A client's JSON can hold it, as an escape."""
-    half = [wire.Submit(api.Op(id="e", kind="embed", context="f", inputs={"texts": ["\ud83d"]}))]
-    assert wire.decode(wire.encode(half)[wire.HEADER_BYTES :]) == half
+@pytest.mark.parametrize("odd", ["\ud83d", 2**70, -(2**70), {"\ud83d": [1]}, {"a": ("\ud83d",)}])
+def test_what_only_json_can_hold_comes_back_equal(odd: Any) -> None:
+    """Half a character has no UTF-8, and a number may have more than 64 bits. A client's JSON can
+    hold both, also beside vectors."""
+    items = json.loads(json.dumps([odd, "whole", True, None, 1.5]))
+    inputs = {"items": items, "vectors": Vectors.of([[1, 2]])}
+    sent = [wire.Submit(api.Op(id="e", kind="ingest", context="f", inputs=inputs))]
+    assert wire.decode(wire.encode(sent)[wire.HEADER_BYTES :]) == sent
+
+
+def test_vectors_are_bytes() -> None:
+    """A frame of 256 vectors has the bytes of their numbers, and little else."""
+    vectors = Vectors(bytes(4 * 384 * 256), 384)
+    finished = api.Finished(**HEAD, reason=api.FinishReason.STOP, usage=USAGE, value=vectors)
+    assert len(wire.encode([finished])) - len(vectors.data) < 400
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Ext(1, b""),
+        Ext(1, bytes(4)),
+        Ext(1, bytes([0, 0, 0, 2]) + bytes(4)),
+        Ext(2, b"{"),
+        Ext(2, b"[" * 100_000),
+        Ext(3, b"1"),
+    ],
+)
+def test_wrong_extensions_are_refused(value: Ext) -> None:
+    """Vectors without whole rows, broken JSON, and an extension of another number."""
+    with pytest.raises(wire.WireError):
+        wire.decode(fed(value))
+    [message] = wire.decode(fed(Ext(1, bytes([0, 0, 0, 1]) + bytes(4))))
+    assert isinstance(message, wire.Feed) and message.items == (Vectors.of([[0]]),)
+
+
+def fed(item: object) -> bytes:
+    """A frame's body that feeds an item."""
+    feed = wire.Feed("a", 0, None, None, True, (item,))
+    return msgspec.msgpack.encode([{"is": "Feed", **dataclasses.asdict(feed)}])
 
 
 def test_subclasses_of_numbers_and_texts_are_numbers_and_texts() -> None:
@@ -86,25 +133,30 @@ def test_subclasses_of_numbers_and_texts_are_numbers_and_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
+    "said",
     [
-        b"",
-        b"{}x",
-        b"[1]",
-        b"[null]",
-        b'[{"is": "Popen", "args": "sh"}]',
-        b'[{"is": "Cancel"}]',
-        b'[{"is": "Cancel", "op": 3}]',
-        b'[{"is": "Cancel", "op": "a", "more": 1}]',
-        b'[{"is": "Retain", "context": "c", "retention": "burn"}]',
-        b'[{"is": "Feed", "op": "a", "offset": 0, "tokens": [true], "text": null, "last": true}]',
-        b'[{"is": "Feed", "op": "a", "offset": 0, "tokens": 3, "text": null, "last": true}]',
-        b'[{"is": "Submit", "op": {"id": "a", "kind": "k", "context": "c", "inputs": [1]}}]',
-        b"[" * 100_000,
+        1,
+        [1],
+        [None],
+        [{"is": "Popen", "args": "sh"}],
+        [{"is": "Cancel"}],
+        [{"is": "Cancel", "op": 3}],
+        [{"is": "Cancel", "op": "a", "more": 1}],
+        [{"is": "Retain", "context": "c", "retention": "burn"}],
+        [{"is": "Feed", "op": "a", "offset": 0, "tokens": [True], "text": None, "last": True}],
+        [{"is": "Feed", "op": "a", "offset": 0, "tokens": 3, "text": None, "last": True}],
+        [{"is": "Submit", "op": {"id": "a", "kind": "k", "context": "c", "inputs": [1]}}],
     ],
 )
-def test_anything_else_is_refused(body: bytes) -> None:
-    """Broken JSON, unknown classes, missing, additional and wrong fields, and deep nesting."""
+def test_anything_else_is_refused(said: object) -> None:
+    """Unknown classes, missing, additional and wrong fields."""
+    with pytest.raises(wire.WireError):
+        wire.decode(msgspec.msgpack.encode(said))
+
+
+@pytest.mark.parametrize("body", [b"", b"\x90x", b"\xc1", b"\x91" * 100_000, b'[{"is": "Cancel"}]'])
+def test_what_is_no_messagepack_is_refused(body: bytes) -> None:
+    """Broken frames, deep nesting, and JSON, in which earlier versions wrote frames."""
     with pytest.raises(wire.WireError):
         wire.decode(body)
 

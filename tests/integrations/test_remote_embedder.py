@@ -16,9 +16,9 @@ from tests.integrations.conftest import served
 from tests.integrations.recording import recorded
 from weftline import Client
 from weftline.errors import InvalidRequest
+from weftline.kit.retrieval_requests import vectors_of
 from weftline_engine import api
 from weftline_engine.remote.openai.endpoint import EndpointConfig
-from weftline_engine.services.retrieval import arrays
 from weftline_engine.services.retrieval.plain_backends import vector_of
 from weftline_engine.services.retrieval.remote_items import RemoteConfig, RemoteItems
 from weftline_server.commands.retrieval_tables import from_tables
@@ -55,7 +55,7 @@ def test_a_server_embeds_and_reranks_at_another(endpoint: str, tmp_path: Path) -
             Client(url) as client,
             client.session() as session,
         ):
-            found = arrays.decode(session.embed(TEXTS, engine="far").get())
+            found = vectors_of(session.embed(TEXTS, engine="far").get())
             top = session.rerank(TEXTS, "blue whale", k=1, engine="judge").get()
         assert np.allclose(found, [vector_of(text) for text in TEXTS])
         assert [one["text"] for one in top] == ["a blue whale"]

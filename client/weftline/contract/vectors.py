@@ -1,4 +1,9 @@
-"""Vectors: rows of float32 numbers, and the JSON in which they travel."""
+"""Vectors, texts with their vectors, and their JSON.
+
+Embedders make vectors, embed and mean steps make embedded texts of them, and search and ingest
+steps read these. Each hands the values on as they are. JSON is made of them for clients, records,
+prompts and transforms, and is read where it comes from a client or a record.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +16,32 @@ from typing import Any, Self
 FLOAT_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
 class Vectors:
-    """Rows of `width` float32 numbers. `data` holds them one after the other."""
+    """Rows of `width` float32 numbers. `data` holds them one after the other.
 
-    data: bytes = b""
-    width: int = 1
+    Vectors never change. The class is no dataclass, which msgspec would write field by field.
+    Raises ValueError for data that is not whole rows.
+    """
+
+    __slots__ = ("data", "width")
+
+    def __init__(self, data: bytes = b"", width: int = 1) -> None:
+        if width < 1 or len(data) % (FLOAT_BYTES * width):
+            count = len(data) / FLOAT_BYTES
+            raise ValueError(f"'vectors' holds {count:g} numbers, which {width} does not divide")
+        self.data = data
+        self.width = width
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Vectors):
+            return NotImplemented
+        return self.width == other.width and self.data == other.data
+
+    def __hash__(self) -> int:
+        return hash((self.data, self.width))
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} vectors of {self.width} numbers>"
 
     @classmethod
     def of(cls, rows: Iterable[Iterable[float]]) -> Self:
@@ -50,9 +75,6 @@ class Vectors:
             data = base64.b64decode(text, validate=True)
         except ValueError:
             raise ValueError("'vectors' is not base64 text of float32 numbers") from None
-        if len(data) % size:
-            count = len(data) / FLOAT_BYTES
-            raise ValueError(f"'vectors' holds {count:g} numbers, which {width} does not divide")
         return cls(data, width)
 
     def to_json(self) -> dict[str, Any]:
@@ -73,3 +95,40 @@ class Vectors:
         """Each row as numbers."""
         numbers = array("f", self.data)
         return [numbers[at : at + self.width] for at in range(0, len(numbers), self.width)]
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """Items, and a vector for each; `single` says that one text was embedded, and not a list."""
+
+    items: list[dict[str, Any]]
+    vectors: Vectors
+    single: bool = False
+
+    @classmethod
+    def from_json(cls, value: object, most: int | None = None) -> Self:
+        """The embedded texts that an object describes. Raises ValueError for anything else, and for
+        more than `most` vectors, which are not decoded."""
+        if not isinstance(value, dict) or "items" not in value:
+            raise ValueError("embedded texts are an object with 'items' and their 'vectors'")
+        vectors = Vectors.from_json(value, most)
+        return cls(value["items"], vectors, bool(value.get("single")))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"items": self.items, "single": self.single, **self.vectors.to_json()}
+
+
+def as_json(value: object) -> object:
+    """Embedded texts as JSON: the `default` of Python's encoder."""
+    if isinstance(value, Embedded):
+        return value.to_json()
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def plain(value: Any) -> Any:
+    """A session's value as JSON alone: embedded texts, also those of a list, become objects."""
+    if isinstance(value, Embedded):
+        return value.to_json()
+    if isinstance(value, list) and any(isinstance(one, (Embedded, list)) for one in value):
+        return [plain(one) for one in value]
+    return value

@@ -99,7 +99,8 @@ class Part(Event):
 
 @record
 class Items(Event):
-    """The results of items from number `offset` on, as JSON values, of an op that streams."""
+    """The results of items from number `offset` on, as JSON values or vectors, of an op that
+    streams."""
 
     offset: int
     values: tuple[object, ...]
@@ -118,8 +119,8 @@ class Paused(Event):
 
 @record
 class Finished(Event):
-    """The op ended without an error. Its context stays until it is freed. `value` is the JSON
-    result of an op whose kind is not about prompts."""
+    """The op ended without an error. Its context stays until it is freed. `value` is the result of
+    an op whose kind is not about prompts: JSON, or vectors."""
 
     reason: FinishReason
     usage: Usage

@@ -26,7 +26,7 @@ class Retention(StrEnum):
     DROP = "drop"
 
 
-# What `feed` appends to an open op: token ids, text, or items, which are JSON values.
+# What `feed` appends to an open op: token ids, text, or items, which are JSON values or vectors.
 Fed: TypeAlias = "tuple[int, ...] | str | list[Any]"
 
 # Seconds of waiting that one unit of the client's priority is worth.
@@ -204,8 +204,8 @@ class Op:
 
     The payload is one of three. `tokens` are the ids that follow the parent's. Engines that
     announce no tokenizer take `text`, or a `chat` if they render chats. An `open` op waits for more
-    payload by feed. Ops of other kinds get JSON values as `inputs`. Ops with different `salt` share
-    no cache.
+    payload by feed. Ops of other kinds get JSON values and vectors as `inputs`. Ops with different
+    `salt` share no cache.
 
     The inputs of an op that `streams` contain its first `items`, and more may be fed. The engine
     reports the results of items as soon as they are computed, and Finished has no value. The

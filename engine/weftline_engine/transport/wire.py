@@ -1,20 +1,22 @@
-"""Encodes verbs and events as frames: a 4-byte length, then a JSON list of tagged objects.
+"""Encodes verbs and events as frames: a 4-byte length, then tagged objects in MessagePack.
 
 The tag of an object is the name of its dataclass. Both ends of a transport use this module. It
 decodes only the classes listed in `_CLASSES`, checks the type of every field with msgspec, and
-refuses frames longer than MOST_BYTES. Nothing is pickled or evaluated.
+refuses frames longer than MOST_BYTES. Nothing is pickled or evaluated. Vectors travel as bytes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, get_args
 
 import msgspec
+from msgspec.msgpack import Ext
 
+from weftline.contract.vectors import Vectors
 from weftline_engine import api
 
 # A prompt of a million tokens takes 7 MB, so a frame beyond 64 MiB is a mistake or an attack.
@@ -174,15 +176,33 @@ _NAMES: dict[type, tuple[str, ...]] = {
 }
 
 
+# The types that MessagePack does not have: vectors, and JSON text.
+_VECTORS, _JSON = 1, 2
+_WIDTH_BYTES = 4  # of the vectors, before their numbers
+
+
 def _as_plain(value: object) -> object:
-    """The number or text that a value of a subclass is, such as numpy's float64."""
+    """The vectors, or the number or text that a value of a subclass is, such as numpy's float64."""
+    if isinstance(value, Vectors):
+        return Ext(_VECTORS, value.width.to_bytes(_WIDTH_BYTES, "big") + value.data)
     for kind in (str, int, float):
         if isinstance(value, kind):
             return kind(value)
     raise TypeError(f"{value!r} is not JSON")
 
 
-_ENCODER = msgspec.json.Encoder(enc_hook=_as_plain)
+def _ext(code: int, data: memoryview) -> object:
+    """What an extension stands for. Raises ValueError for one that `_as_plain` does not make."""
+    match code:
+        case 1:
+            return Vectors(bytes(data[_WIDTH_BYTES:]), int.from_bytes(data[:_WIDTH_BYTES], "big"))
+        case 2:
+            return json.loads(bytes(data))
+    raise ValueError(f"no extension has the number {code}")
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_as_plain)
+_DECODER = msgspec.msgpack.Decoder(ext_hook=_ext)
 
 
 def encode(messages: Sequence[Message]) -> bytes:
@@ -193,12 +213,31 @@ def encode(messages: Sequence[Message]) -> bytes:
     tagged = [{"is": type(one).__name__, **_fields(one)} for one in messages]
     try:
         body = _ENCODER.encode(tagged)
-    except UnicodeEncodeError:  # half a character, which has no UTF-8, but an escape in JSON
-        plain = msgspec.to_builtins(tagged, enc_hook=_as_plain)
-        body = json.dumps(plain, separators=(",", ":")).encode()
+    except (UnicodeEncodeError, OverflowError):
+        body = _ENCODER.encode(_escaped(tagged))
     if len(body) > MOST_BYTES:
         raise WireError(f"a frame of {len(body)} bytes exceeds {MOST_BYTES}")
     return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+def _escaped(value: Any) -> Any:
+    """`value` with JSON in place of what only JSON can hold: half a character, a number of more
+    than 64 bits."""
+    if dataclasses.is_dataclass(value):
+        return {one.name: _escaped(getattr(value, one.name)) for one in dataclasses.fields(value)}
+    match value:
+        case str() | int():
+            try:
+                _ENCODER.encode(value)
+            except (UnicodeEncodeError, OverflowError):
+                return Ext(_JSON, json.dumps(value).encode())
+        case list() | tuple():
+            return [_escaped(one) for one in value]
+        case Mapping():
+            if any(isinstance(_escaped(key), Ext) for key in value):
+                return Ext(_JSON, json.dumps(dict(value)).encode())
+            return {key: _escaped(one) for key, one in value.items()}
+    return value
 
 
 def length(header: bytes) -> int:
@@ -212,16 +251,9 @@ def length(header: bytes) -> int:
 def decode(body: bytes) -> list[Message]:
     """Return the messages of a frame's body. Raises WireError if the body is not valid."""
     try:
-        return [_message(one) for one in _read(body)]
+        return [_message(one) for one in _DECODER.decode(body)]
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise WireError(f"a frame holds no message: {error!r}") from None
-
-
-def _read(body: bytes) -> Any:
-    try:
-        return msgspec.json.decode(body)
-    except msgspec.DecodeError:  # half a character, or no JSON
-        return json.loads(body)
 
 
 def _message(value: Any) -> Message:

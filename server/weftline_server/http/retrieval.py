@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -124,7 +124,7 @@ async def embeddings(request: Request) -> Response:
         truncate_prompt_tokens=body.cut,
     )
     value, tokens, resource = await or_disconnect(request, _run(service, tenant, step))
-    rows = _rows(value, body.dimensions)
+    rows = _rows(value.vectors, body.dimensions)
     as_text = body.encoding_format == "base64"
     data = [
         {
@@ -192,9 +192,8 @@ async def run_steps(
         service.close(session)
 
 
-def _rows(value: Mapping[str, Any], dimensions: int | None) -> Sequence[array[float]]:
-    """The vectors of an embed step as float32 numbers, cut to `dimensions`."""
-    found = Vectors.from_json(value)
+def _rows(found: Vectors, dimensions: int | None) -> Sequence[array[float]]:
+    """The vectors as float32 numbers, cut to `dimensions`."""
     width, rows = found.width, found.rows()
     if dimensions is not None and dimensions > width:
         raise InvalidRequest(

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from weftline.contract.protocol import PROTOCOL_VERSION, SetVariable, check_id
+from weftline.contract.vectors import plain
 from weftline_server.http.event_stream import EventStream, JsonStream, sse
 from weftline_server.http.json_bodies import read, schema
 from weftline_server.http.state import (
@@ -180,7 +181,7 @@ async def read_variable(session: Looked, variable: str, service: ServiceDep) -> 
     return {
         "semantic_var_id": variable,
         "status": found.state.value,
-        "value": found.value,
+        "value": plain(found.value),
         "text": found.text,
         "error": error,
     }

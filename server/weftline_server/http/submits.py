@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from weftline.contract.errors import InvalidRequest, WeftlineError
 from weftline.contract.protocol import Criterion, GetBody, SubmitBody
+from weftline.contract.vectors import plain
 from weftline_server.graph.primitive import Task
 from weftline_server.http.criterion_effect import CriterionEffect
 from weftline_server.http.direct import Direct
@@ -84,7 +85,8 @@ async def submit(request: Request) -> Response:
         runs.responded(session)
         if large is not None:
             return ValueResponse(large, _with_values(response, values, large, graph), headers)
-        return _answered(response | ({"values": values} if body.get else {}), graph, headers)
+        small = {name: plain(value) for name, value in values.items()}
+        return _answered(response | ({"values": small} if body.get else {}), graph, headers)
     finally:
         if held is not None:
             held.remove(session)
@@ -260,7 +262,7 @@ async def get(request: Request) -> Response:
     if large is not None:
         texts = chain([f'{to_json(found)[:-1]},"value":'], large.pieces(variable.id), "}")
         return ValueResponse(large, texts, headers)
-    return JSONResponse({**found, "value": variable.value}, headers=headers)
+    return JSONResponse({**found, "value": plain(variable.value)}, headers=headers)
 
 
 def _effect(service: Service, session: ServerSession, body: GetBody) -> CriterionEffect | None:

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from weftline.contract.errors import WeftlineError
 from weftline.contract.protocol import Call
 from weftline.contract.steps import Step
+from weftline.contract.vectors import as_json
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.graph.primitive import Effects, Task
 from weftline_server.lowering.control.sides import after
@@ -110,7 +111,7 @@ def _end(
 def encode(one: Noted, clock: Clock) -> bytes:
     name, write = _WRITERS[type(one.event)]
     body = {"v": VERSION, "e": name, "t": clock.wall(one.event.now), **write(one, clock)}
-    return json.dumps(body, separators=(",", ":")).encode()
+    return json.dumps(body, separators=(",", ":"), default=as_json).encode()
 
 
 def decode(data: bytes, clock: Clock) -> Iterator[ev.SessionEvent]:

@@ -11,6 +11,7 @@ from weftline.contract.errors import InvalidRequest
 from weftline.contract.protocol import Call, InOut, SubmitBody
 from weftline.contract.steps import StepBase
 from weftline.contract.transforms import MAX_SPECS, OPS
+from weftline.contract.vectors import Embedded
 from weftline_server.lowering.step import Kinds, repeated_body
 
 Spec = Mapping[str, Any]
@@ -115,6 +116,9 @@ def is_small(value: object) -> bool:
         parts += 1
         if isinstance(one, str):
             chars += len(one)
+        elif isinstance(one, Embedded):
+            chars += len(one.vectors.data)
+            waiting.append(one.items)
         elif isinstance(one, (list, tuple)):
             parts += len(one)
             waiting += one[:MANY_PARTS]

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from weftline.contract.errors import InvalidRequest, WeftlineError
 from weftline.contract.steps import Embed, Reading, Rerank, StepBase
+from weftline.contract.vectors import Embedded, Vectors
 from weftline_server.graph.primitive import ItemFlow, Where
 from weftline_server.lowering.step import StepKind, named
 
@@ -74,7 +75,7 @@ class ItemKind(StepKind[R]):
         """The inputs of an op that streams, beside its items. `given` is what else it reads."""
         return dict(given)
 
-    def whole(self, results: Sequence[Any]) -> dict[str, Any]:
+    def whole(self, results: Sequence[Any]) -> object:
         """The value of an op from the results of its items, as the engine would have given it."""
         return {"hits": list(results)}
 
@@ -95,9 +96,9 @@ def cutting(step: Embed | Rerank) -> dict[str, Any]:
     return {} if cut is None else {"truncate_prompt_tokens": cut}
 
 
-def key_of(item: Any) -> str:
+def key_of(item: Any) -> str | Vectors:
     """Equal items have equal keys."""
-    return item if isinstance(item, str) else json.dumps(item, sort_keys=True)
+    return item if isinstance(item, (str, Vectors)) else json.dumps(item, sort_keys=True)
 
 
 def texts_of(step: StepBase, value: object) -> list[str]:
@@ -126,13 +127,20 @@ def _item(step: StepBase, value: object) -> dict[str, Any]:
     return item
 
 
-def embedded_of(step: StepBase, value: object) -> Mapping[str, Any]:
-    """The value of an embed step. Raises InvalidRequest for any other value."""
-    if not isinstance(value, dict) or not {"items", "vectors", "dimensions"} <= value.keys():
+def embedded_of(step: StepBase, value: object, most: int | None = None) -> Embedded:
+    """The value of an embed step, or what JSON of a client or a record says of such a value.
+
+    Raises InvalidRequest for any other value, and for JSON of more than `most` vectors.
+    """
+    if isinstance(value, Embedded):
+        return value
+    try:
+        return Embedded.from_json(value, most)
+    except ValueError as error:
         raise InvalidRequest(
-            f"{named(step)} takes embedded texts: read the output of an embed step", param="in"
-        )
-    return value
+            f"{named(step)} takes embedded texts: read the output of an embed step ({error})",
+            param="in",
+        ) from None
 
 
 def hit_lists_of(step: StepBase, value: object) -> list[list[dict[str, Any]]]:

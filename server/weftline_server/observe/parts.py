@@ -10,9 +10,11 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from weftline.contract.vectors import as_json
+
 PART = 128  # calls or items of a part, which take 2 to 5 ms
 
-to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=as_json).encode
 
 
 @dataclass(frozen=True, slots=True)

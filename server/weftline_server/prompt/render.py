@@ -11,6 +11,7 @@ from weftline.contract.calls import TemplateWord
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.protocol import Call, Message, Placeholder, Segment
 from weftline.contract.tools import CalledFunction, Tool, ToolCall, ToolChoice
+from weftline.contract.vectors import as_json
 from weftline_engine.api.record import short_record
 
 
@@ -78,7 +79,9 @@ def _tool_chars(tool: Tool) -> int:
 
 def value_text(value: Any) -> str:
     """Return a value as it enters a prompt: text unchanged, anything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=as_json)
 
 
 def render(call: Call, output: Placeholder, texts: Mapping[str, str]) -> PromptBefore:

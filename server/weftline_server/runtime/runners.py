@@ -9,6 +9,7 @@ from typing import Any
 
 from weftline.contract.errors import WeftlineError
 from weftline.contract.steps import Source, StepBase
+from weftline.contract.vectors import plain
 from weftline_engine import api
 from weftline_server.graph.primitive import (
     Primitive,
@@ -89,6 +90,9 @@ class StepRunner(Runner):
     async def _read(self, session: ServerSession, source: Source) -> Any:
         """The value of a source after its transforms. Raises TransformFailed."""
         value = _raw(session, source)
+        if not source.transforms:
+            return value
+        value = plain(value)
         return await self._workers.apply(session.tenant, source.transforms, value)
 
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weftline.contract.errors import BudgetExceeded
+from weftline.contract.vectors import Embedded, Vectors, as_json
 from weftline_server.graph.primitive import Task
 
 
@@ -79,6 +80,12 @@ class Spent:
 
 
 def value_bytes(value: Any) -> int:
-    """Return the bytes of a text in UTF-8, or of the JSON of any other value."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    """Return the bytes of a text in UTF-8, or of the JSON of any other value, in which vectors are
+    base64 text."""
+    if isinstance(value, Embedded):
+        without = replace(value, vectors=Vectors(width=value.vectors.width))
+        return value_bytes(without.to_json()) + 4 * -(-len(value.vectors.data) // 3)
+    text = value
+    if not isinstance(value, str):
+        text = json.dumps(value, ensure_ascii=False, default=as_json)
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))

@@ -11,6 +11,7 @@ from hypothesis.stateful import rule
 
 from tests.null.test_session_machine import NAMES, SessionMachine
 from weftline.contract.protocol import Call, InOut, Placeholder, Segment
+from weftline.contract.vectors import plain
 from weftline_server.graph.primitive import Effects, Traits, Where
 from weftline_server.journal.records import Clock, decode, encode, noted
 from weftline_server.journal.replay import Opened, replay, resumed
@@ -68,7 +69,7 @@ def lasting(session: ServerSession) -> dict[str, Any]:
     """What a session is, apart from its readers and the calls that run.
 
     The text of a call that was stopped while it ran is not recorded, nor why a call ran on its
-    engine, nor the counts that readers see before its end.
+    engine, nor the counts that readers see before its end. A record has vectors as JSON.
     """
     graph = session.graph
     named = {*graph.producer, *graph.consumers}
@@ -89,7 +90,7 @@ def lasting(session: ServerSession) -> dict[str, Any]:
             if run.state == "done" and run.step is not None
         },
         "variables": {
-            id: (one.state, id not in stopped and one.text, one.value, str(one.error))
+            id: (one.state, id not in stopped and one.text, plain(one.value), str(one.error))
             if one.settled
             else "open"
             for id, one in session.variables.items()

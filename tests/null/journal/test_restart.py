@@ -314,3 +314,26 @@ def function(out: str, after: Sequence[str] = (), **args: str) -> dict[str, Any]
     sources = {name: {"value": value} for name, value in args.items()}
     step = {"kind": "function", "function": "work", "args": sources, "out": out}
     return step | {"after": list(after)}
+
+
+async def test_vectors_of_an_earlier_run_are_searched_with(tmp_path: Path) -> None:
+    """A record has them as base64 text in JSON, as clients read them. A step of the next run reads
+    that as it reads the vectors of an embedder.
+    """
+    also = factories(from_tables({"embedder": [{"name": "words", "model": "null"}]}))
+    texts = {"value": ["red fox", "blue whale"]}
+    async with running(tmp_path / "store", also=also) as server:
+        id = await server.session()
+        steps = [{"kind": "embed", "in": texts, "out": "v"}]
+        assert (await server.submit(id, steps=steps)).status_code == 200
+        value = (await server.get(id, "v")).json()["value"]
+        shown = (await server.http.get(f"/v1/session/{id}/variable/v")).json()["value"]
+    assert shown == value and isinstance(value["vectors"], str)
+    async with running(tmp_path / "store", also=also) as server:
+        assert (await server.get(id, "v")).json()["value"] == value
+        for name, source in (("kept", {"var": "v"}), ("sent", {"value": value})):
+            mean = {"kind": "mean", "parts": [source], "out": name}
+            answer = await server.submit(id, steps=[mean])
+            assert answer.status_code == 200
+        kept, sent = [(await server.get(id, one)).json()["value"] for one in ("kept", "sent")]
+    assert kept == sent and (kept["dimensions"], kept["single"]) == (32, True)

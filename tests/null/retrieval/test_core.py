@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
+from weftline.contract.vectors import Vectors
 from weftline_engine import api
 from weftline_engine.services.retrieval import arrays
 from weftline_engine.services.retrieval.core import InputRefused, Item, ItemsCore
@@ -43,7 +45,7 @@ def streaming(id: str, texts: list[str], *, open: bool = True) -> api.Op:
 def reports(events: Sequence[api.Event]) -> list[tuple[int, list[Any]]]:
     """The items that were reported, with their vectors."""
     return [
-        (one.offset, [pytest.approx(arrays.decode(cast(Any, row))[0]) for row in one.values])
+        (one.offset, [pytest.approx(arrays.rows_of(row)[0]) for row in one.values])
         for one in events
         if isinstance(one, api.Items)
     ]
@@ -79,7 +81,7 @@ def test_ops_share_a_batch() -> None:
     found = values(run(core))
     assert backend.batches == [["a", "b", "c"]]
     for word in ("a", "b", "c"):
-        assert np.array_equal(arrays.decode(found[word]), vector_of(word)[None])
+        assert np.array_equal(arrays.rows_of(found[word]), vector_of(word)[None])
 
 
 def test_a_long_op_takes_several_batches() -> None:
@@ -87,7 +89,7 @@ def test_a_long_op_takes_several_batches() -> None:
     backend = Counted()
     core = ItemsCore(backend, most_items=2)
     core.submit(op("long", "embed", texts=["a", "b", "c", "d", "e"]))
-    found = arrays.decode(values(run(core))["long"])
+    found = arrays.rows_of(values(run(core))["long"])
     assert [len(batch) for batch in backend.batches] == [2, 2, 1]
     assert found.shape == (5, DIMENSIONS)
 
@@ -117,7 +119,7 @@ def test_no_items_is_a_value() -> None:
     """An empty list of texts has an empty list of vectors, and no error."""
     core = ItemsCore(Counted())
     core.submit(op("none", "embed", texts=[]))
-    assert values(run(core)) == {"none": {"vectors": "", "dimensions": 1}}
+    assert values(run(core)) == {"none": Vectors()}
 
 
 def test_cancelled_and_refused_ops_fail() -> None:
@@ -235,7 +237,7 @@ def test_the_longest_texts_of_an_op_are_computed_first() -> None:
     core = ItemsCore(backend, most_items=2)
     texts = ["aa", "b " * 8, "c", "d " * 9]
     core.submit(op("x", "embed", texts=texts))
-    found = arrays.decode(values(run(core))["x"])
+    found = arrays.rows_of(values(run(core))["x"])
     assert backend.batches == [[texts[3], texts[1]], ["aa", "c"]]
     assert np.array_equal(found, np.stack([vector_of(text) for text in texts]))
 
@@ -253,13 +255,14 @@ def store() -> ItemsCore:
 
 
 def ingest(id: str, texts: Sequence[str], tenant: str = "t", **more: Any) -> api.Op:
-    found = arrays.encode(np.stack([vector_of(text) for text in texts]))
+    found = arrays.vectors_of([vector_of(text) for text in texts])
     items = [{"text": text, "metadata": {"n": len(text)}} for text in texts]
-    return op(id, "ingest", tenant=tenant, **{"items": items, **found, **more})
+    return op(id, "ingest", tenant=tenant, **{"items": items, "vectors": found, **more})
 
 
 def search(id: str, text: str, k: int, tenant: str = "t", **more: Any) -> api.Op:
-    return op(id, "search", tenant=tenant, k=k, **arrays.encode(vector_of(text)[None]), **more)
+    found = arrays.vectors_of([vector_of(text)])
+    return op(id, "search", tenant=tenant, k=k, vectors=found, **more)
 
 
 def test_a_store_finds_what_it_was_given() -> None:
@@ -305,13 +308,12 @@ def test_documents_are_fetched_and_deleted_by_id() -> None:
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"dimensions": 5}, "'vectors' holds 32 numbers, which 5 does not divide"),
-        ({"vectors": "??"}, "'vectors' is not base64 text of float32 numbers"),
+        ({"vectors": "AACAPw=="}, "vectors are wanted, not a str"),
         ({"items": []}, "0 texts came with 1 vectors"),
         ({"items": [{"text": 1}]}, "an item has a 'text', and an object as its 'metadata'"),
-        (arrays.encode(np.full((1, 4), np.nan, np.float32)), "a vector holds NaN or infinity"),
+        ({"vectors": Vectors.of([[1, math.nan]])}, "a vector holds NaN or infinity"),
         (
-            arrays.encode(np.ones((1, 4), np.float32)),
+            {"vectors": Vectors.of([[1, 1, 1, 1]])},
             "the store holds vectors of 32 numbers and got 4: use the embedder that filled it",
         ),
     ],
@@ -335,12 +337,12 @@ def test_k_has_bounds(k: Any) -> None:
     assert errors(run(core)) == {"s": ("InvalidRequest", "k must be between 1 and 1000")}
 
 
-def test_a_vector_is_decoded_as_it_was() -> None:
-    """Vectors survive encoding exactly. A value without vectors is refused."""
+def test_a_vector_is_read_as_it_was() -> None:
+    """Rows become vectors and rows again exactly. A value without vectors is refused."""
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
-    assert np.array_equal(arrays.decode(arrays.encode(rows)), rows)
-    with pytest.raises(InputRefused, match="base64 text in 'vectors'"):
-        arrays.decode({"vectors": None, "dimensions": 3})
+    assert np.array_equal(arrays.rows_of(arrays.vectors_of(rows)), rows)
+    with pytest.raises(InputRefused, match="vectors are wanted, not a NoneType"):
+        arrays.rows_of(None)
 
 
 def test_items_know_their_length() -> None:

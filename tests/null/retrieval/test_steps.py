@@ -250,7 +250,8 @@ async def test_tenants_do_not_see_each_other(serve: Serve) -> None:
             step("search", ["fox"], "hits", store="docs"),
             400,
             "InvalidRequest",
-            "search 'hits' takes embedded texts: read the output of an embed step",
+            "search 'hits' takes embedded texts: read the output of an embed step "
+            "(embedded texts are an object with 'items' and their 'vectors')",
         ),
         (
             {**step("embed", ["a"], "v"), "in": {"value": ["a"], "transforms": [{"op": "strip"}]}},
@@ -373,21 +374,22 @@ ONE = base64.b64encode(array("f", [1.0, 2.0]).tobytes()).decode()
 
 
 @pytest.mark.parametrize(
-    "parts",
+    ("parts", "wrong"),
     [
-        [embedded(ONE, 2), embedded(ONE, 1)],
-        [embedded(ONE, 3)],
-        [embedded(ONE, 0)],
-        [embedded(ONE, "2")],
-        [embedded("", 2)],
-        [embedded("no base64", 2)],
-        [embedded(7, 2)],
-        [embedded(ONE, 2)] * 257,
+        ([embedded(ONE, 2), embedded(ONE, 1)], "1 to 256 vectors, all of one width"),
+        ([embedded(ONE, 3)], "'vectors' holds 2 numbers, which 3 does not divide"),
+        ([embedded(ONE, 0)], "a number in 'dimensions'"),
+        ([embedded(ONE, "2")], "a number in 'dimensions'"),
+        ([embedded("", 2)], "1 to 256 vectors, all of one width"),
+        ([embedded("no base64", 2)], "is not base64 text"),
+        ([embedded(7, 2)], "a vector is base64 text"),
+        ([embedded(ONE, 2)] * 257, "a mean has 1 to 256 parts"),
     ],
     ids=["widths", "cut", "zero", "text", "none", "base64", "number", "many"],
 )
-async def test_a_mean_takes_vectors_of_one_width(server: Server, parts: list[Any]) -> None:
+async def test_a_mean_takes_vectors_of_one_width(
+    server: Server, parts: list[Any], wrong: str
+) -> None:
     answer = await run(server, {"kind": "mean", "parts": parts, "out": "m"}, get=["m"])
     assert answer.status_code == 400
-    message = answer.json()["error"]["message"]
-    assert "1 to 256 vectors, all of one width" in message or "a mean has 1 to 256 parts" in message
+    assert wrong in answer.json()["error"]["message"]

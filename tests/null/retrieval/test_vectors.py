@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weftline.contract.vectors import Vectors
+from weftline.contract.vectors import Embedded, Vectors, plain
 from weftline_engine.services.retrieval.embedder import TextBackend
 
 ROWS = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
@@ -40,6 +40,21 @@ def test_vectors_have_one_width() -> None:
             make()
     with pytest.raises(ValueError, match=r"widths \[1, 2\]"):
         Vectors.joined([Vectors.of([[1]]), Vectors.of([[1, 2]])])
+
+
+def test_the_json_of_embedded_texts() -> None:
+    """It is an object with the vectors' JSON in it, also in a list. Other values stay."""
+    made = Embedded([{"text": "a"}, {"text": "b"}, {"text": "c"}], Vectors.of(ROWS))
+    json = {"items": made.items, "single": False, **JSON}
+    assert plain(made) == json and plain([[made], "a"]) == [[json], "a"]
+    assert Embedded.from_json(json) == made
+    assert Embedded.from_json({**json, "single": True}).single
+    same = {"a": [1, [2]]}
+    assert plain(same) is same
+    with pytest.raises(ValueError, match="more than 2 vectors"):
+        Embedded.from_json(json, most=2)
+    with pytest.raises(ValueError, match="an object with 'items'"):
+        Embedded.from_json(JSON)
 
 
 @pytest.mark.parametrize(

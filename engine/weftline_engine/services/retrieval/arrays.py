@@ -1,9 +1,8 @@
-"""Vectors as numpy arrays, and their JSON (N = vectors, D = numbers of each)."""
+"""Vectors as numpy arrays (N = vectors, D = numbers of each)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,20 +13,18 @@ from weftline_engine.services.retrieval.core import InputRefused
 Array = npt.NDArray[np.float32]
 
 
-def encode(vectors_ND: Array | Sequence[Array]) -> dict[str, Any]:
-    """The vectors as JSON: `vectors` holds N rows of `dimensions` numbers."""
-    if not len(vectors_ND):
-        return Vectors().to_json()
-    data = np.ascontiguousarray(vectors_ND, dtype="<f4")
-    return Vectors(data.tobytes(), int(data.shape[1])).to_json()
+def vectors_of(rows_ND: Array | Sequence[Array]) -> Vectors:
+    """The rows as vectors."""
+    if not len(rows_ND):
+        return Vectors()
+    data = np.ascontiguousarray(rows_ND, dtype="<f4")
+    return Vectors(data.tobytes(), int(data.shape[1]))
 
 
-def decode(value: Mapping[str, Any]) -> Array:
-    """The vectors (N, D) of such JSON. Raises Refused for anything else, also for NaN."""
-    try:
-        found = Vectors.from_json(value)
-    except ValueError as error:
-        raise InputRefused(str(error)) from None
+def rows_of(found: object) -> Array:
+    """The rows (N, D) of vectors. Raises Refused for anything else, also for NaN."""
+    if not isinstance(found, Vectors):
+        raise InputRefused(f"vectors are wanted, not a {type(found).__name__}")
     flat = np.frombuffer(found.data, dtype="<f4")
     if not np.isfinite(flat).all():
         raise InputRefused("a vector holds NaN or infinity")

@@ -118,13 +118,13 @@ class TextBackend(ABC):
 
     def value(self, kind: str, result: Any) -> object:
         """A vector, or a score."""
-        return result if kind == RERANK else arrays.encode(result[None])
+        return result if kind == RERANK else arrays.vectors_of(result[None])
 
     def finish(self, op: api.Op, results: Sequence[Any]) -> object:
-        """`vectors` and `dimensions`, or `scores`."""
+        """Vectors, or `scores`."""
         if op.kind == RERANK:
             return {"scores": list(results)}
-        return arrays.encode(results)
+        return arrays.vectors_of(results)
 
 
 class SentenceBackend(TextBackend):

@@ -187,12 +187,12 @@ def _vector(row: object) -> arrays.Array:
     return vector
 
 
-def _value(kind: str, rows: Sequence[Any]) -> dict[str, Any]:
+def _value(kind: str, rows: Sequence[Any]) -> object:
     if kind == RERANK:
         return {"scores": [float(row) for row in rows]}
     if len({len(row) for row in rows}) > 1:
         raise _wrong("vectors of different widths")
-    return arrays.encode(rows)
+    return arrays.vectors_of(rows)
 
 
 def _first(errors: ExceptionGroup[EndpointError]) -> EndpointError:

@@ -85,18 +85,13 @@ class StoreBackend:
         """The op itself, which checks its inputs when it is computed; each query of a search."""
         if op.kind != SEARCH:
             return [Item(op)]
-        return [Item((op, vector_D)) for vector_D in arrays.decode(op.inputs)]
+        return [Item((op, vector_D)) for vector_D in arrays.rows_of(op.inputs.get("vectors"))]
 
     def fed(self, op: api.Op, values: Sequence[Any]) -> Sequence[Item]:
-        """The queries of a search that come later, each a vector as on the wire."""
+        """The queries of a search that come later, each as vectors."""
         if op.kind != SEARCH:
             raise InputRefused(f"{op.kind} takes its items at once")
-        found: list[Item] = []
-        for value in values:
-            if not isinstance(value, dict):
-                raise InputRefused("a query is a vector")
-            found += [Item((op, vector_D)) for vector_D in arrays.decode(value)]
-        return found
+        return [Item((op, row_D)) for value in values for row_D in arrays.rows_of(value)]
 
     def compute(self, kind: str, payloads: Sequence[Any]) -> Sequence[Any]:
         if kind == SEARCH:
@@ -113,7 +108,7 @@ class StoreBackend:
 
     def _ingest(self, op: api.Op) -> dict[str, Any]:
         documents = documents_of(op.inputs.get("items"))
-        found_ND = arrays.decode(op.inputs)
+        found_ND = arrays.rows_of(op.inputs.get("vectors"))
         if len(documents) != len(found_ND):
             raise InputRefused(f"{len(documents)} texts came with {len(found_ND)} vectors")
         # The last of two equal ids counts, as it would in two ops.

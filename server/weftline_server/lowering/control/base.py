@@ -10,6 +10,7 @@ from typing import Any
 from weftline.contract import predicates, transforms
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.steps import Source, StepBase
+from weftline.contract.vectors import plain
 from weftline_engine.api import FinishReason
 from weftline_server.graph.primitive import (
     Flow,
@@ -148,5 +149,5 @@ def task_of(step: StepBase, id: str, primitives: Sequence[Primitive], later: Ite
 
 
 def raw(source: Source, variables: Variables) -> object:
-    """The value of a source before its transforms."""
-    return source.value if source.var is None else variables[source.var].value
+    """The value of a source before its transforms, as JSON."""
+    return source.value if source.var is None else plain(variables[source.var].value)

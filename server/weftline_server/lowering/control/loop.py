@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from weftline.contract import transforms
 from weftline.contract.steps import Loop
+from weftline.contract.vectors import plain
 from weftline_engine.api import FinishReason
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.growth import Growing, Growth
@@ -178,7 +179,7 @@ class UntilBody(ControlBody, Growing):
 
     def asks(self, variables: Variables) -> Question:
         until = self.rounds.step.until
-        found = variables[f"{self.rounds.id}.{self.number}.{until.on}"].value
+        found = plain(variables[f"{self.rounds.id}.{self.number}.{until.on}"].value)
         return Question(until.transforms, found, (until.when,))
 
     def value(self, variables: Variables, answer: Any = None) -> object:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weftline.contract.steps import Embed
-from weftline.contract.vectors import Vectors
+from weftline.contract.vectors import Embedded, Vectors
 from weftline_server.graph.primitive import Traits
 from weftline_server.lowering.item_kinds import ItemKind, cutting, items_of, texts_of
 
@@ -24,11 +24,10 @@ class EmbedKind(ItemKind[Embed]):
         return {**given, **cutting(step)}
 
     def result(self, step: Embed, given: Mapping[str, Any], result: Any) -> object:
-        items = items_of(step, given["in"])
-        return {"items": items, "single": isinstance(given["in"], str), **result}
+        return Embedded(items_of(step, given["in"]), result, isinstance(given["in"], str))
 
-    def whole(self, results: Sequence[Any]) -> dict[str, Any]:
-        return Vectors.joined(map(Vectors.from_json, results)).to_json()
+    def whole(self, results: Sequence[Any]) -> Vectors:
+        return Vectors.joined(results)
 
     def passed_on(self, items: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple({"item": i, **r} for i, r in zip(items, results, strict=True))
+        return tuple(Embedded([i], r) for i, r in zip(items, results, strict=True))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from weftline.contract.steps import FunctionStep
+from weftline.contract.vectors import plain
 from weftline_server.graph.primitive import Effects, Traits
 from weftline_server.lowering.step import Field, Says, StepKind
 
@@ -24,4 +25,4 @@ class FunctionKind(StepKind[FunctionStep]):
         return Effects(step.effects)
 
     def inputs(self, step: FunctionStep, given: Mapping[str, Any]) -> dict[str, Any]:
-        return {"arguments": dict(given)}
+        return {"arguments": {name: plain(value) for name, value in given.items()}}

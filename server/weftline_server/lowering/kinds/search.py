@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from weftline.contract.errors import InvalidRequest
 from weftline.contract.steps import Search
-from weftline.contract.vectors import Vectors
 from weftline_server.graph.primitive import Traits
 from weftline_server.lowering.item_kinds import ItemKind, embedded_of
 from weftline_server.lowering.step import Field, Says
@@ -22,27 +20,21 @@ class SearchKind(ItemKind[Search]):
     }
 
     ordered = True
-    whole_inputs = frozenset({"vectors", "dimensions"})
+    whole_inputs = frozenset({"vectors"})
 
     def inputs(self, step: Search, given: Mapping[str, Any]) -> dict[str, Any]:
-        return {**_vectors(embedded_of(step, given["in"])), **self.rest(step, {})}
+        return {"vectors": embedded_of(step, given["in"]).vectors, **self.rest(step, {})}
 
     def rest(self, step: Search, given: Mapping[str, Any]) -> dict[str, Any]:
         return {"k": step.k, "filter": step.filter}
 
     def result(self, step: Search, given: Mapping[str, Any], result: Any) -> object:
         hits = result["hits"]
-        return hits[0] if embedded_of(step, given["in"]).get("single") and hits else hits
+        return hits[0] if embedded_of(step, given["in"]).single and hits else hits
 
     def fed_item(self, step: Search, item: Any) -> list[Any]:
-        if not isinstance(item, dict) or not self.whole_inputs <= item.keys():
-            raise InvalidRequest("a search takes embedded texts", param="in")
-        return [_vectors(item)]
+        return [embedded_of(step, item).vectors]
 
     def wanted(self, inputs: Mapping[str, Any]) -> list[Any]:
-        found = Vectors.from_json(inputs)
-        return [found[at : at + 1].to_json() for at in range(len(found))]
-
-
-def _vectors(embedded: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: embedded[name] for name in ("vectors", "dimensions")}
+        found = inputs["vectors"]
+        return [found[at : at + 1] for at in range(len(found))]

@@ -28,16 +28,14 @@ class IngestKind(StepKind[Ingest]):
     def inputs(self, step: Ingest, given: Mapping[str, Any]) -> dict[str, Any]:
         """Vectors, and the items that are stored with them."""
         embedded = embedded_of(step, given["in"])
-        found = {name: embedded[name] for name in ("items", "vectors", "dimensions")}
-        if "items" in given:
-            found["items"] = items_of(step, given["items"])
-            if len(found["items"]) != len(embedded["items"]):
-                raise InvalidRequest(
-                    f"{named(step)} has {len(found['items'])} items for {len(embedded['items'])} "
-                    "vectors: give one for each",
-                    param="items",
-                )
-        return found
+        items = items_of(step, given["items"]) if "items" in given else embedded.items
+        if len(items) != len(embedded.items):
+            raise InvalidRequest(
+                f"{named(step)} has {len(items)} items for {len(embedded.items)} vectors: give one "
+                "for each",
+                param="items",
+            )
+        return {"items": items, "vectors": embedded.vectors}
 
 
 class DeleteKind(StepKind[Delete]):
