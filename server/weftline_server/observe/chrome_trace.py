@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
+from weftline_server.observe.edges import Links, note_links
 from weftline_server.observe.parts import Parts, in_parts
 from weftline_server.observe.snapshot import Snapshot
-from weftline_server.observe.view import edges, note_readers
 from weftline_server.session.task import PrimitiveTimes, TaskRun
 
 _CALLS = 1  # the only process of the trace
@@ -21,12 +21,12 @@ def trace_parts(session: Snapshot) -> Parts:
     """
     yield "displayTimeUnit", "ms"
     yield from session.restore()
-    readers: dict[str, list[str]] = {}
-    yield from note_readers(session, readers)
-    yield from in_parts("traceEvents", _events(session, readers))
+    links = Links()
+    yield from note_links(session, links)
+    yield from in_parts("traceEvents", _events(session, links))
 
 
-def _events(session: Snapshot, readers: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
+def _events(session: Snapshot, links: Links) -> Iterator[dict[str, Any]]:
     rows = {id: row for row, id in enumerate(session.tasks, 1)}
     ends: dict[str, tuple[int, float]] = {}
     yield {"ph": "M", "name": "process_name", "pid": _CALLS, "args": {"name": session.id}}
@@ -39,7 +39,8 @@ def _events(session: Snapshot, readers: Mapping[str, Sequence[str]]) -> Iterator
             args = {"call": id, **details}
             yield {"ph": "X", "name": name, "ts": at, "dur": length, **place, "args": args}
             ends[id] = (rows[id], at)
-    for number, edge in enumerate(edges(session, readers), 1):
+    yield from _tools(session, links, len(rows))
+    for number, edge in enumerate(links.views(), 1):
         if edge["from"] not in ends or edge["to"] not in ends:
             continue
         flow = {"cat": "value", "name": edge["semantic_var_id"], "id": number, "pid": _CALLS}
@@ -47,6 +48,18 @@ def _events(session: Snapshot, readers: Mapping[str, Sequence[str]]) -> Iterator
             row, at = ends[task]
             binds = {"bp": "e"} if phase == "f" else {}
             yield {"ph": phase, "tid": row, "ts": at, **flow, **binds}
+
+
+def _tools(session: Snapshot, links: Links, rows: int) -> Iterator[dict[str, Any]]:
+    """A row below the tasks for each tool that the client has run."""
+    for row, tool in enumerate(links.tools, rows + 1):
+        if tool.ended is None:
+            continue
+        place = {"pid": _CALLS, "tid": row}
+        yield {"ph": "M", "name": "thread_name", **place, "args": {"name": tool.name}}
+        at, length = (tool.began - session.opened) * _MICRO, (tool.ended - tool.began) * _MICRO
+        args = {"asked_by": tool.asked_by, "read_by": tool.read_by}
+        yield {"ph": "X", "name": "tool", "ts": at, "dur": length, **place, "args": args}
 
 
 Slice = tuple[str, float, float, dict[str, Any]]

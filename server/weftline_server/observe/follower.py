@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from weftline_server.observe.client_tools import client_tools, tool_view
 from weftline_server.observe.critical import critical_view
-from weftline_server.observe.view import edges_view, task_view
+from weftline_server.observe.edges import Links, links_of
+from weftline_server.observe.snapshot import calling_answers
+from weftline_server.observe.view import task_view
 from weftline_server.session.session import ServerSession
 from weftline_server.session.task import TaskRun
 
@@ -25,6 +28,8 @@ class Follower:
         self._session = session
         self._live: dict[str, tuple[TaskRun, _Look | None]] = {}
         self._known = 0  # tasks
+        self._links = Links()
+        self._tools: list[dict[str, Any]] = []  # as they were told last
         self.is_over = False  # the session was closed, and its end was told
 
     def changes(self) -> Iterator[dict[str, Any]]:
@@ -42,12 +47,26 @@ class Follower:
             yield {"tasks": [task_view(session, run) for run in runs]}
             self._note(runs)
         if grown:
-            yield {"edges": edges_view(session)}
+            self._links = links_of(session)
+            yield {"edges": list(self._links.views())}
+        yield from self._told_tools(moved)
         if moved:
-            yield {"critical": critical_view(session)}
+            yield {"critical": critical_view(session, self._links)}
         if session.ended is not None and not self.is_over:
             self.is_over = True
             yield {"ended_s": session.ended - session.opened}
+
+    def _told_tools(self, moved: list[TaskRun]) -> Iterator[dict[str, Any]]:
+        """The client's tools, where an answer of a task that has moved calls some, or a new task
+        has their results.
+        """
+        session = self._session
+        if moved and calling_answers(session):
+            self._links.tools = client_tools(session)
+        views = [tool_view(session, tool) for tool in self._links.tools]
+        if views != self._tools:
+            self._tools = views
+            yield {"tools": views}
 
     def _note(self, runs: list[TaskRun]) -> None:
         for run in runs:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from weftline_server.graph.wiring import Wiring
 from weftline_server.passes import Plan
@@ -36,6 +36,7 @@ class Snapshot:
         self.variables = [
             Shown(one.id, one.state, one.chars, one.reads) for one in session.variables.values()
         ]
+        self.answers = calling_answers(session)
         self.tasks: dict[str, TaskRun] = {}
         self._runs = [(run, run.error, run.ended) for run in session.tasks.values()]
         self._states = [(run.state, _kept(run)) for run in session.primitives.values()]
@@ -75,3 +76,11 @@ def _kept(run: PrimitiveRun) -> PrimitiveTimes | None:
 
 
 Seen = ServerSession | Snapshot  # both can be shown
+
+
+def calling_answers(session: Seen) -> Mapping[str, Any]:
+    """The answers that call tools, by their variables."""
+    if isinstance(session, Snapshot):
+        return session.answers
+    values = ((id, one.value) for id, one in session.variables.items())
+    return {id: value for id, value in values if isinstance(value, dict) and "tool_calls" in value}

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from weftline_server.observe.view import edges_view
+from weftline_server.observe.edges import links_of
 from weftline_server.session.origin import span_of, trace_of
 from weftline_server.session.session import ServerSession
 from weftline_server.session.task import PrimitiveTimes, RunState, TaskRun
@@ -91,7 +91,7 @@ class SessionSpans:
         inside = trace.set_span_in_context(workflow)
         made: dict[str, Span] = {}
         reads: dict[str, list[str]] = {}
-        for edge in edges_view(session):
+        for edge in links_of(session).views():
             reads.setdefault(edge["to"], []).append(edge["from"])
         for run in sorted(runs, key=lambda run: run.submitted):
             links = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from weftline.contract.protocol import Message, Segment
@@ -11,15 +11,15 @@ from weftline_server.graph.primitive import Task
 from weftline_server.lowering.control.branch import TakeBody
 from weftline_server.lowering.control.each import GatherBody
 from weftline_server.lowering.kinds.prompt import call_of
+from weftline_server.observe.client_tools import tool_view
 from weftline_server.observe.critical import critical_parts
+from weftline_server.observe.edges import Links, note_links
 from weftline_server.observe.parts import Parts, in_parts, whole
 from weftline_server.observe.placement_view import placement_view
 from weftline_server.observe.snapshot import Seen, Snapshot
 from weftline_server.runtime.service import EngineStatus
 from weftline_server.session.session import ServerSession
 from weftline_server.session.task import PrimitiveTimes, TaskRun
-
-NOTED = 1024  # tasks whose edges are looked up between two pauses, in 3 ms
 
 
 def story_view(session: ServerSession) -> list[dict[str, Any]]:
@@ -115,9 +115,8 @@ def graph_parts(
     """
     yield "session_id", session.id
     yield from session.restore()
-    producer = _producers(session)
-    readers: dict[str, list[str]] = {}
-    yield from note_readers(session, readers)
+    links = Links()
+    yield from note_links(session, links)
     runs = session.tasks.values()
     calls = (
         {**task_view(session, run), "placement": placement_view(run, whole_server)}
@@ -130,8 +129,8 @@ def graph_parts(
         {
             "semantic_var_id": variable.id,
             "state": variable.state.value,
-            "producer": producer.get(variable.id),
-            "consumers": readers.get(variable.id, []),
+            "producer": links.producer.get(variable.id),
+            "consumers": links.readers.get(variable.id, []),
             "criteria": session.plan.criteria.get(variable.id),
             "chars": variable.chars,
             "client_reads": variable.reads,
@@ -153,59 +152,14 @@ def graph_parts(
             if engine.model is not None
         ],
     )
-    yield from in_parts("edges", edges(session, readers))
-    yield from critical_parts(session)
-
-
-def edges_view(session: Seen) -> list[dict[str, str]]:
-    """An edge from the task that writes a variable to each task that reads it."""
-    readers: dict[str, list[str]] = {}
-    for _ in note_readers(session, readers):
-        pass
-    return list(edges(session, readers))
-
-
-def edges(session: Seen, readers: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
-    """The edges to the `readers` of each variable."""
-    producer = _producers(session)
-    return (
-        {"from": producer[var], "to": task, "semantic_var_id": var}
-        for var, tasks in readers.items()
-        if var in producer
-        for task in tasks
-    )
+    yield from in_parts("tools", (tool_view(session, tool) for tool in links.tools))
+    yield from in_parts("edges", links.views())
+    yield from critical_parts(session, links)
 
 
 def task_view(session: Seen, run: TaskRun) -> dict[str, Any]:
     """A call with the times of its outputs, or a step of another kind."""
     return _call(session, run) if run.task.call else _other(session, run)
-
-
-def _producers(session: Seen) -> dict[str, str]:
-    """Variable → the call that writes it."""
-    primitives = session.graph.primitives
-    return {var: primitives[id].task for var, id in session.graph.producer.items()}
-
-
-def note_readers(session: Seen, readers: dict[str, list[str]]) -> Iterator[None]:
-    """Note the calls that read each variable, then those whose prompts came with text of it. Pause
-    after each part.
-    """
-    tasks = session.graph.tasks
-    for number, (id, task) in enumerate(tasks.items(), 1):
-        for var in task.reads:
-            readers.setdefault(var, []).append(id)
-        if number % NOTED == 0:
-            yield
-    for number, (id, task) in enumerate(tasks.items(), 1):
-        if number % NOTED == 0:
-            yield
-        if (call := task.call) is None:
-            continue
-        named = [*(p.from_var for p in call.placeholders), *(s.from_var for s in call.segments())]
-        for var in dict.fromkeys(var for var in named if var is not None):
-            if id not in (known := readers.setdefault(var, [])):
-                known.append(id)
 
 
 def _call(session: Seen, run: TaskRun) -> dict[str, Any]:

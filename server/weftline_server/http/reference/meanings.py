@@ -17,8 +17,10 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "all_read": "Whether all prompts and values were searched; they may be too long.",
     "annotations": "Always empty.",
     "application": "What equal runs have in common: the run's name, or that of its first call.",
+    "asked_by": "The call whose answer calls the tool.",
     "background": "Whether it is made in the background.",
     "before": "The earlier of the two texts there, or null.",
+    "began_s": "When the answer that calls the tool had ended.",
     "begins": "The beginning of the template, with {name} where a variable stands, or that of the "
     "conversation; null for a conversation "
     "where the server does not log prompts.",
@@ -117,6 +119,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "owner": "The step that added the call while it ran.",
     "parallel_tool_calls": "What the request asked for.",
     "param": "The field or variable at fault.",
+    "phase": "What the session does, in words: queued, running, waiting for a tool or for the "
+    "client, done, failed.",
     "placement": "The engines that were considered for the last output, the chosen one "
     "first. All numbers are tokens.",
     "pool": "The KV cache in tokens, or null.",
@@ -130,6 +134,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "queue_s": "Seconds in the queue.",
     "queued_s": "When the call was ready.",
     "rates": "Tokens a second of the last seconds, or null.",
+    "read_by": "The call whose prompt has the tool's result, or null.",
     "reasoning_tokens": "Tokens of the thoughts, counted in their text.",
     "refusal": "Always null.",
     "relevance_score": "How well the document fits the query.",
@@ -171,7 +176,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "times": "How often the prompts parted here.",
     "tool_choice": "What the request asked for.",
     "tool": "The tool that changes, or null.",
-    "tools": "Always empty.",
+    "tool_id": "The tool's call.",
+    "tools": "Of a graph, the tools that the client ran between two calls; else always empty.",
     "top_p": "What the request asked for.",
     "topic": "A pair of the client's own.",
     "torch": "An engine's state, by the engine's name.",

@@ -83,13 +83,15 @@ _GRAPH = {
          "criteria": None, "chars": 21, "client_reads": 1},
     ],
     "engines": [{"name": "torch", "state": "ready", "model": "default", "node": "", "lacks": []}],
+    "tools": [{"tool_id": f"{_CALL_ID}:tool0", "name": "search", "state": "done",
+               "asked_by": _CALL_ID, "read_by": "reply", "began_s": 0.2, "ended_s": 0.9}],
     "edges": [],
     "critical": {"tasks": [_CALL_ID], "seconds": {"generate": 0.17},
                  "sentence": "86 % of the time was generating text; shortening 'draft' helps most"},
 }  # fmt: skip
 _ROW = {
     "session_id": _ID, "name": "Write a headline about {topic}", "application": "draft",
-    "state": "open", "opened": 1800000000.0, "age_s": 1.5,
+    "state": "open", "phase": "running", "opened": 1800000000.0, "age_s": 1.5,
     "calls": 1, "steps": 0, "states": {"done": 1}, "prompt_tokens": 12, "cached_tokens": 8,
     "output_tokens": 5, "engines": ["torch"], "error": None,
 }  # fmt: skip
