@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -90,7 +91,7 @@ async def test_a_follower_is_told_of_tools(serve: Serve) -> None:
     follower = Follower(session)
 
     def told() -> list[str]:
-        changes = list(follower.changes())
+        changes = list(follower.changes(time.monotonic()))
         return [tool["state"] for one in changes for tool in one.get("tools", ())]
 
     asks = await turn(server, id, USER)
@@ -102,6 +103,52 @@ async def test_a_follower_is_told_of_tools(serve: Serve) -> None:
     assert told() == ["done", "running"]
     server.service.close(session)
     assert told() == ["done", "cancelled"]
+
+
+async def test_a_tool_is_shown_with_its_arguments_and_its_result(serve: Serve) -> None:
+    """As a step of the client, under the id that the graph has."""
+    server = await serve(SAYS)
+    id = await agent(server)
+    [tool] = (await graph_of(server, id))["tools"]
+    shown = (await server.http.get(f"/v1/session/{id}/call/{tool['tool_id']}")).json()
+    assert (shown["kind"], shown["resource"], shown["state"]) == ("tool", "the client", "done")
+    texts = {one["role"]: one["text"] for one in shown["segments"]}
+    assert texts == {"arguments": '{"city": "Rome"}', "result": "warm"}
+
+
+async def test_a_session_at_a_glance(serve: Serve) -> None:
+    """Its name, what the user asked, and the last answer; an answer that is being written has its
+    text so far.
+    """
+    server = await serve(SAYS)
+    id = await agent(server)
+    session = server.service.registry.find("local", id)
+    [glance] = [one["glance"] for one in Follower(session).changes(0.0) if "glance" in one]
+    told = {key: glance[key] for key in ("name", "input", "output", "phase", "calls")}
+    assert told == {
+        "name": USER["content"],
+        "input": USER["content"],
+        "output": "It is sunny.",
+        "phase": "waiting for the client",
+        "calls": 2,
+    }
+
+
+async def test_a_text_is_told_while_it_is_written(serve: Serve) -> None:
+    """The end of each text that has grown since the last look."""
+    server = await serve(replace(SLOW, latency=LatencyProfile(step_s=0.05)))
+    id = await server.session()
+    await server.submit(id, call("reply", "Write {{output:x}}", x="x"))
+    session = server.service.registry.find("local", id)
+    follower = Follower(session)
+    reading = asyncio.create_task(server.get(id, "x"))
+    told: list[str] = []
+    while not reading.done():
+        await asyncio.sleep(0.02)
+        texts = [one["texts"] for one in follower.changes(0.0) if "texts" in one]
+        told += [text for one in texts for text in one.values()]
+    assert len(told) > 2 and len(set(told)) == len(told)
+    assert all("a b c d e f g h".startswith(text) for text in told)
 
 
 async def test_a_result_of_an_unknown_call_joins_nothing(serve: Serve) -> None:
@@ -129,7 +176,9 @@ async def test_a_session_is_named_by_the_first_words_of_its_user(serve: Serve) -
         assert rows[0]["name"] == name
 
 
-SLOW = replace(SAYS, script=(("", "a b c d e f g h"),), latency=LatencyProfile(step_s=0.01))
+SLOW = replace(
+    SAYS, script=(("a b c", "so 2"), ("", "a b c d e f g h")), latency=LatencyProfile(step_s=0.01)
+)
 
 
 @pytest.mark.parametrize("equal", [True, False])

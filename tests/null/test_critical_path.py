@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -86,20 +87,21 @@ async def test_a_follower_is_told_each_change_once(serve: Serve) -> None:
     await server.submit(id, call("reply", "{{input:q}} {{output:x}}", q="q", x="x"))
     session = server.service.registry.find(TENANT, id)
     follower = Follower(session)
-    first = list(follower.changes())
+    first = list(follower.changes(time.monotonic()))
     assert [[task["state"] for task in one["tasks"]] for one in first if "tasks" in one] == [
         ["waiting"]
     ]
-    assert [list(one) for one in first] == [["tasks"], ["edges"], ["critical"]]
-    assert list(follower.changes()) == []
+    fields = [["tasks", "now_s"], ["edges"], ["critical"], ["glance", "now_s"]]
+    assert [list(one) for one in first] == fields
+    assert list(follower.changes(time.monotonic())) == []
     await server.http.put(f"/v1/session/{id}/variable/q", json={"value": "why?"})
     assert (await server.get(id, "x")).status_code == 200
-    second = list(follower.changes())
+    second = list(follower.changes(time.monotonic()))
     assert [task["state"] for task in second[0]["tasks"]] == ["done"]
-    assert (list(follower.changes()), follower.is_over) == ([], False)
+    assert (list(follower.changes(time.monotonic())), follower.is_over) == ([], False)
     server.service.close(session)
-    [end] = follower.changes()
-    assert (list(end), follower.is_over) == (["ended_s"], True)
+    glance, end = follower.changes(time.monotonic())
+    assert (glance["glance"]["phase"], list(end), follower.is_over) == ("done", ["ended_s"], True)
 
 
 async def test_a_large_session_is_told_in_pieces(serve: Serve) -> None:
@@ -110,7 +112,7 @@ async def test_a_large_session_is_told_in_pieces(serve: Serve) -> None:
     await server.submit(
         id, *(call(f"c{n}", "{{input:q}} {{output:x}}", q="q", x=f"x{n}") for n in range(count))
     )
-    told = list(Follower(server.service.registry.find(TENANT, id)).changes())
+    told = list(Follower(server.service.registry.find(TENANT, id)).changes(time.monotonic()))
     assert [len(one["tasks"]) for one in told if "tasks" in one] == [MOST, MOST, 1]
 
 

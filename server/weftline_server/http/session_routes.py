@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
@@ -122,14 +123,16 @@ async def get_call(
 
 
 @router.get("/{session_id}/follow", response_model=None)
-async def follow(session: Looked) -> EventStream:
-    """The tasks of the session as they change, as server-sent events, until it is closed."""
-    return EventStream(_changes(Follower(session)))
+async def follow(session: Looked, service: ServiceDep, prices: PricesDep) -> EventStream:
+    """The session as it changes, as server-sent events, until it is closed: its tasks, its tools,
+    its texts while they are written, and the whole at a glance.
+    """
+    return EventStream(_changes(Follower(session, prices), service.registry.wall))
 
 
-async def _changes(follower: Follower) -> AsyncGenerator[bytes, None]:
+async def _changes(follower: Follower, wall: float) -> AsyncGenerator[bytes, None]:
     while True:
-        for message in follower.changes():
+        for message in follower.changes(time.monotonic(), wall):
             yield sse("changes", message)
             await asyncio.sleep(0)  # a large session is told in many turns of the event loop
         if follower.is_over:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from weftline.contract.protocol import Message
 from weftline_server.graph.primitive import Task
@@ -20,13 +20,16 @@ NAME_CHARS = 64  # of a name that a model wrote
 
 @dataclass(slots=True)
 class ClientTool:
-    """One call of a tool. `read_by` is the first task whose prompt has its result, or "".
+    """One call of a tool. `call` is the id that the model's answer gave it. `read_by` is the first
+    task whose prompt has its result, or "".
 
     `began` and `ended` are seconds of the sessions' clock; a tool without a result has no end.
     """
 
     id: str
+    call: str
     name: str
+    arguments: str
     asked_by: str
     variable: str  # of the answer
     began: float
@@ -58,11 +61,16 @@ def client_tools(session: Seen) -> list[ClientTool]:
         if run.task.call is None or run.task.owner or run.state is not RunState.DONE:
             continue
         for variable in run.task.writes:
-            for number, (id, name) in enumerate(_called(answers.get(variable))):
-                ended = run.steps[-1].finished if run.steps else None
-                made = f"{run.task.id}:tool{number}"
-                tool = ClientTool(made, name, run.task.id, variable, ended or run.submitted)
-                asked.tools.setdefault(id, []).append(tool)
+            ended = run.steps[-1].finished if run.steps else None
+            for number, one in enumerate(_called(answers.get(variable))):
+                tool = ClientTool(
+                    id=f"{run.task.id}:tool{number}",
+                    **one,
+                    asked_by=run.task.id,
+                    variable=variable,
+                    began=ended or run.submitted,
+                )
+                asked.tools.setdefault(tool.call, []).append(tool)
     for run in session.tasks.values() if asked.tools else ():
         for id in _results(run.task):
             asked.take(id, run)
@@ -84,13 +92,28 @@ def tool_view(session: Seen, tool: ClientTool) -> dict[str, Any]:
     }
 
 
-def _called(answer: Any) -> Iterator[tuple[str, str]]:
-    """The ids and names of the calls in an answer, which a model wrote."""
+def result_of(task: Task, call: str) -> str:
+    """The result of a tool's call as it stands in the prompt of a task."""
+    for item in task.call.prompt if task.call is not None else ():
+        if isinstance(item, Message) and item.tool_call_id == call:
+            return "".join(segment.text or "" for segment in item.content)
+    return ""
+
+
+class _Said(TypedDict):
+    call: str
+    name: str
+    arguments: str
+
+
+def _called(answer: Any) -> Iterator[_Said]:
+    """The calls in an answer, which a model wrote."""
     calls = answer.get("tool_calls") if isinstance(answer, dict) else None
     for one in calls if isinstance(calls, list) else ():
         function = one.get("function") if isinstance(one, dict) else None
         if isinstance(function, dict) and one.get("id"):
-            yield str(one["id"]), str(function.get("name", ""))[:NAME_CHARS]
+            name, arguments = str(function.get("name", "")), str(function.get("arguments", ""))
+            yield {"call": str(one["id"]), "name": name[:NAME_CHARS], "arguments": arguments}
 
 
 def _results(task: Task) -> Iterator[str]:
@@ -106,3 +129,8 @@ def _results(task: Task) -> Iterator[str]:
         for one in given if isinstance(given, list) else ():
             if isinstance(one, dict) and isinstance(one.get("tool_call_id"), str):
                 yield one["tool_call_id"]
+
+
+def is_message_of(value: Any, role: str) -> bool:
+    """Whether a value is a message of this role, as OpenAI's API has it."""
+    return isinstance(value, dict) and value.get("role") == role

@@ -10,6 +10,7 @@ from typing import Any
 
 from weftline.contract.protocol import Call, InOut, Message, Segment
 from weftline_server.graph.primitive import Task, Where
+from weftline_server.observe.client_tools import is_message_of
 from weftline_server.observe.cost import Prices
 from weftline_server.session.session import ServerSession
 from weftline_server.session.task import RunState, TaskRun
@@ -175,7 +176,7 @@ def _values(
         known = session.variables.get(found.semantic_var_id or "") if session else None
         value = found.value if found.value is not None or known is None else known.value
         messages = value if isinstance(value, list) else [value]
-        said = [one for one in messages if isinstance(one, dict) and one.get("role") == "user"]
+        said = [one for one in messages if is_message_of(one, "user")]
         text = said[0].get("content") if said else value
         if isinstance(text, str):
             yield text[: 2 * WORDS_CHARS]

@@ -6,6 +6,7 @@ from typing import Any
 
 from weftline.contract.errors import UnknownCall
 from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment
+from weftline_server.observe.client_tools import ClientTool, client_tools, result_of, tool_view
 from weftline_server.observe.cost import Prices
 from weftline_server.observe.placement_view import placement_view
 from weftline_server.observe.view import task_view
@@ -18,12 +19,16 @@ SHOWN_CHARS = 20_000  # of one segment; `chars` says how many it has
 def call_view(
     session: ServerSession, id: str, prices: Prices, *, whole: bool = False
 ) -> dict[str, Any]:
-    """A task of the session with its prompt. A step that is no call has none.
+    """A task of the session with its prompt. A step that is no call has none, and a tool of the
+    client has the arguments and the result.
 
     `whole` is as for `graph_view`. Raises UnknownCall.
     """
     run = session.tasks.get(id)
     if run is None:
+        tool = next((one for one in client_tools(session) if one.id == id), None)
+        if tool is not None:
+            return _tool(session, tool)
         raise UnknownCall(f"the session has no call {id[:64]!r}", param="call_id")
     call = run.task.call
     segments = [] if call is None else _segments(session, call, dict(_bound(call, run.task.writes)))
@@ -32,6 +37,36 @@ def call_view(
         "placement": placement_view(run, whole),
         "segments": segments,
         **prices.shown(prices.of_task(run)),
+    }
+
+
+def _tool(session: ServerSession, tool: ClientTool) -> dict[str, Any]:
+    """A tool that the client ran, as a step with two texts."""
+    view = tool_view(session, tool)
+    result = "" if not tool.read_by else result_of(session.tasks[tool.read_by].task, tool.call)
+    texts = {"arguments": tool.arguments, "result": result}
+    return {
+        "step_id": view.pop("tool_id"),
+        **view,
+        "kind": "tool",
+        "resource": "the client",
+        "inputs": [tool.variable],
+        "outputs": [],
+        "error": None,
+        "placement": [],
+        "segments": [_constant(role, text) for role, text in texts.items() if text],
+    }
+
+
+def _constant(role: str, text: str) -> dict[str, Any]:
+    return {
+        "role": role,
+        "kind": "constant",
+        "name": None,
+        "semantic_var_id": None,
+        "text": text[:SHOWN_CHARS],
+        "chars": len(text),
+        "transforms": [],
     }
 
 
