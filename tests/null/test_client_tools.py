@@ -14,7 +14,7 @@ from tests.null.test_openai_tools import CALL, SAYS, USER, WEATHER, chat
 from weftline_engine.pretend.null import LatencyProfile
 from weftline_server.observe.critical import critical_view
 from weftline_server.observe.follower import Follower
-from weftline_server.observe.savings import Work, saved_without
+from weftline_server.observe.savings import StepWork, saved_without
 
 TOOL_S = 0.15
 TWO = replace(SAYS, script=(SAYS.script[0], ("", CALL + CALL)))  # two calls in one answer
@@ -58,7 +58,7 @@ async def test_turns_are_joined_through_the_tools_between_them(serve: Serve) -> 
     assert all(TOOL_S <= one["ended_s"] - one["began_s"] < 10 * TOOL_S for one in tools)
     critical = graph["critical"]
     assert critical["tasks"] == [first, *(one["tool_id"] for one in tools), second]
-    assert critical["seconds"]["tool"] >= TOOL_S > critical["seconds"].get("client", 0.0)
+    assert critical["seconds"]["tools"] >= TOOL_S > critical["seconds"].get("client", 0.0)
     assert "of the time was waiting for tools" in critical["sentence"]
     assert "shortening 'get_weather' helps most" in critical["sentence"]
 
@@ -202,10 +202,10 @@ async def test_one_of_equal_siblings_saves_nothing(equal: bool, serve: Serve) ->
 def test_the_savings_of_a_step_stop_at_its_slack() -> None:
     """`a` takes 5 s beside `b` with 4 s, so it saves 1 s; the question before both saves all."""
     works = [
-        Work("q", "ask", 2.0, 2.0, ()),
-        Work("b", "b", 6.0, 4.0, ("q",)),
-        Work("a", "a", 7.0, 5.0, ("q",)),
-        Work("z", "join", 8.0, 1.0, ("a", "b")),
+        StepWork("q", "ask", 2.0, 2.0, ()),
+        StepWork("b", "b", 6.0, 4.0, ("q",)),
+        StepWork("a", "a", 7.0, 5.0, ("q",)),
+        StepWork("z", "join", 8.0, 1.0, ("a", "b")),
     ]
     saved = {step: saved_without(works, step) for step in ("ask", "a", "b", "join", "none")}
     assert saved == {"ask": 2.0, "a": 1.0, "b": 0.0, "join": 1.0, "none": 0.0}

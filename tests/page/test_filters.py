@@ -29,8 +29,8 @@ def test_the_list_is_filtered_and_the_address_keeps_it(
     page.get_by_label("Name").fill("filter b")
     expect(rows).to_have_count(1)
     expect(rows).to_contain_text("filter beta")
-    page.get_by_label("State").select_option("closed")
-    assert page.url == f"{url}/ui/#/?state=closed&name=filter+b&engine=null"
+    page.get_by_label("State").select_option("done")
+    assert page.url == f"{url}/ui/#/?state=done&name=filter+b&engine=null"
     page.reload()
     expect(rows).to_have_count(1)
     expect(page.get_by_label("Name")).to_have_value("filter b")
@@ -61,5 +61,5 @@ def test_calls_are_filtered_and_a_selection_keeps_the_filter(
     page.reload()
     expect(bars).to_have_count(3)
     page.get_by_label("State").select_option("failed")
-    expect(page.get_by_text("Nothing that matches this filter has ended.")).to_be_visible()
+    expect(page.get_by_text("Nothing that matches this filter has begun.")).to_be_visible()
     session.close()

@@ -19,7 +19,7 @@ NAME_CHARS = 64  # of a name that a model wrote
 
 
 @dataclass(slots=True)
-class ClientTool:
+class ClientToolRun:
     """One call of a tool. `call` is the id that the model's answer gave it. `read_by` is the first
     task whose prompt has its result, or "".
 
@@ -39,9 +39,9 @@ class ClientTool:
 
 @dataclass(slots=True)
 class _Asked:
-    tools: dict[str, list[ClientTool]] = field(default_factory=dict)  # by the call's id
+    tools: dict[str, list[ClientToolRun]] = field(default_factory=dict)  # by the call's id
 
-    def take(self, call: str, reader: TaskRun) -> None:
+    def join(self, call: str, reader: TaskRun) -> None:
         """The reader has the result of the newest such call that was there before it."""
         for tool in reversed(self.tools.get(call, ())):
             if tool.began <= reader.submitted and tool.asked_by != reader.task.id:
@@ -50,7 +50,7 @@ class _Asked:
                 return
 
 
-def client_tools(session: Seen) -> list[ClientTool]:
+def client_tools(session: Seen) -> list[ClientToolRun]:
     """The tools of the session's answers, in the order of the answers.
 
     The turns of an agent that the server runs have tasks for their tools, and are left out.
@@ -63,7 +63,7 @@ def client_tools(session: Seen) -> list[ClientTool]:
         for variable in run.task.writes:
             ended = run.steps[-1].finished if run.steps else None
             for number, one in enumerate(_called(answers.get(variable))):
-                tool = ClientTool(
+                tool = ClientToolRun(
                     id=f"{run.task.id}:tool{number}",
                     **one,
                     asked_by=run.task.id,
@@ -73,11 +73,11 @@ def client_tools(session: Seen) -> list[ClientTool]:
                 asked.tools.setdefault(tool.call, []).append(tool)
     for run in session.tasks.values() if asked.tools else ():
         for id in _results(run.task):
-            asked.take(id, run)
+            asked.join(id, run)
     return [tool for tools in asked.tools.values() for tool in tools]
 
 
-def tool_view(session: Seen, tool: ClientTool) -> dict[str, Any]:
+def tool_view(session: Seen, tool: ClientToolRun) -> dict[str, Any]:
     """A tool as JSON. Times are seconds since the session was opened."""
     ended = tool.ended if tool.read_by else session.ended
     state = RunState.DONE if tool.read_by else RunState.RUNNING
@@ -90,14 +90,6 @@ def tool_view(session: Seen, tool: ClientTool) -> dict[str, Any]:
         "began_s": tool.began - session.opened,
         "ended_s": None if ended is None else ended - session.opened,
     }
-
-
-def result_of(task: Task, call: str) -> str:
-    """The result of a tool's call as it stands in the prompt of a task."""
-    for item in task.call.prompt if task.call is not None else ():
-        if isinstance(item, Message) and item.tool_call_id == call:
-            return "".join(segment.text or "" for segment in item.content)
-    return ""
 
 
 class _Said(TypedDict):

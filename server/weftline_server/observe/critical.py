@@ -14,10 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 from weftline_server.graph.primitive import Where
-from weftline_server.observe.client_tools import ClientTool
+from weftline_server.observe.client_tools import ClientToolRun
 from weftline_server.observe.edges import Links, links_of
 from weftline_server.observe.parts import Parts
-from weftline_server.observe.savings import Work, saved_without, step_of
+from weftline_server.observe.savings import StepWork, saved_without, step_of
 from weftline_server.observe.snapshot import Seen
 from weftline_server.session.task import RunState, TaskRun
 
@@ -25,7 +25,7 @@ from weftline_server.session.task import RunState, TaskRun
 WORDS: Mapping[str, str] = MappingProxyType(
     {
         "client": "waiting for the client",
-        "tool": "waiting for tools",
+        "tools": "waiting for tools",
         "server": "in the server between two steps",
         "queue": "waiting for a full engine",
         "fill": "prefill",
@@ -39,7 +39,7 @@ PAUSED = 128  # tasks of the path between two pauses, in 2 ms
 # What a step saves is looked up for a few steps, in sessions of so many tasks: 10 ms.
 MOST_STEPS, MOST_TASKS = 4, 2000
 LEAST_SHARE = 0.02  # of the run; a smaller saving is none
-NOT_OWN = frozenset({"client", "server", "tool"})
+NOT_OWN = frozenset({"client", "server", "tools"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class PathTask:
     @property
     def is_tool(self) -> bool:
         """Whether it stands for tools of the client."""
-        return "tool" in self.seconds and len(self.seconds) == 1
+        return "tools" in self.seconds and len(self.seconds) == 1
 
 
 def critical_path(session: Seen, links: Links | None = None) -> list[PathTask]:
@@ -70,7 +70,7 @@ def critical_path(session: Seen, links: Links | None = None) -> list[PathTask]:
 
 
 def _backwards(session: Seen, links: Links) -> Iterator[PathTask]:
-    asked: dict[tuple[str, str], list[ClientTool]] = {}
+    asked: dict[tuple[str, str], list[ClientToolRun]] = {}
     for tool in links.tools:
         asked.setdefault((tool.asked_by, tool.read_by), []).append(tool)
     run = max(filter(_is_done, session.tasks.values()), key=_end_of, default=None)
@@ -86,7 +86,7 @@ def _backwards(session: Seen, links: Links) -> Iterator[PathTask]:
         if tools and waited > 0:
             names = ", ".join(dict.fromkeys(tool.name for tool in tools))
             beside = tuple(tool.id for tool in tools[1:])
-            yield PathTask(tools[0].id, names, {"tool": waited}, beside)
+            yield PathTask(tools[0].id, names, {"tools": waited}, beside)
         run = before
 
 
@@ -145,7 +145,7 @@ def _savings(session: Seen, links: Links, parts: list[PathTask]) -> Iterator[tup
         yield saved_without(works, step), step
 
 
-def _works(session: Seen, links: Links) -> Iterator[Work]:
+def _works(session: Seen, links: Links) -> Iterator[StepWork]:
     """The tasks that have ended, and the tools between them, each with what it waited for."""
     between: dict[str, dict[str, None]] = {}
     named: dict[str, list[str]] = {}
@@ -156,7 +156,7 @@ def _works(session: Seen, links: Links) -> Iterator[Work]:
     for tool in links.tools:
         if tool.ended is not None:
             names = ", ".join(dict.fromkeys(named[tool.read_by]))
-            yield Work(tool.id, names, tool.ended, tool.ended - tool.began, (tool.asked_by,))
+            yield StepWork(tool.id, names, tool.ended, tool.ended - tool.began, (tool.asked_by,))
     for run in filter(_is_done, session.tasks.values()):
         id = run.task.id
         above = {**dict.fromkeys(session.graph.tasks_above(id)), **links.above.get(id, {})}
@@ -165,7 +165,7 @@ def _works(session: Seen, links: Links) -> Iterator[Work]:
         took = sum(sum(one.values()) - one.get("queue", 0.0) for one in phases)
         if run.task.call is None:
             took = sum((step.finished or step.queued) - step.queued for step in run.steps)
-        yield Work(id, step_of(run.task.name), _end_of(run), took, above)
+        yield StepWork(id, step_of(run.task.name), _end_of(run), took, above)
 
 
 def _end(run: TaskRun) -> float | None:
@@ -234,5 +234,5 @@ def _seconds(session: Seen, run: TaskRun, since: float) -> dict[str, float]:
 def _cause(run: TaskRun) -> str:
     """What the time of a step is called. A client's step is a tool of an agent, or its own work."""
     if run.task.primitives[0].traits.where is Where.CLIENT:
-        return "tool" if run.task.owner else "client"
+        return "tools" if run.task.owner else "client"
     return "step"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from weftline_server.observe.client_tools import ClientTool, client_tools
+from weftline_server.observe.client_tools import ClientToolRun, client_tools
 from weftline_server.observe.snapshot import Seen
 
 NOTED = 1024  # tasks whose edges are looked up between two pauses, in 3 ms
@@ -17,7 +17,7 @@ class Links:
 
     producer: dict[str, str] = field(default_factory=dict)  # variable → the task that writes it
     readers: dict[str, list[str]] = field(default_factory=dict)  # variable → tasks
-    tools: list[ClientTool] = field(default_factory=list)
+    tools: list[ClientToolRun] = field(default_factory=list)
     above: dict[str, dict[str, None]] = field(default_factory=dict)  # task → what it read from
 
     def views(self) -> Iterator[dict[str, str]]:

@@ -31,7 +31,7 @@ def answered(session: ServerSession, links: Links) -> tuple[str, str]:
     output no task reads. Two empty texts where there is none.
     """
     read = {id for above in links.above.values() for id in above}
-    for run in reversed(session.tasks.values()):
+    for run in reversed(list(session.tasks.values())):
         if run.task.id not in read and run.task.writes and not run.task.owner:
             return run.task.id, text_of(session, run.task.writes[-1])[:SHOWN_CHARS]
     return "", ""

@@ -118,7 +118,7 @@ def phase(
         return "queued"
     if at_client:
         return "waiting for a tool"
-    last = next(reversed(session.tasks.values()), None)
+    last = next(reversed(list(session.tasks.values())), None)
     answer = session.variables.get(last.task.writes[-1]) if last and last.task.writes else None
     calls = answer is not None and isinstance(answer.value, dict) and "tool_calls" in answer.value
     return "waiting for a tool" if calls else "waiting for the client"

@@ -6,7 +6,7 @@ from typing import Any
 
 from weftline.contract.errors import UnknownCall
 from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment
-from weftline_server.observe.client_tools import ClientTool, client_tools, result_of, tool_view
+from weftline_server.observe.client_tools import ClientToolRun, client_tools, tool_view
 from weftline_server.observe.cost import Prices
 from weftline_server.observe.placement_view import placement_view
 from weftline_server.observe.view import task_view
@@ -40,10 +40,12 @@ def call_view(
     }
 
 
-def _tool(session: ServerSession, tool: ClientTool) -> dict[str, Any]:
+def _tool(session: ServerSession, tool: ClientToolRun) -> dict[str, Any]:
     """A tool that the client ran, as a step with two texts."""
     view = tool_view(session, tool)
-    result = "" if not tool.read_by else result_of(session.tasks[tool.read_by].task, tool.call)
+    read_by = session.tasks.get(tool.read_by)
+    call = None if read_by is None else read_by.task.call
+    result = "" if call is None else _result(session, call, tool.call)
     texts = {"arguments": tool.arguments, "result": result}
     return {
         "step_id": view.pop("tool_id"),
@@ -56,6 +58,15 @@ def _tool(session: ServerSession, tool: ClientTool) -> dict[str, Any]:
         "placement": [],
         "segments": [_constant(role, text) for role, text in texts.items() if text],
     }
+
+
+def _result(session: ServerSession, call: Call, tool_call: str) -> str:
+    """The result of a tool's call as it stands in the prompt of another call."""
+    holders = {holder.name: holder for holder in call.placeholders}
+    for item in call.prompt:
+        if isinstance(item, Message) and item.tool_call_id == tool_call:
+            return "".join(_segment(session, one, holders, {})["text"] for one in item.content)
+    return ""
 
 
 def _constant(role: str, text: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ _NUMBER = re.compile(r"\[\d+\]$")  # of one of many equal tasks of a map
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepWork:
     """A task that has ended: when, after how many seconds of its own, and what it waited for."""
 
     id: str
@@ -25,7 +25,7 @@ def step_of(name: str) -> str:
     return _NUMBER.sub("", name)
 
 
-def saved_without(works: Sequence[Work], step: str) -> float:
+def saved_without(works: Sequence[StepWork], step: str) -> float:
     """Seconds that the run had been shorter if the tasks of this step had taken no time.
 
     A task starts as much earlier as the last of its inputs does. `works` are sorted by their ends.

@@ -41,14 +41,18 @@ export async function* events(path, signal) {
   const response = await open(path, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for (;;) {
-    const { value, done } = await reached(reader.read());
-    if (done) return;
-    const blocks = (rest + value).split("\n\n");
-    rest = blocks.pop();
-    for (const block of blocks) {
-      const data = block.split("\n").find((line) => line.startsWith("data: "));
-      if (data) yield JSON.parse(data.slice(6));
+  try {
+    for (;;) {
+      const { value, done } = await reached(reader.read());
+      if (done) return;
+      const blocks = (rest + value).split("\n\n");
+      rest = blocks.pop();
+      for (const block of blocks) {
+        const data = block.split("\n").find((line) => line.startsWith("data: "));
+        if (data) yield JSON.parse(data.slice(6));
+      }
     }
+  } finally {
+    reader.cancel().catch(() => {}); // a reader that leaves early ends the request
   }
 }

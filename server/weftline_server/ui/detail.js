@@ -18,6 +18,8 @@ function facts(call) {
   const rows = [["state", call.state]];
   if (call.kind) {
     rows.push(["kind", call.kind], ["runs on", call.resource || "the server"]);
+    const [began, ended] = [call.began_s ?? call.queued_s, call.ended_s ?? call.finished_s];
+    if (ended !== null && began !== null) rows.push(["took", seconds(ended - began)]);
   } else {
     rows.push(
       ["model", call.model],
@@ -83,7 +85,7 @@ function placement(rows) {
 
 function waited(call) {
   const kv = call.steps.reduce((sum, step) => sum + (step.kv_s ?? 0), 0);
-  return `${seconds(call.queue_s)} for an engine${kv > 0 ? `, ${seconds(kv)} of it for KV cache` : ""}`;
+  return `${seconds(call.queue_s)} for room in an engine${kv > 0 ? `, ${seconds(kv)} of it for KV cache` : ""}`;
 }
 
 function prompt(call) {
@@ -110,6 +112,7 @@ function prompt(call) {
     );
     if (segment.transforms.length) box.append(el("span", { class: "soft" }, ` | ${segment.transforms.join(" | ")}`));
   }
+  if (call.kind) return [el("h2", {}, "Arguments and result"), box];
   return [
     el("h2", {}, "Prompt"),
     el("p", { class: "soft" }, "Shaded: about the part that was in the KV cache. Underlined: variables."),

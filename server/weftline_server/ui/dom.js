@@ -34,3 +34,5 @@ export const seconds = (value) =>
   value === null || value === undefined ? "–" : value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(2)} s`;
 
 export const shortened = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+
+export const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;

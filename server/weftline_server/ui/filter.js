@@ -4,11 +4,11 @@
 import { el } from "./dom.js";
 
 const STATES = {
-  list: ["open", "closed", "failed"],
+  list: ["queued", "running", "waiting for a tool", "waiting for the client", "done", "failed"],
   session: ["waiting", "queued", "running", "done", "failed", "cancelled", "skipped"],
 };
 const FILTERS = ["state", "name", "engine", "text"];
-const NAMES = [...FILTERS, "order", "group"]; // the last two say how the list is shown
+const NAMES = [...FILTERS, "order", "group", "page"]; // the last three say how the list is shown
 
 // The address after "#": its parts between slashes, and the filter after "?".
 export function read() {
@@ -29,7 +29,7 @@ export const isSet = (filter) => FILTERS.some((name) => filter[name]);
 const holds = (text, part) => text.toLowerCase().includes(part.toLowerCase());
 
 export const matchesSession = (row, { state, name, engine }) =>
-  (!state || (state === "failed" ? row.error !== null : row.state === state)) &&
+  (!state || row.phase === state) &&
   (!name || [row.name, row.application, row.session_id].some((one) => holds(one, name))) &&
   (!engine || row.engines.includes(engine));
 
@@ -37,8 +37,9 @@ export const matchesTask = (task, { state, name, engine }) =>
   (!state || task.state === state) && (!name || holds(task.name, name)) && (!engine || task.engine === engine);
 
 // A row of controls. It is made once for a view, so that typing is not interrupted by a new drawing.
-// `changed` gets the new filter. `bar.offer` takes the engines that can be chosen, `bar.found` a count.
-export function filterBar(view, filter, changed) {
+// `filtered` gets the new filter. `bar.offer` takes the engines that can be chosen, `bar.found` a count.
+export function filterBar(view, filter, filtered) {
+  const changed = (next) => filtered({ ...next, page: "" }); // another filter begins with its first page
   const choice = (name, options) => {
     const select = el("select", { name, onchange: () => changed({ ...read().filter, [name]: select.value }) });
     fillChoice(select, name, options, filter[name]);

@@ -1,36 +1,43 @@
 // Draws when each task ran, with its phases, in the order in which the tasks became ready.
 
 import { el, pressed, seconds, shortened, svg } from "./dom.js";
+import { money } from "./glance.js";
 
 const ROW = 22;
-const LABEL = 190;
-const NOTE = 190;
+const NARROW = 640; // pixels; a narrower view has short labels and no notes
 const PHASES = ["kv", "queue", "fill", "generate", "transform"];
 const WORDS = {
-  input: "waits for an input", tool: "waits for a tool", kv: "waits for KV cache", queue: "waits for an engine",
+  input: "waits for an input", tool: "a tool, or a wait for one", kv: "waits: KV cache full", queue: "waits: engine full",
   fill: "prefill computed", cached: "prefill cached (share of the height)", generate: "generate", transform: "transform",
-  step: "other steps",
+  running: "runs now", step: "other steps",
 };
 const TOOLS = new Set(["tool", "function", "client"]); // kinds of step
 const OVER = 12; // rows drawn above and below the visible ones
 
-// The bars of a task: [{start, phases: [[phase, seconds]]}], one for each output.
-function barsOf(task) {
+// The bars of a task: [{start, phases: [[phase, seconds]]}], one for each output. What runs ends at second `now`.
+function barsOf(task, now) {
   if (task.kind) {
-    if (task.finished_s === null || task.queued_s === null) return [];
-    return [{ start: task.queued_s, phases: [["step", task.finished_s - task.queued_s]] }];
+    if (task.queued_s === null) return [];
+    return [{ start: task.queued_s, phases: [[TOOLS.has(task.kind) ? "tool" : "step", Math.max((task.finished_s ?? now) - task.queued_s, 0)]] }];
   }
-  return task.steps
-    .filter((step) => step.started_s !== null)
-    .map((step) => {
-      const kv = Math.min(step.kv_s ?? 0, step.queue_s ?? 0);
-      const lengths = { ...step, kv_s: kv, queue_s: (step.queue_s ?? 0) - kv };
-      return {
-        start: step.queued_s,
-        cached: step.prompt_tokens ? step.cached_tokens / step.prompt_tokens : 0,
-        phases: PHASES.map((phase) => [phase, lengths[`${phase}_s`] ?? 0]),
-      };
-    });
+  return task.steps.map((step) => (step.started_s === null ? underWay(step, task, now) : ended(step))).filter(Boolean);
+}
+
+function ended(step) {
+  const kv = Math.min(step.kv_s ?? 0, step.queue_s ?? 0);
+  const lengths = { ...step, kv_s: kv, queue_s: (step.queue_s ?? 0) - kv };
+  return {
+    start: step.queued_s,
+    cached: step.prompt_tokens ? step.cached_tokens / step.prompt_tokens : 0,
+    phases: PHASES.map((phase) => [phase, lengths[`${phase}_s`] ?? 0]),
+  };
+}
+
+// An engine tells the phases of an output at its end. Until then it is known when it was sent.
+function underWay(step, task, now) {
+  if (task.ended_s !== null || step.queued_s === null) return null;
+  const sent = step.sent_s ?? now;
+  return { start: step.queued_s, phases: [["queue", Math.max(sent - step.queued_s, 0)], ["running", Math.max(now - sent, 0)]] };
 }
 
 // What a task waited for before it was queued: the last of its inputs came from a tool, or not.
@@ -53,9 +60,10 @@ const endOf = (bar) => bar.phases.reduce((at, [, length]) => at + length, bar.st
 
 // `width` is what the view may take, in pixels.
 export function drawTimeline(session, matched, selected, select, width) {
-  const chart = Math.max(240, width - LABEL - NOTE);
+  const [label, note] = width < NARROW ? [112, 64] : [190, 190];
+  const chart = Math.max(140, width - label - note);
   const critical = new Set(session.critical?.tasks ?? []);
-  const rows = [...session.tasks].map(([id, task]) => ({ id, task, bars: barsOf(task) })).filter((row) => row.bars.length);
+  const rows = [...session.tasks].map(([id, task]) => ({ id, task, bars: barsOf(task, session.at ?? session.second ?? 0) })).filter((row) => row.bars.length);
   rows.sort((one, other) => one.bars[0].start - other.bars[0].start);
   const played = session.at !== undefined && session.at !== null; // then the axis is that of the whole run
   const first = played || !rows.length ? 0 : rows[0].bars[0].start;
@@ -63,20 +71,21 @@ export function drawTimeline(session, matched, selected, select, width) {
   const scale = chart / Math.max(last - first, 1e-6);
   const rowsShown = matched ? rows.filter(({ id }) => matched.has(id)) : rows; // times stay those of all
   if (!rowsShown.length) {
-    const why = rows.length ? "Nothing that matches this filter has ended." : "Nothing has ended yet.";
+    const why = rows.length ? "Nothing that matches this filter has begun." : "Nothing has begun yet.";
     return el("p", { class: "soft scroll empty", id: "timeline" }, why);
   }
   const height = rowsShown.length * ROW + 24;
   const picture = svg("svg", {
-    width: LABEL + chart + NOTE, height, role: "group", "aria-label": "timeline of the session",
+    width: label + chart + note, height, role: "group", "aria-label": "timeline of the session",
   });
   const readsOf = readsBy(session.edges);
   const axis = svg("g", {});
-  for (let tick = 0; tick <= 4; tick += 1) {
-    axis.append(svg("text", { class: "soft", x: LABEL + (chart * tick) / 4, y: 14 }, seconds(((last - first) * tick) / 4)));
+  const ticks = chart < 300 ? 2 : 4;
+  for (let tick = 0; tick <= ticks; tick += 1) {
+    axis.append(svg("text", { class: "soft", x: label + (chart * tick) / ticks, y: 14 }, seconds(((last - first) * tick) / ticks)));
   }
   const body = svg("g", {});
-  const x = LABEL + session.at * scale;
+  const x = label + session.at * scale;
   const cursor = played ? svg("line", { class: "cursor", x1: x, x2: x, y1: 18, y2: height }) : null;
   picture.append(...[axis, body, cursor].filter(Boolean));
   const box = el("div", { class: "scroll", id: "timeline" }, picture);
@@ -86,7 +95,7 @@ export function drawTimeline(session, matched, selected, select, width) {
     const drawn = [];
     for (let at = from; at < to; at += 1) {
       const row = rowsShown[at];
-      drawn.push(rowOf(row, at, { first, scale, chart, critical: critical.has(row.id), selected, select, session, readsOf }));
+      drawn.push(rowOf(row, at, { first, scale, chart, label, note, critical: critical.has(row.id), selected, select, session, readsOf }));
     }
     body.replaceChildren(...drawn);
   };
@@ -95,10 +104,10 @@ export function drawTimeline(session, matched, selected, select, width) {
   return box;
 }
 
-function rowOf({ id, task, bars }, at, { first, scale, chart, critical, selected, select, session, readsOf }) {
+function rowOf({ id, task, bars }, at, { first, scale, chart, label, note, critical, selected, select, session, readsOf }) {
   const y = 24 + at * ROW;
   const marks = bars.flatMap((bar) => {
-    let x = LABEL + (bar.start - first) * scale;
+    let x = label + (bar.start - first) * scale;
     return bar.phases.map(([phase, length]) => {
       const width = Math.max(length * scale, 0);
       const marks = [svg("rect", { class: `phase-${phase}`, x, y: y + 4, width, height: ROW - 8 })];
@@ -113,24 +122,27 @@ function rowOf({ id, task, bars }, at, { first, scale, chart, critical, selected
   const waited = Math.max(bars[0].start - Math.max(task.submitted_s, first), 0);
   const cause = waitOf(task, session, readsOf);
   if (waited > 0) {
-    const x = LABEL + (Math.max(task.submitted_s, first) - first) * scale;
+    const x = label + (Math.max(task.submitted_s, first) - first) * scale;
     marks.unshift(svg("rect", { class: `phase-${cause}`, x, y: y + ROW / 2 - 1, width: waited * scale, height: 2 }));
   }
   const waits = waited > 0.0005 ? `, waited ${seconds(waited)} for ${cause === "tool" ? "a tool" : "an input"}` : "";
   const took = endOf(bars[bars.length - 1]) - bars[0].start;
-  const cached = task.kind ? "" : `, ${task.cached_tokens} of ${task.prompt_tokens} cached`;
+  const isLive = task.ended_s === null;
+  const cached = task.kind || isLive ? "" : `, ${task.cached_tokens} of ${task.prompt_tokens} cached`;
+  const cost = task.cost ? `, cost ${money(task.cost)}` : "";
+  const said = `${seconds(took)}${isLive ? " so far" : ""}`;
   return svg(
     "g",
     {
       class: `bar${critical ? " critical" : ""}${id === selected ? " selected" : ""}`,
       "data-task": id,
-      "aria-label": `${task.name}: ${seconds(took)}${cached}${waits}${critical ? ", on the critical path" : ""}`,
+      "aria-label": `${task.name}: ${said}${cached}${cost}${waits}${critical ? ", on the critical path" : ""}`,
       ...pressed(() => select(id)),
     },
-    svg("rect", { class: "track", x: 0, y, width: LABEL + chart + NOTE, height: ROW }),
-    svg("text", { x: 8, y: y + 15 }, shortened(task.name, 26)),
+    svg("rect", { class: "track", x: 0, y, width: label + chart + note, height: ROW }),
+    svg("text", { x: 8, y: y + 15 }, shortened(task.name, Math.floor(label / 7.3))),
     marks,
-    svg("text", { class: "soft", x: LABEL + chart + 8, y: y + 15 }, `${seconds(took)}${cached}`),
+    svg("text", { class: "soft", x: label + chart + 8, y: y + 15 }, note < 100 ? seconds(took) : `${said}${cached}${cost}`),
   );
 }
 

@@ -4,13 +4,19 @@ import { el } from "./dom.js";
 
 const STEP = 1.25;
 const LEAST = 0.1;
+const LEGIBLE = 0.6;
 const MOST = 3;
 export const FIT = "fit"; // the whole graph is as wide as its view, and no larger than life
+export const START = "start"; // the same, as far as its texts can be read
 
 const bounded = (zoom) => Math.min(MOST, Math.max(LEAST, zoom));
 
 // The factor to draw a picture of this width with, in a view of that one.
-export const factor = (zoom, width, view) => (zoom === FIT ? bounded(Math.min(1, view / Math.max(width, 1))) : zoom);
+export function factor(zoom, width, view) {
+  if (zoom !== FIT && zoom !== START) return zoom;
+  const fit = bounded(Math.min(1, view / Math.max(width, 1)));
+  return zoom === START ? Math.max(fit, LEGIBLE) : fit;
+}
 
 // `changed` gets a number or FIT. `bar.shown` takes the factor that was drawn. `bar.listen` takes the
 // element in which keys and wheel count.
