@@ -14,6 +14,7 @@ import torch
 
 from tests.contract.oracle import greedy_answers
 from tests.contract.target import Target
+from tests.null.conftest import serve as serve
 from weftline_engine.own.models import for_stream, gguf_file, gguf_words
 from weftline_engine.remote.llamacpp.config import LlamaServerConfig
 from weftline_engine.remote.llamacpp.engine import LlamaEngine

@@ -22,7 +22,7 @@ from weftline_server.prompt.thinking_block import Thinking
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.prompt.tool_parser import ToolParser
 from weftline_server.runtime.early_fill import HOLE
-from weftline_server.runtime.next_turn import next_prompt
+from weftline_server.runtime.next_turn import AnsweredTurn, next_prompt
 
 TEMPLATES = (
     Path(__file__).parents[2] / ".venv-llama" / "source" / "templates"
@@ -154,7 +154,6 @@ def test_a_guide_is_in_the_prompt_at_every_place(name: str, tools: tuple[Tool, .
 CALL = ToolCall(
     id="123456789", function=CalledFunction(name="weather", arguments='{"city": "Rome"}')
 )
-CALL_BODY = {"id": CALL.id, "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
 MARKS = ("<tool_call>", "[TOOL_CALLS]", '{"name"')
 # How a call begins in a family whose marks are no text of ours.
 BEGINNINGS = (
@@ -269,7 +268,7 @@ def test_thoughts_before_a_call_are_the_publishers_own(name: str) -> None:
 # What stands between a call and the next answer beside the result, in characters: the marks of a
 # template, of which the longest are Command R7B's.
 MARKS_AROUND = 130
-_MARK = re.compile(r"</?[^<>{}'\"\s=]+>|\[/?[A-Z_]+\]")  # a mark of a template, which is one token
+MARK = re.compile(r"</?[^<>{}'\"\s=]+>|\[/?[A-Z_]+\]")  # a mark of a template, which is one token
 
 
 @pytest.mark.parametrize("thoughts", ["", "PLAN-7."], ids=["plain", "thinks"])
@@ -278,12 +277,12 @@ def test_the_next_turn_begins_as_it_was_foreseen(name: str, thoughts: str, tmp_p
     """What is computed while the client runs a tool is the beginning of the prompt that the client
     then sends. Behind it are the result, the marks around it, and UNSTABLE_CHARS at most."""
     template = (TEMPLATES / f"{name}.jinja").read_text()
-    tokenizer(sorted(set(_MARK.findall(template)))).save(str(path := tmp_path / "tokenizer.json"))
+    tokenizer(sorted(set(MARK.findall(template)))).save(str(path := tmp_path / "tokenizer.json"))
     told = Description(model="m", tokenizer=str(path), chat_template=template, context_limit=9999)
     prompter = Prompter(told)
     words = {"enable_thinking": True, "thinking": True, "add_thoughts": True}
     before = PromptBefore("", (USER,), (TOOL,), words)
-    called = {"content": None, "tool_calls": [CALL_BODY], "reasoning_content": thoughts}
+    called = AnsweredTurn("", (CALL,), thoughts)
     known = prompter.stable_prefix(next_prompt(before, called), HOLE)
     turn = RenderedMessage("assistant", "", tool_calls=(CALL,), thoughts=thoughts)
     result = RenderedMessage("tool", "18 degrees", tool_call_id=CALL.id)

@@ -32,8 +32,10 @@ RESULT = "sunny and warm"
 class Recorded(TokenEngine):
     """Keeps the ops that it gets, and the contexts that it is to free. Its tokens are bytes."""
 
-    def __init__(self, path: Path, answer: str = WRITTEN, error: str = "") -> None:
-        super().__init__(path, TEMPLATE, answer, 16)
+    def __init__(
+        self, path: Path, answer: str = WRITTEN, error: str = "", *, template: str = TEMPLATE
+    ) -> None:
+        super().__init__(path, template, answer, 16)
         self.ops: list[api.Op] = []
         self.freed: list[str] = []
         self.error = error
@@ -109,6 +111,40 @@ async def test_the_next_prompt_begins_with_what_was_computed(
     longest = len("|assistant| ") + max(map(len, ("ENDS", "AND")))  # words are not cut
     assert computed.endswith(f"{RESULT}|assistant| ")
     assert len(computed) <= len(f"{RESULT}|assistant| ") + UNSTABLE_CHARS + longest
+
+
+# Writes thoughts behind the user's last message alone, as most do.
+DROPPING = (
+    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}|{{ m.role }}| "
+    "{% if m.reasoning_content and loop.index0 > ns.last %}<think>{{ m.reasoning_content }}"
+    "</think> {% endif %}{{ m.content }}{% endfor %}|assistant| "
+)
+LATER = {"role": "user", "content": "And how is the weather in Oslo today?"}
+
+
+async def test_a_conversation_without_tools_is_computed_while_the_user_reads(
+    serve: Serve, path: Path
+) -> None:
+    """From its second answer on, where the user's next message makes the template drop the
+    thoughts: a first answer may be a step of a chain."""
+    engine = Recorded(
+        path, f"<think>\n{THOUGHTS}\n</think>\n\nIt is sunny and warm in Rome.", template=DROPPING
+    )
+    server = await ready(serve, engine)
+    said = {"model": "marked", "session_id": await server.session()}
+    first = (await chat(server, USER, **said))["choices"][0]["message"]
+    assert first["reasoning_content"] == THOUGHTS
+    second = (await chat(server, USER, first, LATER, **said))["choices"][0]["message"]
+    await until(lambda: len(engine.freed) >= 1)
+    [fill] = engine.fills
+    assert fill.context == f"{engine.ops[1].id}+next"
+    await chat(server, USER, first, LATER, second, USER, **said)
+    following = engine.ops[3].tokens
+    assert fill.tokens and following and following[: len(fill.tokens)] == fill.tokens
+    computed = engine._tokenizer.decode(list(following[len(fill.tokens) :]))
+    assert computed.endswith(f"|user| {USER['content']}|assistant| ")
+    assert len(computed) <= len(f"|user| {USER['content']}|assistant| ") + UNSTABLE_CHARS
 
 
 async def test_nothing_is_computed_in_vain(serve: Serve, path: Path) -> None:

@@ -102,10 +102,13 @@ class Prompter:
         self._alphabet = None
         self.special: frozenset[int] = frozenset()
         self._borders: frozenset[int] = frozenset()  # tokens that end the words beside them
+        self._added: tuple[str, ...] = ()  # their texts
+        self._stands: dict[int, bool] = {}  # of the tokens that were asked for: see `_is_final`
         if path and not isinstance(self.tokenizer, WordTokenizer | None):
             added = self.tokenizer.get_added_tokens_decoder()
             self.special = frozenset(id for id, token in added.items() if token.special)
             self._borders = frozenset(added)
+            self._added = tuple(token.content for token in added.values() if token.content)
             if b'"ByteLevel"' in Path(path).read_bytes():
                 self._alphabet = _byte_alphabet()
         self.dialect = dialect_of(template)
@@ -272,14 +275,18 @@ class Prompter:
     def _stable_ids(self, known: str, plain: bool) -> tuple[int, ...]:
         """The ids of `known` that are final.
 
-        A tokenizer works on words and added tokens. So the ids up to the start of a word, or beside
-        such a token, are final once UNSTABLE_CHARS more characters are known. The caller must still
-        compare them with the ids of the whole prompt.
+        A tokenizer works on words and added tokens. So the ids up to an added token are final, and
+        those up to the start of a word once UNSTABLE_CHARS more characters are known. The caller
+        must still compare them with the ids of the whole prompt.
         """
         encoding, borders = self._encode(known, plain), self._borders
         ids = encoding.ids
         last = len(known) - UNSTABLE_CHARS
-        for index in range(len(ids) - 1, 0, -1):
+        for index in range(len(ids), 0, -1):
+            if ids[index - 1] in borders and self._is_final(ids[index - 1]):
+                return tuple(ids[:index])
+            if index == len(ids):
+                continue
             start = encoding.offsets[index][0]
             if not 0 < start <= last:
                 continue
@@ -287,6 +294,18 @@ class Prompter:
             if any(map(str.isspace, beside)) or not borders.isdisjoint(ids[index - 1 : index + 1]):
                 return tuple(ids[:index])
         return ()
+
+    def _is_final(self, id: int) -> bool:
+        """Whether no text behind this added token can be a part of it: no other added token has it
+        as a part, or begins with its end."""
+        if id not in self._stands:
+            name = self.token_name(id)
+            ends = [name[at:] for at in range(1, len(name))]
+            others = [one for one in self._added if one != name]
+            self._stands[id] = not any(
+                name in one or any(map(one.startswith, ends)) for one in others
+            )
+        return self._stands[id]
 
     def _beginning(self) -> int:
         """The characters that the chat template writes before a user's first message.
