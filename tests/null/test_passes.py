@@ -200,6 +200,27 @@ def test_each_stage_of_a_team_is_a_group(cycles: int) -> None:
     }
 
 
+def test_a_team_that_comes_call_by_call_has_the_same_groups() -> None:
+    """More readers of the same files leave the group of the files as it is, so an engine gets no
+    other hints. The search for stages does not begin again for each reader.
+    """
+    made, plan, steps = Graph(), Plan({}), []
+    for node in team(8, 2):
+        made.add(Addition.of([node]))
+        before = named(plan.group)
+        passes.analyse(made, plan, [f"{node.id}/0"])
+        after = named(plan.group)
+        steps.append(sorted(one for one in before if before[one] != after[one]))
+    stages: dict[str, set[str]] = {}
+    for name, group in named(plan.group).items():
+        stages.setdefault(group, set()).add(name)
+    expected = [{f"{kind}{cycle}_{n}" for n in range(8)} for cycle in (0, 1) for kind in "cr"]
+    assert sorted(map(sorted, stages.values())) == sorted(map(sorted, expected))
+    # Only the first call of a stage moves what is above it.
+    moves = {at: moved for at, moved in enumerate(steps) if moved}
+    assert all((at - 1) % 8 in (0, 1) for at in moves), moves
+
+
 def test_stages_that_are_one_to_one_belong_to_the_nearest_reader() -> None:
     """Three chains of three calls feed a sum: each stage is a group. Of two pairs that are joined
     before, each pair is a group by itself. A chain is none.

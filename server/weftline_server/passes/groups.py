@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from itertools import chain, islice
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 
 from weftline_server.graph.graph import Graph
 from weftline_server.passes.depth import MOST_DEPTH
@@ -20,10 +20,11 @@ def groups(graph: Graph, plan: Plan, changed: Changed) -> Findings:
     where each is read by another member, such as the reviewers whose reviews one reviser each
     reads. A lone producer is in no group. A list longer than MOST_EDGES goes through an engine in
     many batches, so its producers are no group. A task with several consumers belongs to the group
-    of the first consumer that makes one, and the nearest reader goes before those behind it.
+    of the first consumer that makes one, and the nearest reader goes before those behind it. The
+    group stays when more readers come that read the same.
     """
-    stages = _Stages(graph, plan)
-    tasks = list(dict.fromkeys([graph.primitives[id].task for id in changed]))
+    tasks = dict.fromkeys([graph.primitives[id].task for id in changed])
+    stages = _Stages(graph, plan, tasks)
     for task in tasks:
         for level, members in stages.read_by(task).items():
             stages.enter(f"{task}@{level}", members)
@@ -37,10 +38,11 @@ def groups(graph: Graph, plan: Plan, changed: Changed) -> Findings:
 class _Stages:
     """The stages above the readers of a graph; `found` has their names by primitive."""
 
-    def __init__(self, graph: Graph, plan: Plan) -> None:
+    def __init__(self, graph: Graph, plan: Plan, changed: Collection[str]) -> None:
         self.found: dict[str, str] = {}
         self._graph = graph
         self._plan = plan
+        self._changed = changed
         self._levels: dict[str, dict[int, list[str]]] = {}  # by reader
         self._links: dict[str, bool] = {}
         self._lanes: dict[str, dict[int, str]] = {}  # by sink
@@ -66,7 +68,23 @@ class _Stages:
         depths: dict[int, list[str]] = {}
         for one in tasks:
             depths.setdefault(self._depth(one), []).append(one)
-        return {depth: some for depth, some in depths.items() if len(some) > 1}
+        return {
+            depth: some
+            for depth, some in depths.items()
+            if len(some) > 1 and not self._is_known(some)
+        }
+
+    def _is_known(self, members: Sequence[str]) -> bool:
+        """Whether an earlier reader has made the members a group, and so the stages above them.
+
+        Each review of a team reads the same files, for example. Of a team of 16 files whose client
+        sends call by call, the plans took 90 ms with a new search above the files for each review.
+        """
+        graph, known = self._graph, self._plan.group
+        names = {known.get(graph.tasks[one].primitives[0].id) for one in members}
+        if len(names) > 1 or None in names:
+            return False
+        return not any(one in self._changed for one in members)
 
     def _depth(self, task: str) -> int:
         return self._plan.depth.get(self._graph.tasks[task].primitives[0].id, 0)
@@ -90,11 +108,23 @@ class _Stages:
     def _readers(self, task: str, most: int | None = None) -> Collection[str]:
         """The tasks that wait for the task directly, or those of its newest edges, the newest first
         in both."""
+        return dict.fromkeys(one for one in islice(self._edges(task), most) if one != task)
+
+    def _edges(self, task: str) -> Iterator[str]:
+        """The task at the other end of each edge from the task's primitives."""
         graph = self._graph
-        made = (one.id for one in graph.tasks[task].primitives)
-        edges = islice(chain.from_iterable(reversed([*graph.downstream(id)]) for id in made), most)
-        found = dict.fromkeys(graph.primitives[id].task for id in edges)
-        found.pop(task, None)
+        for made in graph.tasks[task].primitives:
+            for id in reversed([*graph.downstream(made.id)]):
+                yield graph.primitives[id].task
+
+    def _only_reader(self, task: str) -> str | None:
+        """The one task that waits for the task; None of several, and of none."""
+        found = None
+        for reader in self._edges(task):
+            if reader not in (found, task):
+                if found is not None:
+                    return None
+                found = reader
         return found
 
     def climb(self, reader: str, members: Sequence[str]) -> None:
@@ -125,20 +155,29 @@ class _Stages:
 
     def compare(self, sink: str) -> None:
         """The client reads several answers that have an input in common, such as the files that
-        each reviser rewrites: what is above them is one stage, too."""
-        if self._readers(sink, MOST_READERS):
+        each reviser rewrites: what is above them is one stage, too. One answer with as many stages
+        is enough: those before it have been compared with it."""
+        if self._is_read(sink):
             return
         above = self._graph.tasks_above(sink)
         own = self._lane(sink) if len(above) > 1 else {}
         if not own:
             return
+        compared, alone = {sink}, set(own)
         for shared in above:
             for other in self._readers(shared, MOST_COMPARED):
-                if other == sink or self._readers(other, MOST_READERS):
+                if other in compared or self._is_read(other):
                     continue
+                compared.add(other)
                 for level, task in self._lane(other).items():
                     if own.get(level, task) != task:
                         self.enter(f"{shared}@{level}", (task, own[level]))
+                        alone.discard(level)
+                if not alone:
+                    return
+
+    def _is_read(self, task: str) -> bool:
+        return any(reader != task for reader in self._edges(task))
 
     def _lane(self, sink: str) -> dict[int, str]:
         """By depth, what is above an answer and is read for that answer alone."""
@@ -151,7 +190,7 @@ class _Stages:
         last = [sink]
         for _ in range(MOST_DEPTH):  # tasks with several outputs may wait for each other in turn
             above = dict.fromkeys(one for task in last for one in self._graph.tasks_above(task))
-            last = [one for one in above if len(self._readers(one, MOST_READERS)) == 1]
+            last = [one for one in above if self._only_reader(one) is not None]
             for one in last:
                 found.setdefault(self._depth(one), one)
         return found
