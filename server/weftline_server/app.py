@@ -175,8 +175,8 @@ def _driver(config: ServerConfig, engines: EngineMakers, journal: Journal | None
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    service, endpoint = state_of(app).service, state_of(app).config.otlp
-    spans = _spans(endpoint) if endpoint else None
+    service, config = state_of(app).service, state_of(app).config
+    spans = _spans(config, state_of(app).prices) if config.otlp else None
     if spans is not None:
         service.lifecycle.observe(spans)
     await service.lifecycle.start()
@@ -196,14 +196,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             await asyncio.get_running_loop().run_in_executor(None, spans.close)
 
 
-def _spans(endpoint: str) -> SessionSpans:
+def _spans(config: ServerConfig, prices: Prices) -> SessionSpans:
     try:
         from weftline_server.observe.spans import SessionSpans
     except ModuleNotFoundError as error:
         raise InvalidRequest(
             f"--otlp needs OpenTelemetry: {install('otel')}", param="otlp"
         ) from error
-    return SessionSpans(endpoint)
+    return SessionSpans(config.otlp, prices, with_texts=config.otlp_texts)
 
 
 class _Application(FastAPI):

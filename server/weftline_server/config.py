@@ -68,6 +68,7 @@ class ServerConfig:
     max_requests: int = 4096  # of a tenant that are under way; a waiting get is one
     price: dict[str, Price] = field(default_factory=dict)  # of a million tokens, by model
     otlp: str = ""  # URL of a collector of OpenTelemetry that takes OTLP over HTTP
+    otlp_texts: bool = False  # the spans have prompts and answers
     refuse_hosted_tools: bool = False  # of responses, such as web_search; else they are left out
     restore_thoughts: bool = True  # that a client has dropped from its turns, while tools run
     log_prompts: bool = False  # the log lines of calls contain their prompts and outputs

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from queue import Queue
+from typing import Any
 
 import httpx2
 import pytest
@@ -16,6 +19,9 @@ from tests.integrations.conftest import served
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
+
+
+headers: dict[str, str] = {}  # of the last batch that any receiver got
 
 
 @contextmanager
@@ -28,7 +34,9 @@ def receiver() -> Iterator[tuple[str, Queue]]:
             body = self.rfile.read(int(self.headers["content-length"]))
             if self.headers.get("content-encoding") == "gzip":
                 raise AssertionError("the exporter is asked for no compression")
-            batches.put(ExportTraceServiceRequest.FromString(body))
+            request = ExportTraceServiceRequest.FromString(body)
+            headers.update({name.lower(): value for name, value in self.headers.items()})
+            batches.put(request)
             self.send_response(200)
             self.send_header("content-length", "0")
             self.end_headers()
@@ -111,3 +119,79 @@ def test_an_upstream_continues_the_trace() -> None:
     assert first.name == "invoke_workflow ask" and asked.name.startswith("chat ")
     assert theirs.name.startswith("invoke_workflow")
     assert len({span.trace_id for span in spans}) == 1
+
+
+PRICED = '[price."null"]\nprompt = 1000.0\ncached = 100.0\noutput = 2000.0\n'
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+RULES = [{"when": "<tool_response>", "reply": "It is sunny."}, {"when": "", "reply": CALL}]
+WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {}}}
+
+
+def facts_of(span: Any) -> dict[str, Any]:
+    """The attributes of a span, each as the value that is set."""
+    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in span.attributes}
+
+
+@pytest.mark.parametrize("texts", [True, False])
+def test_an_agent_as_an_observer_of_llms_wants_it(
+    texts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tools are spans, calls have cached tokens and their cost, and the key goes along. Texts are
+    in the spans only where they are asked for.
+    """
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Basic%20cGs6c2s=")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "openinference.project.name=mine")
+    (tmp_path / "script.json").write_text(json.dumps(RULES))
+    (tmp_path / "weftline.toml").write_text(PRICED)
+    how = ["--null-mode", "script", "--null-script", str(tmp_path / "script.json")]
+    how += ["--config", str(tmp_path / "weftline.toml"), *(["--otlp-texts"] if texts else [])]
+    messages: list[Any] = [{"role": "user", "content": "How is Rome?"}]
+    with receiver() as (endpoint, batches), served("--otlp", endpoint, *how) as url:
+        for _ in range(2):
+            said = {"session_id": "agent", "open": True}
+            body = {"messages": messages, "tools": [WEATHER], "weftline": said}
+            answer = httpx2.post(f"{url}/v1/chat/completions", json=body).raise_for_status()
+            messages.append(answer.json()["choices"][0]["message"])
+            for one in messages[-1].get("tool_calls") or ():
+                messages.append({"role": "tool", "tool_call_id": one["id"], "content": "24 C"})
+        httpx2.delete(f"{url}/v1/session/agent").raise_for_status()
+        batch = batches.get(timeout=60)
+    assert headers["authorization"] == "Basic cGs6c2s="
+    [resource] = batch.resource_spans
+    assert facts_of(resource.resource)["openinference.project.name"] == "mine"
+    spans = [span for scope in resource.scope_spans for span in scope.spans]
+    calls = sorted(
+        (s for s in spans if s.name == "chat null"), key=lambda s: s.start_time_unix_nano
+    )
+    [tool] = [span for span in spans if span.name == "execute_tool get_weather"]
+    [workflow] = [span for span in spans if span.name.startswith("invoke_workflow")]
+    assert [link.span_id for link in calls[1].links] == [calls[0].span_id]
+    assert [link.span_id for link in tool.links] == [calls[0].span_id]
+    assert calls[0].end_time_unix_nano <= tool.start_time_unix_nano
+    assert tool.end_time_unix_nano <= calls[1].end_time_unix_nano
+    facts = facts_of(calls[1])
+    used = {name: facts[f"gen_ai.usage.{name}"] for name in ("input_tokens", "output_tokens")}
+    cached = facts["gen_ai.usage.cache_read.input_tokens"]
+    cost = 1000 * (used["input_tokens"] - cached) + 100 * cached + 2000 * used["output_tokens"]
+    assert facts["gen_ai.usage.cost"] == facts["llm.cost.total"] == pytest.approx(cost / 1e6)
+    kinds = [facts_of(span)["openinference.span.kind"] for span in (workflow, calls[0], tool)]
+    assert kinds == ["CHAIN", "LLM", "TOOL"]
+    sent = {**facts_of(workflow), **facts_of(tool), **facts}
+    found = {name: sent.get(name) for name in TEXTS}
+    assert found == (TEXTS if texts else dict.fromkeys(TEXTS))
+    if texts:
+        asked = json.loads(sent["gen_ai.input.messages"])
+        assert [one["role"] for one in asked][:2] == ["user", "assistant"]
+    else:
+        assert "Rome" not in str(batch)
+
+
+TEXTS = {
+    "input.value": "How is Rome?",
+    "output.value": "It is sunny.",
+    "gen_ai.tool.call.arguments": '{"city": "Rome"}',
+    "gen_ai.tool.call.result": "24 C",
+    "gen_ai.output.messages": json.dumps(
+        [{"role": "assistant", "parts": [{"type": "text", "content": "It is sunny."}]}]
+    ),
+}

@@ -138,6 +138,12 @@ def _add_session_arguments(group: argparse._ArgumentGroup) -> None:
         "http://127.0.0.1:4318/v1/traces (default: none)",
     )
     group.add_argument(
+        "--otlp-texts",
+        action="store_const",
+        const=True,
+        help="the spans also have prompts, answers, and arguments and results of tools",
+    )
+    group.add_argument(
         "--cors",
         action="append",
         metavar="ORIGIN",
@@ -253,6 +259,7 @@ def run(args: argparse.Namespace) -> int:
         "cluster.lease_s": args.lease_s,
         "cors": args.cors,
         "otlp": args.otlp,
+        "otlp_texts": args.otlp_texts,
         "ui": args.ui,
     }
     settings = load(args.config, flags)

@@ -31,7 +31,7 @@ def call_view(
             return _tool(session, tool)
         raise UnknownCall(f"the session has no call {id[:64]!r}", param="call_id")
     call = run.task.call
-    segments = [] if call is None else _segments(session, call, dict(_bound(call, run.task.writes)))
+    segments = [] if call is None else segments_of(session, call, run.task.writes)
     return {
         **task_view(session, run),
         "placement": placement_view(run, whole),
@@ -43,10 +43,7 @@ def call_view(
 def _tool(session: ServerSession, tool: ClientToolRun) -> dict[str, Any]:
     """A tool that the client ran, as a step with two texts."""
     view = tool_view(session, tool)
-    read_by = session.tasks.get(tool.read_by)
-    call = None if read_by is None else read_by.task.call
-    result = "" if call is None else _result(session, call, tool.call)
-    texts = {"arguments": tool.arguments, "result": result}
+    texts = {"arguments": tool.arguments, "result": result_of(session, tool)}
     return {
         "step_id": view.pop("tool_id"),
         **view,
@@ -60,11 +57,14 @@ def _tool(session: ServerSession, tool: ClientToolRun) -> dict[str, Any]:
     }
 
 
-def _result(session: ServerSession, call: Call, tool_call: str) -> str:
-    """The result of a tool's call as it stands in the prompt of another call."""
+def result_of(session: ServerSession, tool: ClientToolRun) -> str:
+    """The result of a tool as it stands in the prompt of the call that has read it."""
+    read_by = session.tasks.get(tool.read_by)
+    if read_by is None or (call := read_by.task.call) is None:
+        return ""
     holders = {holder.name: holder for holder in call.placeholders}
     for item in call.prompt:
-        if isinstance(item, Message) and item.tool_call_id == tool_call:
+        if isinstance(item, Message) and item.tool_call_id == tool.call:
             return "".join(_segment(session, one, holders, {})["text"] for one in item.content)
     return ""
 
@@ -87,7 +87,11 @@ def _bound(call: Call, writes: tuple[str, ...]) -> list[tuple[str, str]]:
     return list(zip(outputs, writes, strict=True))
 
 
-def _segments(session: ServerSession, call: Call, outputs: dict[str, str]) -> list[dict[str, Any]]:
+def segments_of(
+    session: ServerSession, call: Call, writes: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """The prompt of a call that writes these variables, with the values that stand in it."""
+    outputs = dict(_bound(call, writes))
     holders = {holder.name: holder for holder in call.placeholders}
     found = []
     for item in call.prompt:
