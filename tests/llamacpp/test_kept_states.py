@@ -163,6 +163,23 @@ async def test_conversations_with_windows_keep_their_prompts_without_files(
         await target.close()
 
 
+async def test_whole_windows_are_continued_from_files(
+    llama_config: LlamaServerConfig, windows: Path
+) -> None:
+    """With --swa-full a common beginning of siblings is computed once, as with full attention."""
+    config = replace(llama_config, model=windows, slots=2, llama_arguments=("--swa-full",))
+    target = Target(LlamaEngine(config), {})
+    await target.start()
+    try:
+        siblings = [op(f"s{at}", (*SHARED, *range(at, at + 40))) for at in range(100, 104)]
+        heard = await target.run(*siblings)
+        cached = [one.finished.usage.cached_tokens for one in heard if one.finished is not None]
+        assert sorted(cached) == [0] + [len(SHARED)] * 3
+        assert await computed(target) <= len(SHARED) + 4 * 40 + 2
+    finally:
+        await target.close()
+
+
 async def test_our_own_engine_computes_the_file_of_llama_cpps_converter(
     convolutions: Path, tmp_path: Path
 ) -> None:

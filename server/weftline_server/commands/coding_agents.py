@@ -68,10 +68,15 @@ def shape_of(values: Mapping[str, Any], weight_bytes: int) -> KvShape | None:
     return KvShape(token_bytes, weight_bytes, number("context_length") or MOST_CONTEXT)
 
 
+def tokens_of(shape: KvShape, machine: Machine) -> int:
+    """The tokens whose keys and values this machine has room for."""
+    memory = machine.gpu_bytes or machine.free_bytes
+    return int(max(0, memory - shape.weight_bytes) * SHARE) // shape.token_bytes
+
+
 def room_of(shape: KvShape, machine: Machine) -> Room:
     """The room for sessions on this machine: as long as the model allows, and then several."""
-    memory = machine.gpu_bytes or machine.free_bytes
-    tokens = int(max(0, memory - shape.weight_bytes) * SHARE) // shape.token_bytes
+    tokens = tokens_of(shape, machine)
     longest = min(shape.context, MOST_CONTEXT)
     sessions = max(1, min(MOST_SESSIONS, tokens // longest))
     context = min(longest, tokens // sessions)

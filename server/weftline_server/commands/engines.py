@@ -215,6 +215,7 @@ def _llamacpp(spec: EngineSpec) -> Callable[[], Engine]:
     from weftline_engine.remote.llamacpp.engine import LlamaEngine
     from weftline_engine.remote.llamacpp.llama_program import ServerMissing, find_server
     from weftline_engine.remote.llamacpp.state_cut import StateCut
+    from weftline_server.commands.whole_windows import llama_words
 
     connects = spec.endpoint.connect is not None
     try:
@@ -224,6 +225,9 @@ def _llamacpp(spec: EngineSpec) -> Callable[[], Engine]:
     model = None
     if spec.model is not None or not connects:
         model = gguf_file(spec.model or DEFAULT_MODEL, progress=for_stream())
+    words = spec.llama.llama_arguments
+    if model is not None and not connects:
+        words = llama_words(spec, model)
     config = LlamaServerConfig(
         llama_server=server,
         connect=_endpoint(spec, "") if connects else None,
@@ -234,8 +238,8 @@ def _llamacpp(spec: EngineSpec) -> Callable[[], Engine]:
         slots=spec.max_running,
         context=spec.endpoint.context_limit,
         kv_tokens=spec.kv_tokens,
-        llama_arguments=spec.llama.llama_arguments,
-        cut=StateCut.ANYWHERE if model is None else _cut_of(model, spec.llama.llama_arguments),
+        llama_arguments=words,
+        cut=StateCut.ANYWHERE if model is None else _cut_of(model, words),
     )
     return lambda: LlamaEngine(config)
 

@@ -92,8 +92,8 @@ class LlamaEngine(RemoteEngine):
         if not self._config.cut.copies:
             log.warning(
                 "this model has sliding windows, which llama-server does not continue from a file: "
-                "every slot computes a common beginning for itself. With "
-                "--llama-arguments=--swa-full it is computed once, for more memory"
+                "every slot computes a common beginning for itself. Where all keys fit in memory, "
+                "--llama-arguments=--swa-full computes it once"
             )
         if self._child is not None:
             self._watch = asyncio.create_task(self._watch_child(self._child))
