@@ -77,10 +77,6 @@ SERVED: dict[str, tuple[list[dict[str, Any]], str]] = {
 SHELL = {"type": "exec", "command": ["ls"], "env": {}}
 # An item of each type that is refused, and what the answer says to do.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "item_reference": (
-        {"id": "msg_1"},
-        "send the item itself, or continue with previous_response_id",
-    ),
     "compaction": (
         {"encrypted_content": "x"},
         "its text is encrypted: send the messages that it stands for",
@@ -198,7 +194,8 @@ def refusal(client: openai.OpenAI) -> Refusal:
 def test_the_tables_have_every_type_of_the_package() -> None:
     """A newer openai package with a new type fails here until somebody decides on the type."""
     assert len(ITEMS) > 20 and len(TOOLS) > 14
-    assert ITEMS - SERVED.keys() - REFUSED.keys() == set()
+    # A reference is replaced by the item that is kept.
+    assert ITEMS - SERVED.keys() - REFUSED.keys() == {"item_reference"}
     assert TOOLS - REFUSED_TOOLS.keys() - HOSTED_TOOLS.keys() == {
         "function",
         "namespace",
@@ -309,8 +306,6 @@ def test_a_part_that_is_no_text_is_refused(refusal: Refusal) -> None:
         ([{"type": "function_call_output"}], "input.0.output: Field required"),
         (["Rome?"], "input.0: Input should be an object"),
         ([{"type": 3}], "input.0.type: Input should be a valid string"),
-        ([{"id": "msg_1"}], "input.0: an item of type 'item_reference' is not served: "
-                            "send the item itself, or continue with previous_response_id"),
     ],
 )  # fmt: skip
 def test_an_item_that_is_not_complete(

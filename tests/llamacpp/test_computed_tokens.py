@@ -19,6 +19,7 @@ from tests.null.asgi import Serve, Server
 from tests.null.test_dialects import DIALECTS
 from tests.null.test_openai_tools import SIGNATURE, chat
 from tests.null.test_special_marks import TokenEngine
+from tests.tool_turns import MOST_COMPUTED, RESULT, computed_behind_a_call
 from tests.waits import until
 from weftline_engine import api
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
@@ -27,10 +28,11 @@ from weftline_engine.own.embedded.engine import Core
 from weftline_engine.own.embedded.model.base import Model
 from weftline_engine.own.embedded.model.decoders import load_decoder
 from weftline_engine.own.models import default_home
+from weftline_engine.remote.llamacpp.config import LlamaServerConfig
+from weftline_engine.remote.llamacpp.engine import LlamaEngine
 from weftline_server.prompt.answer_dialect import dialect_of
 from weftline_server.prompt.thinking_block import Thinking
 
-MOST_COMPUTED = 32  # beyond the tool's result
 BLOCK = 16
 DOCS = Path(__file__).parents[2] / "docs"
 SHAPE = {
@@ -97,7 +99,6 @@ BEGINNINGS = {
 }
 AGAIN = "And is it warm in Oslo, or at least in Copenhagen?"
 WEATHER = {"type": "function", "function": {**SIGNATURE, "name": "weather"}}
-RESULT = "18 degrees, sunny, and a light wind from the west"
 WORDS = {"enable_thinking": True, "thinking": True, "add_thoughts": True}
 # These write the name of a call, 24 random digits, in front of its result.
 NAMES_CALLS = ("moonshotai-Kimi-K2",)
@@ -241,3 +242,11 @@ async def _behind_thoughts(name: str, talk: Talk) -> None:
 
 def result_of(id: str) -> dict[str, str]:
     return {"role": "tool", "tool_call_id": id, "content": RESULT}
+
+
+async def test_llama_cpp_computes_what_is_new(
+    serve: Serve, llama_config: LlamaServerConfig
+) -> None:
+    """A real llama-server has the beginning of the next turn in a slot."""
+    server = await serve(also={"llama": lambda: LlamaEngine(llama_config)})
+    assert await computed_behind_a_call(server, "llama") <= MOST_COMPUTED

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from tests.null.asgi import Serve
-from tests.null.kept import ended, got, refused, respond, said, text_of
-from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullMode
+from tests.null.kept import ended, events_of, got, refused, respond, said, text_of
+from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine, NullMode
 
 HI = {"role": "user", "content": "Hi"}
-SLOW = NullConfig(mode=NullMode.FIXED, latency=LatencyProfile(step_s=0.01))
+SLOW = NullConfig(mode=NullMode.FIXED, latency=LatencyProfile(step_s=0.01), model="slow")
+NEVER = NullConfig(mode=NullMode.FIXED, latency=LatencyProfile(step_s=3600.0))
 
 
 async def test_a_conversation_grows_with_its_responses(serve: Serve) -> None:
@@ -69,15 +70,30 @@ async def test_items_that_a_client_adds(serve: Serve) -> None:
 
 
 async def test_one_that_is_deleted_while_a_response_runs(serve: Serve) -> None:
-    """The response ends and is kept. The conversation stays deleted."""
-    server = await serve(SLOW)
+    """The response fails at once, with the error of a conversation that is not there, and is kept.
+    So does one with a connection, at its end. The conversation stays deleted."""
+    server = await serve(NEVER, also={"slow": lambda: NullEngine(SLOW)})
     id = (await server.http.post("/v1/conversations", json={"items": [HI]})).json()["id"]
     more = {"conversation": id, "background": True, "max_output_tokens": 20}
     begun = await respond(server, "Go", **more)
     deleted = (await server.http.delete(f"/v1/conversations/{id}")).json()
     assert deleted == {"id": id, "object": "conversation.deleted", "deleted": True}
     made = await ended(server, begun["id"])
-    assert (made["status"], made["usage"]["output_tokens"]) == ("completed", 20)
+    assert (made["status"], made["error"]["type"]) == ("failed", "UnknownConversation")
+    id = (await server.http.post("/v1/conversations", json={"items": [HI]})).json()["id"]
+    more = {"input": "Go", "conversation": id, "max_output_tokens": 20, "model": "slow"}
+    answers = [
+        asyncio.create_task(server.http.post("/v1/responses", json={**more, "stream": streams}))
+        for streams in (True, False)
+    ]
+    await asyncio.sleep(0.05)
+    await server.http.delete(f"/v1/conversations/{id}")
+    streamed, whole = await asyncio.gather(*answers)
+    last = events_of(streamed.text)[-1]
+    assert last["type"] == "response.failed"
+    for error in (last["response"]["error"], whole.json()["error"]):
+        assert error["type"] == "UnknownConversation"
+    assert whole.status_code == 404
     unknown = (404, "UnknownConversation", "conversation_id")
     assert await refused(server, "GET", f"/v1/conversations/{id}") == unknown
     body = {"input": "Go", "conversation": id}

@@ -14,6 +14,8 @@ import pytest_asyncio
 
 from tests.contract.target import Target
 from tests.null.asgi import Server, call
+from tests.tool_turns import MOST_COMPUTED, computed_behind_a_call
+from tests.vllm.conftest import BLOCK
 from weftline_engine import api
 from weftline_engine.remote.openai.endpoint import EndpointConfig
 from weftline_engine.remote.vllm.cache_size import gauge_names
@@ -60,6 +62,11 @@ async def test_a_graph_runs_in_one_request(server: Server) -> None:
     assert {one["engine"] for one in by_name.values()} == {"vllm"}
     (engine,) = answer["graph"]["engines"]
     assert any("keep and free are advice" in one for one in engine["lacks"])
+
+
+async def test_a_turn_computes_what_is_new(server: Server) -> None:
+    """What was computed while the client ran the tool, up to its last block, is in vLLM's cache."""
+    assert await computed_behind_a_call(server, "vllm") <= MOST_COMPUTED + BLOCK
 
 
 def tool(name: str) -> dict[str, object]:

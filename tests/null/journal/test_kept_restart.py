@@ -6,8 +6,10 @@ from pathlib import Path
 
 from tests.null.journal.test_restart import cut, running
 from tests.null.kept import ended, events_of, got, refused, respond, said, text_of
+from tests.null.test_background_responses import running as in_background
 from tests.waits import until
 from weftline_engine.pretend.null import LatencyProfile, NullConfig
+from weftline_server.http.openai.response_record import NUMBERS
 
 NEVER = NullConfig(latency=LatencyProfile(step_s=3600.0))
 GO = "user: Go\nassistant: "
@@ -29,16 +31,21 @@ async def test_what_an_earlier_run_kept(tmp_path: Path) -> None:
 
 async def test_one_in_the_background_is_made_by_the_next_run(tmp_path: Path) -> None:
     """The first run ends while it runs, as a kill would. The next one generates the whole answer,
-    with the same ids, and a client follows it from the start."""
+    with the same ids. A client that goes on behind the last event it saw misses none of it: their
+    numbers are higher."""
     async with running(tmp_path / "store", NEVER) as server:
         begun = await respond(server, "Go", background=True, metadata={"a": "b"})
+        await until(lambda: in_background(server, begun["id"]).size)  # an event was told
         await cut(server)
     path = f"/v1/responses/{begun['id']}"
     async with running(tmp_path / "store") as server:
-        text = (await server.http.get(f"{path}?stream=true")).text
+        text = (await server.http.get(f"{path}?stream=true&starting_after=2")).text
         made = await ended(server, begun["id"])
+        rest = (await server.http.get(f"{path}?stream=true&starting_after={NUMBERS + 8}")).text
     assert events_of(text)[-1]["response"] == made
-    assert [one["sequence_number"] for one in events_of(text)] == list(range(10))
+    numbers = [one["sequence_number"] for one in events_of(text)]
+    assert numbers == list(range(NUMBERS, NUMBERS + 10))
+    assert events_of(rest) == events_of(text)[-1:]
     assert text_of(made) == GO
     grown = ("status", "output", "usage")
     assert {**made, **{name: begun[name] for name in grown}} == begun
@@ -51,7 +58,10 @@ async def test_an_orderly_end(tmp_path: Path) -> None:
     """It does not end a response in the background: the next run makes it."""
     async with running(tmp_path / "store", NEVER) as server:
         begun = await respond(server, "Go", background=True)
-        await until(lambda: server.service.registry.busy())
+        made = in_background(server, begun["id"])
+        await until(lambda: made.size and server.service.registry.busy())
+        await server.service.lifecycle.drain(0.0)
+        await made.wait()
     async with running(tmp_path / "store") as server:
         assert text_of(await ended(server, begun["id"])) == GO
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
-from weftline.contract.errors import Overloaded
+from weftline.contract.errors import Overloaded, WeftlineError
 from weftline_server.journal.kept_objects import KeptConfig
 
 Json = dict[str, Any]
@@ -28,6 +28,8 @@ class BackgroundResponse:
 
     def __init__(self, first: Json, so_far: Callable[[], Json], cancel: Callable[[], None]) -> None:
         self._last = first  # of the events that have the whole response
+        self.first = 0  # the number of the first event that this server tells
+        self.fault: WeftlineError | None = None  # for which the server ends it
         self._so_far = so_far
         self.is_cancelled = False
         self.ended: float | None = None
@@ -64,6 +66,11 @@ class BackgroundResponse:
             self._cancel()
         await self.wait()
 
+    def fail(self, fault: WeftlineError) -> None:
+        """End the calls with this error."""
+        self.fault = fault
+        self._cancel()
+
     async def wait(self) -> None:
         """Return when the response has ended."""
         while self.ended is None:
@@ -72,8 +79,9 @@ class BackgroundResponse:
     async def follow(self, at: int) -> AsyncGenerator[bytes, None]:
         """The events from number `at` on, as they come."""
         while True:
-            while at < len(self._events):
-                yield self._events[at]
+            at = max(at, self.first)
+            while at - self.first < len(self._events):
+                yield self._events[at - self.first]
                 at += 1
             if self.ended is not None:
                 return
@@ -123,6 +131,13 @@ class BackgroundResponses:
         task = asyncio.create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def fail(self, tenant: str, conversation: str, fault: WeftlineError) -> None:
+        """End what runs here for this conversation."""
+        for (whose, _), one in self._known.items():
+            of = one.body["conversation"]
+            if whose == tenant and one.ended is None and of == {"id": conversation}:
+                one.fail(fault)
 
     def forget(self, tenant: str, id: str) -> None:
         """The response was deleted, or goes on elsewhere."""

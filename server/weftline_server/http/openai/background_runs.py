@@ -11,7 +11,7 @@ from weftline_server.http.openai.background_events import BackgroundResponse
 from weftline_server.http.openai.replies import CHAT, Reply
 from weftline_server.http.openai.requests import ChatRequest
 from weftline_server.http.openai.response_output import Event, Made, told
-from weftline_server.http.openai.response_record import ResponseRecord
+from weftline_server.http.openai.response_record import NUMBERS, ResponseRecord
 from weftline_server.http.openai.submission import Running
 from weftline_server.http.openai.tool_types import Offer
 from weftline_server.http.state import ServerState
@@ -31,6 +31,7 @@ async def begin(
         "own": running.own,
         "groups": made.offer.groups,
         "customs": sorted(made.offer.customs),
+        "numbers": 0,
     }
     try:
         await record.begun(made.body("queued"), note)
@@ -88,25 +89,34 @@ def _run(
     one = BackgroundResponse(made.body("queued"), made.body, cancel)
     tenant = record.tenant
 
-    def tell(event: Event) -> None:
+    reserved = 0
+
+    async def tell(event: Event) -> None:
+        nonlocal reserved
+        if event["sequence_number"] >= reserved:
+            reserved = await record.reserved(made.id)
         one.tell(sse(event["type"], event), event.get("response"))
 
     async def work() -> None:
+        nonlocal reserved
         leaves = False
         try:
+            reserved = await record.reserved(made.id)
+            made.number = one.first = reserved - NUMBERS
             for kind in ("created", "queued", "in_progress"):
                 status = "in_progress" if kind == "in_progress" else "queued"
-                tell(made.told(kind, made.body(status)))
+                await tell(made.told(kind, made.body(status)))
             async for event in told(running, made, record.ended):
-                tell(event)
+                await tell(event)
         except WeftlineError as error:
-            leaves = _goes_on_elsewhere(state, error) and not one.is_cancelled
+            given_up = one.is_cancelled or one.fault is not None
+            leaves = _goes_on_elsewhere(state, error) and not given_up
             if leaves:
                 state.background.forget(tenant, made.id)
                 return
-            whole = made.failed(error, is_cancelled=one.is_cancelled)
+            whole = made.failed(one.fault or error, is_cancelled=one.is_cancelled)
             await record.ended(whole)
-            tell(made.told(whole["status"], whole))
+            await tell(made.told(whole["status"], whole))
         finally:
             if not leaves:
                 running.end()

@@ -18,7 +18,11 @@ from weftline_server.http.json_bodies import read, schema
 from weftline_server.http.openai.kept_items import Order, kept_items, list_of, page
 from weftline_server.http.openai.message_fields import check_messages
 from weftline_server.http.openai.response_items import Conversation, InputItem
-from weftline_server.http.openai.response_record import conversation_of, kept_conversation
+from weftline_server.http.openai.response_record import (
+    conversation_of,
+    kept_conversation,
+    no_conversation,
+)
 from weftline_server.http.openai.response_requests import check_metadata
 from weftline_server.http.openai.response_routes import Limit
 from weftline_server.http.openai.tool_types import Offer
@@ -99,10 +103,11 @@ async def update_conversation(conversation_id: str, request: Request, tenant: Te
 
 @router.delete("/{conversation_id}")
 async def delete_conversation(conversation_id: str, request: Request, tenant: Tenant) -> Json:
-    """Delete a conversation with its items. Its responses stay."""
-    objects = state_of(request.app).kept
-    await kept_conversation(objects, tenant, conversation_id)
-    await objects.change(tenant, conversation_id, lambda _: None)
+    """Delete a conversation with its items. Its responses stay, and those that run fail."""
+    state = state_of(request.app)
+    await kept_conversation(state.kept, tenant, conversation_id)
+    await state.kept.change(tenant, conversation_id, lambda _: None)
+    state.background.fail(tenant, conversation_id, no_conversation(conversation_id))
     return {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
 
 

@@ -2,8 +2,8 @@
 
 Thoughts are those of the answer that follows them. An item is passed over if it has nothing that a
 model of this server would read: thoughts that are encrypted, and the tools that another service
-listed, since a request's tools are those of `tools`. An item of any other type that is not served
-is a 400 that names its place and its type.
+listed, since a request's tools are those of `tools`. A reference is replaced by its item before. An
+item of any other type that is not served is a 400 that names its place and its type.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Tag
 
@@ -24,10 +24,11 @@ from weftline_server.http.openai.requests import ChatMessage
 from weftline_server.http.openai.tool_types import INPUT, AnyResponseTool, Offer, grouped
 from weftline_server.http.typed_objects import OTHER, by_type
 
+REFERENCE = "item_reference"
 PASSED_OVER = frozenset({"mcp_list_tools"})
 _INSTEAD: Mapping[str, str] = MappingProxyType(
     {
-        "item_reference": "send the item itself, or continue with previous_response_id",
+        REFERENCE: "a conversation gets the item itself",
         "compaction": "its text is encrypted: send the messages that it stands for",
         "compaction_trigger": "the server compacts no input: leave it out",
         "configuration_update": "set reasoning and text of the request",
@@ -194,8 +195,15 @@ def _message(item: InputMessage | InputResult, where: str) -> ChatMessage:
     return ChatMessage(role="tool", content=text, tool_call_id=item.call_id)
 
 
+def referred(item: Mapping[str, Any]) -> str | None:
+    """The id of the item that this one stands for; None for an item of its own."""
+    kind, id = item.get("type"), item.get("id")
+    is_reference = kind == REFERENCE or (kind is None and "role" not in item)
+    return id if is_reference and isinstance(id, str) else None
+
+
 def _refusal(item: OtherItem, where: str) -> InvalidRequest:
-    kind = item.type or ("item_reference" if item.id is not None else None)
+    kind = item.type or (REFERENCE if item.id is not None else None)
     if kind is None:
         return InvalidRequest(
             f"{where}: an item needs a type, and a message its role: give one", param=where

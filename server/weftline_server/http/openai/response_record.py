@@ -6,16 +6,24 @@ read again for each turn. Thoughts are items like others.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from weftline.contract.errors import InvalidRequest, UnknownConversation, UnknownResponse
+from weftline_server.http.openai.response_items import referred
 from weftline_server.http.openai.response_requests import ResponsesRequest
 from weftline_server.journal.kept_objects import KeptObjects
 
 Json = dict[str, Any]
+# Events are numbered from a reservation that is kept, so that those of a later run of the server
+# have higher numbers. A response of an hour has some 100,000 events.
+NUMBERS = 1000
+Given = str | list[Json]  # the input of a request
 
+# The id of an item that the server has made: behind its kind are the response's digits.
+_MADE_ID = re.compile("[a-z]+_([0-9a-f]{32})[0-9a-f]{4}")
 _SENDS_ALL = "it was not stored, was deleted, or has expired: send the whole input"
 
 
@@ -55,6 +63,31 @@ async def past_of(objects: KeptObjects, tenant: str, body: ResponsesRequest) -> 
     return Past(items_of(chain), last["model"], is_some=True)
 
 
+async def with_references(objects: KeptObjects, tenant: str, given: Given, past: Past) -> Given:
+    """The input with the items that it refers to: those before it, and those of the outputs of any
+    response that is kept. Raises UnknownResponse for another one."""
+    if isinstance(given, str) or not any(map(referred, given)):
+        return given
+    known = {item["id"]: item for item in past.items}
+    read: set[str] = set()
+    found: list[Json] = []
+    for at, item in enumerate(given):
+        id = referred(item)
+        if id is not None and id not in known and (made := _MADE_ID.fullmatch(id)):
+            response = f"resp_{made[1]}"
+            kept = None if response in read else await objects.find(tenant, response)
+            read.add(response)
+            output = [] if kept is None else kept["response"]["output"]
+            known |= {one["id"]: one for one in output}
+        if id is not None and id not in known:
+            raise UnknownResponse(
+                f"input.{at}: no item {id[:64]!r} of an output is kept: {_SENDS_ALL}",
+                param=f"input.{at}",
+            )
+        found.append(item if id is None else known[id])
+    return found
+
+
 def items_of(chain: list[Json]) -> list[Json]:
     """The items of these turns, in their order."""
     return [item for one in chain for item in (*one["input"], *one["response"]["output"])]
@@ -78,12 +111,16 @@ async def kept_conversation(
 def conversation_of(found: Json | None, id: str, param: str = "conversation_id") -> Json:
     """The conversation that was found. Raises UnknownConversation if it was none."""
     if found is None or "items" not in found:
-        raise UnknownConversation(
-            f"no conversation {id[:64]!r} is kept: it was deleted or has expired, so create "
-            "another",
-            param=param,
-        )
+        raise no_conversation(id, param)
     return found
+
+
+def no_conversation(id: str, param: str = "conversation") -> UnknownConversation:
+    """The error of a conversation that is not there."""
+    return UnknownConversation(
+        f"no conversation {id[:64]!r} is kept: it was deleted or has expired, so create another",
+        param=param,
+    )
 
 
 def _unknown(id: str, param: str) -> UnknownResponse:
@@ -94,8 +131,8 @@ def _unknown(id: str, param: str) -> UnknownResponse:
 class ResponseRecord:
     """Keeps a response with the items of its own `input`, and adds them to its conversation.
 
-    A conversation that was deleted meanwhile stays deleted, and so does a response in the
-    background.
+    A conversation that was deleted meanwhile stays deleted, and its response fails. A response in
+    the background that was deleted stays deleted.
     """
 
     objects: KeptObjects
@@ -107,16 +144,34 @@ class ResponseRecord:
         made = {**self._kept(response), "running": running}
         await self.objects.change(self.tenant, response["id"], lambda _: made)
 
+    async def reserved(self, id: str) -> int:
+        """Reserve NUMBERS more numbers for the events of a response that runs in the background.
+        Returns the first one that is not reserved."""
+
+        def more(old: Json | None) -> Json | None:
+            if old is None or "running" not in old:
+                return old
+            note = old["running"]
+            return {**old, "running": {**note, "numbers": note["numbers"] + NUMBERS}}
+
+        made = await self.objects.change(self.tenant, id, more)
+        return NUMBERS if made is None or "running" not in made else made["running"]["numbers"]
+
     async def ended(self, response: Json) -> None:
-        """Keep the response as it has ended."""
+        """Keep the response as it has ended. Raises UnknownConversation."""
         made, must_be_there = self._kept(response), response["background"]
+        adds = response["conversation"] and response["status"] not in ("failed", "cancelled")
+        if adds:
+            await kept_conversation(
+                self.objects, self.tenant, response["conversation"]["id"], "conversation"
+            )
         if response["store"]:
             await self.objects.change(
                 self.tenant,
                 response["id"],
                 lambda old: None if old is None and must_be_there else made,
             )
-        if response["conversation"] is None or response["status"] in ("failed", "cancelled"):
+        if not adds:
             return
         new = [*self.input, *response["output"]]
         await self.objects.change(

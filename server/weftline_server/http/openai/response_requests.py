@@ -7,7 +7,7 @@ A field that is not here is looked up in `surface`: one that would change what m
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
@@ -134,6 +134,10 @@ class ResponsesRequest(KeptFields):
     chat_template_kwargs: dict[str, TemplateWord] | None = None
     stream: bool = False
     weftline: Provenance | None = None
+
+    def with_input(self, given: Iterable[Mapping[str, Any]]) -> ResponsesRequest:
+        """The request with this input, in which each reference is its item."""
+        return replace(self, input=_ITEMS.validate_python(tuple(given)))
 
     def chat(self, offer: Offer, past: Iterable[Mapping[str, Any]] = ()) -> ChatRequest:
         """The request as a chat request, whose tools `offer` takes. The items of the `past` go

@@ -20,7 +20,12 @@ from weftline_server.http.openai.kept_items import kept_items
 from weftline_server.http.openai.replies import CHAT
 from weftline_server.http.openai.requests import ChatRequest
 from weftline_server.http.openai.response_output import Made, told
-from weftline_server.http.openai.response_record import Past, ResponseRecord, past_of
+from weftline_server.http.openai.response_record import (
+    Past,
+    ResponseRecord,
+    past_of,
+    with_references,
+)
 from weftline_server.http.openai.response_requests import ResponsesRequest
 from weftline_server.http.openai.submission import Running, start
 from weftline_server.http.openai.surface import OpenAIRoute, check
@@ -52,6 +57,9 @@ async def respond(request: Request) -> Response:
 
     body = await read(request, ResponsesRequest, checked)
     past = await past_of(state.kept, tenant, body)
+    given = await with_references(state.kept, tenant, plain[0]["input"], past)
+    if not isinstance(given, str) and given is not plain[0]["input"]:
+        body = body.with_input(given)
     offer = Offer(refuses=state.config.refuse_hosted_tools)
     chat = _of_one_model(service, body.chat(offer, past.items), past)
     if chat.weftline is not None and chat.weftline.run_tools:
@@ -63,7 +71,7 @@ async def respond(request: Request) -> Response:
     )
     made = Made.new(running.reply.model, body, offer)
     taken = {item["id"] for item in past.items}
-    record = ResponseRecord(state.kept, tenant, kept_items(plain[0]["input"], taken))
+    record = ResponseRecord(state.kept, tenant, kept_items(given, taken))
     headers = left_out_header(offer)
     if body.background:
         begun = await background_runs.begin(state, running, made, record)
