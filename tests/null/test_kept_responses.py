@@ -10,6 +10,7 @@ import pytest
 from tests.integrations.thinking_model import SCRIPT, TEMPLATE, TURNS, thought
 from tests.null.asgi import Serve
 from tests.null.kept import ended, events_of, got, refused, respond, said, text_of
+from tests.null.test_conversations import sizes
 from tests.null.test_thinking import QWEN3, SWITCHED
 from weftline_engine.pretend import null
 from weftline_engine.pretend.null import NullConfig, NullEngine, NullMode
@@ -51,6 +52,23 @@ async def test_a_response_goes_on_where_another_ended(serve: Serve) -> None:
     assert said(rest["data"]) == chat[2:3] and rest["has_more"] is False
     assert await refused(server, "GET", f"{path}?after=msg_9") == (400, "InvalidRequest", "after")
     assert await refused(server, "GET", f"{path}?limit=0") == (400, "InvalidRequest", "limit")
+
+
+async def test_a_continued_response_has_a_session(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no conversation of the tenant goes on, a request has no session that stays. One that
+    names an earlier response has one, also with instructions of its own, behind which nothing of
+    the prompt is known. Otherwise the scheduler frees its context between two turns."""
+    monkeypatch.setattr("weftline_server.http.openai.conversations.UNDECIDED_S", -1.0)
+    server = await serve()
+    for number in range(6):
+        made = await respond(server, f"Question {number}", instructions="Be brief.")
+    assert await sizes(server) == []
+    monkeypatch.setattr("weftline_server.http.openai.conversations.UNDECIDED_S", 60.0)
+    more = {"previous_response_id": made["id"], "instructions": "Now be long."}
+    await respond(server, "And?", **more)
+    assert await sizes(server) == [1]
 
 
 async def test_ten_turns_keep_their_thoughts(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
