@@ -32,7 +32,6 @@ from weftline_server.http import (
     retrieval,
     session_routes,
     submits,
-    text_scores,
 )
 from weftline_server.http import engine_list as engine_routes
 from weftline_server.http.anthropic import message_routes
@@ -124,7 +123,6 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
         session_routes.lists,
         models.router,
         retrieval.router,
-        text_scores.router,
         engine_routes.router,
         advice.router,
         health.router,

@@ -90,7 +90,7 @@ async def examples(server: Server) -> dict[tuple[str, str], Any]:
         found[method, path] = answer.json()
 
     # The null engine has no embedder and no tokenizer.
-    skipped = ("/v1/embeddings", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize", "/metrics",
+    skipped = ("/v1/embeddings", "/v1/rerank", "/tokenize", "/detokenize", "/metrics",
                "/v1/messages/count_tokens")  # fmt: skip
     await ask("POST", "/v1/submit", {**REQUESTS["POST", "/v1/submit"], "session_id": session,
                                      "close": False})  # fmt: skip

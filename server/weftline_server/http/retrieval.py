@@ -170,24 +170,12 @@ async def rerank(request: Request) -> Response:
 
 async def _run(service: Service, tenant: str, step: Step) -> tuple[Any, int, str]:
     """Run one step in a session of its own: its value, its tokens and what ran it."""
-    [value], tokens, resource = await run_steps(service, tenant, [step])
-    return value, tokens, resource
-
-
-async def run_steps(
-    service: Service, tenant: str, steps: Sequence[Step]
-) -> tuple[list[Any], int, str]:
-    """Run steps in a session of their own: their values, the sum of their tokens, and what ran
-    them."""
     session: ServerSession = service.open(tenant, stays=False)
     try:
-        tasks = await service.submit(session, SubmitBody(steps=tuple(steps)))
-        values, tokens = [], 0
-        for task in tasks:
-            values.append((await service.readers.get(session, task.writes[0])).value)
-            (last,) = session.tasks[task.id].steps
-            tokens += 0 if last.usage is None else last.usage.prompt_tokens
-        return values, tokens, tasks[0].resource
+        [task] = await service.submit(session, SubmitBody(steps=(step,)))
+        value = (await service.readers.get(session, task.writes[0])).value
+        (last,) = session.tasks[task.id].steps
+        return value, 0 if last.usage is None else last.usage.prompt_tokens, task.resource
     finally:
         service.close(session)
 

@@ -219,12 +219,6 @@ _OPENAI = {
                                  "Where does the Rhine rise?"),
     "RerankRequest.return_documents": Field("Answer with the documents too.", False),
     "RerankRequest.top_n": Field("How many of the best to keep.", 1),
-    "ScoreRequest.documents": Field("Another name of text_2.", ["The Rhine rises in the Alps."]),
-    "ScoreRequest.model": Field("A reranker or embedder of this server. None is the first.", None),
-    "ScoreRequest.queries": Field("Another name of text_1.", "Where does the Rhine rise?"),
-    "ScoreRequest.text_1": Field("One text, or as many as there are in text_2.",
-                                 "Where does the Rhine rise?"),
-    "ScoreRequest.text_2": Field("One or more texts.", ["The Rhine rises in the Alps."]),
     "ResponseFormat.json_schema": Field("The schema, for type json_schema.", {"schema": _SCHEMA}),
     "ResponseFormat.type": Field("text, json_object, json_schema, regex, grammar or "
                                  "structural_tag.", "json_object"),

@@ -145,8 +145,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "room": "Whether the engine had room for the call.",
     "running": "Calls that it runs; in `pool`, the tokens that they may take.",
     "says": "Where the prompts part, what it costs, and what to do, as a sentence.",
-    "score": "How well the two texts fit; in `placement` the sum of the terms, of which the least "
-    "among engines with room wins.",
+    "score": "The sum of the terms, of which the least among engines with room wins.",
     "search_units": "Always 1.",
     "seconds": "Seconds of the path by their cause.",
     "segments": "The prompt in pieces, with the values that stand in it.",

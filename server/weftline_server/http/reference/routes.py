@@ -233,12 +233,6 @@ ANSWERS: Mapping[tuple[str, str], RouteAnswer] = MappingProxyType({
         {"model": "minilm", "results": [{"index": 0, "relevance_score": 0.83}],
          "meta": {"billed_units": {"search_units": 1}, "tokens": {"input_tokens": 20}}},
         (*OF_BODY, *OF_WORK, "UnknownModel", "EngineFailed", "Cancelled")),
-    ("POST", "/v1/score"): RouteAnswer(
-        "The score of each pair, in the order of the request.",
-        {"id": "score-1", "object": "list", "created": 1800000000, "model": "minilm",
-         "data": [{"index": 0, "object": "score", "score": 0.83}],
-         "usage": {"prompt_tokens": 20, "total_tokens": 20}},
-        (*OF_BODY, *OF_WORK, "UnknownModel", "EngineFailed", "Cancelled")),
     ("GET", "/health/live"): RouteAnswer("The process runs.", {"status": "live"}, open=True),
     ("GET", "/health/ready"): RouteAnswer(
         "Every model has an engine that takes work. With 503 the same body, and at least one has "
@@ -325,8 +319,6 @@ REQUESTS: Mapping[tuple[str, str], Any] = MappingProxyType({
     ("POST", "/detokenize"): {"tokens": [19556, 28]},
     ("POST", "/v1/completions"): {"prompt": "The longest river of Europe is", "max_tokens": 16},
     ("POST", "/v1/embeddings"): {"input": "Where does the Rhine rise?"},
-    ("POST", "/v1/score"): {"text_1": "Where does the Rhine rise?",
-                            "text_2": ["The Rhine rises in the Alps.", "Bread needs flour."]},
     ("POST", "/v1/rerank"): {"query": "Where does the Rhine rise?",
                              "documents": ["The Rhine rises in the Alps.", "Bread needs flour."]},
 })  # fmt: skip
