@@ -26,7 +26,6 @@ from weftline_server.schedule.memory.waste import (
     Strategy,
     discard,
     swap,
-    unreachable,
     waste,
 )
 
@@ -100,14 +99,6 @@ def test_a_longer_context_never_costs_less(
     assert swap(tokens, costs, load) <= swap(tokens + more, costs, load)
     fuller = replace(load, held=load.held + more)
     assert discard(tokens, costs, load) <= discard(tokens, costs, fuller)
-
-
-def test_a_strategy_can_be_unreachable() -> None:
-    """Without a host tier nothing is swapped. With a free copy nothing is discarded."""
-    pauses = (0.0, 0.1, 1.0, 60.0)
-    assert unreachable(GPTJ, 2048, BUSY, pauses) == {Strategy.SWAP}
-    free = replace(GPTJ, host_tokens=4096)
-    assert unreachable(free, 2048, BUSY, pauses) == {Strategy.DISCARD}
 
 
 def test_a_tool_is_learned_from_a_first_guess() -> None:

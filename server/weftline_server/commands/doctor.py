@@ -48,13 +48,6 @@ _RETRIEVAL = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument(
-        "--calibrate",
-        nargs="?",
-        const=DEFAULT_MODEL,
-        metavar="MODEL",
-        help="start the embedded engine and measure what its KV cache costs",
-    )
-    parser.add_argument(
         "--engine-python",
         metavar="PYTHON",
         help="the interpreter in which to look for vLLM (default: this one)",
@@ -72,10 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Examine the machine and print the report, or only what an option names."""
-    if args.calibrate is not None:
-        from weftline_server.commands import calibrate  # it needs the engine's packages
-
-        return calibrate.run(args.calibrate)
     if args.config is not None:
         from weftline_server.commands import functions  # it needs the server's packages
 

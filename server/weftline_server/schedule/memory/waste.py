@@ -76,13 +76,3 @@ def swap(tokens: int, costs: KvCosts, load: Load) -> float:
     """The waste of copying a context out and back: the context and everything that runs wait for
     both copies."""
     return 2 * costs.copy_s * tokens * (tokens + load.held)
-
-
-def unreachable(costs: KvCosts, limit: int, load: Load, pauses: tuple[float, ...]) -> set[Strategy]:
-    """The strategies that are never the best, at any length up to `limit` and any of these pauses.
-
-    Lengths are tried at every power of two, and `limit` itself.
-    """
-    lengths = [1 << n for n in range(limit.bit_length()) if 1 << n < limit] + [limit]
-    best = {waste(length, pause, costs, load).best for length in lengths for pause in pauses}
-    return set(Strategy) - best
