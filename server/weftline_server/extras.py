@@ -44,7 +44,6 @@ EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "sentence-transformers": "sentence_transformers",
             "sqlite-vec": "sqlite_vec",
         },
-        "lancedb": {"lancedb": "lancedb", "numpy": "numpy", "pyarrow": "pyarrow"},
         "pgvector": {"numpy": "numpy", "pgvector": "pgvector", "psycopg": "psycopg"},
         "postgres": {"psycopg": "psycopg", "psycopg-pool": "psycopg_pool"},
         "mcp": {"mcp": "mcp"},

@@ -10,15 +10,13 @@ import pytest
 from tests.e2e.full_disk import FULL, MIB, documents, files_up_to
 from tests.e2e.test_stores import ABC, ROWS, Store, item
 from weftline_engine import api
-from weftline_engine.services.retrieval.lancedb import LanceTable
 from weftline_engine.services.retrieval.sqlite import SqliteTable
 from weftline_engine.services.retrieval.stores import Table
 
 
-@pytest.fixture(params=["sqlite", "lancedb"])
-def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
-    path = tmp_path / "docs"
-    return SqliteTable(path) if request.param == "sqlite" else LanceTable(path)
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Table:
+    return SqliteTable(tmp_path / "docs")
 
 
 def test_a_write_that_does_not_fit_leaves_nothing(on_disk: Table) -> None:

@@ -20,14 +20,13 @@ from weftline.contract.vectors import Vectors
 from weftline_engine import api
 from weftline_engine.services.retrieval import arrays
 from weftline_engine.services.retrieval.core import ItemsCore
-from weftline_engine.services.retrieval.lancedb import LanceTable
 from weftline_engine.services.retrieval.pgvector import PgTable
 from weftline_engine.services.retrieval.plain_backends import MemoryTable
 from weftline_engine.services.retrieval.sqlite import SqliteTable
 from weftline_engine.services.retrieval.stores import NotAStore, StoreBackend, Table
 from weftline_server.commands.retrieval_tables import from_tables
 
-LIBRARIES = ("memory", "sqlite", "lancedb", "pgvector")
+LIBRARIES = ("memory", "sqlite", "pgvector")
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +48,6 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Table]:
             made = SqliteTable(tmp_path / "docs.db")
             yield made
             made.close()
-        case "lancedb":
-            yield LanceTable(tmp_path / "docs.lance")
         case "pgvector":
             yield from emptied(request.getfixturevalue("postgres").get_uri())
 
@@ -199,9 +196,11 @@ def test_a_bad_row_takes_all_rows_with_it(postgres: PostgresServer, tmp_path: Pa
 
 
 def test_what_is_kept_is_found_by_the_next_process(tmp_path: Path) -> None:
-    """A second store on the same folder finds the documents of the first."""
-    Store(LanceTable(tmp_path / "docs.lance")).ingest(ABC, ROWS)
-    again = Store(LanceTable(tmp_path / "docs.lance"))
+    """A second store on the same file finds the documents of the first."""
+    first = SqliteTable(tmp_path / "docs.db")
+    Store(first).ingest(ABC, ROWS)
+    first.close()
+    again = Store(SqliteTable(tmp_path / "docs.db"))
     assert [hit["id"] for hit in again.search([1, 0, 0], 1)] == ["a"]
 
 
@@ -209,7 +208,7 @@ def test_a_place_that_is_no_store_is_said(tmp_path: Path) -> None:
     """The message does not repeat the address of a database, which may hold a password."""
     (tmp_path / "file").write_text("text")
     with pytest.raises(NotAStore, match="file cannot be used as a store"):
-        LanceTable(tmp_path / "file")
+        SqliteTable(tmp_path / "file")
     with pytest.raises(NotAStore, match="see that it runs") as caught:
         PgTable(f"postgresql://someone:secret@/none?host={tmp_path}")
     assert "secret" not in str(caught.value)
@@ -263,13 +262,13 @@ def test_a_full_disk_of_postgres(postgres: PostgresServer) -> None:
     table.close()
 
 
-@pytest.mark.parametrize("library", ["lancedb", "pgvector"])
+@pytest.mark.parametrize("library", ["sqlite", "pgvector"])
 async def test_a_store_of_the_settings_runs_in_its_own_process(
     library: str, postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database's address comes from the environment variable that the table names."""
     monkeypatch.setenv("DOCS_DSN", postgres.get_uri())
-    place = {"lancedb": {"path": str(tmp_path / "docs")}, "pgvector": {"dsn_env": "DOCS_DSN"}}
+    place = {"sqlite": {"path": str(tmp_path / "docs")}, "pgvector": {"dsn_env": "DOCS_DSN"}}
     [spec] = from_tables({"store": [{"store": library, **place[library]}]})
     engine = spec.factory()()
     assert (await engine.start()).kinds == ("ingest", "search", "delete", "fetch")

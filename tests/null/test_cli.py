@@ -282,8 +282,6 @@ def test_doctor_knows_the_machine(tmp_path: Path) -> None:
     [
         ("embedder minilm", "", (True, "")),
         ("embedder minilm", "retrieval", (False, "run pip install 'weftline[retrieval]'")),
-        ("store lancedb", "lancedb", (False, "run pip install 'weftline[lancedb]'")),
-        ("store sqlite", "lancedb", (True, "")),
         ("store pgvector", "", (True, "needs the address of a PostgreSQL")),
     ],
 )

@@ -40,7 +40,6 @@ _ENGINES = {
 _RETRIEVAL = {
     "embedder minilm": ("server", "retrieval"),
     "store sqlite": ("server", "retrieval"),
-    "store lancedb": ("server", "lancedb"),
     "store pgvector": ("server", "pgvector"),
 }
 

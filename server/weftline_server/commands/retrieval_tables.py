@@ -40,12 +40,12 @@ _ENDPOINT = "an endpoint (connect)"
 # The settings that not every embedder and reranker, or not every store takes.
 _TAKERS: Mapping[str, tuple[str, ...]] = {
     "device": (_DIRECTORY,),
-    "cores": (_DIRECTORY, Store.SQLITE, Store.LANCEDB, Store.PGVECTOR),
+    "cores": (_DIRECTORY, Store.SQLITE, Store.PGVECTOR),
     "key_env": (_ENDPOINT,),
     "batch": (_GGUF, _ENDPOINT),
     "llama_server": (_GGUF,),
     "llama_arguments": (_GGUF,),
-    "path": (Store.SQLITE, Store.LANCEDB),
+    "path": (Store.SQLITE,),
     "dsn_env": (Store.PGVECTOR,),
 }
 
@@ -164,11 +164,10 @@ class RerankerSpec(EmbedderSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSpec:
-    """A `[[store]]` table. `store` is its library: sqlite, lancedb, pgvector or memory.
+    """A `[[store]]` table. `store` is its library: sqlite, pgvector or memory.
 
-    `path` is the file of sqlite or the directory of lancedb; by default it lies in weftline's
-    folder. `dsn_env` names the environment variable that holds PostgreSQL's address. `start` says
-    when it starts.
+    `path` is the file of sqlite; by default it lies in weftline's folder. `dsn_env` names the
+    environment variable that holds PostgreSQL's address. `start` says when it starts.
     """
 
     name: str = "default"
@@ -195,8 +194,7 @@ class StoreSpec:
 
             table = MemoryTable()  # one for all incarnations of the engine
             return lambda: LocalItems(StoreBackend(self.name, table))
-        ending = "lance" if self.store == Store.LANCEDB else "db"
-        path = self.path or default_home() / "stores" / f"{self.name}.{ending}"
+        path = self.path or default_home() / "stores" / f"{self.name}.db"
         try:
             config = StoreConfig(
                 name=self.name,

@@ -16,7 +16,6 @@ class Store(StrEnum):
     """The libraries that hold vectors."""
 
     SQLITE = "sqlite"
-    LANCEDB = "lancedb"
     PGVECTOR = "pgvector"
     MEMORY = "memory"  # nothing is kept: for tests
 
@@ -54,16 +53,18 @@ class EmbedderConfig(_Child):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig(_Child):
-    """A vector store. `path` is a file (sqlite) or a directory (lancedb), `dsn` of PostgreSQL."""
+    """A vector store. `path` is the file of sqlite, `dsn` the address of PostgreSQL."""
 
     store: Store | str = Store.SQLITE
     path: Path | None = None
     dsn: str | None = None
 
     def __post_init__(self) -> None:
+        if self.store == "lancedb":
+            raise ValueError("store 'lancedb' is gone: use 'sqlite', and index the documents again")
         if self.store not in list(Store):
             raise ValueError(f"store {self.store!r} is none of {', '.join(Store)}")
-        if self.store in (Store.SQLITE, Store.LANCEDB) and self.path is None:
+        if self.store == Store.SQLITE and self.path is None:
             raise ValueError(f"a store of {self.store} needs a path")
         if self.store == Store.PGVECTOR and not self.dsn:
             raise ValueError("a store of pgvector needs the address of a database, dsn")

@@ -87,10 +87,6 @@ def _table(config: StoreConfig) -> Table:
         assert config.dsn is not None, "checked by StoreConfig"
         return PgTable(config.dsn)
     assert config.path is not None, "checked by StoreConfig"
-    if config.store == Store.LANCEDB:
-        from weftline_engine.services.retrieval.lancedb import LanceTable
-
-        return LanceTable(config.path)
     from weftline_engine.services.retrieval.sqlite import SqliteTable
 
     return SqliteTable(config.path)
