@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from langchain_classic.retrievers import MultiQueryRetriever
 from langchain_community.vectorstores import FAISS
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.output_parsers import StrOutputParser
-from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnablePassthrough
 
@@ -24,6 +25,7 @@ STORE = ("--embedder", "null", "--store", "memory")  # an embedder without weigh
 TEXTS = ["Rome lies on the Tiber.", "The weft crosses the warp.", "Soup is hot.", "Rome is old."]
 QUESTION = "What crosses the warp?"
 ASK = ChatPromptTemplate.from_template("Answer from this.\n{context}\n\nQuestion: {question}")
+QUERIES = PromptTemplate.from_template("{question}\nRome\n\nsoup is what")
 SET = "/v1/session/variable"
 
 
@@ -53,6 +55,12 @@ def in_server(recording: Recording, **terms: Any) -> BaseRetriever:
 def in_client(texts: Sequence[str] = TEXTS, k: int = 2) -> BaseRetriever:
     store = FAISS.from_texts(list(texts), DeterministicFakeEmbedding(size=16))
     return store.as_retriever(search_kwargs={"k": k})
+
+
+def several(recording: Recording, base: BaseRetriever | None = None, **how: Any) -> Any:
+    """A retriever that searches for each query of a model; by default in the server's store."""
+    found = in_server(recording) if base is None else base
+    return MultiQueryRetriever.from_llm(found, model(recording), prompt=QUERIES, **how)
 
 
 class Shelf(BaseRetriever):

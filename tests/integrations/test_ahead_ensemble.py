@@ -9,9 +9,7 @@ import pytest
 from langchain_classic.retrievers import (
     ContextualCompressionRetriever,
     EnsembleRetriever,
-    MultiQueryRetriever,
 )
-from langchain_core.prompts import PromptTemplate
 
 from langchain_weftline import WeftlineRerank, accelerate
 from tests.integrations.ahead_chains import CHAT, SUBMIT, both
@@ -21,23 +19,17 @@ from tests.integrations.shelves import (
     filled,
     format_docs,
     in_server,
-    model,
     rag,
     run,
     sent,
+    several,
 )
-
-QUERIES = PromptTemplate.from_template("{question}\nRome\n\nsoup is what")
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     with filled() as url:
         yield url
-
-
-def several(recording: Recording) -> Any:
-    return MultiQueryRetriever.from_llm(in_server(recording), model(recording), prompt=QUERIES)
 
 
 def ensemble(recording: Recording, **how: Any) -> Any:

@@ -19,6 +19,7 @@ from langchain_weftline import WeftlineVectorStore, accelerate
 from tests.integrations.ahead_chains import CHAT, SUBMIT, both
 from tests.integrations.recording import Recording
 from tests.integrations.shelves import (
+    QUERIES,
     QUESTION,
     Shelf,
     filled,
@@ -29,20 +30,15 @@ from tests.integrations.shelves import (
     rag,
     run,
     sent,
+    several,
 )
 from tests.integrations.tiers import outcome
-
-QUERIES = PromptTemplate.from_template("{question}\nRome\n\nsoup is what")
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     with filled() as url:
         yield url
-
-
-def several(recording: Recording, base: BaseRetriever, **how: Any) -> Any:
-    return MultiQueryRetriever.from_llm(base, model(recording), prompt=QUERIES, **how)
 
 
 def ensemble_of(retrievers: list[Any], **how: Any) -> Any:
@@ -52,7 +48,7 @@ def ensemble_of(retrievers: list[Any], **how: Any) -> Any:
 @both
 def test_queries_searches_and_answer_are_one_request(recording: Recording, is_async: bool) -> None:
     """A model writes queries, the store is searched for each, and a model reads each text once."""
-    plain = rag(several(recording, in_server(recording)) | format_docs, recording)
+    plain = rag(several(recording) | format_docs, recording)
     expected = run(plain, is_async)
     assert sent(recording).count(CHAT) == 2
     assert expected.count("Rome is old.") == 1
@@ -118,7 +114,7 @@ def test_queries_that_are_no_list_of_texts_are_searched_for_in_the_client(
 ) -> None:
     """A JSON answer may be anything. LangChain iterates over what it is."""
     prompt = PromptTemplate.from_template('```json\n["{question}", "Rome"]\n```')
-    retriever = several(recording, in_server(recording))
+    retriever = several(recording)
     chain = prompt | model(recording) | JsonOutputParser()
     retriever = retriever.model_copy(update={"llm_chain": chain})
     expected = retriever.invoke(QUESTION)
@@ -181,7 +177,7 @@ def test_queries_that_langchain_logs(
     recording: Recording, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever reads the log of the queries, as LangChain's guide shows, still reads it."""
-    retriever = several(recording, in_server(recording))
+    retriever = several(recording)
     with caplog.at_level(logging.INFO, logger="langchain_classic.retrievers.multi_query"):
         assert accelerate(retriever).invoke(QUESTION) == retriever.invoke(QUESTION)
     assert [record.message[:18] for record in caplog.records] == ["Generated queries:"] * 2

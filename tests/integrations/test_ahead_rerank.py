@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from langchain_classic.retrievers import ContextualCompressionRetriever, MultiQueryRetriever
+from langchain_classic.retrievers import ContextualCompressionRetriever
 from langchain_core.documents import Document
-from langchain_core.prompts import PromptTemplate
 from langchain_core.retrievers import BaseRetriever
 
 from langchain_weftline import WeftlineRerank, accelerate
@@ -20,13 +19,11 @@ from tests.integrations.shelves import (
     filled,
     format_docs,
     in_server,
-    model,
     rag,
     run,
     sent,
+    several,
 )
-
-QUERIES = PromptTemplate.from_template("{question}\nRome\n\nsoup is what")
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +35,6 @@ def url() -> Iterator[str]:
 def reranked(recording: Recording, found: BaseRetriever, **how: Any) -> Any:
     rerank = WeftlineRerank(base_url=recording.url, **{"top_n": 2, **how})
     return ContextualCompressionRetriever(base_compressor=rerank, base_retriever=found)
-
-
-def several(recording: Recording, **how: Any) -> Any:
-    return MultiQueryRetriever.from_llm(
-        in_server(recording), model(recording), prompt=QUERIES, **how
-    )
 
 
 def seen(document: Document) -> tuple[Any, ...]:
