@@ -53,6 +53,7 @@ class Outcome:
     computed: int = 0
     seconds: float = 0.0
     busy_s: float = 0.0
+    between: Sequence[float] = ()  # seconds between two tokens of an answer
 
     @property
     def rate(self) -> float:
@@ -177,8 +178,10 @@ def replay(
     at_once: int,
     pool: int,
     config: SimulatedConfig,
+    slots: int | None = None,
 ) -> Outcome:
-    """Run all sessions, `at_once` of them together, on an engine with `pool` tokens."""
+    """Run all sessions, `at_once` of them together, on an engine with `pool` tokens. With `slots`
+    only so many of them have left a semaphore in the client."""
     config = replace(
         config, kv_tokens=pool, predicts="retention" not in SERVER.get(system, {"retention"})
     )
@@ -187,7 +190,7 @@ def replay(
         if system in PINNED:
             async with direct(config, loop) as alone:
                 ttl = PINNED[system]()
-                return await _all(loop, alone.engine, sessions, at_once,
+                return await _all(loop, alone.engine, sessions, (at_once, slots or at_once),
                     lambda name, number: PinningClient(alone, name, ttl, number),
                 )  # fmt: skip
         async with (
@@ -198,7 +201,7 @@ def replay(
                 loop,
                 made.engines[0],
                 sessions,
-                at_once,
+                (at_once, slots or at_once),
                 lambda name, number: ServerClient(made, name, gate),
             )
 
@@ -239,21 +242,25 @@ async def _all(
     loop: VirtualLoop,
     engine: SimulatedEngine,
     sessions: Sequence[Recorded],
-    at_once: int,
+    clients: tuple[int, int],
     client: Callable[[str, int], Client],
 ) -> Outcome:
+    """Run the sessions with so many clients, of which as many as the second number run at once."""
     outcome = Outcome(engine.config.kv_tokens)
     left = list(enumerate(sessions))
+    semaphore = asyncio.Semaphore(clients[1])
 
     async def one_after_the_other() -> None:
         while left:
             number, recorded = left.pop(0)
             began = loop.time()
-            await _one(client(recorded.id, number), recorded, outcome)
+            async with semaphore:
+                await _one(client(recorded.id, number), recorded, outcome)
             outcome.lasted.append(loop.time() - began)
 
-    await asyncio.gather(*(one_after_the_other() for _ in range(at_once)))
+    await asyncio.gather(*(one_after_the_other() for _ in range(clients[0])))
     outcome.computed, outcome.busy_s = engine.computed, engine.busy_s
+    outcome.between = engine.between
     outcome.seconds = loop.time()
     return outcome
 

@@ -17,6 +17,7 @@ import zlib
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,9 +28,12 @@ from weftline_engine.bookkeeping.op_checks import EngineLimits
 from weftline_engine.bookkeeping.op_table import Backend, Live
 from weftline_engine.bookkeeping.output import Sampled
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig, StepPlan
+from weftline_engine.pretend.host_tier import HostOrder, HostTier, Loader, keys
 
 # The words of an answer depend on the prompt alone.
 _LACKS = {api.Capability.CONSTRAINTS, api.Capability.LOGIT_BIAS}
+# Answers whose last token's time is remembered. The oldest are those that have ended.
+MOST_TIMED = 1024
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 
@@ -65,9 +69,10 @@ class SimulatedConfig:
     `part_tokens`. `bounds` False announces no step profile. With `any_words` a prompt may have any
     words, and each is a token; without it all but w0, w1, … count as w0.
 
-    Copies of `host_tokens` fit into host memory. An op whose prompt ends with the word of one of
-    `tools` (see `asking`), and which may pause, ends its answer with a call of that tool. An engine
-    with tools knows only its own words.
+    Copies of `host_tokens` fit into host memory. With a `host_order` they are vLLM's: each block is
+    copied when it was computed (`host_tier`). Else they are those that the server asks for. An op
+    whose prompt ends with the word of one of `tools` (see `asking`), and which may pause, ends its
+    answer with a call of that tool. An engine with tools knows only its own words.
     """
 
     cost: StepCost = StepCost()
@@ -84,6 +89,7 @@ class SimulatedConfig:
     model: str = "simulated"
     context_limit: int = 1 << 20
     host_tokens: int = 0
+    host_order: HostOrder | None = None
     tools: tuple[str, ...] = ()
 
 
@@ -148,6 +154,9 @@ class SimulatedEngine:
         self.config = config
         self.busy_s = 0.0  # spent in steps
         self.computed = 0  # prompt tokens, each as often as it was computed
+        self.between = array("d")  # seconds between two tokens of an answer
+        self._said: dict[str, float] = {}  # when the running ops got their last tokens
+        self._clock = clock
         blocks = config.kv_tokens // config.block_size
         limit = min(config.context_limit, blocks * config.block_size)
         self._copies = Copies()
@@ -166,6 +175,11 @@ class SimulatedEngine:
             clock=clock,
             part_tokens=config.part_tokens,
         )
+        self._tier: HostTier | None = None
+        if config.host_order is not None:
+            self._tier = HostTier(config.host_tokens // config.block_size, config.host_order)
+            block_s = config.cost.copy_s * config.block_size
+            self._loader = Loader(self._tier, self.book.scheduler.tree, block_s)
         self._verbs: deque[Callable[[], None]] = deque()
         self._wake = asyncio.Event()
         self._out: asyncio.Queue[list[api.Event] | None] = asyncio.Queue()
@@ -215,22 +229,25 @@ class SimulatedEngine:
         return tuple((n * 512, self.config.cost.seconds(0, n, n * 512)) for n in counts)
 
     def submit(self, op: api.Op) -> None:
-        self._later(partial(self.book.submit, op))
+        if self._tier is None or op.open or op.parent is not None:
+            self._later(partial(self.book.submit, op))
+        else:
+            self._later(partial(self._loader.arrive, op))
 
     def feed(self, op: str, offset: int, part: api.Fed, last: bool) -> None:
         self._later(partial(self.book.feed, op, offset, part, last))
 
     def update(self, op: str, hints: api.Hints) -> None:
-        self._later(partial(self.book.update, op, hints))
+        self._later(partial(self._update, op, hints))
 
     def cancel(self, op: str) -> None:
-        self._later(partial(self.book.cancel, op))
+        self._later(partial(self._cancel, op))
 
     def retain(self, context: str, retention: api.Retention) -> None:
-        self._later(partial(self.book.retain, context, retention))
+        self._later(partial(self._retain, context, retention))
 
     def free(self, context: str) -> None:
-        self._later(partial(self.book.free, context))
+        self._later(partial(self._free, context))
 
     async def events(self) -> AsyncIterator[list[api.Event]]:
         while (events := await self._out.get()) is not None:
@@ -252,21 +269,75 @@ class SimulatedEngine:
         """One step after the other; sleeps while there is nothing to do."""
         while True:
             if not self.book.busy and not self._verbs:
-                self._wake.clear()
-                await self._wake.wait()
+                await self._rest()
             while self._verbs:
                 self._verbs.popleft()()
+            if self._tier is not None:
+                self._loader.run(self._clock(), self.book.submit, lambda: self.book.busy)
             plan = self.book.plan()
             seconds = self._seconds(plan)
             if seconds:
                 await asyncio.sleep(seconds)
                 self.busy_s += seconds
             sampling = self.book.apply(plan)
+            self._note_times(sampling)
             self.book.record(sampling, [[self._sampled(live)] for live in sampling])
+            self._copy_out(sampling)
             if events := self.book.end_step(plan):
                 self._out.put_nowait(events)
                 if not seconds:
                     await asyncio.sleep(0)
+
+    async def _rest(self) -> None:
+        """Wait for a verb, or for the end of a copy."""
+        self._wake.clear()
+        ends = None if self._tier is None else self._loader.next_end
+        wait_s = None if ends is None else max(0.0, ends - self._clock())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), wait_s)
+
+    def _retain(self, context: str, retention: api.Retention) -> None:
+        if self._tier is not None and retention is api.Retention.SWAP:
+            self._tier.keep(context, self._clock())
+            retention = api.Retention.EVICTABLE  # what was computed has been copied
+        self.book.retain(context, retention)
+
+    def _update(self, op: str, hints: api.Hints) -> None:
+        self.book.update(op, hints)
+        context = self.book.contexts.made_by(op)
+        if self._tier is not None and context is not None and hints.expected_pause is not None:
+            self._tier.expect(context.id, self._clock() + hints.expected_pause)
+
+    def _cancel(self, op: str) -> None:
+        if self._tier is not None and (waiting := self._loader.remove(op)) is not None:
+            self.book.submit(waiting)
+        self.book.cancel(op)
+
+    def _free(self, context: str) -> None:
+        self.book.free(context)
+        if self._tier is not None:
+            self._tier.free(context)
+
+    def _copy_out(self, sampling: Sequence[Live]) -> None:
+        """Copy what ended ops have computed to host memory."""
+        if self._tier is None:
+            return
+        for live in sampling:
+            context = live.context
+            if context.ready:
+                blocks = keys(context.salt, context.tokens, self.config.block_size)
+                self._tier.store(context.id, blocks, self._clock())
+
+    def _note_times(self, sampling: Sequence[Live]) -> None:
+        """Note how long each answer has waited for its next token."""
+        now = self._clock()
+        for live in sampling:
+            before = self._said.pop(live.op.id, None)
+            if before is not None and live.sequence.output:
+                self.between.append(now - before)
+            self._said[live.op.id] = now
+        while len(self._said) > MOST_TIMED:
+            del self._said[next(iter(self._said))]
 
     def _seconds(self, plan: StepPlan) -> float:
         copied = self._copies.take_blocks() * self.config.block_size * self.config.cost.copy_s

@@ -140,19 +140,13 @@ class Dispatcher:
         return True
 
     def fill(self, engine: str, model: str, op: api.Op) -> None:
-        """Compute a prefix that a prompt will have on this engine, so that it is in the cache. An
-        engine whose cache applications wait for, or that several servers share, computes none.
-
-        Nor does an engine that copies contexts to host memory: the fill took the room of one that
-        was to be copied, and an agent computed 291 tokens of its paused context again.
+        """Compute a prefix that a prompt will have on this engine, so that it is in the cache, if
+        there is room. An engine that several servers share computes none.
         """
         member = self._fleet.members.get(engine)
         if member is None or member.engine is None or member.others.report is not None:
             return
-        costs = None if member.description is None else member.description.kv_costs
-        if costs is not None and costs.host_tokens:
-            return
-        if member.state is EngineState.READY and not self.memory.gate.line.waits(model):
+        if member.state is EngineState.READY and self.memory.own_memory.may_fill(model, op):
             member.fills.add(op.id)
             member.engine.submit(op)
 

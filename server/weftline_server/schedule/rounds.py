@@ -125,7 +125,8 @@ class PlacementRounds:
             known = [size for size in sizes if size is not None]
             pool = sum(known) if len(known) == len(sizes) else None
             self._memory.gate.progress(one.ops.left() for one in members)
-            perform(self._memory.admit(model, pool, self._now()), self._fleet.members)
+            host = sum(_host_tokens(one) for one in members)
+            perform(self._memory.admit(model, pool, self._now(), host), self._fleet.members)
             shared = [one for one in members if one.others.report is not None]
             if shared and known:
                 self._claim(model, shared)
@@ -174,6 +175,12 @@ class _Known:
 
     def __contains__(self, op: object) -> bool:
         return op in self.queue or self.fleet.running(str(op)) is not None
+
+
+def _host_tokens(member: Member) -> int:
+    """The tokens whose copies fit into the host memory of an engine."""
+    costs = None if member.description is None else member.description.kv_costs
+    return 0 if costs is None else costs.host_tokens
 
 
 def _plain(hints: api.Hints, queued: float) -> api.Hints:

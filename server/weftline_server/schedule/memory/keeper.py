@@ -22,6 +22,7 @@ from weftline_server.schedule.memory.applications import (
 )
 from weftline_server.schedule.memory.early_prompts import EarlyPrompts
 from weftline_server.schedule.memory.gate import Gate
+from weftline_server.schedule.memory.own_memory import OwnMemory
 from weftline_server.schedule.memory.paused_contexts import LONG_S, PausedContext, PausedContexts
 from weftline_server.schedule.memory.rank import token_seconds
 from weftline_server.schedule.memory.verbs import AdviseContext, FreeContext, RetainContext, Verb
@@ -141,6 +142,7 @@ class Memory:
         self.paused_contexts = PausedContexts("tool_pauses" not in without)
         self._pressed: set[str] = set()  # models whose applications wait for room
         self._made: dict[str, PrimitiveId] = {}  # kept context → the primitive that left it
+        self.own_memory = OwnMemory(self.gate, self.paused_contexts, self._keeping)
         self.early = EarlyPrompts(
             self._applications, self.gate, self.paused_contexts, self._pressed
         )
@@ -226,36 +228,24 @@ class Memory:
         need = paused_contexts.need(one.model, prompt, output, expected_s, later)
         return None if need is None else token_seconds(need)
 
-    def admit(self, model: str, pool: int | None, now: float) -> list[Verb]:
-        """Admit applications of a model, as Gate.admit. The contexts of applications that lose
-        their place are evicted first. Where applications begin to wait for room, or enter and take
-        the room of contexts of applications that are not admitted, decide anew about the paused
-        contexts that stayed.
+    def admit(self, model: str, pool: int | None, now: float, host: int = 0) -> list[Verb]:
+        """Admit applications of a model, as Gate.admit, to the `pool` of its engines and to the
+        tokens of their `host` memory.
+
+        The contexts of applications that lose their place are evicted first. Where applications
+        begin to wait for room, or enter and take the room of contexts of applications that are not
+        admitted, decide anew about the paused contexts that stayed.
         """
-        decided = self.gate.admit(model, pool, now)
+        self.own_memory.resize(model, pool, host)
+        decided = self.gate.admit(model, None if pool is None else pool + host, now)
         found = [verb for one in decided.out for verb in _read_last(one)]
         waited = model in self._pressed
         waits = self.gate.line.waits(model)
         (self._pressed.add if waits else self._pressed.discard)(model)
-        if (waits and not waited) or (decided.enter and self._takes_room(model, pool)):
+        if (waits and not waited) or (decided.enter and not self.own_memory.has_room(model)):
             kept = [context for one in self._keeping(model) for context in one.kept]
             found += self.paused_contexts.press(kept, now)
         return found
-
-    def _takes_room(self, model: str, pool: int | None) -> bool:
-        """Whether the admitted applications and the kept contexts of the others need more than the
-        pool."""
-        others = (
-            kept.tokens
-            for one in self._keeping(model)
-            if not self.gate.is_admitted(one.id)
-            for context, kept in one.kept.items()
-            if not self.paused_contexts.is_copied(kept.engine, context)
-        )
-        return (
-            pool is not None
-            and sum(one.own for one in self.gate.admitted(model)) + sum(others) > pool
-        )
 
     def _keeping(self, model: str) -> list[Application]:
         """The applications of a model with a kept context. Most of those that wait have none."""
@@ -295,10 +285,29 @@ class Memory:
         pause = one.expected_pause_s if want.pause_s is None else want.pause_s
         if self.gate.is_evicted(one.id) or one.has_likely_ended:
             pause = LONG_S
+        elif not kept.sure and engine in self.paused_contexts.hosts:
+            return [*found, *self._left(one, engine, op, pause, now), *self._bound(one)]
         found.append(AdviseContext(engine, op.context, pause, want.tokens))
         if not kept.sure or not self._pools.pin(kept):
             found.append(RetainContext(engine, op.context, Retention.EVICTABLE))
         return [*found, *self._bound(one)]
+
+    def _left(
+        self, one: Application, engine: str, op: Op, pause_s: float, now: float
+    ) -> list[Verb]:
+        """Decide about the context of a call behind which its session may send another one."""
+        paused = PausedContext(
+            engine=engine,
+            context=op.context,
+            tokens=one.kept[op.context].tokens,
+            tenant=op.salt,
+            tools=(),
+            pause_s=pause_s,
+            since=now,
+            load=self.paused_contexts.loads.get(one.model, Load()),
+            stops=False,
+        )
+        return self.paused_contexts.begin(paused, self.own_memory.is_short(one.model))
 
     def paused(
         self,
@@ -343,7 +352,7 @@ class Memory:
         one.habits.learn_release(gives_up)
         if gives_up:
             self.gate.leave(one.id)
-        found += self.paused_contexts.begin(paused, self.gate.line.waits(one.model))
+        found += self.paused_contexts.begin(paused, self.own_memory.is_short(one.model))
         return found
 
     def continuing(self, engine: str, op: Op) -> Op:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from weftline_engine.api import KvCosts, Retention
-from weftline_server.schedule.memory.host_copies import HostCopies
+from weftline_server.schedule.memory.host_copies import HostCopies, HostCopy
 from weftline_server.schedule.memory.pauses import Pauses
 from weftline_server.schedule.memory.rank import MemoryNeed
 from weftline_server.schedule.memory.tool_results import ToolResults
@@ -32,7 +32,10 @@ LOST = 0.5
 
 @dataclass(frozen=True, slots=True)
 class PausedContext:
-    """A context of `tokens` tokens whose call stopped for `tools` and goes on in `pause_s`."""
+    """A context of `tokens` tokens whose call stopped for `tools` and goes on in `pause_s`.
+
+    With `stops` False the call has ended, and its session may send another.
+    """
 
     engine: str
     context: str
@@ -42,6 +45,7 @@ class PausedContext:
     pause_s: float
     since: float
     load: Load
+    stops: bool = True
 
 
 class PausedContexts:
@@ -107,6 +111,16 @@ class PausedContexts:
             copy_s=costs.copy_s,
         )
 
+    @property
+    def hosts(self) -> frozenset[str]:
+        """The engines that copy contexts to host memory."""
+        return frozenset(name for name, costs in self._costs.items() if costs.host_tokens)
+
+    @property
+    def loads(self) -> dict[str, Load]:
+        """What ran on the engines of each model, as last seen."""
+        return {model: load for model, (_, load) in self._present.items()}
+
     def gives_up(self, paused: PausedContext) -> bool:
         """Whether the application should give up its place: others use it better in the pause."""
         costs = self._costs.get(paused.engine)
@@ -142,7 +156,7 @@ class PausedContexts:
                 continue
             paused, lasted = found[0], now - found[0].since
             left_s = paused.pause_s - lasted if lasted < paused.pause_s else lasted
-            again = self.begin(replace(paused, pause_s=left_s), True)
+            again = self.begin(replace(paused, pause_s=left_s, since=now), True)
             if self.is_copied(paused.engine, context):  # the engine copies what it holds
                 verbs.append(RetainContext(paused.engine, context, Retention.KEEP))
             if self._open[context][2] is not Strategy.PRESERVE:
@@ -177,7 +191,7 @@ class PausedContexts:
 
     def waits(self, context: str) -> bool:
         """Whether the context's call waits for its tools."""
-        return context in self._open
+        return context in self._open and self._open[context][0].stops
 
     def is_copied(self, engine: str, context: str) -> bool:
         """Whether the context is in host memory."""
@@ -196,7 +210,8 @@ class PausedContexts:
         if strategy is Strategy.SWAP:
             costs = self._costs.get(engine)
             most = self._pools.get(engine, 0) if costs is None else costs.host_tokens
-            gone = self._host.add(engine, context, paused.tokens, most)
+            copy = HostCopy(paused.tokens, paused.since + paused.pause_s)
+            gone = self._host.add(engine, context, copy, most, paused.since)
         if gone is None:
             return [advice, RetainContext(engine, context, Retention.EVICTABLE)]
         dropped = [RetainContext(engine, old, Retention.DROP) for old in gone]
