@@ -9,6 +9,7 @@ import pytest
 
 from tests.integrations.thinking_model import SCRIPT, TEMPLATE, TURNS, thought
 from tests.null.asgi import Serve, Server
+from tests.null.journal.test_restart import running
 from tests.null.test_openai_tools import chat, streamed
 from weftline.contract.tools import CalledFunction, ToolCall
 from weftline_engine.pretend import null
@@ -71,6 +72,22 @@ async def test_ten_turns_of_responses_keep_their_thoughts(serve: Serve) -> None:
     assert items[-1]["content"][0]["text"] == "Done."
     thoughts = [one["content"][0]["text"] for one in items if one.get("type") == "reasoning"]
     assert thoughts == [thought(number) for number in range(1, TURNS + 1)]
+
+
+async def test_the_next_run_of_the_server_puts_them_back(tmp_path: Path) -> None:
+    """Those of sessions on disk: a client goes on with its loop after a restart."""
+    body: dict[str, Any] = {"tools": [LOOK]}
+    async with running(tmp_path / "store", SAYS) as server:
+        body["session_id"] = await server.session()
+        made = (await chat(server, USER, **body))["choices"][0]["message"]
+    [call] = made["tool_calls"]
+    kept = {key: made[key] for key in ("role", "content", "tool_calls")}
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "found"}
+    async with running(tmp_path / "store", SAYS) as server:
+        again = (await chat(server, USER, kept, result, **body))["choices"][0]["message"]
+        assert again["reasoning_content"] == thought(2)
+        [_, last] = (await server.graph(body["session_id"]))["calls"]
+        assert last["restored_thoughts"] == 1
 
 
 async def test_one_setting_leaves_them_out(serve: Serve) -> None:

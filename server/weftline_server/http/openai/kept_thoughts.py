@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from weftline_server.http.openai.requests import ChatMessage, ChatRequest
+from weftline_server.session.session import ServerSession
 
 MOST_TENANTS = 256
 # Of one tenant: turns, and characters of their thoughts. An hour of an agent is some 500 turns with
@@ -36,6 +37,13 @@ class KeptThoughts:
         if len(self._tenants) > MOST_TENANTS:
             self._tenants.popitem(last=False)
         turns.put((model, calls[0]["id"]), thoughts)
+
+    def adopt(self, session: ServerSession) -> None:
+        """Keep the thoughts of a session that an earlier run of the server had, or another one."""
+        for task in session.graph.tasks.values():
+            value = session.variable(task.writes[0]).value if task.call and task.writes else None
+            if isinstance(value, dict):
+                self.keep(session.tenant, task.resource, value)
 
     def restored(self, tenant: str, model: str, body: ChatRequest) -> tuple[ChatRequest, int]:
         """The request with the thoughts of its turns, and how many turns they were put back in. A
