@@ -240,15 +240,28 @@ async def test_tools_of_anthropic_are_left_out(serve: Serve) -> None:
 
 
 async def test_a_line_of_accounting_is_left_out(serve: Serve, monkeypatch: Any) -> None:
-    """It changes with each session, so it would end every common beginning. A header names it."""
+    """It changes with each session, so it would end every common beginning. A header names it, and
+    the advice says how often it changed."""
     monkeypatch.setattr(null, "CHAT_TEMPLATE", SHOWN)
     line = "x-anthropic-billing-header: cc_version=2.1.9; cc_entrypoint=cli; cch=3f9a;"
     system = [{"type": "text", "text": line}, {"type": "text", "text": "You write code."}]
     body = {"model": "null", "max_tokens": 99, "messages": [ASK], "system": system}
-    answer = await (await serve()).http.post("/v1/messages", json=body)
+    server = await serve()
+    answer = await server.http.post("/v1/messages", json=body)
     assert answer.headers["Weftline-Left-Out"] == "x-anthropic-billing-header"
     [text] = answer.json()["content"]
     assert text["text"].startswith("[system]You write code.[user]")
+    assert (await server.http.get("/v1/advice")).json()["total"] == 0
+    for session in ("3f9b", "3f9b", "3f9c"):
+        system[0]["text"] = line.replace("3f9a", session)
+        await server.http.post("/v1/messages", json=body)
+    [row] = (await server.http.get("/v1/advice")).json()["advice"]
+    assert (row["cause"], row["name"]) == ("accounting", "x-anthropic-billing-header")
+    assert (row["times"], row["calls"], row["lost_tokens"]) == (2, 4, 0)
+    assert row["says"].startswith(
+        "system message: its first line, `x-anthropic-billing-header`, changed in 2 of 4 requests: "
+        "the server leaves it out"
+    )
     body["system"] = "x-ray pictures show bones.\nYou are a doctor."
     answer = await (await serve()).http.post("/v1/messages", json=body)
     assert "Weftline-Left-Out" not in answer.headers

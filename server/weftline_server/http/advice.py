@@ -23,7 +23,7 @@ async def list_advice(
     lengths: bool = False,
 ) -> dict[str, Any]:
     """Where prompts part although equal text follows, the most expensive first, and behind these
-    the conversations of which a summary pays.
+    the conversations of which a summary pays, and the lines of accounting that are left out.
 
     Words of prompts are shown only where the server's log has prompts. With `lengths` each row has
     the lengths of recorded calls as they were, and as they would be after the change. Where several
@@ -36,6 +36,7 @@ async def list_advice(
     if id is None and not lengths:
         programs = state.advisor.programs(tenant)
         rows += [row for row in map(compaction_row, programs) if row is not None]
+        rows += state.accounting.rows(tenant)
     mine = {"advice": rows[:limit], "total": max(len(told), len(rows))}
     others = await other_answers(request)
     return merged_advice([mine, *others], limit) if others else mine

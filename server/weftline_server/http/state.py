@@ -20,6 +20,7 @@ from weftline_server.http.openai.runs import Runs
 from weftline_server.http.renderings import Renderings
 from weftline_server.journal.cipher import Cipher
 from weftline_server.journal.kept_objects import KeptObjects, Performer
+from weftline_server.observe.advice.accounting_lines import AccountingLines
 from weftline_server.observe.advice.advisor import Advisor
 from weftline_server.observe.cost import Prices
 from weftline_server.observe.metrics import Metrics
@@ -58,6 +59,7 @@ class ServerState(State):
     awaits_engine: bool  # before it listens, since others do
     conversations: Conversations | None  # finds the sessions of clients that name none
     thoughts: KeptThoughts | None  # puts back those that clients drop
+    accounting: AccountingLines  # that were left out of prompts
     kept: KeptObjects  # responses and conversations
     background: BackgroundResponses
 
@@ -81,6 +83,7 @@ class ServerState(State):
         self.awaits_engine = False
         self.conversations = None
         self.thoughts = KeptThoughts() if config.restore_thoughts else None
+        self.accounting = AccountingLines()
         self.kept = KeptObjects(
             config.kept,
             table,

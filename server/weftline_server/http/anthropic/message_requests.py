@@ -116,12 +116,21 @@ class CountRequest(CommonSampling, LooseBody):
         """The system prompt without a line of accounting."""
         if not self.system:
             return []
+        line = self.accounting
+        if line:
+            left_out.append(line.partition(":")[0])
+        return [ChatMessage(role="system", content=self._guide[len(line) :])]
+
+    @property
+    def accounting(self) -> str:
+        """The line of accounting before the system prompt, "" for none."""
+        found = _ACCOUNT.match(self._guide)
+        return "" if found is None else found[0]
+
+    @property
+    def _guide(self) -> str:
         blocks = self.system if isinstance(self.system, tuple) else ()
-        text = "\n\n".join(one.text for one in blocks) if blocks else str(self.system)
-        if (found := _ACCOUNT.match(text)) is not None:
-            left_out.append(found[0].partition(":")[0])
-            text = text[found.end() :]
-        return [ChatMessage(role="system", content=text)]
+        return "\n\n".join(one.text for one in blocks) if blocks else str(self.system or "")
 
     def _format(self) -> ResponseFormat | None:
         asked = self.output_format

@@ -42,6 +42,8 @@ async def create_message(request: Request) -> Response:
     if body.weftline is not None and body.weftline.run_tools:
         raise InvalidRequest("run_tools goes with chat completions", param="weftline")
     running = await start(request, service, tenant, chat, CHAT, goes_on=body.is_kept)
+    if line := body.accounting:
+        state_of(request.app).accounting.note(tenant, running.reply.model, line)
     reply, headers = MessageReply(running.reply.model), left_out_header(offer)
     if body.stream:
         return EventStream(_events(running, reply), headers)
