@@ -8,7 +8,7 @@ from pathlib import Path
 COOKBOOK = Path(__file__).parents[2] / "cookbook"
 # What recipes share or start, and the demo, which README shows.
 NO_RECIPES = {"demo.py", "graphs/runners.py", "langchain/compare.py", "langchain/minilm.py"}
-NO_RECIPES |= {"agents/stock_server.py", "tools/rehearsal.py"}
+NO_RECIPES |= {"agents/stock_server.py", "tools/rehearsal.py", "notebooks.py"}
 MAX_LINES = 120
 
 
