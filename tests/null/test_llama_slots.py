@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from weftline_engine import api
 from weftline_engine.remote.llamacpp.files import SavedFiles, common
+from weftline_engine.remote.llamacpp.pace import Pace
 from weftline_engine.remote.llamacpp.slots import LEAST_COPY, Seat, SlotBook, SlotCall
 from weftline_engine.remote.llamacpp.state_cut import StateCut, after_prompt, cut_of
 
@@ -34,6 +35,7 @@ class Bench:
         salt: str = "",
         fills: bool = False,
         open: bool = False,
+        left: int = 0,
         **hints: Any,
     ) -> str:
         self.names += 1
@@ -42,7 +44,9 @@ class Bench:
         op = api.Op(id=name, kind=kind, context=name, salt=salt, tokens=tokens)
         self.book.contexts.begin(op, tokens)
         wish = api.Hints(**hints)
-        self.calls[name] = SlotCall(name, tokens, salt, fills=fills, hints=wish, open=open)
+        self.calls[name] = SlotCall(
+            name, tokens, salt, fills=fills, hints=wish, open=open, left=left or 1000 * (not fills)
+        )
         self.book.add(self.calls[name])
         return name
 
@@ -176,6 +180,43 @@ def test_children_wait_for_a_fill_that_runs() -> None:
     seat = desk.seat()
     assert seat is not None
     assert (seat.call.op, seat.slot, seat.found) == ("child", root.slot, len(SHARED))
+
+
+@pytest.mark.parametrize(
+    ("left", "cut", "begin"),
+    [
+        (40, StateCut.ANYWHERE, ["other"]),  # 320 tokens could be computed meanwhile, of 384
+        (50, StateCut.ANYWHERE, ["second", "other"]),
+        (40, StateCut.KEPT, ["", "other"]),  # such a state is not cut before the answer's end
+    ],
+)
+def test_a_call_waits_for_an_answer_that_ends_soon(
+    left: int, cut: StateCut, begin: list[str]
+) -> None:
+    """It begins as the running call does. Once that has ended, its slot is copied for all."""
+    desk = bench(3, cut=cut)
+    desk.submit((*SHARED, 1), name="first", left=left)
+    first = desk.seat()
+    assert first is not None
+    desk.submit((*SHARED, 2), name="second")
+    desk.submit((5, 6, 7), name="other")
+    assert [seat.call.op for seat in desk.all()] == begin
+    if "second" not in begin and "" not in begin:
+        desk.end(first, output=(9, 9))
+        seat = desk.seat()
+        assert seat is not None
+        assert (seat.call.op, seat.slot, seat.found) == ("second", first.slot, len(SHARED))
+
+
+def test_how_long_an_answer_takes_is_measured() -> None:
+    """A token of an answer may take as long as 50 of a prompt. Then fewer calls wait for answers.
+    A prompt that was hardly computed, and a short answer, say nothing."""
+    pace = Pace()
+    for _ in range(50):
+        pace.note(1000, 1.0, 11, 0.5)
+        pace.note(1, 1.0, 11, 0.5)
+        pace.note(1000, 1.0, 1, 0.0)
+    assert pace.ratio == pytest.approx(50, rel=0.01)
 
 
 def test_a_tenants_tokens_are_not_used_by_another() -> None:

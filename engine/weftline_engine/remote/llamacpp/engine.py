@@ -121,6 +121,7 @@ class LlamaEngine(RemoteEngine):
             born=asyncio.get_running_loop().time() - op.hints.waited,
             hints=op.hints,
             open=op.open,
+            left=0 if op.sampling is None else op.sampling.max_tokens,
         )
         super().submit(op)
 
@@ -451,12 +452,16 @@ class LlamaEngine(RemoteEngine):
                     event = await self._with_missing(event, event.made - len(made))
                 event = ending.cut(event)
                 made += event.tokens
+                seat.call.left -= len(event.tokens)
                 text = begin + event.text if event.text else ""
                 begin = "" if event.text else begin
                 if event.reason is api.FinishReason.STOP and not begin:
                     text += end
                 counts = None
                 if event.reason is not None:
+                    if (times := event.times) is not None:
+                        computed = len(seat.call.tokens) - event.cached
+                        self._book.pace.note(computed, times.fill_s, event.made, times.generate_s)
                     found = found_by(seat.call, event.cached)
                     counts = TokenCounts(len(seat.call.tokens), found, event.made)
                 yield slot_requests.piece(op, event, text, counts), event

@@ -17,6 +17,7 @@ from weftline_engine.api import Hints
 from weftline_engine.bookkeeping.schedule.sequence import Rank
 from weftline_engine.bookkeeping.schedule.step_order import rank, urgency
 from weftline_engine.remote.llamacpp.files import SavedFiles, SavedState, common
+from weftline_engine.remote.llamacpp.pace import Pace
 from weftline_engine.remote.llamacpp.slot_contexts import HeldTokens, SlotContexts
 from weftline_engine.remote.llamacpp.state_cut import StateCut, after_prompt
 
@@ -38,7 +39,8 @@ class SlotCall:
 
     `fills` says that it generates nothing. A call without an `op` is the engine's own: it fills a
     beginning up to the border where prompts part, or a prompt that is not complete. `filled` counts
-    the tokens that such a fill has computed for this call.
+    the tokens that such a fill has computed for this call. `left` are the tokens that the call may
+    still generate.
     """
 
     op: str
@@ -51,6 +53,7 @@ class SlotCall:
     open: bool = False
     at_border: bool = False
     filled: int = 0
+    left: int = 0
     rank: Rank = (False, 0.0, 0, 0.0, 0)
 
 
@@ -116,6 +119,7 @@ class SlotBook:
         self._waiting: dict[str, SlotCall] = {}
         self._files = SavedFiles(most_saved if cut.copies else 0, FILES_PER_SLOT * slots, cut)
         self.contexts = SlotContexts(self._slots, self._files)
+        self.pace = Pace()
         self._arrivals = 0
         self._clock = 0
         self._salt: str | None = None  # of the first call
@@ -140,9 +144,9 @@ class SlotBook:
     def next(self, least_early: int | None = None) -> Seat | None:
         """The next call to run and its slot, or None if none can begin now.
 
-        The most urgent call goes first. It waits if the longest part of its prompt is being filled
-        for another call. If no other call waits, an open prompt is filled as far as it is known,
-        from `least_early` new tokens on.
+        The most urgent call goes first. It waits if the longest part of its prompt is being
+        computed for another call that ends soon. If no other call waits, an open prompt is filled
+        as far as it is known, from `least_early` new tokens on.
         """
         idle = [slot for slot in self._slots if slot.user is None]
         if not idle or not self._waiting:
@@ -315,14 +319,21 @@ class SlotBook:
         return max(here, self._files.longest(call.tokens, call.salt)[1])
 
     def _is_coming(self, call: SlotCall, best: int) -> bool:
-        """Whether a longer beginning of the prompt is being filled, which can then be copied."""
+        """Whether a longer beginning of the prompt will soon be in a slot that ends there.
+
+        A running fill is waited for, and an answer whose rest takes no longer than to compute the
+        beginning again. Behind an answer, only attention can be cut at that beginning.
+        """
+        if not self.copies:
+            return False
         users = (slot.user for slot in self._slots if slot.user is not None)
-        return self.copies and any(
-            user.fills
-            and user.salt == call.salt
-            and common(user.tokens, call.tokens) >= best + LEAST_COPY
-            for user in users
-        )
+        for user in users:
+            if user.salt != call.salt or not (user.fills or self._files.cut is StateCut.ANYWHERE):
+                continue
+            gained = common(user.tokens, call.tokens) - best
+            if gained >= max(LEAST_COPY, self.pace.ratio * user.left):
+                return True
+        return False
 
     def _save(self, slot: LlamaSlot, tokens: tuple[int, ...]) -> SavedState | None:
         """A file for these first tokens of a slot, unless there is one or no room."""
