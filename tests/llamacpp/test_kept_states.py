@@ -141,9 +141,11 @@ async def test_what_is_reported_as_cached_was_not_computed(
     assert heard.finished is not None
     # The state is kept nowhere before token 250. It is filled up to there, for the next call.
     assert heard.finished.usage.cached_tokens == 0
+    assert heard.finished.usage.lost_tokens == 250
     assert await computed(hybrid) - before in (251, 252)  # a slot that is written computes a token
     [heard] = await hybrid.run(op(f"three{len(stops)}", (*begin[:250], 6)))
-    assert heard.finished is not None and heard.finished.usage.cached_tokens == 250
+    assert heard.finished is not None
+    assert (heard.finished.usage.cached_tokens, heard.finished.usage.lost_tokens) == (250, 0)
 
 
 async def test_conversations_with_windows_keep_their_prompts_without_files(

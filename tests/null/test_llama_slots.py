@@ -377,6 +377,18 @@ def test_where_prompts_of_a_recurrent_model_have_parted_once_they_part_again() -
     assert len(desk.seats) == 3
 
 
+@pytest.mark.parametrize("cut", [StateCut.ANYWHERE, StateCut.KEPT])
+def test_what_is_computed_again_for_want_of_a_state_is_counted(cut: StateCut) -> None:
+    """A slot holds the beginning of the second prompt, and no state behind it. The third finds the
+    state that the second has left there."""
+    desk, lost = bench(3, cut=cut), []
+    for last in range(3):
+        prompt = (*SHARED, *range(last, last + 9))
+        desk.run(prompt, name=f"op{last}")
+        lost.append(desk.calls[f"op{last}"].lost)
+    assert lost == [0, 0 if cut is StateCut.ANYWHERE else len(SHARED), 0]
+
+
 def test_a_book_learns_where_a_models_states_can_be_cut() -> None:
     """llama-server computed again what a slot held: only ends and checkpoints count from then on.
     It computed again what was read from a file that ended there: no file is written any more."""

@@ -45,6 +45,7 @@ class Usage:
     filled: float
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    lost_tokens: int = 0
     stopped_by: str = ""
 
 
@@ -56,6 +57,8 @@ COUNTS: Mapping[str, str] = MappingProxyType(
         "output_tokens": "Tokens that were generated.",
         "drafted_tokens": "Tokens that were guessed and verified.",
         "accepted_tokens": "Drafted tokens that were right.",
+        "lost_tokens": "Prompt tokens that the engine held and computed again, because the model's "
+        "state is kept at few places.",
     }
 )
 

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request
 
 from weftline_server.http.state import ServiceDep, Tenant, other_answers, state_of
 from weftline_server.observe.advice.advice_rows import MOST, advice_rows, merged_advice
+from weftline_server.observe.advice.lost_state import state_row
 from weftline_server.observe.advice.summary_payment import compaction_row
 
 router = APIRouter(prefix="/v1/advice", tags=["advice"])
@@ -22,8 +23,9 @@ async def list_advice(
     id: str | None = None,
     lengths: bool = False,
 ) -> dict[str, Any]:
-    """Where prompts part although equal text follows, the most expensive first, and behind these
-    the conversations of which a summary pays, and the lines of accounting that are left out.
+    """Where prompts part although equal text follows, and where a model keeps no state, the most
+    expensive first. Behind these are the conversations of which a summary pays, and the lines of
+    accounting that are left out.
 
     Words of prompts are shown only where the server's log has prompts. With `lengths` each row has
     the lengths of recorded calls as they were, and as they would be after the change. Where several
@@ -35,8 +37,10 @@ async def list_advice(
     rows = advice_rows(told[:limit], values=state.config.log_prompts, engines=engines)
     if id is None and not lengths:
         programs = state.advisor.programs(tenant)
-        rows += [row for row in map(compaction_row, programs) if row is not None]
+        found = [row for make in (state_row, compaction_row) for row in map(make, programs)]
+        rows += [row for row in found if row is not None]
         rows += state.accounting.rows(tenant)
+        rows.sort(key=lambda row: -row["lost_tokens"])
     mine = {"advice": rows[:limit], "total": max(len(told), len(rows))}
     others = await other_answers(request)
     return merged_advice([mine, *others], limit) if others else mine

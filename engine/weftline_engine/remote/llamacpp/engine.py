@@ -322,7 +322,8 @@ class LlamaEngine(RemoteEngine):
                 event = await self._filled(ready)
                 self._learn(seat if ready.found else ready, event.cached)
                 self._book.end(seat, op.context, call.tokens, event.held)
-                counts = TokenCounts(len(call.tokens), found_by(call, event.cached), 0)
+                found = found_by(call, event.cached)
+                counts = TokenCounts(len(call.tokens), found, 0, call.lost)
                 self._report()
                 yield AnswerPiece(reason=api.FinishReason.FILLED, counts=counts, times=event.times)
                 return
@@ -463,7 +464,8 @@ class LlamaEngine(RemoteEngine):
                         computed = len(seat.call.tokens) - event.cached
                         self._book.pace.note(computed, times.fill_s, event.made, times.generate_s)
                     found = found_by(seat.call, event.cached)
-                    counts = TokenCounts(len(seat.call.tokens), found, event.made)
+                    prompt, lost = len(seat.call.tokens), seat.call.lost
+                    counts = TokenCounts(prompt, found, event.made, lost)
                 yield slot_requests.piece(op, event, text, counts), event
                 if event.reason is not None:
                     return

@@ -40,7 +40,8 @@ class SlotCall:
     `fills` says that it generates nothing. A call without an `op` is the engine's own: it fills a
     beginning up to the border where prompts part, or a prompt that is not complete. `filled` counts
     the tokens that such a fill has computed for this call. `left` are the tokens that the call may
-    still generate.
+    still generate. `lost` are tokens that are computed again, because a state that was held cannot
+    be cut behind them.
     """
 
     op: str
@@ -54,6 +55,7 @@ class SlotCall:
     at_border: bool = False
     filled: int = 0
     left: int = 0
+    lost: int = 0
     rank: Rank = (False, 0.0, 0, 0.0, 0)
 
 
@@ -169,9 +171,12 @@ class SlotBook:
                 seed = SlotCall("", call.tokens[:shared], call.salt, fills=True, at_border=True)
                 choice = self._choose(seed, idle)
                 call.filled += shared - choice.found
+                call.lost = self._lost(call, choice.found)
                 return self._sit(seed, choice, ())
             del self._waiting[call.op]
-            return self._sit(call, self._choose(call, idle), others)
+            choice = self._choose(call, idle)
+            call.lost = call.lost or self._lost(call, choice.found)
+            return self._sit(call, choice, others)
         return None
 
     def end(self, seat: Seat, context: str, tokens: tuple[int, ...], held: int) -> None:
@@ -303,6 +308,16 @@ class SlotBook:
             known += (one.tokens for one in self._files.of(call.salt))
         shared = max((common(call.tokens, tokens) for tokens in known), default=0)
         return min(shared, len(call.tokens) - (0 if call.fills else 1))
+
+    def _lost(self, call: SlotCall, found: int) -> int:
+        """How many tokens behind the first `found` of a prompt an idle slot or a file holds, whose
+        state cannot be cut there."""
+        if self._files.cut is StateCut.ANYWHERE:
+            return 0
+        known = [one.tokens for one in self._slots if one.user is None and one.salt == call.salt]
+        known += (one.tokens for one in self._files.of(call.salt))
+        shared = max((common(call.tokens, tokens) for tokens in known), default=0)
+        return max(0, min(shared, len(call.tokens) - 1) - found)
 
     def _is_shared(self, slot: LlamaSlot, others: Sequence[SlotCall]) -> bool:
         """Whether a file of this slot would help a call of `others` more than what there is."""

@@ -24,11 +24,13 @@ PAUSE_S = 0.2  # seconds before an op fails as retryable; doubles with each atte
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Token counts as the endpoint reports them. `output` is None if it does not count them."""
+    """Token counts as the endpoint reports them. `output` is None if it does not count them.
+    `lost` are tokens that were computed again, because a state is kept at few places."""
 
     prompt: int
     cached: int = 0
     output: int | None = None
+    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +262,7 @@ class RemoteEngine:
             output_tokens=made if counts.output is None else counts.output,
             started=answer.started,
             filled=answer.filled or time.monotonic(),
+            lost_tokens=counts.lost,
             stopped_by=answer.stopped_by,
         )
         head = self._outbox.head(op.id, op.attempt)

@@ -34,7 +34,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "calls": "Calls: their number, or what is known of each.",
     "chars": "The length of the text in characters.",
     "cause": "What makes the prompts part: variable, text, rewritten, dropped, inserted, moved, "
-    "tools_order, tools_set or tools_text.",
+    "tools_order, tools_set or tools_text; or state, where the engine kept none, or length.",
     "choices": "The answers, one for each choice that was asked for.",
     "client_reads": "How often the client has read the variable.",
     "code": "OpenAI's code where it has one, or that of the client's step.",

@@ -97,6 +97,8 @@ class Program:
     calls: int = 0  # that were compared with an earlier one
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    states_lost: int = 0  # calls
+    state_tokens: int = 0  # that these calls computed again
     findings: OrderedDict[Subject, Finding] = field(default_factory=OrderedDict)
     number: int = 0  # of its last call
     recorded: deque[RecordedCall] = field(default_factory=lambda: deque(maxlen=MOST_RECORDED))
@@ -108,6 +110,11 @@ class Program:
         self.calls += 1
         self.prompt_tokens += prompt_tokens
         self.cached_tokens += cached_tokens
+
+    def lose_state(self, tokens: int) -> None:
+        """Count a call that computed tokens again which its engine held."""
+        self.states_lost += 1
+        self.state_tokens += tokens
 
     def add(
         self,
@@ -154,6 +161,8 @@ class Program:
         self.calls //= 2
         self.prompt_tokens //= 2
         self.cached_tokens //= 2
+        self.states_lost //= 2
+        self.state_tokens //= 2
         for subject, found in list(self.findings.items()):
             found.times //= 2
             found.lost //= 2

@@ -84,6 +84,8 @@ class Ledger:
             program = before.program
             self._compare(program, before.prompt, prompt, told, rate)
         program.engine = told.engine
+        if told.usage.lost_tokens >= LEAST_TOKENS:
+            program.lose_state(told.usage.lost_tokens)
         program.number += 1
         follows = None if before is None else before.number
         program.recorded.append(_recorded(told, prompt, tools, rate, (program.number, follows)))
