@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weftline_engine import api
+from weftline_engine.remote.llamacpp.answer_pace import AnswerPace
 from weftline_engine.remote.llamacpp.files import SavedFiles, common
-from weftline_engine.remote.llamacpp.pace import Pace
 from weftline_engine.remote.llamacpp.slots import LEAST_COPY, Seat, SlotBook, SlotCall
 from weftline_engine.remote.llamacpp.state_cut import StateCut, after_prompt, cut_of
 
@@ -211,7 +211,7 @@ def test_a_call_waits_for_an_answer_that_ends_soon(
 def test_how_long_an_answer_takes_is_measured() -> None:
     """A token of an answer may take as long as 50 of a prompt. Then fewer calls wait for answers.
     A prompt that was hardly computed, and a short answer, say nothing."""
-    pace = Pace()
+    pace = AnswerPace()
     for _ in range(50):
         pace.note(1000, 1.0, 11, 0.5)
         pace.note(1, 1.0, 11, 0.5)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from weftline_engine.api import Hints
 from weftline_engine.bookkeeping.schedule.sequence import Rank
 from weftline_engine.bookkeeping.schedule.step_order import rank, urgency
+from weftline_engine.remote.llamacpp.answer_pace import AnswerPace
 from weftline_engine.remote.llamacpp.files import SavedFiles, SavedState, common
-from weftline_engine.remote.llamacpp.pace import Pace
 from weftline_engine.remote.llamacpp.slot_contexts import HeldTokens, SlotContexts
 from weftline_engine.remote.llamacpp.state_cut import StateCut, after_prompt
 
@@ -121,7 +121,7 @@ class SlotBook:
         self._waiting: dict[str, SlotCall] = {}
         self._files = SavedFiles(most_saved if cut.copies else 0, FILES_PER_SLOT * slots, cut)
         self.contexts = SlotContexts(self._slots, self._files)
-        self.pace = Pace()
+        self.pace = AnswerPace()
         self._arrivals = 0
         self._clock = 0
         self._salt: str | None = None  # of the first call

@@ -14,7 +14,7 @@ _NEWEST = 0.2
 
 
 @dataclass(slots=True)
-class Pace:
+class AnswerPace:
     """The mean of the last answers."""
 
     ratio: float = USUAL
