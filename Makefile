@@ -140,7 +140,8 @@ $(PREVIOUS)/.installed: $(PEER)/.installed
 # certifi. The rest of their environment is that of constraints.txt. Those from npm need Node 18 or newer
 # and are left out where npm is missing: their tests are skipped then.
 CLIENTS := .venv-clients
-CLIENT_LISTS := $(addprefix tests/clients/,requirements.txt requirements_alone.txt package.json)
+CLIENT_LISTS := $(addprefix tests/clients/,requirements.txt requirements_alone.txt requirements_older.txt package.json)
+OLDER := tests/clients/test_llamaindex_anthropic.py
 CLIENT_PIP := $(BIN)/python -m pip --python $(CLIENTS)/bin/python install -q --no-compile
 install-clients: install $(CLIENTS)/.installed ## make .venv-clients, with the clients of tests/clients
 
@@ -149,6 +150,7 @@ $(CLIENTS)/.installed: $(CLIENT_LISTS) constraints.txt
 	grep -vE '^(websockets|certifi)==' constraints.txt >$(CLIENTS)/constraints.txt
 	$(CLIENT_PIP) -c $(CLIENTS)/constraints.txt -r tests/clients/requirements.txt
 	$(CLIENT_PIP) --no-deps -r tests/clients/requirements_alone.txt
+	$(CLIENT_PIP) --no-deps --target $(CLIENTS)/older -r tests/clients/requirements_older.txt
 	cp tests/clients/package.json $(CLIENTS)/
 	if command -v npm; then npm install --prefix $(CLIENTS) --ignore-scripts --no-audit --no-fund --no-package-lock --loglevel=error; fi
 	@touch $@
@@ -223,7 +225,8 @@ test-vllm-previous: install $(PREVIOUS)/.installed ## a part of it on the versio
 	WEFTLINE_VLLM_PYTHON=$(CURDIR)/$(PREVIOUS)/bin/python $(PYTEST) $(OF_A_VERSION)
 
 test-clients: install install-clients ## programs of agents' clients: openai-agents, pydantic-ai, codex, litellm and more
-	WEFTLINE_SERVER_PYTHON=$(BIN)/python $(CLIENTS)/bin/python -m pytest -q $(RERUNS) tests/clients --allow-hosts=127.0.0.1
+	WEFTLINE_SERVER_PYTHON=$(BIN)/python $(CLIENTS)/bin/python -m pytest -q $(RERUNS) tests/clients --allow-hosts=127.0.0.1 --ignore=$(OLDER)
+	PYTHONPATH=$(CLIENTS)/older WEFTLINE_SERVER_PYTHON=$(BIN)/python $(CLIENTS)/bin/python -m pytest -q $(RERUNS) $(OLDER) --allow-hosts=127.0.0.1
 
 test-langchain-ranges: install ## both adapters with the oldest and the newest LangChain and openai that they admit
 	$(BIN)/python .ci/check_langchain_ranges.py
